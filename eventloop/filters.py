@@ -1,0 +1,87 @@
+"""Which occurrences of an event a subscription fires on: `every`, `start`, `when`, `once`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any, cast
+
+from eventloop.events import Counter, Event
+
+Predicate = Callable[[Any], object]
+Passes = Callable[[Event], bool]
+
+
+def check_filter(every: int, start: int, once: bool, when: Predicate | None) -> None:
+    """Refuse a filter that could never work, at the line that wrote it.
+
+    Raises:
+        TypeError: `every` or `start` is no int, `once` no bool, `when` not callable.
+        ValueError: `every` below 1 or `start` below 0.
+    """
+    for name, value, least in (("every", every, 1), ("start", start, 0)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {value!r}")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if not isinstance(once, bool):
+        raise TypeError(f"once must be True or False, got {once!r}")
+    if when is not None and not callable(when):
+        raise TypeError(f"when must be a function of the event, got {when!r}")
+
+
+def describe_filter(every: int, start: int, once: bool, when: Predicate | None) -> str:
+    """The filter as the plan prints it, "" when every event passes."""
+    parts = []
+    if every != 1:
+        parts.append(f"every={every}")
+    if start:
+        parts.append(f"start={start}")
+    if when is not None:
+        parts.append(f"when={getattr(when, '__name__', repr(when))}")
+    if once:
+        parts.append("once")
+    return " ".join(parts)
+
+
+def make_filter(
+    event_type: type[Event], every: int, start: int, when: Predicate | None
+) -> Passes | None:
+    """Return the predicate of one subscription to one event, or None when every event passes.
+
+    An event with counter `c` passes when `c > start and (c - start) % every == 0` and `when(event)` is true.
+    """
+    tests: list[Passes] = []
+    if every != 1 or start:
+        counter = make_counter(event_type.counter)
+
+        def due(event: Event) -> bool:
+            past = counter(event) - start
+            return past > 0 and past % every == 0
+
+        tests.append(due)
+    if when is not None:
+        tests.append(cast(Passes, when))
+    if len(tests) < 2:
+        return tests[0] if tests else None
+    first, second = tests
+    return lambda event: first(event) and bool(second(event))
+
+
+def make_counter(kind: Counter) -> Callable[[Any], int]:
+    """Return the function that reads an event's own 1-based counter."""
+    if kind == "iter":
+        return lambda event: cast(int, event.iter) + 1
+    if kind == "epoch":
+        return lambda event: cast(int, event.epoch) + 1
+    if kind == "batch":
+        return lambda event: cast(int, event.batch_idx) + 1
+    occurrences = count(1)
+    if kind == "val_epoch":
+        # Without epochs (iteration-based training, a lone val()) `epoch` stands still and would never fire.
+        def completed_epochs(event: Any) -> int:
+            occurrence = next(occurrences)
+            return cast(int, event.epoch) if event.max_epochs is not None and event.epoch else occurrence
+
+        return completed_epochs
+    return lambda event: next(occurrences)

@@ -1,0 +1,161 @@
+"""One handler of one event: a row of the plan, and the receiver blinker knows."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Literal
+
+from eventloop.events import Event
+from eventloop.filters import Passes
+from eventloop.meter import Timing
+
+Takes = Literal["event", "trainer", "blinker"]
+"""How a handler is called: `fn(event)`, `fn(trainer, event)`, or blinker's `fn(sender, event=event)`."""
+
+RunsOn = Literal["sync", "loop", "thread", "process"]
+"""Where it runs: on the emitting thread, as a task of the background loop, on a thread of its own there."""
+
+
+class Handler:
+    """A synchronous handler of one event, as the plan runs it.
+
+    `calls` is exact for what the current plan has not run yet; the signal adds the rest (see `meter`).
+    """
+
+    __slots__ = (
+        "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "rare", "takes", "timing",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        fn: Callable[..., object],
+        takes: Takes,
+        *,
+        name: str,
+        priority: int,
+        passes: Passes | None = None,
+        filter: str = "",
+        rare: bool = False,
+        on_fired: Callable[[], object] | None = None,
+    ) -> None:
+        self.fn = fn
+        self.takes = takes
+        self.name = name
+        self.priority = priority
+        self.passes = passes
+        self.filter = filter
+        self.rare = rare
+        self.on_fired = on_fired
+        self.order = 0
+        self.calls = 0
+        self.timing = Timing()
+
+    @property
+    def filtered(self) -> bool:
+        """True when it does not run on every event: then it counts its own calls."""
+        return self.passes is not None or self.on_fired is not None
+
+    def __call__(self, sender: Any = None, *, event: Event) -> object:
+        """blinker's calling convention, for `signal.send`: the sender stands where a trainer would."""
+        return self.run(event, sender)
+
+    def run(self, event: Event, trainer: Any) -> object:
+        """Call the handler if its filter lets the event pass."""
+        if self.passes is None or self.passes(event):
+            return self.fire(event, trainer)
+        return None
+
+    def fire(self, event: Event, trainer: Any) -> object:
+        """Call the handler for an event that passed its filter."""
+        if self.filtered:
+            self.calls += 1
+            if self.on_fired is not None:
+                self.on_fired()
+        if self.takes == "event":
+            return self.fn(event)
+        if self.takes == "trainer":
+            return self.fn(trainer, event)
+        return self.fn(trainer, event=event)
+
+    def clocked(self, event: Event, trainer: Any) -> None:
+        """`fire`, timed. A handler that fires rarely is always timed: a sample would seldom meet it."""
+        began = perf_counter()
+        self.fire(event, trainer)
+        self.timing.add(perf_counter() - began)
+
+    def measure(self, event: Event, trainer: Any) -> None:
+        """`run`, timed; a call the filter held back is not a sample."""
+        if self.passes is None or self.passes(event):
+            self.clocked(event, trainer)
+
+
+def handler_name(fn: Callable[..., object]) -> str:
+    """What a handler is called in plans and reports: `EMAHook.after_train_iter`, `step_lr`, `<lambda> (a.py:3)`."""
+    inner = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = str(getattr(inner, "__qualname__", type(inner).__qualname__)).rsplit("<locals>.", 1)[-1]
+    owner = getattr(inner, "__self__", None)
+    if owner is not None and not inspect.ismodule(owner):
+        owner_class = owner if isinstance(owner, type) else type(owner)
+        name = f"{owner_class.__qualname__.rsplit('<locals>.', 1)[-1]}.{getattr(inner, '__name__', name)}"
+    code = getattr(inner, "__code__", None)
+    if "<lambda>" in name and code is not None:
+        name = f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
+    return name
+
+
+def is_coroutine_function(fn: Callable[..., object]) -> bool:
+    """True for `async def` functions, partials of them, and objects whose `__call__` is one."""
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
+    """Decide once, from its signature, whether a handler takes `(event)` or `(trainer, event)`.
+
+    Raises:
+        TypeError: `fn` is not callable, is a generator function, or its signature is neither form; a background
+            handler that asks for the trainer is refused, because only the training thread may touch it.
+    """
+    if not callable(fn):
+        raise TypeError(f"a handler must be callable, got {fn!r}")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise TypeError(f"handler {handler_name(fn)} is a generator function: its body would never run")
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some builtins have none; they take what they are given
+        return "event"
+    takes = _takes(signature, fn)
+    if background and takes == "trainer":
+        if any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+            return "event"
+        raise TypeError(
+            f"background handler {handler_name(fn)}{signature} must take (event) alone: "
+            "only a sync handler, on the training thread, is given the trainer"
+        )
+    return takes
+
+
+def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
+    parameters = list(signature.parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p.name for p in positional if p.default is p.empty]
+    unfilled = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    expected = (
+        f"handler {handler_name(fn)}{signature} has a wrong signature: expected (trainer, event) or (event)"
+    )
+    if unfilled:
+        raise TypeError(f"{expected}, but nobody would pass {', '.join(unfilled)}")
+    if len(required) > 2 or not (positional or variadic):
+        raise TypeError(expected)
+    if len(required) == 2 or (variadic and not positional):
+        if required and required[0] == "event":
+            raise TypeError(f"{expected}: the trainer comes first")
+        return "trainer"
+    if required == ["trainer"]:
+        raise TypeError(f"{expected}: a handler with one parameter is given the event")
+    return "event"

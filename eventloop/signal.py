@@ -1,0 +1,221 @@
+"""A blinker signal with an order: one per event type of a bus."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Generator
+from itertools import count
+from typing import Any
+
+import blinker
+from blinker import ANY
+from blinker.base import ANY_ID, make_id
+
+from eventloop.catalogue import event_name
+from eventloop.events import Event
+from eventloop.handler import Handler, handler_name
+from eventloop.meter import WARM_UP
+from eventloop.plan import HandOver, Plan
+from eventloop.priority import Priority
+
+logger = logging.getLogger("eventloop")
+
+Receiver = Callable[..., Any]
+
+_arrivals = count()
+"""Registration order over all signals: the tie-breaker of equal priorities."""
+
+
+class EventSignal(blinker.Signal):
+    """Everything connected to one event, compiled into one function.
+
+    It is a `blinker.Signal`: `connect`, `disconnect`, `connected_to`, `muted` and `send` work, and keep the
+    order. Unlike blinker's, receivers are held strongly unless `weak=True` is asked for: a lambda connected
+    weakly is gone before it is ever called. A foreign receiver runs as `receiver(sender, event=event)` at NORMAL
+    priority, the sender being the trainer of the emit, else the bus.
+
+    `dispatch(event, trainer)` is the compiled plan; it is replaced, never changed, so an emit under way keeps
+    the plan it began with.
+    """
+
+    def __init__(
+        self,
+        event_type: type[Event],
+        owner: object,
+        published: Callable[[EventSignal], None],
+        housekeeping: Callable[[], None],
+    ) -> None:
+        super().__init__(doc=event_type.__doc__)
+        self.event_type = event_type
+        self.name = event_name(event_type)
+        self.closing = self.name.startswith("after_")
+        self.failing: BaseException | None = None
+        self.emitted = 0
+        self._owner = owner
+        self._published = published
+        self._housekeeping = housekeeping
+        self._handlers: dict[Any, Handler] = {}
+        self._hand_overs: tuple[HandOver, ...] = ()
+        self._mutes = 0
+        self._measured = 0
+        self._plan = Plan(self.name, (), (), self._on_failure, housekeeping)
+        self._compile()
+
+    # --- what blinker users call ---------------------------------------------------------------------------
+
+    def connect(self, receiver: Receiver, sender: Any = ANY, weak: bool = False) -> Receiver:
+        """Connect a receiver blinker's way; see the class for how it is called."""
+        super().connect(receiver, sender, weak)
+        receiver_id = make_id(receiver)
+        if receiver_id not in self._handlers:
+            handler = receiver if isinstance(receiver, Handler) else self._foreign(receiver, receiver_id, weak)
+            handler.order = next(_arrivals)
+            self._handlers[receiver_id] = handler
+        self._compile()
+        return receiver
+
+    def reconnect(self, handler: Handler) -> None:
+        """Connect a handler again, at the place it had."""
+        order = handler.order
+        self.connect(handler)
+        handler.order = order
+        self._compile()
+
+    def _disconnect(self, receiver_id: Any, sender_id: Any) -> None:
+        # blinker's one way out: explicit, by the death of a weak receiver, or by connected_to
+        super()._disconnect(receiver_id, sender_id)
+        if receiver_id not in self.receivers and self._handlers.pop(receiver_id, None) is not None:
+            self._compile()
+
+    def receivers_for(self, sender: Any) -> Generator[Receiver, None, None]:
+        """Yield the receivers of a sender in the order of the plan."""
+        yield from sorted(super().receivers_for(sender), key=self._order_of)
+
+    @property
+    def is_muted(self) -> bool:
+        """True inside `muted()`; nesting counts."""
+        return self._mutes > 0
+
+    @is_muted.setter
+    def is_muted(self, muted: bool) -> None:
+        if not hasattr(self, "_mutes"):  # blinker's __init__ sets the flag before ours has run
+            return
+        self._mutes = max(0, self._mutes + (1 if muted else -1))
+        self._compile()
+
+    # --- what the bus calls --------------------------------------------------------------------------------
+
+    def emit(self, event: Event, trainer: Any = None) -> None:
+        """Run every handler, in order. `bus.emit` does the same after looking the signal up."""
+        self._plan.dispatch(event, trainer)
+
+    @property
+    def dispatch(self) -> Callable[[Event, Any], object]:
+        """The compiled plan."""
+        return self._plan.dispatch
+
+    @property
+    def wanted(self) -> bool:
+        """True when anybody, here or in the background, would notice the event."""
+        return bool(self._plan.handlers or self._plan.hand_overs)
+
+    @property
+    def latest(self) -> Event | None:
+        """The last event emitted."""
+        return self._plan.latest()
+
+    @property
+    def handlers(self) -> tuple[Handler, ...]:
+        """The synchronous handlers, in the order they run."""
+        return tuple(sorted(self._handlers.values(), key=lambda h: (h.priority, h.order)))
+
+    def hand_over_to(self, hand_overs: tuple[HandOver, ...]) -> None:
+        """Give every event to these first; how the background side receives it."""
+        if hand_overs != self._hand_overs:
+            self._hand_overs = hand_overs
+            self._compile()
+
+    def run_sync(self, event: Event, trainer: Any) -> None:
+        """Run the synchronous handlers alone, for an event the background side has had already."""
+        for handler in self._plan.handlers:
+            handler.run(event, trainer)
+
+    def silence(self) -> None:
+        """Drop everything connected; what a forked child does to its copy."""
+        self._handlers.clear()
+        self._hand_overs = ()
+        self._compile()
+
+    def settle(self) -> None:
+        """Bring `emitted` and every handler's `calls` up to date."""
+        self._compile()
+
+    # --- the plan ------------------------------------------------------------------------------------------
+
+    def _compile(self) -> None:
+        old = self._plan
+        muted = self._mutes > 0
+        self._plan = Plan(
+            self.name,
+            () if muted else self.handlers,
+            () if muted else self._hand_overs,
+            self._on_failure,
+            self._housekeeping,
+            latest=old.latest(),
+            warm_up=max(0, WARM_UP - self._measured - old.measured),
+        )
+        self._published(self)
+        self._measured += old.measured
+        ran = old.settle()
+        self.emitted += ran
+        for handler in old.handlers:
+            if not handler.filtered:
+                handler.calls += ran
+
+    def _foreign(self, receiver: Receiver, receiver_id: Any, weak: bool) -> Handler:
+        resolve = self.receivers[receiver_id] if weak else lambda: receiver
+
+        def call(trainer: Any, *, event: Event) -> None:
+            sender = self._owner if trainer is None else trainer
+            senders = self._by_receiver[receiver_id]
+            target = resolve()
+            if target is not None and (ANY_ID in senders or make_id(sender) in senders):
+                target(sender, event=event)
+
+        return Handler(call, "blinker", name=handler_name(receiver), priority=Priority.NORMAL)
+
+    def _order_of(self, receiver: Receiver) -> tuple[int, int]:
+        handler = self._handlers[make_id(receiver)]
+        return handler.priority, handler.order
+
+    def _on_failure(
+        self, error: BaseException, handlers: tuple[Handler, ...], index: int, event: Event, trainer: Any
+    ) -> None:
+        """Say whose error it is. After a closing event's failure, still reach every remaining handler."""
+        if not 0 <= index < len(handlers):
+            return
+        error.add_note(_note(handlers, index, event))
+        if not self.closing or not isinstance(error, Exception) or self.failing is not None:
+            return
+        self.failing = error
+        try:
+            for i in range(index + 1, len(handlers)):
+                self._run_after(error, handlers, i, event, trainer)
+        finally:
+            self.failing = None
+
+    def _run_after(
+        self, first: Exception, handlers: tuple[Handler, ...], i: int, event: Event, trainer: Any
+    ) -> None:
+        try:
+            handlers[i].run(event, trainer)
+        except Exception as error:
+            error.add_note(_note(handlers, i, event))
+            first.add_note("then also failed:\n" + "".join(traceback.format_exception(error)))
+            logger.exception("handler %s failed while closing after another error", handlers[i].name)
+
+
+def _note(handlers: tuple[Handler, ...], index: int, event: Event) -> str:
+    handler = handlers[index]
+    return f"raised by handler {handler.name} (priority {handler.priority}, {index + 1} of {len(handlers)}) on {event!r}"

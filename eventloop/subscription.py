@@ -1,0 +1,232 @@
+"""What `bus.subscribe` accepts and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import msgspec
+
+from eventloop.background import Route
+from eventloop.catalogue import event_name, suggest
+from eventloop.events import Event
+from eventloop.filters import Predicate, check_filter, describe_filter, make_filter
+from eventloop.handler import Handler, RunsOn, handler_name, is_coroutine_function
+from eventloop.lane import Lane, LaneOptions, OnError, Overflow
+from eventloop.priority import Priority, get_priority
+
+if TYPE_CHECKING:
+    from eventloop.bus import Bus
+
+Offload = Literal["thread"]
+DEFAULT_LANE = LaneOptions()
+
+
+class SubscriptionStats(msgspec.Struct, frozen=True):
+    """One subscription's account; `calls == delivered` for a sync handler.
+
+    For a background subscriber `emitted == delivered + failed + dropped + queued`, counted in events.
+    """
+
+    name: str
+    event: str
+    """The event's name, several joined by ", ", or "*"."""
+    runs_on: RunsOn
+    calls: int
+    """Invocations; exact."""
+    seconds: float
+    """Time spent in them: measured for background subscribers, estimated from samples for sync handlers."""
+    delivered: int
+    dropped: int
+    """Never handed to the subscriber: its queue was full, or it had been disabled."""
+    failed: int
+    """Handed over, and the subscriber raised or stalled."""
+    queued: int
+    """Still on the way, the delivery under way included."""
+    peak_queued: int
+    error: str = ""
+    """The last error, and whether the subscriber was ended by it."""
+
+
+class DrainReport(msgspec.Struct, frozen=True):
+    """What `flush` and `close` return; true when everything emitted before was dealt with in time."""
+
+    complete: bool
+    stats: list[SubscriptionStats]
+
+    def __bool__(self) -> bool:
+        return self.complete
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """One line of the printed plan. `order` is 1-based among sync handlers, 0 for background subscribers."""
+
+    order: int
+    priority: int
+    name: str
+    filter: str
+    runs_on: RunsOn
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything `bus.on` takes besides the function and the events, checked."""
+
+    priority: int
+    every: int
+    start: int
+    once: bool
+    when: Predicate | None
+    offload: Offload | None
+    lane: LaneOptions
+
+    @property
+    def filter(self) -> str:
+        """The filter as the plan prints it."""
+        return describe_filter(self.every, self.start, self.once, self.when)
+
+
+def make_options(
+    fn: Callable[..., Any],
+    *,
+    priority: Priority | int | str,
+    every: int,
+    start: int,
+    once: bool,
+    when: Predicate | None,
+    offload: str | None,
+    lane: LaneOptions,
+) -> Options:
+    """Check the arguments of `bus.on`, at the line that wrote them.
+
+    Raises:
+        TypeError, ValueError: what was expected, what came, and what to do.
+    """
+    number = get_priority(priority)
+    check_filter(every, start, once, when)
+    _check_lane(lane)
+    name = handler_name(fn)
+    if offload == "process":
+        raise ValueError(f"{name}: offload='process' is not available yet: use offload='thread'")
+    if offload not in (None, "thread"):
+        raise ValueError(f"{name}: unknown offload {offload!r}{suggest(str(offload), ['thread'])}, or None")
+    if offload and is_coroutine_function(fn):
+        raise ValueError(f"{name} is a coroutine function and runs on the background loop: offload must be None")
+    if not offload and not is_coroutine_function(fn) and lane != DEFAULT_LANE:
+        changed = [f for f in lane.__slots__ if getattr(lane, f) != getattr(DEFAULT_LANE, f)]
+        raise ValueError(
+            f"{name} is a sync handler, called at once and never queued; {', '.join(changed)} would do nothing: "
+            "make it a coroutine function, or pass offload='thread'"
+        )
+    return Options(number, every, start, once, when, "thread" if offload else None, lane)
+
+
+def _check_lane(lane: LaneOptions) -> None:
+    if isinstance(lane.queue, bool) or not isinstance(lane.queue, int):
+        raise TypeError(f"queue must be an int, got {lane.queue!r}")
+    if lane.queue < 1:
+        raise ValueError(f"queue must be at least 1, got {lane.queue}")
+    if lane.overflow not in get_args(Overflow):
+        if str(lane.overflow) == "spill":
+            raise ValueError("overflow='spill' is not available yet: use 'drop_oldest' or 'block'")
+        raise ValueError(f"unknown overflow {lane.overflow!r}{suggest(str(lane.overflow), [*get_args(Overflow)])}")
+    if lane.on_error not in get_args(OnError):
+        raise ValueError(f"unknown on_error {lane.on_error!r}{suggest(str(lane.on_error), [*get_args(OnError)])}")
+    if isinstance(lane.stall_timeout, bool) or not isinstance(lane.stall_timeout, int | float):
+        raise TypeError(f"stall_timeout must be a number of seconds, got {lane.stall_timeout!r}")
+    if not lane.stall_timeout > 0:
+        raise ValueError(f"stall_timeout must be above 0 seconds, got {lane.stall_timeout}")
+    if not isinstance(lane.batch, bool):
+        raise TypeError(f"batch must be True or False, got {lane.batch!r}")
+
+
+class Subscription:
+    """A handler's place on the bus. Leaving it as a context manager cancels it.
+
+    with bus.subscribe(watch, "after_train_iter", every=10):
+        trainer.train()
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        fn: Callable[..., Any],
+        events: tuple[type[Event], ...],
+        *,
+        wildcard: bool,
+        name: str,
+        options: Options,
+        runs_on: RunsOn,
+    ) -> None:
+        self.fn = fn
+        self.events = events
+        self.wildcard = wildcard
+        self.name = name
+        self.options = options
+        self.runs_on = runs_on
+        self.handlers: dict[type[Event], Handler] = {}
+        self.lane: Lane | None = None
+        self.active = True
+        self.paused = False
+        self.routes: dict[type[Event], Route] = {}
+        self._bus = bus
+
+    def cancel(self) -> None:
+        """Unsubscribe. Queued events of a background subscriber are dropped; an event under way is finished."""
+        self._bus.remove(self)
+
+    def pause(self) -> None:
+        """Let events pass by, uncounted, until `resume`."""
+        self.paused = True
+        self._bus.refresh(self)
+
+    def resume(self) -> None:
+        """Take events again."""
+        self.paused = False
+        self._bus.refresh(self)
+
+    @property
+    def stats(self) -> SubscriptionStats:
+        """Its account, up to now."""
+        return self._bus.stats_of(self)
+
+    def route(self, event_type: type[Event]) -> Route:
+        """Its interest in a type of event; made once, because a filter may count occurrences."""
+        assert self.lane is not None
+        if event_type not in self.routes:
+            options = self.options
+            passes = make_filter(event_type, options.every, options.start, options.when)
+            self.routes[event_type] = Route(self.lane, passes)
+        return self.routes[event_type]
+
+    def account(self) -> SubscriptionStats:
+        """Its record, as far as the signals were settled and the inbox was routed."""
+        lane = self.lane
+        if lane is None:
+            calls = sum(handler.calls for handler in self.handlers.values())
+            seconds = sum(handler.timing.estimate(handler.calls) for handler in self.handlers.values())
+            return SubscriptionStats(self.name, self.event, "sync", calls, seconds, calls, 0, 0, 0, 0)
+        ended = f"[{lane.ended_by}]" if lane.ended_by else ""
+        return SubscriptionStats(
+            self.name, self.event, self.runs_on, lane.calls, lane.seconds, lane.delivered, lane.dropped,
+            lane.failed, lane.queued, lane.peak, f"{ended} {lane.last_error}".strip(),
+        )  # fmt: skip
+
+    @property
+    def event(self) -> str:
+        """The names of its events."""
+        return "*" if self.wildcard else ", ".join(event_name(e) for e in self.events)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __repr__(self) -> str:
+        state = "" if self.active else " (cancelled)"
+        return f"<Subscription {self.name} to {self.event}{state}>"
