@@ -16,6 +16,7 @@ from time import monotonic, perf_counter
 from typing import Any, Protocol
 
 import anyio
+import anyio.lowlevel
 
 from eventloop.events import Event, EventsDropped, HandlerFailed
 from eventloop.filters import Passes
@@ -84,7 +85,9 @@ class Background:
             RuntimeError: the background side is closed.
         """
         if self.closed:
-            raise RuntimeError(f"cannot subscribe {name}: the bus is closed, its background side takes no more")
+            raise RuntimeError(
+                f"cannot subscribe {name}: the bus is closed, its background side takes no more"
+            )
         self._start()
         if thread:
             thread_lane = ThreadLane(name, fn, options, self._report)
@@ -171,7 +174,9 @@ class Background:
         lanes = [lane for lane in self.lanes if not lane.done]
         for lane in lanes:
             lane.flush_soon()
-        return all([lane.wait_flushed(max(0.0, deadline - monotonic())) for lane in lanes]) and complete
+        for lane in lanes:
+            complete = lane.wait_flushed(max(0.0, deadline - monotonic())) and complete
+        return complete
 
     def close(self, timeout: float) -> bool:
         """Deliver what was handed over, close every lane, stop the thread; False when the deadline came first."""
@@ -249,7 +254,7 @@ class Background:
                 self._waiting.append(item)
                 self._route_waiting()
             if turn % CHUNK == 0:
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
         self._route_waiting()
 
     def _route_waiting(self) -> None:

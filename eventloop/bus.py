@@ -18,14 +18,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from eventloop import lifetime
 from eventloop.background import Background, Deferred
 from eventloop.catalogue import declared_events, event_name, find_event
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.filters import Predicate, make_filter
-from eventloop.handler import Handler, calling_convention, handler_name, is_coroutine_function
+from eventloop.handler import Handler, Takes, calling_convention, handler_name, is_coroutine_function
 from eventloop.lane import LaneOptions, OnError, Overflow
 from eventloop.plan import Dispatch
 from eventloop.priority import Priority
@@ -351,7 +351,7 @@ class Bus:
             raise self._background.errors.popleft()
         return report
 
-    def __enter__(self) -> Bus:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -379,7 +379,9 @@ class Bus:
 
     def _refuse_in_background(self, what: str) -> None:
         if self._background.on_background_thread():
-            raise RuntimeError(f"bus.{what} was called by a background subscriber, which would wait for itself")
+            raise RuntimeError(
+                f"bus.{what} was called by a background subscriber, which would wait for itself"
+            )
 
     def _unique(self, name: str | None, default: str) -> str:
         taken = {s.name for s in self._subscriptions}
@@ -387,22 +389,25 @@ class Bus:
             if name in taken:
                 raise ValueError(f"a subscription named {name!r} is on this bus already: choose another name")
             return name
-        candidates: Iterable[str] = (default if i == 1 else f"{default} #{i}" for i in range(1, len(taken) + 2))
+        candidates: Iterable[str] = (
+            default if i == 1 else f"{default} #{i}" for i in range(1, len(taken) + 2)
+        )
         return next(c for c in candidates if c not in taken)
 
     def _types_of(self, subscription: Subscription) -> tuple[type[Event], ...]:
         if not subscription.wildcard:
             return subscription.events
         sync = subscription.lane is None
-        return tuple(t for t in dict.fromkeys([*declared_events(), *self._signals]) if not (sync and t.background_born))
+        return tuple(
+            t for t in dict.fromkeys([*declared_events(), *self._signals]) if not (sync and t.background_born)
+        )
 
     def _make_signal(self, event_type: type[Event]) -> EventSignal:
         signal = EventSignal(event_type, self, self._publish, self._background.relieve)
         self._signals[event_type] = signal
         for subscription in self._subscriptions:
-            if subscription.wildcard and event_type not in subscription.handlers:
-                if subscription.lane is None and not event_type.background_born:
-                    self._attach(subscription, event_type, calling_convention(subscription.fn, background=False))
+            if subscription.wildcard and subscription.lane is None and not event_type.background_born:
+                self._attach(subscription, event_type, calling_convention(subscription.fn, background=False))
         self._refresh_routes()
         return signal
 
@@ -410,10 +415,10 @@ class Bus:
         self._dispatch[signal.event_type] = signal.dispatch
         self._wanted[signal.event_type] = signal.wanted
 
-    def _attach(self, subscription: Subscription, event_type: type[Event], takes: Any) -> None:
-        if subscription.lane is not None:
-            self.signal(event_type)
-            return
+    def _attach(self, subscription: Subscription, event_type: type[Event], takes: Takes) -> None:
+        signal = self.signal(event_type)
+        if subscription.lane is not None or event_type in subscription.handlers:
+            return  # a new signal has attached the wildcards already
         options = subscription.options
         handler = Handler(
             subscription.fn, takes, name=subscription.name, priority=options.priority,
@@ -421,7 +426,7 @@ class Bus:
             rare=options.every >= _RARE, on_fired=subscription.cancel if options.once else None,
         )  # fmt: skip
         subscription.handlers[event_type] = handler
-        self.signal(event_type).connect(handler)
+        signal.connect(handler)
 
     def _refresh_routes(self) -> None:
         table = RouteTable(self._subscriptions, self._types_of)

@@ -44,7 +44,9 @@ def find_event(event: str | type[Event]) -> type[Event]:
     """
     if isinstance(event, type) and hasattr(event, "background_born"):
         if event.__name__ == "Event" or event.__name__.startswith("_"):
-            raise TypeError(f"{event.__name__} is a base class, never emitted: name an event, or '*' for all of them")
+            raise TypeError(
+                f"{event.__name__} is a base class, never emitted: name an event, or '*' for all of them"
+            )
         return event
     if not isinstance(event, str):
         raise TypeError(f"expected an event name or an Event subclass, got {event!r}")
@@ -53,7 +55,9 @@ def find_event(event: str | type[Event]) -> type[Event]:
         return candidates[0]
     if candidates:
         modules = " and ".join(c.__module__ for c in candidates)
-        raise ValueError(f"the event name {event!r} is declared by {modules}: subscribe with the class itself")
+        raise ValueError(
+            f"the event name {event!r} is declared by {modules}: subscribe with the class itself"
+        )
     raise ValueError(f"unknown event {event!r}{suggest(event, [*_BY_NAME, *ALIASES])}")
 
 

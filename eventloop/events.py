@@ -28,11 +28,12 @@ Subclassing `Event` declares a new event, at once usable by its snake_case name:
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast, dataclass_transform
 
 import msgspec
+from msgspec import StructMeta
 
-from eventloop.catalogue import declare
+from eventloop.catalogue import declare, event_name
 
 Mode = Literal["train", "val", "test"]
 Counter = Literal["iter", "batch", "epoch", "val_epoch", "occurrence"]
@@ -48,20 +49,30 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="event", tag=snake_case):
-    """Base of every event. `gc=False` keeps a million of them out of the garbage collector's sight."""
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class EventMeta(StructMeta):
+    """Makes every event frozen, keyword-only and tagged with its name, and declares it to the catalogue."""
+
+    def __new__(
+        mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any
+    ) -> EventMeta:
+        # msgspec does not inherit kw_only, and a tracked event would wake the garbage collector in a step
+        policy = {"frozen": True, "kw_only": True, "gc": False, "tag_field": "event", "tag": snake_case(name)}
+        cls = cast(EventMeta, super().__new__(mcls, name, bases, namespace, **(policy | config)))
+        if name != "Event" and not name.startswith("_"):
+            declare(event_name(cast(Any, cls)), cast(Any, cls))
+        return cls
+
+
+class Event(msgspec.Struct, metaclass=EventMeta):
+    """Base of every event: immutable, built by keyword, untracked by the garbage collector."""
 
     background_born: ClassVar[bool] = False
     """Made on the background side: no sync handler can subscribe to it."""
     counter: ClassVar[Counter] = "occurrence"
 
-    def __init_subclass__(cls, **config: Any) -> None:
-        super().__init_subclass__(**config)
-        if not cls.__name__.startswith("_"):
-            declare(snake_case(cls.__name__), cls)
 
-
-class _LoopEvent(Event, frozen=True, gc=False, kw_only=True):
+class _LoopEvent(Event):
     """The counters every event of the loop carries; see the module's docstring for what each means where."""
 
     iter: int = 0
@@ -70,26 +81,26 @@ class _LoopEvent(Event, frozen=True, gc=False, kw_only=True):
     max_epochs: int | None = None
 
 
-class _TrainEvent(_LoopEvent, kw_only=True):
+class _TrainEvent(_LoopEvent):
     mode: ClassVar[Mode] = "train"
 
 
-class _ValEvent(_LoopEvent, kw_only=True):
+class _ValEvent(_LoopEvent):
     mode: ClassVar[Mode] = "val"
 
 
-class _TestEvent(_LoopEvent, kw_only=True):
+class _TestEvent(_LoopEvent):
     mode: ClassVar[Mode] = "test"
 
 
 # --- run ---------------------------------------------------------------------------------------------------
 
 
-class BeforeRun(_LoopEvent, kw_only=True):
+class BeforeRun(_LoopEvent):
     """A call of `train`, `val`, `test` or `run` begins."""
 
 
-class AfterRun(_LoopEvent, kw_only=True):
+class AfterRun(_LoopEvent):
     """The call ends, however it ends: `reason` says why, `error` is the exception as text, or None."""
 
     reason: str = COMPLETED
@@ -99,32 +110,32 @@ class AfterRun(_LoopEvent, kw_only=True):
 # --- phases ------------------------------------------------------------------------------------------------
 
 
-class BeforeTrain(_TrainEvent, kw_only=True):
+class BeforeTrain(_TrainEvent):
     """Training begins, after a checkpoint was loaded."""
 
 
-class AfterTrain(_TrainEvent, kw_only=True):
+class AfterTrain(_TrainEvent):
     """Training ends: `reason` is "completed", the reason given to `trainer.stop`, or "error"."""
 
     reason: str = COMPLETED
 
 
-class BeforeVal(_ValEvent, kw_only=True):
+class BeforeVal(_ValEvent):
     """A validation begins."""
 
 
-class AfterVal(_ValEvent, kw_only=True):
+class AfterVal(_ValEvent):
     """A validation ends, with the metrics of `after_val_epoch`."""
 
     reason: str = COMPLETED
     metrics: dict[str, float] = {}
 
 
-class BeforeTest(_TestEvent, kw_only=True):
+class BeforeTest(_TestEvent):
     """A test begins."""
 
 
-class AfterTest(_TestEvent, kw_only=True):
+class AfterTest(_TestEvent):
     """A test ends, with the metrics of `after_test_epoch`."""
 
     reason: str = COMPLETED
@@ -134,26 +145,26 @@ class AfterTest(_TestEvent, kw_only=True):
 # --- epochs ------------------------------------------------------------------------------------------------
 
 
-class BeforeTrainEpoch(_TrainEvent, kw_only=True):
+class BeforeTrainEpoch(_TrainEvent):
     """An epoch of training begins. An iteration-based run is one epoch, as in MMEngine."""
 
     counter: ClassVar[Counter] = "epoch"
 
 
-class AfterTrainEpoch(_TrainEvent, kw_only=True):
+class AfterTrainEpoch(_TrainEvent):
     """The epoch ends. One that was cut short says so in `reason` and is not counted as completed."""
 
     counter: ClassVar[Counter] = "epoch"
     reason: str = COMPLETED
 
 
-class BeforeValEpoch(_ValEvent, kw_only=True):
+class BeforeValEpoch(_ValEvent):
     """The pass over the validation loader begins."""
 
     counter: ClassVar[Counter] = "val_epoch"
 
 
-class AfterValEpoch(_ValEvent, kw_only=True):
+class AfterValEpoch(_ValEvent):
     """The pass ends. `metrics` is empty unless `reason` is "completed": half a validation has no score."""
 
     counter: ClassVar[Counter] = "val_epoch"
@@ -161,13 +172,13 @@ class AfterValEpoch(_ValEvent, kw_only=True):
     reason: str = COMPLETED
 
 
-class BeforeTestEpoch(_TestEvent, kw_only=True):
+class BeforeTestEpoch(_TestEvent):
     """The pass over the test loader begins."""
 
     counter: ClassVar[Counter] = "val_epoch"
 
 
-class AfterTestEpoch(_TestEvent, kw_only=True):
+class AfterTestEpoch(_TestEvent):
     """The pass ends, with the metrics of the test."""
 
     counter: ClassVar[Counter] = "val_epoch"
@@ -178,42 +189,42 @@ class AfterTestEpoch(_TestEvent, kw_only=True):
 # --- iterations --------------------------------------------------------------------------------------------
 
 
-class BeforeTrainIter(_TrainEvent, kw_only=True):
+class BeforeTrainIter(_TrainEvent):
     """A batch is on the device (`trainer.batch`); raise `SkipIteration` to skip it."""
 
     counter: ClassVar[Counter] = "iter"
     batch_idx: int = 0
 
 
-class AfterTrainIter(_TrainEvent, kw_only=True):
+class AfterTrainIter(_TrainEvent):
     """The forward pass is done (`trainer.outputs`); the optimizer hook does the rest at priority 30."""
 
     counter: ClassVar[Counter] = "iter"
     batch_idx: int = 0
 
 
-class BeforeValIter(_ValEvent, kw_only=True):
+class BeforeValIter(_ValEvent):
     """A validation batch is on the device."""
 
     counter: ClassVar[Counter] = "batch"
     batch_idx: int = 0
 
 
-class AfterValIter(_ValEvent, kw_only=True):
+class AfterValIter(_ValEvent):
     """A validation batch was run."""
 
     counter: ClassVar[Counter] = "batch"
     batch_idx: int = 0
 
 
-class BeforeTestIter(_TestEvent, kw_only=True):
+class BeforeTestIter(_TestEvent):
     """A test batch is on the device."""
 
     counter: ClassVar[Counter] = "batch"
     batch_idx: int = 0
 
 
-class AfterTestIter(_TestEvent, kw_only=True):
+class AfterTestIter(_TestEvent):
     """A test batch was run."""
 
     counter: ClassVar[Counter] = "batch"
@@ -223,25 +234,25 @@ class AfterTestIter(_TestEvent, kw_only=True):
 # --- the optimizer's step ----------------------------------------------------------------------------------
 
 
-class AfterBackward(_TrainEvent, kw_only=True):
+class AfterBackward(_TrainEvent):
     """Gradients are there, not yet clipped."""
 
     counter: ClassVar[Counter] = "iter"
 
 
-class BeforeOptimizerStep(_TrainEvent, kw_only=True):
+class BeforeOptimizerStep(_TrainEvent):
     """Gradients are clipped; the parameters are about to change."""
 
     counter: ClassVar[Counter] = "iter"
 
 
-class AfterOptimizerStep(_TrainEvent, kw_only=True):
+class AfterOptimizerStep(_TrainEvent):
     """The parameters have changed."""
 
     counter: ClassVar[Counter] = "iter"
 
 
-class OptimizerStepSkipped(_TrainEvent, kw_only=True):
+class OptimizerStepSkipped(_TrainEvent):
     """No step was made, for `reason`; schedulers that count iterations do not advance."""
 
     counter: ClassVar[Counter] = "iter"
@@ -251,13 +262,13 @@ class OptimizerStepSkipped(_TrainEvent, kw_only=True):
 # --- checkpoints -------------------------------------------------------------------------------------------
 
 
-class BeforeSaveCheckpoint(_LoopEvent, kw_only=True):
+class BeforeSaveCheckpoint(_LoopEvent):
     """On all ranks: `trainer.checkpoint` is the mapping about to be saved; handlers may change it."""
 
     path: str = ""
 
 
-class CheckpointSaved(_LoopEvent, kw_only=True):
+class CheckpointSaved(_LoopEvent):
     """The bytes are durable at `path`. `seconds` runs from the snapshot to the last fsync."""
 
     path: str = ""
@@ -265,7 +276,7 @@ class CheckpointSaved(_LoopEvent, kw_only=True):
     seconds: float = 0.0
 
 
-class CheckpointFailed(_LoopEvent, kw_only=True):
+class CheckpointFailed(_LoopEvent):
     """Nothing was saved at `path`, and nothing older was removed."""
 
     path: str = ""
@@ -273,7 +284,7 @@ class CheckpointFailed(_LoopEvent, kw_only=True):
     error: str = ""
 
 
-class AfterLoadCheckpoint(_LoopEvent, kw_only=True):
+class AfterLoadCheckpoint(_LoopEvent):
     """`trainer.checkpoint` is what was read from `path`; nothing live is touched yet, handlers may change it."""
 
     path: str = ""
@@ -282,19 +293,19 @@ class AfterLoadCheckpoint(_LoopEvent, kw_only=True):
 # --- logging (made on the background side, where a value on a device may be waited for) --------------------
 
 
-class _LogEvent(_LoopEvent, kw_only=True):
+class _LogEvent(_LoopEvent):
     background_born: ClassVar[bool] = True
     mode: str = "train"
     step: int = 0
 
 
-class ScalarsLogged(_LogEvent, kw_only=True):
+class ScalarsLogged(_LogEvent):
     """Numbers of one iteration, or their means over the logging interval that ends with it."""
 
     scalars: dict[str, float] = {}
 
 
-class ImageLogged(_LogEvent, kw_only=True):
+class ImageLogged(_LogEvent):
     """`data` is the image's bytes, C order, of `shape` (height, width, channels) and numpy `dtype`."""
 
     name: str = ""
@@ -303,7 +314,7 @@ class ImageLogged(_LogEvent, kw_only=True):
     dtype: str = "uint8"
 
 
-class HistogramLogged(_LogEvent, kw_only=True):
+class HistogramLogged(_LogEvent):
     """`data` is the values' bytes, C order, of `shape` and numpy `dtype`."""
 
     name: str = ""
@@ -312,14 +323,14 @@ class HistogramLogged(_LogEvent, kw_only=True):
     dtype: str = "float32"
 
 
-class TextLogged(_LogEvent, kw_only=True):
+class TextLogged(_LogEvent):
     """A text under a name."""
 
     name: str = ""
     text: str = ""
 
 
-class RunInfo(_LogEvent, kw_only=True):
+class RunInfo(_LogEvent):
     """What the run is: model, seed, versions, plan. Written once, at its start."""
 
     info: dict[str, str] = {}
@@ -328,19 +339,19 @@ class RunInfo(_LogEvent, kw_only=True):
 # --- control and health ------------------------------------------------------------------------------------
 
 
-class StopRequested(_LoopEvent, kw_only=True):
+class StopRequested(_LoopEvent):
     """Somebody called `trainer.stop(reason)`; the loop ends at the next iteration boundary."""
 
     reason: str = ""
 
 
-class PreemptionRequested(_LoopEvent, kw_only=True):
+class PreemptionRequested(_LoopEvent):
     """A signal asks the run to end soon."""
 
     reason: str = ""
 
 
-class HandlerFailed(Event, kw_only=True):
+class HandlerFailed(Event):
     """A background subscriber raised, or spent longer than its `stall_timeout` on one delivery (`cost`, seconds).
     `count` is how often it has failed; `error` the exception as text."""
 
@@ -350,14 +361,14 @@ class HandlerFailed(Event, kw_only=True):
     cost: float = 0.0
 
 
-class EventsDropped(Event, kw_only=True):
+class EventsDropped(Event):
     """A subscriber's queue was full: `count` events were dropped since the last such report."""
 
     handler: str = ""
     count: int = 0
 
 
-class SlowHandler(Event, kw_only=True):
+class SlowHandler(Event):
     """A handler costs more than its budget: `cost` is its p99 in seconds over `count` calls."""
 
     handler: str = ""

@@ -153,5 +153,3 @@ def _factory(name: str, source: str, closed_over: tuple[str, ...]) -> Callable[.
     exec(compile(source, filename, "exec"), namespace)
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     return cast(Callable[..., tuple[Dispatch, Any]], namespace["make"])
-
-

@@ -6,11 +6,12 @@ import logging
 import traceback
 from collections.abc import Callable, Generator
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import blinker
 from blinker import ANY
-from blinker.base import ANY_ID, make_id
+from blinker._utilities import make_id
+from blinker.base import ANY_ID
 
 from eventloop.catalogue import event_name
 from eventloop.events import Event
@@ -22,6 +23,7 @@ from eventloop.priority import Priority
 logger = logging.getLogger("eventloop")
 
 Receiver = Callable[..., Any]
+F = TypeVar("F", bound=Receiver)
 
 _arrivals = count()
 """Registration order over all signals: the tie-breaker of equal priorities."""
@@ -64,12 +66,14 @@ class EventSignal(blinker.Signal):
 
     # --- what blinker users call ---------------------------------------------------------------------------
 
-    def connect(self, receiver: Receiver, sender: Any = ANY, weak: bool = False) -> Receiver:
+    def connect(self, receiver: F, sender: Any = ANY, weak: bool = False) -> F:
         """Connect a receiver blinker's way; see the class for how it is called."""
         super().connect(receiver, sender, weak)
         receiver_id = make_id(receiver)
         if receiver_id not in self._handlers:
-            handler = receiver if isinstance(receiver, Handler) else self._foreign(receiver, receiver_id, weak)
+            handler = (
+                receiver if isinstance(receiver, Handler) else self._foreign(receiver, receiver_id, weak)
+            )
             handler.order = next(_arrivals)
             self._handlers[receiver_id] = handler
         self._compile()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import msgspec
 
@@ -113,7 +113,9 @@ def make_options(
     if offload not in (None, "thread"):
         raise ValueError(f"{name}: unknown offload {offload!r}{suggest(str(offload), ['thread'])}, or None")
     if offload and is_coroutine_function(fn):
-        raise ValueError(f"{name} is a coroutine function and runs on the background loop: offload must be None")
+        raise ValueError(
+            f"{name} is a coroutine function and runs on the background loop: offload must be None"
+        )
     if not offload and not is_coroutine_function(fn) and lane != DEFAULT_LANE:
         changed = [f for f in lane.__slots__ if getattr(lane, f) != getattr(DEFAULT_LANE, f)]
         raise ValueError(
@@ -131,9 +133,13 @@ def _check_lane(lane: LaneOptions) -> None:
     if lane.overflow not in get_args(Overflow):
         if str(lane.overflow) == "spill":
             raise ValueError("overflow='spill' is not available yet: use 'drop_oldest' or 'block'")
-        raise ValueError(f"unknown overflow {lane.overflow!r}{suggest(str(lane.overflow), [*get_args(Overflow)])}")
+        raise ValueError(
+            f"unknown overflow {lane.overflow!r}{suggest(str(lane.overflow), [*get_args(Overflow)])}"
+        )
     if lane.on_error not in get_args(OnError):
-        raise ValueError(f"unknown on_error {lane.on_error!r}{suggest(str(lane.on_error), [*get_args(OnError)])}")
+        raise ValueError(
+            f"unknown on_error {lane.on_error!r}{suggest(str(lane.on_error), [*get_args(OnError)])}"
+        )
     if isinstance(lane.stall_timeout, bool) or not isinstance(lane.stall_timeout, int | float):
         raise TypeError(f"stall_timeout must be a number of seconds, got {lane.stall_timeout!r}")
     if not lane.stall_timeout > 0:
@@ -219,7 +225,7 @@ class Subscription:
         """The names of its events."""
         return "*" if self.wildcard else ", ".join(event_name(e) for e in self.events)
 
-    def __enter__(self) -> Subscription:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
