@@ -1,0 +1,39 @@
+"""eventloop: a PyTorch training engine built as an event bus.
+
+`from eventloop.bus import Bus` imports no torch; names here that need it are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from eventloop.bus import Bus as Bus
+from eventloop.events import Event as Event
+from eventloop.priority import Priority as Priority
+from eventloop.registry import register as register
+
+if TYPE_CHECKING:
+    from eventloop.loops import SkipIteration as SkipIteration
+    from eventloop.metrics import EventStorage as EventStorage
+    from eventloop.trainer import Trainer as Trainer
+
+__version__ = "0.1.0"
+
+__all__ = ["Bus", "Event", "EventStorage", "Priority", "SkipIteration", "Trainer", "register"]
+
+_NEED_TORCH = {
+    "EventStorage": "eventloop.metrics",
+    "SkipIteration": "eventloop.loops",
+    "Trainer": "eventloop.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEED_TORCH:
+        return getattr(importlib.import_module(_NEED_TORCH[name]), name)
+    raise AttributeError(f"module 'eventloop' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_NEED_TORCH]

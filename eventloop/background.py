@@ -12,15 +12,18 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from time import monotonic, perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
 
-from eventloop.events import Event, EventsDropped, HandlerFailed
+from eventloop.events import Event
 from eventloop.filters import Passes
-from eventloop.lane import Lane, LaneOptions, TaskLane, ThreadLane
+from eventloop.health import Health
+from eventloop.lane import Lane, LaneOptions, Route
+from eventloop.runners import TaskLane, ThreadLane
 
 logger = logging.getLogger("eventloop")
 
@@ -44,30 +47,23 @@ class Deferred(Protocol):
         """Make the events; called once, on the background loop."""
 
 
-class Route:
-    """One subscriber's interest in one type of event."""
-
-    __slots__ = ("lane", "passes")
-
-    def __init__(self, lane: Lane, passes: Passes | None) -> None:
-        self.lane = lane
-        self.passes = passes
+class _Posted(NamedTuple):
+    deferred: Deferred
+    types: tuple[type[Event], ...]
 
 
 class Background:
-    """The loop's thread, the lanes, and the mail for synchronous handlers of background events."""
+    """The loop's thread, the inbox, and the lanes it feeds."""
 
     def __init__(self) -> None:
-        self.inbox: deque[Event | Deferred | Callable[[], None]] = deque()
+        self.inbox: deque[Event | _Posted | Callable[[], None]] = deque()
         self.lanes: list[Lane] = []
-        self.mail: deque[Event] = deque()
-        self.errors: deque[BaseException] = deque()
-        self.latest: dict[type[Event], Event] = {}
+        self.health = Health(lambda event, but: self._call_soon(lambda: self.route(event, but)))
+        self.latest = self.health.latest  # of the events that are born here
         self.closed = False
+        self.complete = True  # what `close` returned
         self._routes: dict[type[Event], tuple[Route, ...]] = {}
-        self._waiting: deque[Deferred | Callable[[], None]] = deque()
-        self._mail_types: frozenset[type[Event]] = frozenset()
-        self._reported: dict[Lane, tuple[int, float]] = {}
+        self._waiting: deque[_Posted | Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -85,16 +81,14 @@ class Background:
             RuntimeError: the background side is closed.
         """
         if self.closed:
-            raise RuntimeError(
-                f"cannot subscribe {name}: the bus is closed, its background side takes no more"
-            )
+            raise RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
         self._start()
         if thread:
-            thread_lane = ThreadLane(name, fn, options, self._report)
+            thread_lane = ThreadLane(name, fn, options, self.health.report)
             self.lanes.append(thread_lane)
             thread_lane.start()
             return thread_lane
-        lane = TaskLane(name, fn, options, self._report, self._call_soon)
+        lane = TaskLane(name, fn, options, self.health.report, self._call_soon)
         self.lanes.append(lane)
         self._call_soon(lambda: self._tasks and self._tasks.start_soon(lane.run, name=f"eventloop {name}"))
         return lane
@@ -102,7 +96,8 @@ class Background:
     def remove_lane(self, lane: Lane) -> None:
         """End a lane whose subscription was cancelled."""
         lane.give_up("cancelled")
-        self.lanes.remove(lane)
+        with suppress(ValueError):  # closed, it has let go of its lanes
+            self.lanes.remove(lane)
 
     def set_routes(
         self, routes: dict[type[Event], tuple[Route, ...]], mail_types: frozenset[type[Event]]
@@ -110,7 +105,7 @@ class Background:
         """Publish the whole routing table at once, so that the loop never sees half of it.
         `mail_types` are the health events that synchronous handlers wait for; see `Bus.poll`."""
         self._routes = routes
-        self._mail_types = mail_types
+        self.health.mail_types = mail_types
 
     # --- handing over (the emitting thread) ----------------------------------------------------------------
 
@@ -121,17 +116,18 @@ class Background:
             if self.on_background_thread():
                 lane.put(event, passes)
             else:
-                lane.put_or_wait(event, passes, self.wake)
+                lane.put_or_wait(event, passes, self.wake, self._check_stalls)
 
         return feed
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
         """Hand over events that are still to be made; a full blocking subscriber to `types` holds the caller."""
-        for event_type in types:
+        posted = _Posted(deferred, tuple(types))
+        for event_type in posted.types:
             for route in self._routes.get(event_type, ()):
                 if route.lane.options.overflow == "block" and not self.on_background_thread():
-                    route.lane.wait_for_room(self.wake)
-        self.inbox.append(deferred)
+                    route.lane.wait_for_room(self.wake, self._check_stalls)
+        self.inbox.append(posted)
 
     def relieve(self) -> None:
         """Keep the inbox bounded. Called now and then by the emitting thread, it wakes a loop that lags behind
@@ -139,13 +135,20 @@ class Background:
         if len(self.inbox) < CHUNK:
             return
         self.wake()
-        now = perf_counter()
-        for lane in self.lanes:  # the loop cannot report a coroutine that holds the loop itself
-            lane.check_stall(now)
+        self._check_stalls()  # the loop cannot report a coroutine that holds the loop itself
         while len(self.inbox) > INBOX_LIMIT:
-            item = self.inbox.popleft()
-            for route in self._routes.get(type(item), ()) if isinstance(item, Event) else ():
-                route.lane.lose()
+            self._drop(self.inbox.popleft())
+
+    def _drop(self, item: Event | _Posted | Callable[[], None]) -> None:
+        if isinstance(item, Event):
+            for route in self._routes.get(type(item), ()):
+                route.lane.lose(item, route.passes)
+        elif isinstance(item, _Posted):  # how many events it would have become nobody knows: one of a type
+            for event_type in item.types:
+                for route in self._routes.get(event_type, ()):
+                    route.lane.lose()
+        else:
+            item()
 
     def wake(self) -> None:
         """Make the loop look at its inbox now."""
@@ -160,12 +163,12 @@ class Background:
 
     def route_now(self, timeout: float) -> bool:
         """Wait until everything handed over so far has reached the lanes' queues."""
-        if self._thread is None or self.on_background_thread() or not self._thread.is_alive():
+        if self._thread is None or self._stopping or self.on_background_thread():
             return not self.inbox
         reached = threading.Event()
         self.inbox.append(reached.set)
         self.wake()
-        return reached.wait(timeout)
+        return self._wait(reached.wait, monotonic() + timeout)
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything emitted so far is delivered and flushed; False when that took too long."""
@@ -175,27 +178,61 @@ class Background:
         for lane in lanes:
             lane.flush_soon()
         for lane in lanes:
-            complete = lane.wait_flushed(max(0.0, deadline - monotonic())) and complete
+            complete = self._wait(lane.wait_flushed, deadline) and complete
         return complete
 
     def close(self, timeout: float) -> bool:
         """Deliver what was handed over, close every lane, stop the thread; False when the deadline came first."""
         if self.closed:
-            return True
+            return self.complete
         self.closed = True
         if self._thread is None:
             return True
         deadline = monotonic() + timeout
         complete = self.route_now(timeout)
+        self.health.tell_drops(self.lanes)
+        complete = self.route_now(deadline - monotonic()) and complete
+        if not complete:
+            self._route_rest()  # a coroutine holds the loop
         for lane in self.lanes:
             lane.close_soon()
         for lane in self.lanes:
-            complete = lane.wait_closed(max(0.0, deadline - monotonic())) and complete
+            complete = self._wait(lane.wait_closed, deadline) and complete
+        for lane in self.lanes:
             lane.abandon()
         self._stopping = True
         self.wake()
         self._thread.join(max(0.1, deadline - monotonic()))
+        self._route_rest()  # what was emitted meanwhile: the lanes count it as dropped
+        self.complete = complete
+        if not complete:
+            left = ", ".join(f"{lane.name} ({lane.queued})" for lane in self.lanes if lane.queued)
+            logger.warning("closed after %g s; events left undelivered: %s", timeout, left or "none")
+        self._let_go()
         return complete
+
+    def _wait(self, wait: Callable[[float], bool], deadline: float) -> bool:
+        """Wait in slices: whoever waits for a coroutine that holds the loop has to find it stalled himself."""
+        while not wait(max(0.0, min(POLL_SECONDS, deadline - monotonic()))):
+            self._check_stalls()
+            if monotonic() >= deadline:
+                return False
+        return True
+
+    def _route_rest(self) -> None:
+        with suppress(IndexError):  # the loop may come to itself and take them
+            while self._waiting:
+                self._drop(self._waiting.popleft())
+            while True:
+                item = self.inbox.popleft()
+                if isinstance(item, Event):
+                    self.route(item)
+                else:
+                    self._drop(item)
+
+    def become_inert(self) -> None:
+        """In a forked child, where the threads are missing: forget all that was to be delivered."""
+        vars(self).update(vars(Background()), closed=True)
 
     def end_soon(self) -> None:
         """Nobody holds the bus any more: deliver what is left, then end, without anyone waiting."""
@@ -219,10 +256,8 @@ class Background:
         loop = self._loop
         if loop is None or loop.is_closed():
             return
-        try:
+        with suppress(RuntimeError):  # it closed in between: there is nobody left to wake
             loop.call_soon_threadsafe(fn)
-        except RuntimeError:  # it closed in between: there is nobody left to wake
-            logger.debug("the background loop is closed")
 
     def _look(self) -> None:
         if self._wake is not None:
@@ -237,7 +272,7 @@ class Background:
                 try:
                     await self._route_inbox()
                     self._look_after_lanes()
-                    if self._ending and not self.inbox:
+                    if self._ending and not self.inbox and not self._waiting:
                         self._end()
                 except Exception:
                     logger.exception("the background loop failed and goes on; please report this")
@@ -247,6 +282,8 @@ class Background:
 
     async def _route_inbox(self) -> None:
         for turn in range(1, len(self.inbox) + 1):
+            if not self.inbox:
+                break  # the emitting thread has dropped some
             item = self.inbox.popleft()
             if isinstance(item, Event):
                 self.route(item)
@@ -260,50 +297,54 @@ class Background:
     def _route_waiting(self) -> None:
         """Route what was deferred, in order: a mark of `route_now` waits for the values put before it."""
         while self._waiting:
-            item = self._waiting[0]
-            if callable(item):
+            item = self._waiting.popleft()
+            if not isinstance(item, _Posted):
                 item()
-            elif item.ready():
-                for event in item.events():
-                    self.route(event)
-            else:
+            elif not self._make(item):
+                self._waiting.appendleft(item)
                 return
-            self._waiting.popleft()
 
-    def route(self, event: Event) -> None:
+    def _make(self, posted: _Posted) -> bool:
+        """Route the events of a deferred that is ready; one that fails is dropped, and holds nobody up."""
+        try:
+            if not posted.deferred.ready():
+                return False
+            events = list(posted.deferred.events())
+        except Exception:
+            logger.exception("events could not be made: %r", posted.deferred)
+            self._drop(posted)
+            return True
+        for event in events:
+            self.route(event)
+        return True
+
+    def route(self, event: Event, but: Lane | None = None) -> None:
         """Put an event into the queue of everyone who subscribed to it; on the loop's thread."""
         if event.background_born:
             self.latest[type(event)] = event
         for route in self._routes.get(type(event), ()):
-            route.lane.put(event, route.passes)
+            if route.lane is not but:
+                route.lane.put(event, route.passes)
 
     def _look_after_lanes(self) -> None:
-        now = perf_counter()
         for lane in self.lanes:
             if lane.buffer:
                 lane.wake()
+        self._check_stalls()
+        self.health.tell_drops(self.lanes, DROP_REPORT_SECONDS)
+
+    def _check_stalls(self) -> None:
+        now = perf_counter()
+        for lane in self.lanes:
             lane.check_stall(now)
-            reported, last = self._reported.get(lane, (0, 0.0))
-            if lane.dropped > reported and (now - last > DROP_REPORT_SECONDS):
-                self._reported[lane] = (lane.dropped, now)
-                self._tell(EventsDropped(handler=lane.name, count=lane.dropped - reported))
+
+    def _let_go(self) -> None:
+        self._routes = {}
+        self.lanes = []  # a subscriber may well hold the bus, which this outlives
 
     def _end(self) -> None:
         for lane in self.lanes:
             lane.close_soon()
         if all(lane.done for lane in self.lanes):
             self.closed = self._stopping = True
-
-    def _report(self, lane: Lane, error: BaseException, cost: float) -> None:
-        if lane.options.on_error == "raise":
-            self.errors.append(error)
-        watchers = self._routes.get(HandlerFailed, ())
-        if all(route.lane is not lane for route in watchers):  # a failing watcher is not told of itself
-            text = f"{type(error).__name__}: {error}"
-            self._tell(HandlerFailed(handler=lane.name, error=text, count=max(1, lane.failed), cost=cost))
-
-    def _tell(self, event: Event) -> None:
-        """Route a health event from any background thread, and mail it to the synchronous handlers."""
-        if type(event) in self._mail_types:
-            self.mail.append(event)
-        self._call_soon(lambda: self.route(event))
+            self._let_go()

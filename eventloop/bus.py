@@ -14,44 +14,27 @@ A plain function runs at once on the emitting thread, in priority order; a corou
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from eventloop import lifetime
 from eventloop.background import Background, Deferred
-from eventloop.catalogue import declared_events, event_name, find_event
-from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
-from eventloop.filters import Predicate, make_filter
-from eventloop.handler import Handler, Takes, calling_convention, handler_name, is_coroutine_function
+from eventloop.capture import capture
+from eventloop.catalogue import find_event
+from eventloop.events import Event
+from eventloop.filters import Predicate
+from eventloop.handler import handler_name
 from eventloop.lane import LaneOptions, OnError, Overflow
-from eventloop.plan import Dispatch
 from eventloop.priority import Priority
 from eventloop.render import bus_table
-from eventloop.routing import RouteTable
 from eventloop.signal import EventSignal
+from eventloop.subscribers import Subscribers
 from eventloop.subscription import DrainReport, PlanRow, Subscription, SubscriptionStats, make_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Event)
-
-_HEALTH = (HandlerFailed, EventsDropped, SlowHandler)
-_RARE = 8
-"""From `every=8` on a handler is timed on each call: samples would seldom meet it, and it can afford it."""
-
-
-class _Table(dict[type[Event], Any]):
-    """Looks a signal's dispatch up by event type; a type met for the first time gets its signal."""
-
-    def __init__(self, bus: Bus, read: Callable[[EventSignal], Any]) -> None:
-        super().__init__()
-        self._bus = bus
-        self._read = read
-
-    def __missing__(self, event_type: type[Event]) -> Any:
-        return self._read(self._bus.signal(event_type))
 
 
 class Bus:
@@ -64,12 +47,10 @@ class Bus:
     def __init__(self, *, drain_timeout: float = 10.0) -> None:
         self.drain_timeout = drain_timeout
         self.closed = False
-        self._lock = threading.RLock()
-        self._signals: dict[type[Event], EventSignal] = {}
-        self._dispatch: dict[type[Event], Dispatch] = _Table(self, lambda signal: signal.dispatch)
-        self._wanted: dict[type[Event], bool] = _Table(self, lambda signal: signal.wanted)
-        self._subscriptions: list[Subscription] = []
         self._background = Background()
+        self._subscribers = Subscribers(self, self._background)
+        self._dispatch = self._subscribers.dispatch
+        self._wanted = self._subscribers.wanted
         lifetime.watch(self, self._background)
 
     # --- subscribing ---------------------------------------------------------------------------------------
@@ -146,37 +127,11 @@ class Bus:
             TypeError, ValueError: an unknown event, a wrong signature, a bad option: see the message.
             RuntimeError: a background subscriber on a closed bus.
         """
-        if not events:
-            raise TypeError(f"{handler_name(fn)} subscribes to no event: name at least one, or '*' for all")
-        background = offload is not None or is_coroutine_function(fn)
         options = make_options(
-            fn, priority=priority, every=every, start=start, once=once, when=when, offload=offload,
+            fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
             lane=LaneOptions(queue, overflow, on_error, stall_timeout, batch, on_flush, on_close),
         )  # fmt: skip
-        takes = calling_convention(fn, background=background)
-        wildcard = "*" in events
-        types = () if wildcard else tuple(dict.fromkeys(find_event(e) for e in events))
-        for event_type in types:
-            if event_type.background_born and not background:
-                raise TypeError(
-                    f"{handler_name(fn)} is a sync handler, but {event_name(event_type)} is made in the background, "
-                    "when the training thread has moved on: read trainer.metrics instead, or subscribe a coroutine "
-                    "function"
-                )
-        with self._lock:
-            subscription = Subscription(
-                self, fn, types, wildcard=wildcard, name=self._unique(name, handler_name(fn)), options=options,
-                runs_on="sync" if not background else (options.offload or "loop"),
-            )  # fmt: skip
-            if background:
-                subscription.lane = self._background.add_lane(
-                    subscription.name, fn, options.lane, thread=options.offload == "thread"
-                )
-            self._subscriptions.append(subscription)
-            for event_type in self._types_of(subscription):
-                self._attach(subscription, event_type, takes)
-            self._refresh_routes()
-        return subscription
+        return self._subscribers.add(fn, events, name, options)
 
     def off(self, fn: Callable[..., Any]) -> None:
         """Cancel every subscription of `fn`.
@@ -184,35 +139,11 @@ class Bus:
         Raises:
             ValueError: it has none.
         """
-        found = [s for s in self._subscriptions if s.fn == fn]
+        found = self._subscribers.of(fn)
         if not found:
             raise ValueError(f"{handler_name(fn)} is not subscribed to this bus")
         for subscription in found:
             subscription.cancel()
-
-    def remove(self, subscription: Subscription) -> None:
-        """Take a subscription off the bus; `Subscription.cancel` calls this."""
-        with self._lock:
-            if not subscription.active:
-                return
-            subscription.active = False
-            self._subscriptions.remove(subscription)
-            for event_type, handler in subscription.handlers.items():
-                self._signals[event_type].disconnect(handler)
-            if subscription.lane is not None:
-                self._refresh_routes()
-                self._background.remove_lane(subscription.lane)
-
-    def refresh(self, subscription: Subscription) -> None:
-        """Apply a change of `subscription.paused`."""
-        if subscription.lane is not None:
-            subscription.lane.paused = subscription.paused
-        for event_type, handler in subscription.handlers.items():
-            signal = self._signals[event_type]
-            if subscription.paused:
-                signal.disconnect(handler)
-            elif subscription.active:
-                signal.reconnect(handler)
 
     # --- emitting ------------------------------------------------------------------------------------------
 
@@ -227,14 +158,18 @@ class Bus:
 
     def wants(self, event_type: type[Event]) -> bool:
         """True when somebody subscribed: ask before building an event that may interest nobody."""
-        return self._wanted[event_type]
+        try:  # a plain dict: the interpreter's fast path for a look-up, which a subclass would lose
+            return self._wanted[event_type]
+        except KeyError:
+            pass
+        return self.signal(event_type).wanted
 
     def latest(self, event: str | type[E]) -> E | None:
         """The last event of a type that was emitted, or None. What nobody wants the loop does not emit."""
         event_type: Any = find_event(event)
         if event_type in self._background.latest:
             return self._background.latest[event_type]  # type: ignore[return-value]
-        signal = self._signals.get(event_type)
+        signal = self._subscribers.signals.get(event_type)
         return signal.latest if signal is not None else None  # type: ignore[return-value]
 
     def post(self, deferred: Deferred, *types: type[Event]) -> None:
@@ -248,12 +183,12 @@ class Bus:
         Raises:
             Exception: the error of a subscriber with `on_error="raise"`.
         """
-        background = self._background
-        while background.mail:
-            event = background.mail.popleft()
+        health = self._background.health
+        while health.mail:
+            event = health.mail.popleft()
             self.signal(type(event)).run_sync(event, trainer)
-        if background.errors:
-            raise background.errors.popleft()
+        if health.errors:
+            raise health.errors.popleft()
 
     # --- looking -------------------------------------------------------------------------------------------
 
@@ -263,63 +198,29 @@ class Bus:
         Raises:
             TypeError, ValueError: no such event.
         """
-        event_type = find_event(event)
-        signal = self._signals.get(event_type)
-        if signal is None:
-            with self._lock:
-                signal = self._signals.get(event_type) or self._make_signal(event_type)
-        return signal
+        return self._subscribers.signal(event)
 
     def plan(self, event: str | type[Event]) -> list[PlanRow]:
         """Who hears an event: the sync handlers in the order they run, then the background subscribers."""
-        event_type = find_event(event)
-        rows = [
-            PlanRow(order, handler.priority, handler.name, handler.filter, "sync")
-            for order, handler in enumerate(self.signal(event_type).handlers, start=1)
-        ]
-        rows += [
-            PlanRow(0, s.options.priority, s.name, s.options.filter, s.runs_on)
-            for s in self._subscriptions
-            if s.lane is not None and (s.wildcard or event_type in s.events)
-        ]
-        return rows
+        return self._subscribers.plan(event)
 
     @property
     def failing(self) -> BaseException | None:
         """The error under which a closing event is still reaching its remaining handlers, or None.
         A handler that would make things durable should look first."""
-        return next((s.failing for s in self._signals.values() if s.failing is not None), None)
+        return next((s.failing for s in self._subscribers.signals.values() if s.failing), None)
 
     def stats(self) -> list[SubscriptionStats]:
         """One record a subscription, in order of registration, exact up to this call."""
-        self._settle()
-        return [subscription.account() for subscription in self._subscriptions]
-
-    def stats_of(self, subscription: Subscription) -> SubscriptionStats:
-        """The record of one subscription."""
-        self._settle()
-        return subscription.account()
+        self._subscribers.settle()
+        return self._subscribers.stats()
 
     def __str__(self) -> str:
         return bus_table(self)
 
-    @contextmanager
-    def capture(self, *events: str | type[Event]) -> Iterator[list[Event]]:
+    def capture(self, *events: str | type[Event]) -> AbstractContextManager[list[Event]]:
         """Collect events while the block runs; background-born ones are there when it ends."""
-        seen: list[Event] = []
-        types = [e if e == "*" else find_event(e) for e in events]
-        sync = [t for t in types if isinstance(t, str) or not t.background_born]
-        born = [t for t in types if not isinstance(t, str) and t.background_born]
-        subscriptions = [self.subscribe(seen.append, *sync, priority=Priority.LOWEST)] if sync else []
-        if born:
-            subscriptions.append(self.subscribe(seen.append, *born, offload="thread", overflow="block"))
-        try:
-            yield seen
-        finally:
-            if born:
-                self.flush()
-            for subscription in subscriptions:
-                subscription.cancel()
+        return capture(self, events)
 
     # --- ending --------------------------------------------------------------------------------------------
 
@@ -331,7 +232,7 @@ class Bus:
         """
         self._refuse_in_background("flush")
         complete = self._background.flush(self.drain_timeout if timeout is None else timeout)
-        return DrainReport(complete, self.stats())
+        return DrainReport(complete, self._subscribers.stats())
 
     def close(self, timeout: float | None = None) -> DrainReport:
         """Deliver what was emitted, close the subscribers, stop the thread, within `timeout` seconds.
@@ -344,11 +245,11 @@ class Bus:
         self._refuse_in_background("close")
         self.closed = True
         complete = self._background.close(self.drain_timeout if timeout is None else timeout)
-        for signal in self._signals.values():
-            signal.hand_over_to(())
-        report = DrainReport(complete, self.stats())
-        if self._background.errors:
-            raise self._background.errors.popleft()
+        lifetime.forget(self._background)
+        self._subscribers.refresh_routes()
+        report = DrainReport(complete, self._subscribers.stats())
+        if self._background.health.errors:
+            raise self._background.health.errors.popleft()
         return report
 
     def __enter__(self) -> Self:
@@ -357,7 +258,12 @@ class Bus:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as late:
+            if error is None:
+                raise
+            error.add_note(f"closing the bus then raised {late!r}")
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
@@ -367,13 +273,9 @@ class Bus:
 
     def become_inert(self) -> None:
         """In a forked child: forget every subscriber, so that nothing is written twice."""
-        self._lock = threading.RLock()  # another thread may have held it when the process was copied
         self.closed = True
-        self._subscriptions.clear()
-        self._background = Background()
-        self._background.closed = True
-        for signal in self._signals.values():
-            signal.silence()
+        self._background.become_inert()
+        self._subscribers.forget()
 
     # --- inside --------------------------------------------------------------------------------------------
 
@@ -382,63 +284,3 @@ class Bus:
             raise RuntimeError(
                 f"bus.{what} was called by a background subscriber, which would wait for itself"
             )
-
-    def _unique(self, name: str | None, default: str) -> str:
-        taken = {s.name for s in self._subscriptions}
-        if name is not None:
-            if name in taken:
-                raise ValueError(f"a subscription named {name!r} is on this bus already: choose another name")
-            return name
-        candidates: Iterable[str] = (
-            default if i == 1 else f"{default} #{i}" for i in range(1, len(taken) + 2)
-        )
-        return next(c for c in candidates if c not in taken)
-
-    def _types_of(self, subscription: Subscription) -> tuple[type[Event], ...]:
-        if not subscription.wildcard:
-            return subscription.events
-        sync = subscription.lane is None
-        return tuple(
-            t for t in dict.fromkeys([*declared_events(), *self._signals]) if not (sync and t.background_born)
-        )
-
-    def _make_signal(self, event_type: type[Event]) -> EventSignal:
-        signal = EventSignal(event_type, self, self._publish, self._background.relieve)
-        self._signals[event_type] = signal
-        for subscription in self._subscriptions:
-            if subscription.wildcard and subscription.lane is None and not event_type.background_born:
-                self._attach(subscription, event_type, calling_convention(subscription.fn, background=False))
-        self._refresh_routes()
-        return signal
-
-    def _publish(self, signal: EventSignal) -> None:
-        self._dispatch[signal.event_type] = signal.dispatch
-        self._wanted[signal.event_type] = signal.wanted
-
-    def _attach(self, subscription: Subscription, event_type: type[Event], takes: Takes) -> None:
-        signal = self.signal(event_type)
-        if subscription.lane is not None or event_type in subscription.handlers:
-            return  # a new signal has attached the wildcards already
-        options = subscription.options
-        handler = Handler(
-            subscription.fn, takes, name=subscription.name, priority=options.priority,
-            passes=make_filter(event_type, options.every, options.start, options.when), filter=options.filter,
-            rare=options.every >= _RARE, on_fired=subscription.cancel if options.once else None,
-        )  # fmt: skip
-        subscription.handlers[event_type] = handler
-        signal.connect(handler)
-
-    def _refresh_routes(self) -> None:
-        table = RouteTable(self._subscriptions, self._types_of)
-        background = self._background
-        for event_type, signal in self._signals.items():
-            gates = [background.gate(r.lane, r.passes) for r in table.gated(event_type)]
-            inbox = [background.inbox.append] if table.routed(event_type) else []
-            signal.hand_over_to((*gates, *inbox))
-        mail_types = frozenset(t for t in _HEALTH if t in self._signals and self._signals[t].handlers)
-        background.set_routes(table.by_type(), mail_types)
-
-    def _settle(self) -> None:
-        self._background.route_now(timeout=1.0)
-        for signal in self._signals.values():
-            signal.settle()

@@ -57,10 +57,11 @@ class EventMeta(StructMeta):
         mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **config: Any
     ) -> EventMeta:
         # msgspec does not inherit kw_only, and a tracked event would wake the garbage collector in a step
-        policy = {"frozen": True, "kw_only": True, "gc": False, "tag_field": "event", "tag": snake_case(name)}
-        cls = cast(EventMeta, super().__new__(mcls, name, bases, namespace, **(policy | config)))
+        policy: dict[str, Any] = {"frozen": True, "kw_only": True, "gc": False}
+        policy |= {"tag_field": "event", "tag": snake_case(name)}
+        cls = super().__new__(mcls, name, bases, namespace, **(policy | config))
         if name != "Event" and not name.startswith("_"):
-            declare(event_name(cast(Any, cls)), cast(Any, cls))
+            declare(event_name(cast(type[Event], cls)), cast(type[Event], cls))
         return cls
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ def describe_filter(every: int, start: int, once: bool, when: Predicate | None) 
     if start:
         parts.append(f"start={start}")
     if when is not None:
-        parts.append(f"when={getattr(when, '__name__', repr(when))}")
+        parts.append("when=" + " ".join(str(getattr(when, "__name__", repr(when))).split()))
     if once:
         parts.append("once")
     return " ".join(parts)
@@ -64,6 +64,11 @@ def make_filter(event_type: type[Event], every: int, start: int, when: Predicate
         return tests[0] if tests else None
     first, second = tests
     return lambda event: first(event) and bool(second(event))
+
+
+def first_only(passes: Passes | None, firings: Iterator[int]) -> Passes:
+    """`once=True`: let through the first event that passes, over all the filters that share `firings` (from 0)."""
+    return lambda event: (passes is None or passes(event)) and next(firings) == 0
 
 
 def make_counter(kind: Counter) -> Callable[[Any], int]:

@@ -59,7 +59,9 @@ class Handler:
         return self.passes is not None or self.on_fired is not None
 
     def __call__(self, sender: Any = None, *, event: Event) -> object:
-        """blinker's calling convention, for `signal.send`: the sender stands where a trainer would."""
+        """Run outside a plan, called blinker's way by `signal.send`: the sender stands where a trainer would."""
+        if not self.filtered:
+            self.calls += 1
         return self.run(event, sender)
 
     def run(self, event: Event, trainer: Any) -> object:

@@ -10,12 +10,10 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter, sleep
-from typing import Any, Literal
-
-import anyio
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
 
 from eventloop.events import Event
 from eventloop.filters import Passes
@@ -25,8 +23,10 @@ logger = logging.getLogger("eventloop")
 Overflow = Literal["drop_oldest", "drop_newest", "latest", "block"]
 OnError = Literal["disable", "log", "raise"]
 
-_POLITE_SECONDS = 0.001
-"""How long a lane's thread may hold the interpreter before it offers it to the training thread."""
+_LOOK_SECONDS = 0.05
+"""How often a thread that waits for room looks whether there will ever be any."""
+
+Delivery = Event | list[Event]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,18 @@ class LaneOptions:
     batch: bool = False
     on_flush: Callable[[], object] | None = None
     on_close: Callable[[], object] | None = None
+
+
+class Account(NamedTuple):
+    """What became of a lane's events at one moment; see the module for what adds up."""
+
+    calls: int
+    seconds: float
+    delivered: int
+    dropped: int
+    failed: int
+    queued: int
+    peak: int
 
 
 class Lane(ABC):
@@ -62,17 +74,29 @@ class Lane(ABC):
         self._report = report
         self._capacity = 1 if options.overflow == "latest" else options.queue
         self._began = 0.0  # when the delivery under way began, 0.0 when there is none
-        self._in_flight = 0
+        self._item: Delivery | None = None  # what is being delivered
+        self._in_flight = 0  # how many of its events are not accounted for
+        self._turned_away = 0  # dropped although older events stay in the queue
         self._closing = False
         self._flush_at: int | None = None
         self._flushed = threading.Event()
         self._account = threading.Lock()
         self._room = threading.Condition()
+        self._drops_told = 0
+        self._drops_told_at = float("-inf")
 
     @property
     def queued(self) -> int:
         """Accepted and not yet accounted for."""
         return self.accepted - self.delivered - self.failed - self.dropped
+
+    @property
+    def account(self) -> Account:
+        """The account of this moment."""
+        with self._account:
+            return Account(
+                self.calls, self.seconds, self.delivered, self.dropped, self.failed, self.queued, self.peak
+            )
 
     @property
     def done(self) -> bool:
@@ -83,20 +107,39 @@ class Lane(ABC):
 
     def put(self, event: Event, passes: Passes | None) -> None:
         """Accept an event, applying the filter and the overflow policy. Never waits for the subscriber."""
-        try:
-            if self.paused or (passes is not None and not passes(event)):
-                return
-        except Exception as error:
-            self.accepted += 1
-            self._ended(1, 0.0, error)
-            return
+        if self._concerned(event, passes):
+            self._accept(event)
+
+    def _accept(self, event: Event) -> None:
         with self._account:
             self.accepted += 1
             if self.done or (self._full() and not self._make_room()):
                 self.dropped += 1
+                self._turned_away += 1
             else:
                 self.buffer.append(event)
                 self.peak = max(self.peak, len(self.buffer))
+
+    def lose(self, event: Event | None = None, passes: Passes | None = None) -> None:
+        """Charge the lane with an event that was dropped before it reached the queue."""
+        if event is not None and not self._concerned(event, passes):
+            return
+        with self._account:
+            self.accepted += 1
+            self.dropped += 1
+            self._turned_away += 1
+
+    def _concerned(self, event: Event, passes: Passes | None) -> bool:
+        if self.paused or passes is None:
+            return not self.paused
+        try:
+            return bool(passes(event))
+        except Exception as error:
+            with self._account:
+                self.accepted += 1
+                self.failed += 1
+            self._failure(error, event, 0.0)
+            return False
 
     def _full(self) -> bool:
         return len(self.buffer) >= self._capacity
@@ -105,38 +148,38 @@ class Lane(ABC):
         if self.options.overflow == "drop_newest":
             return False
         if self.options.overflow != "block":  # there the producer has waited already
-            try:
-                self.buffer.popleft()
-                self.dropped += 1
-            except IndexError:  # the lane emptied its queue in between
-                pass
+            self.buffer.popleft()
+            self.dropped += 1
         return True
 
-    def put_or_wait(self, event: Event, passes: Passes | None, wake: Callable[[], None]) -> None:
+    def put_or_wait(
+        self, event: Event, passes: Passes | None, wake: Callable[[], None], look: Callable[[], None]
+    ) -> None:
         """overflow="block", on the producer's thread: accept an event once there is room for it."""
-        self.wait_for_room(wake)
-        self.put(event, passes)
+        if self._concerned(event, passes):
+            self.wait_for_room(wake, look)
+            self._accept(event)
 
-    def wait_for_room(self, wake: Callable[[], None]) -> None:
-        """Hold the caller while the queue is full. A lane that gives up or closes lets it go."""
-        if self.queued < self._capacity or self.done:
+    def wait_for_room(self, wake: Callable[[], None], look: Callable[[], None]) -> None:
+        """Hold the caller while the queue is full. A lane that gives up or closes lets it go; `look` is called
+        meanwhile, to give up the lanes that stalled."""
+        if self._has_room():
             return
         wake()
         with self._room:
-            self._room.wait_for(lambda: self.queued < self._capacity or self.done)
+            while not self._room.wait_for(self._has_room, _LOOK_SECONDS):
+                look()
 
-    def lose(self) -> None:
-        """Charge the lane with an event that was dropped before it reached the queue."""
-        with self._account:
-            self.accepted += 1
-            self.dropped += 1
+    def _has_room(self) -> bool:
+        return self.queued < self._capacity or self.done
 
     # --- draining and ending -------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
         """Ask the lane to run `on_flush` once all that was accepted so far is out of its queue."""
-        self._flushed.clear()
-        self._flush_at = self.accepted
+        with self._account:
+            self._flushed.clear()
+            self._flush_at = self.accepted - self._turned_away
         self.wake()
 
     def wait_flushed(self, timeout: float) -> bool:
@@ -151,6 +194,15 @@ class Lane(ABC):
     def wait_closed(self, timeout: float) -> bool:
         """Wait until the queue is empty and `on_close` has run; a stalled lane is not waited for."""
         return self.ended_by == "stalled" or self.closed.wait(timeout)
+
+    def new_drops(self, now: float, every: float) -> int:
+        """How many events were dropped since this last said so, at most once in `every` seconds."""
+        count = self.dropped - self._drops_told
+        if not count or now - self._drops_told_at < every:
+            return 0
+        self._drops_told += count
+        self._drops_told_at = now
+        return count
 
     def abandon(self) -> None:
         """Stop at the deadline of a close: what is queued stays in the account as left."""
@@ -178,13 +230,14 @@ class Lane(ABC):
                 return
             self.failed += self._in_flight
             self._in_flight = 0
+            item = self._item
         self.last_error = (
             f"subscriber {self.name} spent more than stall_timeout={self.options.stall_timeout:g} s on one "
             "delivery; it is no longer waited for"
         )
         logger.error("%s", self.last_error)
         self.give_up("stalled")
-        self._report(self, TimeoutError(self.last_error), now - began)
+        self._report(self, TimeoutError(self.last_error), item, now - began)
 
     @abstractmethod
     def wake(self) -> None:
@@ -198,43 +251,42 @@ class Lane(ABC):
 
     # --- the lane's own side -------------------------------------------------------------------------------
 
-    def _take(self) -> Event | list[Event] | None:
+    def _take(self) -> Delivery | None:
         """The next delivery, None when there is nothing to do."""
         with self._account:
             if not self.buffer or self.ended_by:
                 return None
-            if not self.options.batch:
+            if self.options.batch:
+                self._item = list(self.buffer)
+                self._in_flight = len(self.buffer)
+                self.buffer.clear()
+            else:
+                self._item = self.buffer.popleft()
                 self._in_flight = 1
-                self._began = perf_counter()
-                return self.buffer.popleft()
-            batch = list(self.buffer)
-            self.buffer.clear()
-            self._in_flight = len(batch)
             self._began = perf_counter()
-            return batch
+            return self._item
 
     def _delivered(self, error: BaseException | None) -> float:
         """Enter the delivery that just ended into the account; returns its seconds."""
         with self._account:
             took = perf_counter() - self._began
             count, self._in_flight, self._began = self._in_flight, 0, 0.0
-        self._ended(count, took, error)
-        self._flush_if_due()
-        return took
-
-    def _ended(self, count: int, took: float, error: BaseException | None) -> None:
-        self.calls += 1
-        self.seconds += took
-        if error is None:
-            self.delivered += count
-        elif count:  # 0: it was counted when it stalled
-            self.failed += count
-            self._failure(error, took)
+            item, self._item = self._item, None
+            self.calls += 1
+            self.seconds += took
+            if error is None:
+                self.delivered += count
+            else:
+                self.failed += count
+        if error is not None and count:  # 0: it was counted and told when it stalled
+            self._failure(error, item, took)
         if self.options.overflow == "block":
             with self._room:
                 self._room.notify_all()
+        self._flush_if_due()
+        return took
 
-    def _failure(self, error: BaseException, took: float) -> None:
+    def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
         disable, failures = self.options.on_error == "disable", self.failed
         if disable or failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
@@ -242,11 +294,11 @@ class Lane(ABC):
             logger.error("background subscriber %s failed %s", self.name, what, exc_info=error)
         if disable:
             self.give_up("error")
-        self._report(self, error, took)
+        self._report(self, error, item, took)
 
     def _flush_if_due(self) -> None:
         due = self._flush_at
-        if due is not None and self.delivered + self.failed + self.dropped >= due:
+        if due is not None and self.delivered + self.failed + self.dropped - self._turned_away >= due:
             self._flush_at = None
             self._call_back(self.options.on_flush, "on_flush")
             self._flushed.set()
@@ -265,104 +317,18 @@ class Lane(ABC):
         except Exception as error:
             logger.exception("background subscriber %s failed in %s", self.name, what)
             self.last_error = f"{type(error).__name__}: {error} (in {what})"
-            self._report(self, error, 0.0)
+            self._report(self, error, None, 0.0)
 
 
-Report = Callable[[Lane, BaseException, float], None]
-"""Told of each failure: the lane, the error, the seconds the delivery took."""
+Report = Callable[[Lane, BaseException, Delivery | None, float], None]
+"""Told of each failure: the lane, the error, what was being delivered, the seconds it took."""
 
 
-class TaskLane(Lane):
-    """A coroutine function, run as a task of the background loop."""
+class Route:
+    """One subscriber's interest in one type of event."""
 
-    _fn: Callable[..., Awaitable[object]]
+    __slots__ = ("lane", "passes")
 
-    def __init__(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        options: LaneOptions,
-        report: Report,
-        call_soon: Callable[[Callable[[], object]], None],
-    ) -> None:
-        super().__init__(name, fn, options, report)
-        self._call_soon = call_soon
-        self._ready: anyio.Event | None = None  # made on the loop
-        self._scope: anyio.CancelScope | None = None
-
-    def wake(self) -> None:
-        """Let the task look at its queue; one that has ended is also torn out of its delivery."""
-        self._call_soon(self._look)
-
-    def _look(self) -> None:
-        if self._ready is not None:
-            self._ready.set()
-        if self.ended_by in ("stalled", "cancelled", "closed") and self._scope is not None:
-            self._scope.cancel()
-
-    async def run(self) -> None:
-        """Deliver until closed or given up."""
-        while not self.ended_by:
-            self._ready = anyio.Event()
-            while (item := self._take()) is not None:
-                await self._deliver(item)
-            self._flush_if_due()
-            if self.ended_by or (self._closing and not self.buffer):
-                break
-            await self._ready.wait()
-        self._finish()
-
-    async def _deliver(self, item: Event | list[Event]) -> None:
-        failure: BaseException | None = None
-        with anyio.CancelScope() as self._scope:
-            try:
-                await self._fn(item)
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
-                # a SystemExit in a subscriber is its own affair: let through, it would end the whole loop
-                failure = error
-        if self._scope.cancelled_caught:
-            failure = TimeoutError(f"subscriber {self.name} was {self.ended_by} during a delivery")
-        self._scope = None
-        self._delivered(failure)
-
-
-class ThreadLane(Lane):
-    """A plain function, run on a daemon thread of its own: one that hangs can be left behind.
-
-    anyio's worker threads are no daemons, so a hung one would keep the interpreter from exiting.
-    """
-
-    def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
-        super().__init__(name, fn, options, report)
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Let the thread look at its queue."""
-        self._ready.set()
-
-    def _run(self) -> None:
-        while not self.ended_by:
-            self._ready.clear()
-            held = 0.0
-            while (item := self._take()) is not None:
-                held += self._deliver(item)
-                if held > _POLITE_SECONDS:
-                    held = 0.0
-                    sleep(0)  # lets go of the interpreter lock; it does not wait
-            self._flush_if_due()
-            if self.ended_by or (self._closing and not self.buffer):
-                break
-            self._ready.wait()
-        self._finish()
-
-    def _deliver(self, item: Event | list[Event]) -> float:
-        try:
-            self._fn(item)
-        except BaseException as error:  # a SystemExit in a subscriber is its own affair
-            return self._delivered(error)
-        return self._delivered(None)
+    def __init__(self, lane: Lane, passes: Passes | None) -> None:
+        self.lane = lane
+        self.passes = passes

@@ -20,14 +20,15 @@ _open: dict[Background, float] = {}
 def watch(bus: Bus, background: Background) -> None:
     """Drain the bus at interpreter exit, make it inert in a forked child, and let a forgotten one end itself."""
     _buses.add(bus)
+    for ended in [b for b in list(_open) if b.closed]:
+        forget(ended)
     _open[background] = bus.drain_timeout
-    weakref.finalize(bus, _forgotten, background).atexit = False
+    weakref.finalize(bus, background.end_soon).atexit = False
 
 
-def _forgotten(background: Background) -> None:
-    background.end_soon()
-    if background.closed:
-        _open.pop(background, None)
+def forget(background: Background) -> None:
+    """It is closed: nothing is left to drain."""
+    _open.pop(background, None)
 
 
 @atexit.register

@@ -3,7 +3,7 @@
 A loop over handlers has to ask each how it wants to be called; straight-line code does not, and a traceback
 through it shows which line of the plan raised. For three handlers the function is
 
-    def after_train_iter(event, trainer):
+    def on_after_train_iter(event, trainer):
         nonlocal latest
         latest = event
         if next(ticks): return measured(event, trainer)
@@ -32,8 +32,9 @@ from eventloop.meter import WARM_UP, Ticker
 
 Dispatch = Callable[[Event, Any], object]
 HandOver = Callable[[Event], object]
-OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], None]
-"""Called with the error, the plan's handlers, the index of the one that raised, the event and the trainer."""
+OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], bool]
+"""Called with the error, the plan's handlers, the index of the one that raised (-1: no handler did), the event and
+the trainer; returns whether the handlers after it were reached all the same."""
 
 _FIRST_HANDLER_LINE = 8
 
@@ -56,7 +57,8 @@ class Plan:
         self._on_failure = on_failure
         self._housekeeping = housekeeping
         self._ticker = Ticker(warm_up)
-        name = name if name.isidentifier() else "event"
+        # no handler's binding begins with "on_", whatever the event is called
+        name = f"on_{name}" if name.isidentifier() else "on_event"
         make = _factory(name, *_source(name, self.handlers, len(self.hand_overs)))
         namespace: dict[str, Any] = {
             "ticks": self._ticker.ticks,
@@ -83,20 +85,28 @@ class Plan:
     def _measured(self, event: Event, trainer: Any) -> None:
         self._ticker.measured += 1
         self._housekeeping()
-        for hand_over in self.hand_overs:
-            hand_over(event)
-        for index, handler in enumerate(self.handlers):
-            try:
+        index = -1
+        try:
+            for hand_over in self.hand_overs:
+                hand_over(event)
+            for index, handler in enumerate(self.handlers):  # noqa: B007 - the index of the one that raised
                 handler.measure(event, trainer)
-            except BaseException as error:
-                self._on_failure(error, self.handlers, index, event, trainer)
-                raise
+        except BaseException as error:
+            self._failed_at(index, error, event, trainer)
+            raise
 
     def _failed(self, error: BaseException, event: Event, trainer: Any) -> None:
         traceback = error.__traceback__
         line = traceback.tb_lineno if traceback is not None else 0
         index = line - _FIRST_HANDLER_LINE - len(self.hand_overs)
-        self._on_failure(error, self.handlers, index, event, trainer)
+        self._failed_at(max(-1, index), error, event, trainer)
+
+    def _failed_at(self, index: int, error: BaseException, event: Event, trainer: Any) -> None:
+        if self._on_failure(error, self.handlers, index, event, trainer):
+            return
+        for handler in self.handlers[index + 1 :]:
+            if not handler.filtered:  # it is counted as often as the plan ran
+                handler.calls -= 1
 
 
 def _bindings(i: int, handler: Handler) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from eventloop.background import Route
 from eventloop.events import Event
+from eventloop.lane import Route
 from eventloop.subscription import Subscription
 
 

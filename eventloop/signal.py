@@ -15,7 +15,7 @@ from blinker.base import ANY_ID
 
 from eventloop.catalogue import event_name
 from eventloop.events import Event
-from eventloop.handler import Handler, handler_name
+from eventloop.handler import Handler, handler_name, is_coroutine_function
 from eventloop.meter import WARM_UP
 from eventloop.plan import HandOver, Plan
 from eventloop.priority import Priority
@@ -67,7 +67,15 @@ class EventSignal(blinker.Signal):
     # --- what blinker users call ---------------------------------------------------------------------------
 
     def connect(self, receiver: F, sender: Any = ANY, weak: bool = False) -> F:
-        """Connect a receiver blinker's way; see the class for how it is called."""
+        """Connect a receiver blinker's way; see the class for how it is called.
+
+        Raises:
+            TypeError: a coroutine function, which nobody would await.
+        """
+        if is_coroutine_function(receiver):
+            raise TypeError(
+                f"{handler_name(receiver)} is a coroutine function: use bus.subscribe, which awaits it"
+            )
         super().connect(receiver, sender, weak)
         receiver_id = make_id(receiver)
         if receiver_id not in self._handlers:
@@ -142,11 +150,17 @@ class EventSignal(blinker.Signal):
 
     def run_sync(self, event: Event, trainer: Any) -> None:
         """Run the synchronous handlers alone, for an event the background side has had already."""
-        for handler in self._plan.handlers:
-            handler.run(event, trainer)
+        handlers = self._plan.handlers
+        for index, handler in enumerate(handlers):
+            try:
+                handler(trainer, event=event)
+            except BaseException as error:
+                self._on_failure(error, handlers, index, event, trainer)
+                raise
 
     def silence(self) -> None:
         """Drop everything connected; what a forked child does to its copy."""
+        self._clear_state()
         self._handlers.clear()
         self._hand_overs = ()
         self._compile()
@@ -179,10 +193,10 @@ class EventSignal(blinker.Signal):
 
     def _foreign(self, receiver: Receiver, receiver_id: Any, weak: bool) -> Handler:
         resolve = self.receivers[receiver_id] if weak else lambda: receiver
+        senders = self._by_receiver[receiver_id]
 
         def call(trainer: Any, *, event: Event) -> None:
             sender = self._owner if trainer is None else trainer
-            senders = self._by_receiver[receiver_id]
             target = resolve()
             if target is not None and (ANY_ID in senders or make_id(sender) in senders):
                 target(sender, event=event)
@@ -195,19 +209,20 @@ class EventSignal(blinker.Signal):
 
     def _on_failure(
         self, error: BaseException, handlers: tuple[Handler, ...], index: int, event: Event, trainer: Any
-    ) -> None:
+    ) -> bool:
         """Say whose error it is. After a closing event's failure, still reach every remaining handler."""
         if not 0 <= index < len(handlers):
-            return
+            return False
         error.add_note(_note(handlers, index, event))
         if not self.closing or not isinstance(error, Exception) or self.failing is not None:
-            return
+            return False
         self.failing = error
         try:
             for i in range(index + 1, len(handlers)):
                 self._run_after(error, handlers, i, event, trainer)
         finally:
             self.failing = None
+        return True
 
     def _run_after(
         self, first: Exception, handlers: tuple[Handler, ...], i: int, event: Event, trainer: Any

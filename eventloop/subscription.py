@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import Any, Literal, Protocol, Self, get_args
 
 import msgspec
 
-from eventloop.background import Route
 from eventloop.catalogue import event_name, suggest
 from eventloop.events import Event
-from eventloop.filters import Predicate, check_filter, describe_filter, make_filter
+from eventloop.filters import Passes, Predicate, check_filter, describe_filter, first_only, make_filter
 from eventloop.handler import Handler, RunsOn, handler_name, is_coroutine_function
-from eventloop.lane import Lane, LaneOptions, OnError, Overflow
+from eventloop.lane import Lane, LaneOptions, OnError, Overflow, Route
 from eventloop.priority import Priority, get_priority
-
-if TYPE_CHECKING:
-    from eventloop.bus import Bus
 
 Offload = Literal["thread"]
 DEFAULT_LANE = LaneOptions()
@@ -96,6 +93,7 @@ def make_options(
     start: int,
     once: bool,
     when: Predicate | None,
+    name: str | None,
     offload: str | None,
     lane: LaneOptions,
 ) -> Options:
@@ -107,6 +105,8 @@ def make_options(
     number = get_priority(priority)
     check_filter(every, start, once, when)
     _check_lane(lane)
+    if name is not None and not (isinstance(name, str) and name.strip()):
+        raise TypeError(f"name must be a text that is not empty, got {name!r}")
     name = handler_name(fn)
     if offload == "process":
         raise ValueError(f"{name}: offload='process' is not available yet: use offload='thread'")
@@ -148,6 +148,19 @@ def _check_lane(lane: LaneOptions) -> None:
         raise TypeError(f"batch must be True or False, got {lane.batch!r}")
 
 
+class Registry(Protocol):
+    """What a subscription asks of the bus it is on."""
+
+    def remove(self, subscription: Subscription) -> None:
+        """Take it off."""
+
+    def refresh(self, subscription: Subscription) -> None:
+        """Apply a change of `subscription.paused`."""
+
+    def stats_of(self, subscription: Subscription) -> SubscriptionStats:
+        """Its account, up to now."""
+
+
 class Subscription:
     """A handler's place on the bus. Leaving it as a context manager cancels it.
 
@@ -157,7 +170,7 @@ class Subscription:
 
     def __init__(
         self,
-        bus: Bus,
+        registry: Registry,
         fn: Callable[..., Any],
         events: tuple[type[Event], ...],
         *,
@@ -177,35 +190,40 @@ class Subscription:
         self.active = True
         self.paused = False
         self.routes: dict[type[Event], Route] = {}
-        self._bus = bus
+        self._registry = registry
+        self._firings = count()
 
     def cancel(self) -> None:
         """Unsubscribe. Queued events of a background subscriber are dropped; an event under way is finished."""
-        self._bus.remove(self)
+        self._registry.remove(self)
 
     def pause(self) -> None:
         """Let events pass by, uncounted, until `resume`."""
         self.paused = True
-        self._bus.refresh(self)
+        self._registry.refresh(self)
 
     def resume(self) -> None:
         """Take events again."""
         self.paused = False
-        self._bus.refresh(self)
+        self._registry.refresh(self)
 
     @property
     def stats(self) -> SubscriptionStats:
         """Its account, up to now."""
-        return self._bus.stats_of(self)
+        return self._registry.stats_of(self)
 
     def route(self, event_type: type[Event]) -> Route:
         """Its interest in a type of event; made once, because a filter may count occurrences."""
         assert self.lane is not None
         if event_type not in self.routes:
-            options = self.options
-            passes = make_filter(event_type, options.every, options.start, options.when)
-            self.routes[event_type] = Route(self.lane, passes)
+            self.routes[event_type] = Route(self.lane, self.filter(event_type))
         return self.routes[event_type]
+
+    def filter(self, event_type: type[Event]) -> Passes | None:
+        """A new filter for a type of event. It may count, so each handler and each route keeps its own."""
+        options = self.options
+        passes = make_filter(event_type, options.every, options.start, options.when)
+        return first_only(passes, self._firings) if options.once else passes
 
     def account(self) -> SubscriptionStats:
         """Its record, as far as the signals were settled and the inbox was routed."""
@@ -215,9 +233,10 @@ class Subscription:
             seconds = sum(handler.timing.estimate(handler.calls) for handler in self.handlers.values())
             return SubscriptionStats(self.name, self.event, "sync", calls, seconds, calls, 0, 0, 0, 0)
         ended = f"[{lane.ended_by}]" if lane.ended_by else ""
+        now = lane.account
         return SubscriptionStats(
-            self.name, self.event, self.runs_on, lane.calls, lane.seconds, lane.delivered, lane.dropped,
-            lane.failed, lane.queued, lane.peak, f"{ended} {lane.last_error}".strip(),
+            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped, now.failed,
+            now.queued, now.peak, f"{ended} {lane.last_error}".strip(),
         )  # fmt: skip
 
     @property

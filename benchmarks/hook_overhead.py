@@ -1,0 +1,225 @@
+"""What does the bus cost per event, next to a plain `for f in handlers: f(event)` in the same run?
+
+    python -m benchmarks.hook_overhead --json benchmarks/results/hook_overhead.json
+
+Four questions, each answered in interleaved rounds (see `_timing`): an event built and dispatched to 0, 1, 5 and
+10 handlers; the same announcement by the peers' own code; an event that nobody listens to; one event handed to
+seven background subscribers. The handlers do nothing, so what is left is the machinery. Quote the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from benchmarks._handoff import COROUTINES, THREADS, all_cases
+from benchmarks._peers import PEERS
+from benchmarks._timing import (
+    NOT_INSTALLED,
+    Case,
+    Taken,
+    command_line,
+    environment,
+    markdown_table,
+    measure,
+    pinned,
+    publish,
+    statement,
+    yes_no,
+)
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, AfterValIter
+
+HANDLERS = (0, 1, 5, 10)
+EMITS = ("bus.emit, ready", "bus.emit, replaced", "bus.emit")
+BUILD = "AfterTrainIter(iter=7, epoch=0, batch_idx=7, max_iters=1000, max_epochs=10)"
+EVENT = AfterTrainIter(iter=7, epoch=0, batch_idx=7, max_iters=1000, max_epochs=10)
+VERSIONS = ("torch", "msgspec", "anyio", *dict.fromkeys(package for package, _ in PEERS.values()))
+
+EMIT_GOAL_NS = 1000.0
+GUARD_GOAL_NS = 80.0
+HANDOFF_GOAL_NS = 500.0
+GOAL_COLUMNS = ("goal", "wanted", "median", "fastest round", "median meets it")
+
+
+def plain(handlers: list[Callable[[object], None]], event: object) -> None:
+    """The baseline: what a hand-written loop would do."""
+    for f in handlers:
+        f(event)
+
+
+# --- (a) and (d): events with sync handlers ----------------------------------------------------------------
+
+
+def dispatch_cases(n: int, number: int) -> list[Case]:
+    """The plain loop and the bus, each with the event ready and with the event built in the same statement; the
+    bus also with one made by `msgspec.structs.replace` from the iteration before."""
+    bus = Bus()
+    handlers: list[Callable[[object], None]] = [lambda event: None for _ in range(n)]
+    for _ in range(n):
+        bus.subscribe(lambda event: None, AfterTrainIter)
+    loop = {
+        "plain": plain,
+        "handlers": handlers,
+        "event": EVENT,
+        "AfterTrainIter": AfterTrainIter,
+    }
+    emit = {"bus": bus, "event": EVENT, "AfterTrainIter": AfterTrainIter, "replace": replace}
+    return [
+        statement(f"plain {n}", "plain(handlers, event)", number, loop),
+        statement(f"plain, built {n}", f"plain(handlers, {BUILD})", number, loop),
+        statement(f"bus.emit, ready {n}", "bus.emit(event)", number, emit),
+        statement(f"bus.emit, replaced {n}", "bus.emit(replace(event, iter=7, batch_idx=7))", number, emit),
+        statement(f"bus.emit {n}", f"bus.emit({BUILD})", number, emit),
+    ]
+
+
+def peer_cases(n: int, number: int) -> list[Case]:
+    """The peers that are installed."""
+    cases = []
+    logging.disable()  # they greet and warn while they are set up
+    for label, (_, announce) in PEERS.items():
+        try:
+            source, names = announce(n, EVENT)
+        except ImportError:
+            continue
+        cases.append(statement(f"{label} {n}", source, number, names))
+    logging.disable(logging.NOTSET)
+    return cases
+
+
+def dispatch_rows(taken: dict[str, Taken]) -> list[list[str]]:
+    """One row for each number of handlers."""
+    rows = []
+    for n in HANDLERS:
+        loop, loop_built = taken[f"plain {n}"], taken[f"plain, built {n}"]
+        ready, replaced, emit = (taken[f"{case} {n}"] for case in EMITS)
+        times = [f"{t.ns:.0f}" for t in (loop, loop_built, ready, replaced, emit)]
+        ratios = [
+            emit.ratio_to(loop_built),
+            ready.ratio_to(loop),
+            replaced.ratio_to(loop),
+            emit.ratio_to(loop),
+        ]
+        rows.append([str(n), *times, *(f"{r:.2f}" for r in ratios)])
+    return rows
+
+
+def peer_rows(taken: dict[str, Taken]) -> list[list[str]]:
+    """One row for each system: its time relative to the plain loop, the event ready; the bus builds its own."""
+    rows = [["eventloop bus.emit, event built too", *_ratios(taken, "bus.emit")]]
+    for label in PEERS:
+        here = f"{label} {HANDLERS[0]}" in taken
+        rows.append([label, *(_ratios(taken, label) if here else [NOT_INSTALLED] * len(HANDLERS))])
+    return rows
+
+
+def _ratios(taken: dict[str, Taken], label: str) -> list[str]:
+    return [f"{taken[f'{label} {n}'].ratio_to(taken[f'plain {n}']):.1f}" for n in HANDLERS]
+
+
+# --- (b) and (c): nobody listens, and everybody listens in the background ----------------------------------
+
+
+def guard_cases(number: int) -> list[Case]:
+    """What a loop pays to learn that it need not build an event; the empty loop is part of each figure."""
+    bus = Bus()
+    bus.subscribe(lambda event: None, AfterTrainIter)
+    names: dict[str, Any] = {"bus": bus, "event_type": AfterValIter}
+    return [
+        statement("empty loop", "pass", number),
+        statement("bus.wants", "bus.wants(event_type)", number, names),
+        statement("if bus.wants: build, emit", f"if bus.wants(event_type): bus.emit({BUILD})", number, names),
+    ]
+
+
+def guard_rows(taken: dict[str, Taken]) -> list[list[str]]:
+    """The cases, in nanoseconds."""
+    return [
+        [name, f"{taken[name].ns:.0f}"] for name in ("empty loop", "bus.wants", "if bus.wants: build, emit")
+    ]
+
+
+def handoff_rows(taken: dict[str, Taken]) -> list[list[str]]:
+    """Every way of handing over, and how many times the cost of one `bus.emit` it is."""
+    bus = taken["bus.emit"]
+    return [[t.name, f"{t.median * 1e6:.2f}", f"{t.ratio_to(bus):.1f}"] for t in taken.values()]
+
+
+# --- the report --------------------------------------------------------------------------------------------
+
+
+def goal_rows(inline: dict[str, Taken], handoff: dict[str, Taken]) -> list[list[str]]:
+    """The goals beside what was measured."""
+    goals = [
+        ("event built and emitted, 5 handlers", inline["bus.emit 5"], EMIT_GOAL_NS),
+        ("event nobody listens to, bus.wants", inline["bus.wants"], GUARD_GOAL_NS),
+        (
+            f"hand-over to {THREADS + COROUTINES} background subscribers",
+            handoff["bus.emit"],
+            HANDOFF_GOAL_NS,
+        ),
+    ]
+    return [
+        [name, f"<= {goal:.0f} ns", f"{t.ns:.0f} ns", f"{t.least_ns:.0f} ns", yes_no(t.ns <= goal)]
+        for name, t, goal in goals
+    ]
+
+
+def report(about: dict[str, str], inline: dict[str, Taken], handoff: dict[str, Taken]) -> str:
+    """The whole page."""
+    dispatch = ["handlers", "plain ns", "plain+build ns", "emit ns", "replace+emit ns", "build+emit ns"]
+    dispatch += ["build+emit / plain+build", "emit / plain", "replace+emit / plain", "build+emit / plain"]
+    subscribers = f"{THREADS} threads and {COROUTINES} coroutines"
+    parts = [
+        f"# What does the bus cost per event?\n\n    {command_line('benchmarks.hook_overhead')}",
+        "\n".join(f"- {name}: {value}" for name, value in about.items()),
+        "## Goals\n\n" + markdown_table(GOAL_COLUMNS, goal_rows(inline, handoff)),
+        "## One event to n handlers that do nothing\n\n" + markdown_table(dispatch, dispatch_rows(inline)),
+        "## The same announcement by other systems, as a multiple of the plain loop\n\n"
+        + markdown_table(["system", *(f"{n} handlers" for n in HANDLERS)], peer_rows(inline)),
+        "## An event nobody listens to\n\n" + markdown_table(["statement", "ns"], guard_rows(inline)),
+        f"## One event handed to the background: the bus to {subscribers}, the others to one\n\n"
+        + markdown_table(["way", "µs on the emitting thread", "x bus.emit"], handoff_rows(handoff)),
+    ]
+    return "\n\n".join(parts)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=31, help="rounds the medians are over")
+    parser.add_argument("--number", type=int, default=1000, help="repetitions in a block")
+    parser.add_argument("--json", type=Path, help="where to keep the figures")
+    parser.add_argument("--markdown", type=Path, help="where to keep the printed report")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    options = arguments()
+    torch.set_num_threads(1)
+    number, rounds = options.number, options.rounds
+    inline_cases = guard_cases(10 * number)
+    inline_cases += [case for n in HANDLERS for case in (*dispatch_cases(n, number), *peer_cases(n, number))]
+    with all_cases(EVENT, BUILD) as handoff_cases, pinned() as cpu:
+        inline = measure(inline_cases, rounds=rounds)
+        handoff = measure(handoff_cases, rounds=rounds)
+    about = environment(*VERSIONS)
+    about["pinned"] = "no" if cpu is None else "the emitting thread, to one CPU"
+    about["rounds"] = f"{rounds}, medians; {number} repetitions in a block"
+    groups = {"inline": inline, "handoff": handoff}
+    figures = {group: {t.name: t.record() for t in taken.values()} for group, taken in groups.items()}
+    goals = [dict(zip(GOAL_COLUMNS, r, strict=True)) for r in goal_rows(inline, handoff)]
+    record = {"environment": about, "goals": goals, "figures": figures}
+    publish(report(about, inline, handoff), record, json=options.json, markdown=options.markdown)
+
+
+if __name__ == "__main__":
+    main()

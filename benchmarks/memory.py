@@ -1,0 +1,140 @@
+"""Does the resident size stay flat over a long run, when a background writer cannot keep up?
+
+    python -m benchmarks.memory --json benchmarks/results/memory.json
+
+The loop emits `before_train_iter` and `after_train_iter` as fast as it can, polling the bus once an iteration as
+the trainer does. A writer on a thread of its own sleeps on every delivery, so that its bounded queue is full all
+the time and drops what is oldest. A queue, an inbox or an account that keeps what it has seen would grow with the
+number of events. What was emitted must be delivered, dropped or still queued, to the last event.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter, sleep
+
+from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, BeforeTrainIter, Event
+
+CHECKPOINTS = 10
+GROWTH_GOAL_MIB = 1.0
+"""An account of one machine word for each event would be 15 MiB over two million of them."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The resident size after so many events, and what the slow writer's account says."""
+
+    events: int
+    rss_mib: float
+    seconds: float
+    delivered: int
+    dropped: int
+    queued: int
+
+
+def resident_mib() -> float:
+    """The resident size of this process, from Linux's /proc."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def emit_iterations(bus: Bus, first: int, last: int, total: int) -> None:
+    """What a training loop announces in iterations `first` to `last`."""
+    for i in range(first, last):
+        bus.emit(BeforeTrainIter(iter=i, epoch=0, batch_idx=i, max_iters=total, max_epochs=1))
+        bus.emit(AfterTrainIter(iter=i, epoch=0, batch_idx=i, max_iters=total, max_epochs=1))
+        bus.poll()
+
+
+def run(events: int, writer_seconds: float, queue: int) -> tuple[list[Checkpoint], bool]:
+    """Emit `events` events; return the size on the way, and whether the writer's account adds up at the end."""
+
+    def write(event: Event) -> None:
+        sleep(writer_seconds)
+
+    iterations = events // 2
+    seen: list[Checkpoint] = []
+    began = perf_counter()
+    with Bus(drain_timeout=1.0) as bus:
+        writer = bus.subscribe(
+            write, BeforeTrainIter, AfterTrainIter, offload="thread", queue=queue, overflow="drop_oldest"
+        )
+        bus.subscribe(lambda event: None, AfterTrainIter)
+        for tenth in range(CHECKPOINTS):
+            first, last = (iterations * k // CHECKPOINTS for k in (tenth, tenth + 1))
+            emit_iterations(bus, first, last, iterations)
+            account, size = writer.stats, resident_mib()
+            seen.append(
+                Checkpoint(
+                    2 * last, size, perf_counter() - began, account.delivered, account.dropped, account.queued
+                )
+            )
+        account = writer.stats
+    return seen, 2 * iterations == account.delivered + account.failed + account.dropped + account.queued
+
+
+def goal_rows(seen: list[Checkpoint], adds_up: bool) -> list[list[str]]:
+    """The goals beside what was measured."""
+    growth = seen[-1].rss_mib - seen[0].rss_mib
+    per_event = growth * 2**20 / (seen[-1].events - seen[0].events)
+    grown = f"{growth:+.2f} MiB, {per_event:+.2f} bytes an event"
+    met = yes_no(growth <= GROWTH_GOAL_MIB)
+    return [
+        ["growth after the first tenth", f"<= {GROWTH_GOAL_MIB:.0f} MiB", grown, met],
+        ["delivered + dropped + queued == emitted", "exactly", yes_no(adds_up), yes_no(adds_up)],
+    ]
+
+
+def report(about: dict[str, str], seen: list[Checkpoint], adds_up: bool) -> str:
+    """The whole page."""
+    columns = ["events", "RSS MiB", "seconds", "delivered", "dropped", "queued"]
+    rows = [
+        [
+            f"{c.events:,}",
+            f"{c.rss_mib:.2f}",
+            f"{c.seconds:.1f}",
+            f"{c.delivered:,}",
+            f"{c.dropped:,}",
+            c.queued,
+        ]
+        for c in seen
+    ]
+    parts = [
+        f"# Does memory stay flat when a writer cannot keep up?\n\n    {command_line('benchmarks.memory')}",
+        "\n".join(f"- {name}: {value}" for name, value in about.items()),
+        "## Goals\n\n" + markdown_table(["goal", "wanted", "measured", "met"], goal_rows(seen, adds_up)),
+        "## On the way\n\n" + markdown_table(columns, rows),
+    ]
+    return "\n\n".join(parts)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--events", type=int, default=2_000_000, help="two an iteration")
+    parser.add_argument("--writer-seconds", type=float, default=0.001, help="what one delivery takes")
+    parser.add_argument("--queue", type=int, default=1024, help="events that may wait for the writer")
+    parser.add_argument("--json", type=Path, help="where to keep the figures")
+    parser.add_argument("--markdown", type=Path, help="where to keep the printed report")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Emit, look, print, keep."""
+    options = arguments()
+    about = environment("msgspec", "blinker", "anyio")
+    about["writer"] = (
+        f"sleeps {options.writer_seconds * 1e3:g} ms a delivery, queue of {options.queue}, drop_oldest"
+    )
+    seen, adds_up = run(options.events, options.writer_seconds, options.queue)
+    record = {"environment": about, "adds_up": adds_up, "checkpoints": [asdict(c) for c in seen]}
+    publish(report(about, seen, adds_up), record, json=options.json, markdown=options.markdown)
+
+
+if __name__ == "__main__":
+    main()

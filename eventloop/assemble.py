@@ -1,0 +1,164 @@
+"""Putting a trainer together: checking what contradicts itself, and attaching hooks and writers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from eventloop.catalogue import suggest
+from eventloop.position import length_of
+from eventloop.registry import build, find_class
+from eventloop.schedule import positive
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+DEFAULT_HOOKS = {
+    "runtime_info": "RuntimeInfoHook",
+    "optimizer": "OptimizerHook",
+    "timer": "IterTimerHook",
+    "sampler_seed": "DistSamplerSeedHook",
+    "logger": "LoggerHook",
+    "param_scheduler": "ParamSchedulerHook",
+    "checkpoint": "CheckpointHook",
+}
+"""Name, which is also the hook's key in a checkpoint, and class of the hooks every trainer has."""
+
+
+def check_trainer(
+    loss_fn: object,
+    train_step: object,
+    max_epochs: int | None,
+    max_iters: int | None,
+    *loaders: Iterable[Any] | None,
+) -> None:
+    """Refuse arguments that contradict each other.
+
+    Raises:
+        TypeError, ValueError: see the message.
+    """
+    if (max_epochs is None) == (max_iters is None):
+        got = "neither" if max_epochs is None else f"both (max_epochs={max_epochs}, max_iters={max_iters})"
+        raise ValueError(
+            f"give exactly one of max_epochs and max_iters, the unit the run is measured in; got {got}"
+        )
+    positive(
+        "max_epochs" if max_epochs is not None else "max_iters",
+        max_epochs if max_epochs is not None else max_iters,
+    )
+    if loss_fn is not None and train_step is not None:
+        raise ValueError("give loss_fn or train_step, not both: train_step replaces loss_fn")
+    for name, loader in zip(("train_loader", "val_loader", "test_loader"), loaders, strict=True):
+        if loader is None:
+            continue
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise TypeError(f"{name} must be an iterable of batches, got {loader!r}")
+        if length_of(loader) == 0:
+            raise ValueError(
+                f"{name} is empty: it has 0 batches (is drop_last=True with a batch larger than the data?)"
+            )
+
+
+def make_work_dir(work_dir: str | Path | None) -> Path:
+    """Create the directory of the run's files; by default a new one under runs/, named by the time.
+
+    Raises:
+        OSError: it cannot be created, or not written.
+    """
+    path = Path("runs") / time.strftime("%Y%m%d_%H%M%S") if work_dir is None else Path(work_dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise type(error)(f"work_dir {str(path)!r} cannot be written: {error}") from error
+    return path
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Of this process in its process group; (0, 1) without one."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def attach_all(
+    trainer: Trainer, hooks: Sequence[Any], writers: Sequence[Any], default_hooks: Mapping[str, Any]
+) -> tuple[list[Any], list[Any]]:
+    """Build what is a config, name the hooks, and subscribe everything; writers write on rank 0 only.
+
+    Raises:
+        TypeError, ValueError: no hook or writer, an unknown name, two hooks whose state has one name.
+    """
+    own = [build(h) if isinstance(h, Mapping) else h for h in hooks]
+    for hook in own:
+        _check_attachable(hook, "hook")
+    named = _with_defaults(
+        own, default_hooks, by_epoch=trainer.by_epoch, has_optimizer=trainer.optimizer is not None
+    )
+    _name_hooks(named)
+    for _, hook in named:
+        hook.check(trainer)
+    for _, hook in named:
+        hook.attach(trainer.bus)
+    built = [build(w) if isinstance(w, Mapping) else w for w in writers]
+    for writer in built:
+        _check_attachable(writer, "writer")
+        if trainer.rank == 0:
+            writer.attach(trainer.bus, lambda: trainer.facts)
+    return [hook for _, hook in named], built
+
+
+def _check_attachable(candidate: Any, what: str) -> None:
+    if isinstance(candidate, type) or not callable(getattr(candidate, "attach", None)):
+        raise TypeError(f"expected a {what} or a config dict(type=...), got {candidate!r}")
+
+
+def _with_defaults(
+    own: list[Any], default_hooks: Mapping[str, Any], *, by_epoch: bool, has_optimizer: bool
+) -> list[tuple[str | None, Any]]:
+    for name in default_hooks:
+        if name not in DEFAULT_HOOKS:
+            raise ValueError(
+                f"default_hooks has no {name!r}{suggest(name, [*DEFAULT_HOOKS])}; others go to hooks=[...]"
+            )
+    names = dict.fromkeys(map(id, own))
+    named: list[tuple[str | None, Any]] = []
+    for name, class_name in DEFAULT_HOOKS.items():
+        cls = find_class(class_name)
+        replaced = next((hook for hook in own if isinstance(hook, cls)), None)
+        if replaced is not None:
+            names[id(replaced)] = name
+        elif name in default_hooks:
+            given = default_hooks[name]
+            if given is not None:
+                hook = build(given) if isinstance(given, Mapping) else given
+                _check_attachable(hook, "hook")
+                named.append((name, hook))
+        elif name == "checkpoint":
+            named.append((name, cls(interval=1 if by_epoch else 1000)))
+        elif name != "optimizer" or has_optimizer:
+            named.append((name, cls()))
+    return named + [(names[id(hook)], hook) for hook in own]
+
+
+def _name_hooks(named: list[tuple[str | None, Any]]) -> None:
+    taken: set[str] = set()
+    for default_name, hook in named:
+        name = hook.name or default_name or type(hook).__name__
+        if name in taken and (hook.stateful or hook.name):
+            raise ValueError(
+                f"two hooks have the state name {name!r}, so a checkpoint could hold only one of them: "
+                f"give one of the {type(hook).__name__}s another name"
+            )
+        number = 2
+        while name in taken:
+            name, number = f"{type(hook).__name__} #{number}", number + 1
+        taken.add(name)
+        hook.name = name

@@ -1,0 +1,30 @@
+"""Collecting events, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from eventloop.catalogue import find_event
+from eventloop.events import Event
+from eventloop.priority import Priority
+
+if TYPE_CHECKING:
+    from eventloop.bus import Bus
+
+
+@contextmanager
+def capture(bus: Bus, events: tuple[str | type[Event], ...]) -> Iterator[list[Event]]:
+    """Collect events while the block runs; background-born ones are there when it ends."""
+    seen: list[Event] = []
+    types = [e if e == "*" else find_event(e) for e in events]
+    sync = [t for t in types if isinstance(t, str) or not t.background_born]
+    born = [t for t in types if not isinstance(t, str) and t.background_born]
+    with ExitStack() as subscriptions:
+        if sync or not born:
+            subscriptions.enter_context(bus.subscribe(seen.append, *sync, priority=Priority.LOWEST))
+        if born:
+            subscriptions.enter_context(bus.subscribe(seen.append, *born, offload="thread", overflow="block"))
+            subscriptions.callback(bus.flush)
+        yield seen

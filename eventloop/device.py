@@ -1,0 +1,83 @@
+"""Getting values off a device without the training thread waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class PinnedPool:
+    """Page-locked host buffers, kept for reuse: pinning memory costs far more than the copy into it."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
+
+    def take(self, dtype: torch.dtype, size: int) -> torch.Tensor:
+        """A flat pinned buffer of at least `size` elements, a power of two of them."""
+        capacity = 1 << max(0, size - 1).bit_length()
+        free = self._free.get((dtype, capacity))
+        if free:
+            return free.pop()
+        return torch.empty(capacity, dtype=dtype, pin_memory=True)
+
+    def give(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back."""
+        self._free.setdefault((buffer.dtype, buffer.numel()), []).append(buffer)
+
+
+class _Group(NamedTuple):
+    """Tensors of one device and type, stacked: `source` on the device, or its copy on the host."""
+
+    indices: list[int]
+    source: torch.Tensor
+    pinned: torch.Tensor | None
+    copied: torch.cuda.Event | None
+
+
+class HostCopy:
+    """0-dim tensors on their way to the host: one stack and one copy per device and type.
+
+    On CUDA the copy goes into a pinned buffer on the current stream, so it reads the values as they are at this
+    point of the program; `ready` asks the event behind it. On the CPU there is nothing to wait for. On other
+    accelerators `values` waits, on the thread that calls it.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], pool: PinnedPool) -> None:
+        self._size = len(tensors)
+        self._pool = pool
+        by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            by_kind.setdefault((tensor.device, tensor.dtype), []).append(i)
+        self._groups = [
+            self._start(indices, torch.stack([tensors[i].reshape(()) for i in indices]))
+            for indices in by_kind.values()
+        ]
+
+    def _start(self, indices: list[int], source: torch.Tensor) -> _Group:
+        if source.device.type != "cuda":
+            return _Group(indices, source, None, None)
+        pinned = self._pool.take(source.dtype, len(indices))
+        pinned[: len(indices)].copy_(source, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(source.device))
+        return _Group(indices, source, pinned, copied)
+
+    def ready(self) -> bool:
+        """True when `values` will not wait."""
+        return all(group.copied is None or group.copied.query() for group in self._groups)
+
+    def values(self) -> list[float]:
+        """The numbers, in the order of the tensors; waits for the device if need be. Call once."""
+        values = [0.0] * self._size
+        for group in self._groups:
+            if group.copied is None or group.pinned is None:
+                numbers = group.source.tolist()
+            else:
+                group.copied.synchronize()
+                numbers = group.pinned[: len(group.indices)].tolist()
+                self._pool.give(group.pinned)
+            for i, number in zip(group.indices, numbers, strict=True):
+                values[i] = float(number)
+        return values

@@ -1,0 +1,52 @@
+"""What goes wrong in the background, on its way to whoever asked to know."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import perf_counter
+
+from eventloop.events import Event, EventsDropped, HandlerFailed
+from eventloop.lane import Delivery, Lane
+
+MAIL_LIMIT = 1024
+"""Events and errors kept for a training thread that does not poll. Each is in its lane's account too."""
+
+
+class Health:
+    """Tells of failures and drops: the background subscribers at once, the synchronous ones by mail.
+
+    Args:
+        route: puts an event into the lanes of its subscribers, all but one; may be called from any thread.
+    """
+
+    def __init__(self, route: Callable[[Event, Lane | None], None]) -> None:
+        self.mail: deque[Event] = deque(maxlen=MAIL_LIMIT)
+        self.errors: deque[BaseException] = deque(maxlen=MAIL_LIMIT)
+        self.mail_types: frozenset[type[Event]] = frozenset()
+        self.latest: dict[type[Event], Event] = {}
+        self._route = route
+
+    def report(self, lane: Lane, error: BaseException, item: Delivery | None, cost: float) -> None:
+        """A lane's `Report`: tell of one failure, everybody but the lane itself."""
+        if lane.options.on_error == "raise":
+            self.errors.append(error)
+        text = f"{type(error).__name__}: {error}"
+        event = HandlerFailed(handler=lane.name, error=text, count=max(1, lane.failed), cost=cost)
+        items = item if isinstance(item, list) else [item]
+        # who fails on a report is reported to no lane: two such would keep each other busy for ever
+        self._tell(event, lane, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
+
+    def tell_drops(self, lanes: Iterable[Lane], every: float = 0.0) -> None:
+        """Tell of what was dropped since it was last told, of one lane at most once in `every` seconds."""
+        now = perf_counter()
+        for lane in lanes:
+            if count := lane.new_drops(now, every):
+                self._tell(EventsDropped(handler=lane.name, count=count))
+
+    def _tell(self, event: Event, about: Lane | None = None, *, by_mail_only: bool = False) -> None:
+        self.latest[type(event)] = event
+        if type(event) in self.mail_types:
+            self.mail.append(event)
+        if not by_mail_only:
+            self._route(event, about)

@@ -1,0 +1,200 @@
+"""The loops: they count, fetch, run and announce, and leave everything else to whoever subscribed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eventloop.evaluate import Evaluation, batch_size
+from eventloop.events import (
+    AfterTestEpoch,
+    AfterTestIter,
+    AfterTrainIter,
+    AfterValEpoch,
+    AfterValIter,
+    BeforeTestIter,
+    BeforeTrainIter,
+    BeforeValIter,
+)
+from eventloop.schedule import Evaluate, Schedule
+from eventloop.scopes import EpochScope, EvalScope
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+_END = object()
+
+
+class SkipIteration(Exception):
+    """Raised by a handler of `before_train_iter`: the batch is skipped, no iteration is counted."""
+
+
+class TrainLoop:
+    """Epochs and iterations of one trainer. Plain generators: closing one has no effect of its own, the events
+    that begin and end things are the business of `scopes`."""
+
+    def __init__(self, trainer: Trainer, schedule: Schedule) -> None:
+        self._trainer = trainer
+        self._schedule = schedule
+
+    def epochs(self) -> Iterator[int]:
+        """Yield the index of each epoch that is left; an iteration-based run is one epoch."""
+        trainer = self._trainer
+        if trainer.iter == 0 and trainer.batch_idx == 0:
+            self._evaluate(0)
+        elif trainer.position.take_evaluation():
+            self._evaluate(trainer.epoch if trainer.max_epochs is not None else trainer.iter)
+        while not self._finished():
+            began_at, began_in = trainer.iter, trainer.epoch
+            yield trainer.epoch
+            if trainer.stopping:
+                return
+            if trainer.iter == began_at and trainer.epoch == began_in:
+                raise RuntimeError(
+                    f"epoch {trainer.epoch} trained no iteration: inside `for epoch in trainer.epochs()` write "
+                    "`for batch in trainer.batches(loader)`"
+                )
+            if trainer.max_epochs is not None:
+                self._evaluate(trainer.epoch)
+
+    def iterations(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of an epoch, announcing each iteration around the body of the caller's loop.
+
+        Raises:
+            ValueError: the loader is empty, or every batch of a pass was skipped.
+        """
+        trainer = self._trainer
+        bus, clock = trainer.bus, trainer.clock
+        began = perf_counter()
+        for batch in self._batches(loader):
+            trainer.batch = to_device(batch, trainer.device)
+            fetched = perf_counter()
+            clock.data = fetched - began
+            trainer.outputs = None
+            try:
+                if bus.wants(BeforeTrainIter):
+                    trainer.announce(BeforeTrainIter, batch_idx=trainer.batch_idx)
+            except SkipIteration:
+                trainer.batch_idx += 1
+                began = perf_counter()
+                continue
+            started = perf_counter()
+            yield trainer.batch
+            clock.forward = perf_counter() - started
+            if bus.wants(AfterTrainIter):
+                trainer.announce(AfterTrainIter, batch_idx=trainer.batch_idx)
+            trainer.completed_iteration()
+            now = perf_counter()
+            clock.commit(now - began)
+            bus.poll(trainer)
+            if self._iteration_boundary():
+                return
+            began = perf_counter()
+
+    def _iteration_boundary(self) -> bool:
+        """Evaluate where a run measured in iterations says so; True when the epoch ends here."""
+        trainer = self._trainer
+        if trainer.stopping:
+            return True
+        if trainer.max_epochs is not None:
+            return False
+        self._evaluate(trainer.iter)
+        return trainer.stopping or self._finished()
+
+    def _finished(self) -> bool:
+        trainer = self._trainer
+        if trainer.stopping:
+            return True
+        if trainer.max_epochs is not None:
+            return trainer.epoch >= trainer.max_epochs
+        return trainer.iter >= (trainer.max_iters or 0)
+
+    def _batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """One pass over the loader, from where a checkpoint was taken; pass after pass in an iteration-based run."""
+        trainer = self._trainer
+        while True:
+            before = trainer.iter
+            yield from trainer.position.open(loader)
+            if trainer.iter == before and not trainer.position.skipped:
+                raise ValueError(
+                    "a whole pass over the train loader trained no iteration: it is empty, or every batch was skipped"
+                )
+            if trainer.max_epochs is not None:
+                return
+            trainer.position.next_pass(loader)
+
+    def _evaluate(self, done: int) -> None:
+        trainer = self._trainer
+        total = trainer.max_epochs if trainer.max_epochs is not None else trainer.max_iters
+        for mode in self._schedule.after(done, total or 0):
+            if not trainer.stopping:
+                evaluate(trainer, mode)
+
+
+_EVENTS: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
+    "val": (BeforeValIter, AfterValIter, AfterValEpoch),
+    "test": (BeforeTestIter, AfterTestIter, AfterTestEpoch),
+}
+
+
+def evaluate(trainer: Trainer, mode: Evaluate) -> dict[str, float]:
+    """Validate or test once, with all events, and return the metrics; {} when a stop cut the pass short.
+
+    Raises:
+        ValueError: the trainer has no loader for `mode`, or it is empty.
+    """
+    loader = trainer.val_loader if mode == "val" else trainer.test_loader
+    if loader is None:
+        raise ValueError(f"the trainer has no {mode}_loader to evaluate on: pass {mode}_loader=...")
+    batch, outputs, was_training = trainer.batch, trainer.outputs, trainer.model.training
+    with EvalScope(trainer, mode) as scope:
+        trainer.model.eval()
+        try:
+            with EpochScope(trainer, mode) as epoch:
+                evaluation = Evaluation(trainer.evaluator)
+                complete = _run_pass(trainer, mode, loader, evaluation)
+                epoch.metrics = scope.metrics = evaluation.compute() if complete else {}
+        finally:
+            trainer.model.train(was_training)
+            trainer.batch, trainer.outputs = batch, outputs
+    return scope.metrics
+
+
+def _run_pass(trainer: Trainer, mode: Evaluate, loader: Iterable[Any], evaluation: Evaluation) -> bool:
+    before, after, _ = _EVENTS[mode]
+    bus = trainer.bus
+    batches = 0
+    for batch_idx, batch in enumerate(loader):
+        trainer.batch = to_device(batch, trainer.device)
+        if bus.wants(before):
+            trainer.announce(before, batch_idx=batch_idx)
+        with torch.no_grad():
+            trainer.outputs = trainer.val_step(trainer, trainer.batch)
+        evaluation.add(trainer.outputs, batch_size(trainer.batch))
+        if bus.wants(after):
+            trainer.announce(after, batch_idx=batch_idx)
+        batches += 1
+        bus.poll(trainer)
+        if trainer.stopping:
+            return False
+    if not batches:
+        raise ValueError(f"the {mode} loader is empty: a pass over it gave no batch")
+    return True
+
+
+def to_device(batch: Any, device: torch.device | None) -> Any:
+    """Move the tensors of a nested batch; None leaves it as it is. Does not wait when the batch is pinned."""
+    if device is None:
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch if batch.device == device else batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(item, device) for item in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(item, device) for item in batch)
+    return batch

@@ -1,0 +1,147 @@
+"""A trainer's state as a checkpoint, and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from eventloop.checkpoint import (
+    CheckpointError,
+    check_model_state,
+    latest_checkpoint,
+    load_checkpoint,
+    load_model_state,
+    rng_state,
+    set_rng_state,
+)
+from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+SCHEMA = 1
+
+Within = Literal["", "iter", "epoch"]
+
+
+class TrainerState:
+    """Gathers and restores everything that changes the course of a training."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def gather(self, path: str, *, within: Within = "") -> dict[str, Any]:
+        """The state as a mapping of live tensors, after `before_save_checkpoint` handlers had their say.
+
+        Args:
+            path: where it will be saved.
+            within: "iter" or "epoch" when called from a handler of `after_train_iter` or `after_train_epoch`:
+                what just ended is not counted yet, but done, and its validation is still to come.
+        """
+        trainer = self._trainer
+        trainer.checkpoint = {
+            "meta": self._meta(within),
+            "state_dict": trainer.model.state_dict(),
+            "optimizer": None if trainer.optimizer is None else trainer.optimizer.state_dict(),
+            "param_schedulers": [scheduler.state_dict() for scheduler in trainer.schedulers],
+            "hooks": {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful},
+            "rng": rng_state(),
+        }
+        try:
+            trainer.announce(BeforeSaveCheckpoint, path=path)
+            return trainer.checkpoint
+        finally:
+            trainer.checkpoint = None
+
+    def _meta(self, within: Within) -> dict[str, Any]:
+        trainer = self._trainer
+        position = trainer.position.state_dict()
+        if within:
+            position["batch_idx"] = position["batch_idx"] + 1 if within == "iter" else 0
+            position["to_evaluate"] = True
+        return {
+            "schema": SCHEMA,
+            "iter": trainer.iter + (within == "iter"),
+            "epoch": trainer.epoch + (within == "epoch"),
+            "max_iters": trainer.max_iters,
+            "max_epochs": trainer.max_epochs,
+            "position": position,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "torch": str(torch.__version__),
+        }
+
+    def resume(self, path: str | Path) -> Path:
+        """See `Trainer.resume`."""
+        trainer = self._trainer
+        found = latest_checkpoint(trainer.checkpoint_dir) if str(path) == "auto" else Path(path)
+        checkpoint = self._read(found)
+        missing = [key for key in ("meta", "optimizer", "param_schedulers", "rng") if key not in checkpoint]
+        if missing:
+            raise CheckpointError(
+                f"{found} cannot be resumed from, it has no {', '.join(missing)}: load_checkpoint takes its weights"
+            )
+        self._check_schema(checkpoint["meta"], found)
+        check_model_state(trainer.model, checkpoint["state_dict"], strict=True, source=str(found))
+        self._check_parts(checkpoint, found)
+        load_model_state(trainer.model, checkpoint["state_dict"], strict=True, source=str(found))
+        if trainer.optimizer is not None and checkpoint["optimizer"] is not None:
+            trainer.optimizer.load_state_dict(checkpoint["optimizer"])
+        for scheduler, state in zip(trainer.schedulers, checkpoint["param_schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+        for hook in trainer.hooks:
+            if hook.name in checkpoint["hooks"]:
+                hook.load_state_dict(checkpoint["hooks"][hook.name])
+        self._restore_counters(checkpoint["meta"])
+        set_rng_state(checkpoint["rng"])
+        return found
+
+    def load_weights(self, path: str | Path, *, strict: bool) -> None:
+        """See `Trainer.load_checkpoint`."""
+        checkpoint = self._read(Path(path))
+        load_model_state(self._trainer.model, checkpoint["state_dict"], strict=strict, source=str(path))
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        trainer = self._trainer
+        trainer.checkpoint = load_checkpoint(path)
+        try:
+            trainer.announce(AfterLoadCheckpoint, path=str(path))
+            return trainer.checkpoint
+        finally:
+            trainer.checkpoint = None
+
+    def _check_schema(self, meta: Mapping[str, Any], path: Path) -> None:
+        if meta.get("schema") != SCHEMA:
+            raise CheckpointError(
+                f"{path} has schema {meta.get('schema')!r}, this version of eventloop reads {SCHEMA}: update eventloop"
+            )
+        by_epoch = meta["max_epochs"] is not None
+        if by_epoch != self._trainer.by_epoch:
+            units = ("epochs", "iterations") if by_epoch else ("iterations", "epochs")
+            raise CheckpointError(
+                f"{path} is of a run measured in {units[0]}, this trainer counts {units[1]}"
+            )
+
+    def _check_parts(self, checkpoint: Mapping[str, Any], path: Path) -> None:
+        saved, own = len(checkpoint["param_schedulers"]), len(self._trainer.schedulers)
+        if saved != own:
+            raise CheckpointError(f"{path} has the state of {saved} schedulers, the trainer has {own}")
+        optimizer, state = self._trainer.optimizer, checkpoint["optimizer"]
+        if optimizer is None or state is None:
+            return
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        saved_sizes = [len(group["params"]) for group in state["param_groups"]]
+        if sizes != saved_sizes:
+            raise CheckpointError(
+                f"{path} is of another optimizer: its parameter groups have {saved_sizes} parameters, "
+                f"the trainer's {sizes}"
+            )
+
+    def _restore_counters(self, meta: Mapping[str, Any]) -> None:
+        trainer = self._trainer
+        trainer.iter = trainer.metrics.iter = int(meta["iter"])
+        trainer.epoch = int(meta["epoch"])
+        trainer.position.load_state_dict(meta["position"])

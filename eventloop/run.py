@@ -1,0 +1,21 @@
+"""What a writer is told about the run when it opens: facts, fixed when the run began."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One run, from the moment `before_run` is about to be emitted."""
+
+    work_dir: str
+    """Where the run's files go; it exists and can be written."""
+    start_iter: int = 0
+    """Completed train iterations when the run began; above 0 when it was resumed."""
+    start_epoch: int = 0
+    max_iters: int | None = None
+    max_epochs: int | None = None
+    iters_per_epoch: int | None = None
+    """Batches of one pass over the train loader, None where it has no length."""
+    rank: int = 0
+    world_size: int = 1

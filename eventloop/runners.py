@@ -1,0 +1,122 @@
+"""What takes events out of a lane: a task of the background loop, or a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from time import sleep
+from typing import Any
+
+import anyio
+
+from eventloop.lane import Delivery, Lane, LaneOptions, Report
+
+_POLITE_SECONDS = 0.001
+"""How long a lane's thread may hold the interpreter before it offers it to the training thread."""
+
+
+class TaskLane(Lane):
+    """A coroutine function, run as a task of the background loop."""
+
+    _fn: Callable[..., Awaitable[object]]
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        report: Report,
+        call_soon: Callable[[Callable[[], object]], None],
+    ) -> None:
+        super().__init__(name, fn, options, report)
+        self._call_soon = call_soon
+        self._ready: anyio.Event | None = None  # made on the loop
+        self._scope: anyio.CancelScope | None = None
+
+    def wake(self) -> None:
+        """Let the task look at its queue; one that has ended is also torn out of its delivery."""
+        self._call_soon(self._look)
+
+    def _look(self) -> None:
+        if self._ready is not None:
+            self._ready.set()
+        if self.ended_by in ("stalled", "cancelled", "closed") and self._scope is not None:
+            self._scope.cancel()
+
+    async def run(self) -> None:
+        """Deliver until closed or given up."""
+        while not self.ended_by:
+            self._ready = anyio.Event()
+            while (item := self._take()) is not None:
+                await self._deliver(item)
+            self._flush_if_due()
+            if self.ended_by or (self._closing and not self.buffer):
+                break
+            await self._ready.wait()
+        self._finish()
+
+    async def _deliver(self, item: Delivery) -> None:
+        failure: BaseException | None = None
+        with anyio.CancelScope() as self._scope:
+            try:
+                await self._fn(item)
+            except asyncio.CancelledError as error:
+                if _cancelled_by_us():
+                    raise
+                failure = error
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                # a SystemExit in a subscriber is its own affair: let through, it would end the whole loop
+                failure = error
+        if self._scope.cancelled_caught:
+            failure = TimeoutError(f"subscriber {self.name} was {self.ended_by} during a delivery")
+        self._scope = None
+        self._delivered(failure)
+
+
+def _cancelled_by_us() -> bool:
+    """False when a subscriber awaited something that was cancelled, which is a failure like any other."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class ThreadLane(Lane):
+    """A plain function, run on a daemon thread of its own: one that hangs can be left behind.
+
+    anyio's worker threads are no daemons, so a hung one would keep the interpreter from exiting.
+    """
+
+    def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
+        super().__init__(name, fn, options, report)
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Let the thread look at its queue."""
+        self._ready.set()
+
+    def _run(self) -> None:
+        while not self.ended_by:
+            self._ready.clear()
+            held = 0.0
+            while (item := self._take()) is not None:
+                held += self._deliver(item)
+                if held > _POLITE_SECONDS:
+                    held = 0.0
+                    sleep(0)  # lets go of the interpreter lock; it does not wait
+            self._flush_if_due()
+            if self.ended_by or (self._closing and not self.buffer):
+                break
+            self._ready.wait()
+        self._finish()
+
+    def _deliver(self, item: Delivery) -> float:
+        try:
+            self._fn(item)
+        except BaseException as error:  # a SystemExit in a subscriber is its own affair
+            return self._delivered(error)
+        return self._delivered(None)

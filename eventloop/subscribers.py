@@ -1,0 +1,249 @@
+"""Who is subscribed to a bus: the signals, the handlers attached to them, and the lanes behind them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from eventloop.background import Background
+from eventloop.catalogue import declared_events, event_name, find_event
+from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
+from eventloop.handler import Handler, Takes, calling_convention, handler_name, is_coroutine_function
+from eventloop.plan import Dispatch
+from eventloop.routing import RouteTable
+from eventloop.signal import EventSignal
+from eventloop.subscription import Options, PlanRow, Subscription, SubscriptionStats
+
+_HEALTH = (HandlerFailed, EventsDropped, SlowHandler)
+_RARE = 8
+"""From `every=8` on a handler is timed on each call: samples would seldom meet it, and it can afford it."""
+_ROUTE_SECONDS = 1.0
+"""How long a look at the account, or a change of it, waits for events that are on their way to the lanes."""
+
+
+class _Table(dict[type[Event], Any]):
+    """What a bus looks up by event type at every emit; a type met for the first time gets its signal."""
+
+    def __init__(
+        self, signal: Callable[[type[Event]], EventSignal], read: Callable[[EventSignal], Any]
+    ) -> None:
+        super().__init__()
+        self._signal = signal
+        self._read = read
+
+    def __missing__(self, event_type: type[Event]) -> Any:
+        return self._read(self._signal(event_type))
+
+
+class Subscribers:
+    """The subscriptions of one bus, in order of registration, and the signals they hang on.
+
+    Args:
+        owner: the bus, which stands as the sender where an emit names no trainer.
+    """
+
+    def __init__(self, owner: object, background: Background) -> None:
+        self.dispatch: dict[type[Event], Dispatch] = _Table(self.signal, lambda signal: signal.dispatch)
+        self.wanted: dict[type[Event], bool] = _Table(self.signal, lambda signal: signal.wanted)
+        self.signals: dict[type[Event], EventSignal] = {}
+        self._owner = owner
+        self._background = background
+        self._subscriptions: list[Subscription] = []
+        self._lock = threading.RLock()
+
+    # --- coming and going ----------------------------------------------------------------------------------
+
+    def add(
+        self,
+        fn: Callable[..., Any],
+        events: tuple[str | type[Event], ...],
+        name: str | None,
+        options: Options,
+    ) -> Subscription:
+        """Subscribe `fn`; `Bus.subscribe` says how.
+
+        Raises:
+            TypeError, ValueError: an unknown event, a wrong signature, a name that is taken.
+            RuntimeError: a background subscriber on a closed bus.
+        """
+        background = options.offload is not None or is_coroutine_function(fn)
+        takes = calling_convention(fn, background=background)
+        wildcard, types = _types(fn, events, background=background)
+        if background:
+            self._background.route_now(_ROUTE_SECONDS)  # what was emitted before is not for the new one
+        with self._lock:
+            subscription = Subscription(
+                self, fn, types, wildcard=wildcard, name=self._unique(name, handler_name(fn)), options=options,
+                runs_on="sync" if not background else (options.offload or "loop"),
+            )  # fmt: skip
+            if background:
+                subscription.lane = self._background.add_lane(
+                    subscription.name, fn, options.lane, thread=options.offload == "thread"
+                )
+            self._subscriptions.append(subscription)
+            for event_type in self._types_of(subscription):
+                self._attach(subscription, event_type, takes)
+            self.refresh_routes()
+        return subscription
+
+    def remove(self, subscription: Subscription) -> None:
+        """Take a subscription off the bus; `Subscription.cancel` calls this."""
+        if subscription.lane is not None and subscription.active:
+            self._background.route_now(_ROUTE_SECONDS)  # what was emitted before goes into its account
+        with self._lock:
+            if not subscription.active:
+                return
+            subscription.active = False
+            self._subscriptions.remove(subscription)
+            for event_type, handler in subscription.handlers.items():
+                self.signals[event_type].disconnect(handler)
+            if subscription.lane is not None:
+                self.refresh_routes()
+                self._background.remove_lane(subscription.lane)
+
+    def refresh(self, subscription: Subscription) -> None:
+        """Apply a change of `subscription.paused`."""
+        if subscription.lane is not None:
+            self._background.route_now(_ROUTE_SECONDS)  # what was emitted before is treated as it was then
+            subscription.lane.paused = subscription.paused
+        for event_type, handler in subscription.handlers.items():
+            signal = self.signals[event_type]
+            if subscription.paused:
+                signal.disconnect(handler)
+            elif subscription.active:
+                signal.reconnect(handler)
+
+    def of(self, fn: Callable[..., Any]) -> list[Subscription]:
+        """The subscriptions of a function."""
+        return [subscription for subscription in self._subscriptions if subscription.fn == fn]
+
+    def forget(self) -> None:
+        """In a forked child: drop them all, so that nothing is written twice."""
+        self._lock = threading.RLock()  # another thread may have held it when the process was copied
+        self._subscriptions.clear()
+        for signal in self.signals.values():
+            signal.silence()
+
+    # --- looking -------------------------------------------------------------------------------------------
+
+    def signal(self, event: str | type[Event]) -> EventSignal:
+        """The signal of an event, made when it is first asked for.
+
+        Raises:
+            TypeError, ValueError: no such event.
+        """
+        event_type = find_event(event)
+        signal = self.signals.get(event_type)
+        if signal is None:
+            with self._lock:
+                signal = self.signals.get(event_type) or self._make_signal(event_type)
+        return signal
+
+    def plan(self, event: str | type[Event]) -> list[PlanRow]:
+        """Who hears an event: the sync handlers in the order they run, then the background subscribers."""
+        event_type = find_event(event)
+        rows = [
+            PlanRow(order, handler.priority, handler.name, handler.filter, "sync")
+            for order, handler in enumerate(self.signal(event_type).handlers, start=1)
+        ]
+        rows += [
+            PlanRow(0, s.options.priority, s.name, s.options.filter, s.runs_on)
+            for s in self._subscriptions
+            if s.lane is not None and (s.wildcard or event_type in s.events)
+        ]
+        return rows
+
+    def stats(self) -> list[SubscriptionStats]:
+        """One record a subscription, up to now as far as the inbox was routed."""
+        for signal in self.signals.values():
+            signal.settle()
+        return [subscription.account() for subscription in self._subscriptions]
+
+    def stats_of(self, subscription: Subscription) -> SubscriptionStats:
+        """The record of one subscription, up to now."""
+        self.settle()
+        return subscription.account()
+
+    def settle(self) -> None:
+        """Bring every account up to date."""
+        self._background.route_now(_ROUTE_SECONDS)
+        for signal in self.signals.values():
+            signal.settle()
+
+    # --- inside --------------------------------------------------------------------------------------------
+
+    def refresh_routes(self) -> None:
+        """Tell every signal, and the background, which subscribers in the background it has."""
+        table = RouteTable(() if self._background.closed else self._subscriptions, self._types_of)
+        background = self._background
+        for event_type, signal in self.signals.items():
+            gates = [background.gate(r.lane, r.passes) for r in table.gated(event_type)]
+            inbox = [background.inbox.append] if table.routed(event_type) else []
+            signal.hand_over_to((*gates, *inbox))
+        mail_types = frozenset(t for t in _HEALTH if t in self.signals and self.signals[t].handlers)
+        background.set_routes(table.by_type(), mail_types)
+
+    def _make_signal(self, event_type: type[Event]) -> EventSignal:
+        signal = EventSignal(event_type, self._owner, self._publish, self._background.relieve)
+        self.signals[event_type] = signal
+        for subscription in self._subscriptions:
+            if subscription.wildcard and subscription.lane is None and not event_type.background_born:
+                self._attach(subscription, event_type, calling_convention(subscription.fn, background=False))
+        self.refresh_routes()
+        return signal
+
+    def _publish(self, signal: EventSignal) -> None:
+        self.dispatch[signal.event_type] = signal.dispatch
+        self.wanted[signal.event_type] = signal.wanted
+
+    def _attach(self, subscription: Subscription, event_type: type[Event], takes: Takes) -> None:
+        signal = self.signal(event_type)
+        if subscription.lane is not None or event_type in subscription.handlers:
+            return  # a new signal has attached the wildcards already
+        options = subscription.options
+        handler = Handler(
+            subscription.fn, takes, name=subscription.name, priority=options.priority,
+            passes=subscription.filter(event_type), filter=options.filter, rare=options.every >= _RARE,
+            on_fired=subscription.cancel if options.once else None,
+        )  # fmt: skip
+        subscription.handlers[event_type] = handler
+        if not subscription.paused:
+            signal.connect(handler)
+
+    def _types_of(self, subscription: Subscription) -> tuple[type[Event], ...]:
+        if not subscription.wildcard:
+            return subscription.events
+        sync = subscription.lane is None
+        return tuple(
+            t for t in dict.fromkeys([*declared_events(), *self.signals]) if not (sync and t.background_born)
+        )
+
+    def _unique(self, name: str | None, default: str) -> str:
+        taken = {s.name for s in self._subscriptions}
+        if name is not None:
+            if name in taken:
+                raise ValueError(f"a subscription named {name!r} is on this bus already: choose another name")
+            return name
+        candidates: Iterable[str] = (
+            default if i == 1 else f"{default} #{i}" for i in range(1, len(taken) + 2)
+        )
+        return next(c for c in candidates if c not in taken)
+
+
+def _types(
+    fn: Callable[..., Any], events: tuple[str | type[Event], ...], *, background: bool
+) -> tuple[bool, tuple[type[Event], ...]]:
+    """Whether `fn` hears everything, else which events."""
+    if not events:
+        raise TypeError(f"{handler_name(fn)} subscribes to no event: name at least one, or '*' for all")
+    types = tuple(dict.fromkeys(find_event(e) for e in events if e != "*"))
+    for event_type in types:
+        if event_type.background_born and not background:
+            raise TypeError(
+                f"{handler_name(fn)} is a sync handler, but {event_name(event_type)} is made in the background, "
+                "when the training thread has moved on: read trainer.metrics instead, or subscribe a coroutine "
+                "function"
+            )
+    wildcard = "*" in events
+    return wildcard, () if wildcard else types

@@ -1,0 +1,77 @@
+"""The closing summary: where the time went, and who got what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eventloop.render import table
+from eventloop.subscription import SubscriptionStats
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+
+def cost_table(stats: list[SubscriptionStats], iterations: int, iteration_seconds: float) -> str:
+    """What each synchronous handler cost: microseconds per iteration, and its share of one."""
+    rows = []
+    for s in sorted((s for s in stats if s.runs_on == "sync" and s.calls), key=lambda s: -s.seconds):
+        per_iteration = s.seconds / max(1, iterations)
+        share = per_iteration / iteration_seconds if iteration_seconds else 0.0
+        rows.append([s.name, s.event, f"{s.calls:,}", f"{per_iteration * 1e6:,.1f}", f"{share:.2%}"])
+    return table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
+
+
+def delivery_table(stats: list[SubscriptionStats]) -> str:
+    """What each background subscriber was given, in events."""
+    rows = [
+        [
+            s.name,
+            s.runs_on,
+            *(f"{n:,}" for n in (s.delivered, s.dropped, s.failed, s.queued)),
+            f"{s.seconds:.2f}",
+            s.error,
+        ]
+        for s in stats
+        if s.runs_on != "sync"
+    ]
+    header = ["subscriber", "runs on", "delivered", "dropped", "failed", "left", "busy s", ""]
+    return table(header, rows, right=(2, 3, 4, 5, 6))
+
+
+def breakdown(trainer: Trainer) -> str:
+    """Where the time of an average iteration went; the parts add up to it."""
+    clock = trainer.clock
+    if not clock.iterations:
+        return "no iteration was trained"
+    total = clock.total_sum
+    parts = {
+        "data": clock.data_sum,
+        "forward": clock.forward_sum,
+        "backward and optimizer": clock.optimize_sum,
+    }
+    parts["hooks and loop"] = total - sum(parts.values())
+    shares = ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in parts.items())
+    return f"{clock.iterations:,} iterations of {total / clock.iterations * 1e3:.3f} ms: {shares}"
+
+
+def summarize(trainer: Trainer) -> str:
+    """The whole summary as text; also `trainer.summary()`."""
+    stats = trainer.bus.stats()
+    clock = trainer.clock
+    mean = clock.total_sum / clock.iterations if clock.iterations else 0.0
+    blocks = [breakdown(trainer), cost_table(stats, clock.iterations, mean)]
+    if any(s.runs_on != "sync" for s in stats):
+        blocks.append(delivery_table(stats))
+    losses = shortfalls(stats)
+    if losses:
+        blocks.append("\n".join(["not everything was delivered:", *(f"  {line}" for line in losses)]))
+    return "\n\n".join(blocks)
+
+
+def shortfalls(stats: list[SubscriptionStats]) -> list[str]:
+    """One line for each background subscriber that did not get, or did not manage, everything."""
+    return [
+        f"{s.name}: {s.dropped:,} dropped, {s.failed:,} failed, {s.queued:,} left{f' - {s.error}' if s.error else ''}"
+        for s in stats
+        if s.runs_on != "sync" and (s.dropped or s.failed or s.queued or s.error)
+    ]

@@ -1,0 +1,354 @@
+"""The trainer: it counts, moves data to the device, runs the step and announces; hooks do the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eventloop.assemble import attach_all, check_trainer, make_work_dir, rank_and_world_size
+from eventloop.bus import Bus
+from eventloop.clock import StepClock
+from eventloop.evaluate import Evaluators
+from eventloop.events import Event, StopRequested
+from eventloop.loops import TrainLoop, evaluate
+from eventloop.metrics import EventStorage, Place
+from eventloop.position import LoaderPosition, length_of
+from eventloop.resume import TrainerState
+from eventloop.run import Run
+from eventloop.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
+from eventloop.scopes import EpochScope, RunScope, TrainScope
+from eventloop.summary import shortfalls, summarize
+
+logger = logging.getLogger("eventloop")
+
+Step = Callable[["Trainer", Any], Any]
+
+
+class Trainer:
+    """Trains a model; everything that happens is announced on `trainer.bus`.
+
+    trainer = Trainer(model, optimizer=opt, loss_fn=F.cross_entropy, train_loader=train, val_loader=val,
+                      max_epochs=10, hooks=[CheckpointHook(interval=1, save_best="accuracy")],
+                      writers=[ConsoleWriter(), JSONLWriter()], work_dir="runs/digits")
+    trainer.train()
+
+    Or with a loop of your own, and the same events in the same order:
+
+    for epoch in trainer.epochs():
+        for inputs, target in trainer.batches(loader):
+            trainer.outputs = {"loss": F.cross_entropy(model(inputs), target)}
+
+    Args:
+        model: the module that is trained.
+        optimizer: stepped by the optimizer hook.
+        loss_fn: `(model(inputs), target) -> loss`, for batches `(inputs, target)`.
+        train_step: `(trainer, batch) -> loss | {"loss": loss, ...}`, instead of `loss_fn`.
+        val_step: `(trainer, batch) -> mapping`: 0-dim values are averaged over samples, `preds` and `target` feed
+            the evaluator. By default the loss, and the accuracy where targets are class indices.
+        evaluator: a metric `(preds, target) -> number`, a torchmetrics metric, or several (list or mapping).
+        train_loader, val_loader, test_loader: iterables of batches.
+        schedulers: PyTorch's learning rate schedulers, stepped by the param_scheduler hook.
+        max_epochs, max_iters: exactly one; it is the unit of everything that counts the run.
+        val_interval, val_begin, dynamic_intervals: when to validate, in that unit, as in MMEngine; by default
+            every epoch, or every 1000 iterations.
+        hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class takes
+            its place.
+        default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
+            checkpoint`: another hook, a config, or None to go without.
+        work_dir: where files go; by default a new directory under runs/.
+        device: where batches, and the model, are moved; by default both stay where they are.
+        bus: an existing bus to announce on.
+
+    Raises:
+        TypeError, ValueError: arguments that contradict each other: see the message.
+        OSError: `work_dir` cannot be written.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss_fn: Callable[[Any, Any], Any] | None = None,
+        train_step: Step | None = None,
+        val_step: Step | None = None,
+        evaluator: Evaluators | None = None,
+        train_loader: Iterable[Any] | None = None,
+        val_loader: Iterable[Any] | None = None,
+        test_loader: Iterable[Any] | None = None,
+        schedulers: Sequence[Any] | Any = (),
+        max_epochs: int | None = None,
+        max_iters: int | None = None,
+        val_interval: int | None = None,
+        val_begin: int = 1,
+        dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+        hooks: Sequence[Any] = (),
+        writers: Sequence[Any] = (),
+        default_hooks: Mapping[str, Any] | None = None,
+        work_dir: str | Path | None = None,
+        device: str | torch.device | None = None,
+        bus: Bus | None = None,
+    ) -> None:
+        check_trainer(loss_fn, train_step, max_epochs, max_iters, train_loader, val_loader, test_loader)
+        if val_interval is None:
+            val_interval = 1 if max_epochs is not None else 1000
+        schedule = ValSchedule(val_interval, val_begin, dynamic_intervals)
+        self._schedule: Schedule = schedule if val_loader is not None else Never()
+        self.device = None if device is None else torch.device(device)
+        self.model = model if self.device is None else model.to(self.device)
+        self.optimizer = optimizer
+        self.schedulers: list[Any] = (
+            list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
+        )
+        self.loss_fn, self._train_step, self._val_step = loss_fn, train_step, val_step
+        self.evaluator = evaluator
+        self.train_loader, self.val_loader, self.test_loader = train_loader, val_loader, test_loader
+        self.max_epochs, self.max_iters = max_epochs, max_iters
+        if max_epochs is not None and (length := length_of(train_loader)) is not None:
+            self.max_iters = max_epochs * length
+        self.iter = self.epoch = self.batch_idx = 0
+        self.batch: Any = None
+        self.outputs: Any = None
+        self.checkpoint: dict[str, Any] | None = None
+        self.stop_reason: str | None = None
+        self._requested: str | None = None
+        self.running = False
+        self.rank, self.world_size = rank_and_world_size()
+        self.metrics = EventStorage()
+        self.loader: Iterable[Any] | None = train_loader
+        self.clock = StepClock()
+        self.position = LoaderPosition(self)
+        self.state = TrainerState(self)
+        self.work_dir = make_work_dir(work_dir)
+        self.checkpoint_dir = self.work_dir
+        self.bus = bus if bus is not None else Bus()
+        self.facts = self._facts()
+        self.hooks, self.writers = attach_all(self, hooks, writers, default_hooks or {})
+
+    # --- running -------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Train until `max_epochs` or `max_iters`, validating on the way.
+
+        Raises:
+            ValueError: there is no train loader or no step, or the loader is empty.
+        """
+        self._train(self._schedule)
+
+    def run(self, workflow: Workflow) -> None:
+        """Train and evaluate by mmcv's workflow, `[("train", 2), ("val", 1)]`, cycling until the run's end."""
+        self._train(WorkflowSchedule(workflow))
+
+    def val(self) -> dict[str, float]:
+        """Validate once and return the metrics."""
+        with RunScope(self):
+            return evaluate(self, "val")
+
+    def test(self) -> dict[str, float]:
+        """Test once and return the metrics."""
+        with RunScope(self):
+            return evaluate(self, "test")
+
+    def epochs(self) -> Iterator[int]:
+        """For a hand-written loop: yield the index of each epoch that is left, validating in between."""
+        loop = TrainLoop(self, self._schedule)
+        with RunScope(self), TrainScope(self):
+            yield from loop.epochs()
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """For a hand-written loop: yield the batches of an epoch; set `trainer.outputs = {"loss": ...}` for each."""
+        loop = TrainLoop(self, self._schedule)
+        self.loader = loader
+        with EpochScope(self, "train"):
+            yield from loop.iterations(loader)
+
+    def stop(self, reason: str) -> None:
+        """End the run at the next iteration boundary, with every closing event.
+
+        Raises:
+            ValueError: no reason is given.
+        """
+        if not reason:
+            raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
+        if self.stop_reason is None:
+            self.stop_reason = reason
+            self.announce(StopRequested, reason=reason)
+
+    def request_stop(self, reason: str) -> None:
+        """`stop` for signal handlers: sets the reason, and leaves the event to the iteration boundary."""
+        self._requested = reason
+
+    def _train(self, schedule: Schedule) -> None:
+        if self.train_loader is None:
+            raise ValueError("the trainer has no train_loader to train on: pass train_loader=...")
+        if self._train_step is None and self.loss_fn is None:
+            raise ValueError(
+                "the trainer has no step: pass loss_fn=..., train_step=..., or write the loop yourself"
+            )
+        loop = TrainLoop(self, schedule)
+        self.loader = self.train_loader
+        with RunScope(self), TrainScope(self):
+            for _ in loop.epochs():
+                with EpochScope(self, "train"):
+                    for batch in loop.iterations(self.train_loader):
+                        self.outputs = self.train_step(batch)
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """Run the forward pass of one batch and return its outputs, `loss` among them.
+
+        Raises:
+            TypeError: the step returned neither a tensor nor a mapping with `loss`.
+        """
+        if self._train_step is not None:
+            outputs = self._train_step(self, batch)
+        else:
+            inputs, target = self._pair(batch)
+            assert self.loss_fn is not None
+            outputs = self.loss_fn(self.model(inputs), target)
+        if isinstance(outputs, torch.Tensor):
+            return {"loss": outputs}
+        if isinstance(outputs, Mapping) and "loss" in outputs:
+            return dict(outputs)
+        got = f"a mapping with {sorted(outputs)}" if isinstance(outputs, Mapping) else repr(outputs)
+        raise TypeError(f"the train step must return the loss tensor or a mapping with 'loss', got {got}")
+
+    def val_step(self, trainer: Trainer, batch: Any) -> Mapping[str, Any]:
+        """Run one evaluation batch and return what `Evaluation.add` takes.
+
+        Raises:
+            TypeError: the step returned no mapping.
+        """
+        if self._val_step is None:
+            inputs, target = self._pair(batch)
+            preds = self.model(inputs)
+            loss = {} if self.loss_fn is None else {"loss": self.loss_fn(preds, target)}
+            return {**loss, "preds": preds, "target": target}
+        outputs = self._val_step(trainer, batch)
+        if not isinstance(outputs, Mapping):
+            raise TypeError(f"val_step must return a mapping of values, got {outputs!r}")
+        return outputs
+
+    def _pair(self, batch: Any) -> tuple[Any, Any]:
+        if isinstance(batch, list | tuple) and len(batch) == 2:
+            return batch[0], batch[1]
+        raise TypeError(
+            f"loss_fn needs batches (inputs, target), the loader gave {type(batch).__name__}: pass train_step=... "
+            "and val_step=... for batches of another form"
+        )
+
+    def summary(self) -> str:
+        """Where the time went, what each handler cost, and what each subscriber was given."""
+        return summarize(self)
+
+    # --- saving and resuming -------------------------------------------------------------------------------
+
+    def resume(self, path: str | Path = "auto") -> Path:
+        """Continue from a checkpoint: model, optimizer, schedulers, hooks, counters, random state, loader position.
+
+        Args:
+            path: a file, or "auto" for the newest readable checkpoint in `work_dir`.
+
+        Returns:
+            The file it was read from.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint.
+            CheckpointError: it cannot be read, or is of another model; nothing live was touched.
+        """
+        return self.state.resume(path)
+
+    def load_checkpoint(self, path: str | Path, *, strict: bool = True) -> None:
+        """Load the weights of a checkpoint, and nothing else of it.
+
+        Raises:
+            FileNotFoundError, CheckpointError: as `resume`; with `strict` also for missing or unexpected names.
+        """
+        self.state.load_weights(path, strict=strict)
+
+    # --- what loops, scopes and hooks call -----------------------------------------------------------------
+
+    def announce(self, event_type: type[Event], **fields: Any) -> None:
+        """Emit an event of the loop, with the counters as they are."""
+        self.bus.emit(
+            event_type(
+                iter=self.iter, epoch=self.epoch, max_iters=self.max_iters, max_epochs=self.max_epochs, **fields
+            ),
+            self,
+        )  # fmt: skip
+
+    @property
+    def stopping(self) -> bool:
+        """True at an iteration boundary after somebody asked for a stop; loops poll it."""
+        if self._requested is not None:
+            requested, self._requested = self._requested, None
+            self.stop(requested)
+        return self.stop_reason is not None
+
+    @property
+    def mode(self) -> str:
+        """ "train", "val" or "test": what is running, and what metrics are put under."""
+        return self.metrics.mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        self.metrics.mode = mode
+
+    @property
+    def place(self) -> Place:
+        """The counters for events that are made later."""
+        return Place(self.max_iters, self.max_epochs)
+
+    @property
+    def by_epoch(self) -> bool:
+        """True when the run is measured in epochs."""
+        return self.max_epochs is not None
+
+    def begin_run(self) -> None:
+        """A call of train, val, test or run begins."""
+        if self.bus.closed:
+            raise RuntimeError(
+                "the trainer's bus is closed (a run that failed closes its writers): build a new Trainer and resume"
+            )
+        self.running = True
+        self.stop_reason = None
+        self.facts = self._facts()
+
+    def end_run(self, *, failed: bool) -> None:
+        """Deliver everything; after an error also close every writer, because nobody may come back to do so."""
+        self.running = False
+        report = self.bus.close() if failed else self.bus.flush()
+        for line in shortfalls(report.stats):
+            logger.warning("not everything was delivered: %s", line)
+
+    def begin_epoch(self) -> None:
+        """A training epoch begins."""
+        if not self.position.resuming:
+            self.batch_idx = 0
+        self.metrics.epoch = self.epoch
+        self.model.train()
+
+    def completed_iteration(self) -> None:
+        """One more iteration is done."""
+        self.iter += 1
+        self.batch_idx += 1
+        self.metrics.iter = self.iter
+
+    def completed_epoch(self) -> None:
+        """One more epoch is done."""
+        self.epoch += 1
+        self.batch_idx = 0
+
+    def close(self) -> None:
+        """Drain and close the bus; also done at interpreter exit."""
+        self.bus.close()
+
+    def _facts(self) -> Run:
+        return Run(
+            work_dir=str(self.work_dir), start_iter=self.iter, start_epoch=self.epoch, max_iters=self.max_iters,
+            max_epochs=self.max_epochs, iters_per_epoch=length_of(self.train_loader), rank=self.rank,
+            world_size=self.world_size,
+        )  # fmt: skip

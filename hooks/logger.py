@@ -1,0 +1,74 @@
+"""Sends the numbers of each interval to the writers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eventloop.events import AfterTestEpoch, AfterTrain, AfterTrainIter, AfterValEpoch, ScalarsLogged
+from eventloop.hooks.hook import Hook
+from eventloop.position import length_of
+from eventloop.priority import Priority
+from eventloop.schedule import positive
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+
+class LoggerHook(Hook):
+    """Every `interval` iterations: the learning rate, and what was put since the last time, become
+    `scalars_logged` events, made in the background. The training thread waits for no value.
+
+    Args:
+        interval: iterations between two logs, counted from the start of the epoch, as in MMEngine.
+        ignore_last: what is left at the end of an epoch goes with the next interval; False logs it at once. The
+            rest of the run is logged at its end in either case.
+
+    Raises:
+        TypeError, ValueError: `interval` is no positive int.
+    """
+
+    priority = Priority.BELOW_NORMAL
+
+    def __init__(self, interval: int = 10, ignore_last: bool = True) -> None:
+        positive("interval", interval)
+        self._interval = interval
+        self._ignore_last = ignore_last
+
+    def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
+        """Log at the interval, and at the end of an epoch too short for one."""
+        if not trainer.by_epoch:
+            due = self.every_n_train_iters(trainer, self._interval)
+        else:
+            due = self.every_n_inner_iters(event.batch_idx, self._interval) or self._is_tail(trainer, event)
+        if due:
+            self._log(trainer)
+
+    def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
+        """Log what is left, however training ended."""
+        if trainer.metrics.pending:
+            trainer.bus.post(trainer.metrics.collect(trainer.place), ScalarsLogged)
+
+    def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
+        """Log the metrics of a validation."""
+        self._log_metrics(trainer, "val", event.metrics)
+
+    def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
+        """Log the metrics of a test."""
+        self._log_metrics(trainer, "test", event.metrics)
+
+    def _is_tail(self, trainer: Trainer, event: AfterTrainIter) -> bool:
+        length = length_of(trainer.loader)
+        if length is None or event.batch_idx + 1 != length:
+            return False
+        return not self._ignore_last or length <= self._interval
+
+    def _log(self, trainer: Trainer) -> None:
+        metrics = trainer.metrics
+        if trainer.optimizer is not None:
+            # read here, before the scheduler (70) moves it: the rate this iteration was trained with
+            metrics.put_scalar("lr", float(trainer.optimizer.param_groups[0]["lr"]), smoothing_hint=False)
+        trainer.bus.post(metrics.collect(trainer.place), ScalarsLogged)
+
+    def _log_metrics(self, trainer: Trainer, mode: str, metrics: dict[str, float]) -> None:
+        if metrics:
+            trainer.announce(ScalarsLogged, mode=mode, step=trainer.iter, scalars=metrics)

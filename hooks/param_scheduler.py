@@ -1,0 +1,96 @@
+"""Steps the learning rate schedulers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from eventloop.catalogue import suggest
+from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, AfterValEpoch, BeforeTrain
+from eventloop.hooks.hook import Hook
+from eventloop.priority import Priority
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+
+class ParamSchedulerHook(Hook):
+    """Steps PyTorch's own schedulers: after each iteration, after each epoch, or with a validation's metric.
+
+        default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True))
+
+    Args:
+        by_epoch: the unit of schedulers that do not say their own; one with an attribute `by_epoch` is stepped
+            by that. The default counts iterations: `T_max`, `milestones` and `total_steps` are iterations.
+        monitor: the metric `ReduceLROnPlateau` is stepped with, after each validation.
+
+    Warns:
+        UserWarning: a scheduler counted in iterations would be done within a tenth of the run, and fits the
+            number of epochs: it was probably meant by epoch.
+    """
+
+    priority = Priority.LOW
+
+    def __init__(self, by_epoch: bool = False, monitor: str = "loss") -> None:
+        self._by_epoch = by_epoch
+        self._monitor = monitor
+        self._each_iter: list[Any] = []
+        self._each_epoch: list[Any] = []
+        self._plateaus: list[Any] = []
+
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Sort the schedulers by what they count."""
+        self._plateaus = [s for s in trainer.schedulers if isinstance(s, ReduceLROnPlateau)]
+        others = [s for s in trainer.schedulers if not isinstance(s, ReduceLROnPlateau)]
+        self._each_epoch = [s for s in others if getattr(s, "by_epoch", self._by_epoch)]
+        self._each_iter = [s for s in others if s not in self._each_epoch]
+        for scheduler in self._each_iter:
+            _warn_if_meant_by_epoch(scheduler, trainer.max_epochs, trainer.max_iters)
+
+    def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
+        """Step what counts iterations."""
+        for scheduler in self._each_iter:
+            scheduler.step()
+
+    def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
+        """Step what counts epochs; an epoch that was cut short does not count."""
+        if event.reason == COMPLETED:
+            for scheduler in self._each_epoch:
+                scheduler.step()
+
+    def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
+        """Step what watches a metric.
+
+        Raises:
+            KeyError: the validation has no such metric (with a suggestion).
+        """
+        if not self._plateaus or event.reason != COMPLETED:
+            return
+        if self._monitor not in event.metrics:
+            known = suggest(self._monitor, [*event.metrics])
+            raise KeyError(
+                f"ReduceLROnPlateau watches {self._monitor!r}, which the validation does not have{known}"
+            )
+        for scheduler in self._plateaus:
+            scheduler.step(event.metrics[self._monitor])
+
+
+def _warn_if_meant_by_epoch(scheduler: Any, max_epochs: int | None, max_iters: int | None) -> None:
+    if max_epochs is None or max_iters is None:
+        return
+    horizon = max(
+        [
+            *(getattr(scheduler, name, 0) or 0 for name in ("step_size", "T_max", "total_iters")),
+            *getattr(scheduler, "milestones", ()),
+        ]
+    )
+    if 0 < horizon <= max_epochs and horizon * 10 < max_iters:
+        warnings.warn(
+            f"{type(scheduler).__name__} is stepped every iteration, and its {horizon} would be over in the first "
+            f"tenth of {max_iters} iterations; if it counts epochs, set scheduler.by_epoch = True, or use "
+            "default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True))",
+            UserWarning,
+            stacklevel=2,
+        )

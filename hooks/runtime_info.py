@@ -1,0 +1,56 @@
+"""What the run is, and the numbers its steps return."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING
+
+import torch
+
+from eventloop.events import AfterTrainIter, BeforeRun, RunInfo
+from eventloop.hooks.hook import Hook
+from eventloop.priority import Priority
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+
+class RuntimeInfoHook(Hook):
+    """Announces `run_info` at the start, and puts every number of `trainer.outputs` into `trainer.metrics`.
+
+    The numbers stay on their device; nothing here waits for one.
+
+    Args:
+        info: more facts for `run_info`: a seed, an experiment's name, a config's text.
+    """
+
+    priority = Priority.VERY_HIGH
+
+    def __init__(self, info: dict[str, str] | None = None) -> None:
+        self._info = dict(info or {})
+
+    def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
+        """Say what the run is."""
+        if not trainer.bus.wants(RunInfo):
+            return
+        facts = {
+            "model": type(trainer.model).__name__,
+            "parameters": f"{sum(p.numel() for p in trainer.model.parameters()):,}",
+            "optimizer": type(trainer.optimizer).__name__ if trainer.optimizer is not None else "none",
+            "schedulers": ", ".join(type(s).__name__ for s in trainer.schedulers) or "none",
+            "device": str(trainer.device or next((p.device for p in trainer.model.parameters()), "cpu")),
+            "work_dir": str(trainer.work_dir),
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "plan": str(trainer.bus),
+        }
+        trainer.announce(RunInfo, mode=trainer.mode, step=trainer.iter, info={**facts, **self._info})
+
+    def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
+        """Put the step's numbers."""
+        outputs = trainer.outputs
+        if not isinstance(outputs, dict):
+            return  # the optimizer hook says what is wrong with it
+        for name, value in outputs.items():
+            if isinstance(value, float | int) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+                trainer.metrics.put_scalar(name, value)

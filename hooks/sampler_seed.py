@@ -1,0 +1,25 @@
+"""Shuffling of distributed samplers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eventloop.events import BeforeTrainEpoch
+from eventloop.hooks.hook import Hook
+from eventloop.position import set_sampler_epoch
+from eventloop.priority import Priority
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+
+class DistSamplerSeedHook(Hook):
+    """Calls `set_epoch` of the train loader's sampler, or of its batch sampler's sampler, before each epoch, so
+    that a distributed sampler shuffles differently in each. An iteration-based run does the same at each pass."""
+
+    priority = Priority.NORMAL
+
+    def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
+        """Seed the epoch."""
+        if trainer.by_epoch and trainer.loader is not None:
+            set_sampler_epoch(trainer.loader, trainer.epoch)

@@ -1,0 +1,167 @@
+"""Events: names, immutability, encoding, and declaring new ones."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.catalogue import declared_events, event_name, find_event
+from eventloop.events import AfterTrainIter, AfterValEpoch, Event, ScalarsLogged, snake_case
+
+
+class LunchServed(Event):
+    """A user's event."""
+
+    dish: str = "soup"
+
+
+class Failed(Event):
+    """An event whose name is a word of the plans' own code."""
+
+
+class Import(Event):
+    """An event whose name is a keyword."""
+
+
+@pytest.mark.parametrize(
+    ("name", "snake"),
+    [("AfterTrainIter", "after_train_iter"), ("OOMCaught", "oom_caught"), ("Step2Done", "step2_done")],
+)
+def test_class_name_becomes_snake_case(name: str, snake: str) -> None:
+    """A run of capitals is one word; a digit belongs to the word before it."""
+    assert snake_case(name) == snake
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"), [("before_step", "before_train_iter"), ("after_step", "after_train_iter")]
+)
+def test_alias_means_the_train_iteration(alias: str, name: str) -> None:
+    """`before_step` and `after_step` are the train iter pair."""
+    assert find_event(alias) is find_event(name)
+
+
+def test_catalogue_holds_every_family() -> None:
+    """Each event the design names is declared."""
+    phases = [f"{when}_{mode}" for mode in ("train", "val", "test") for when in ("before", "after")]
+    expected = {f"{phase}{unit}" for phase in phases for unit in ("", "_epoch", "_iter")}
+    expected |= {"before_run", "after_run", "after_backward", "before_optimizer_step", "after_optimizer_step"}
+    expected |= {"optimizer_step_skipped", "before_save_checkpoint", "checkpoint_saved", "checkpoint_failed"}
+    expected |= {"after_load_checkpoint", "scalars_logged", "image_logged", "histogram_logged", "text_logged"}
+    expected |= {"run_info", "stop_requested", "preemption_requested"}
+    expected |= {"handler_failed", "events_dropped", "slow_handler"}
+
+    own = {event_name(e) for e in declared_events() if e.__module__ == "eventloop.events"}
+
+    assert own == expected
+
+
+def test_event_is_immutable() -> None:
+    """A fact does not change."""
+    event: Any = AfterTrainIter(iter=3)
+
+    with pytest.raises(AttributeError, match="immutable"):
+        event.iter = 4
+
+
+def test_event_is_built_by_keyword_alone() -> None:
+    """A positional argument is refused: the order of fields is nobody's contract."""
+    build = cast(Any, AfterTrainIter)
+
+    with pytest.raises(TypeError, match="positional"):
+        build(3)
+
+
+@pytest.mark.parametrize("event", [AfterTrainIter(iter=3), LunchServed()])
+def test_event_is_untracked_by_the_garbage_collector(event: Event) -> None:
+    """An event built in a step never wakes the collector, a user's event included."""
+    assert not gc.is_tracked(event)
+
+
+def test_every_event_survives_encoding() -> None:
+    """Any event can cross a process or a file and is the same on the other side."""
+    events = [event_type() for event_type in declared_events() if event_type.__module__ == "eventloop.events"]
+    decoder = msgspec.msgpack.Decoder(type=cast(Any, _union()))
+
+    decoded = [decoder.decode(msgspec.msgpack.encode(event)) for event in events]
+
+    assert decoded == events
+
+
+def _union() -> object:
+    union: Any = AfterTrainIter
+    for event_type in declared_events():
+        if event_type.__module__ == "eventloop.events":
+            union |= event_type
+    return union
+
+
+def test_encoded_event_carries_its_name() -> None:
+    """The tag of an encoded event is its snake_case name."""
+    assert msgspec.json.decode(msgspec.json.encode(AfterValEpoch(epoch=2)))["event"] == "after_val_epoch"
+
+
+def test_declared_subclass_is_usable_by_name(bus: Bus) -> None:
+    """Subclassing Event declares an event that `on` finds by name."""
+    seen: list[Event] = []
+    bus.on("lunch_served")(seen.append)
+
+    bus.emit(LunchServed(dish="pie"))
+
+    assert seen == [LunchServed(dish="pie")]
+
+
+@pytest.mark.parametrize("event", [Failed(), Import()])
+def test_any_name_of_an_event_can_be_emitted(bus: Bus, event: Event) -> None:
+    """Neither a keyword nor a word the compiled plans use themselves gets in the way of an event's name."""
+
+    def fail(event: Event) -> None:
+        raise KeyError("mine")
+
+    bus.subscribe(fail, type(event))
+
+    for _ in range(100):  # the measured runs and the compiled ones
+        with pytest.raises(KeyError, match="mine"):
+            bus.emit(event)
+
+
+def test_own_event_cannot_be_redeclared() -> None:
+    """A user's class may not take the name of an event of eventloop."""
+    with pytest.raises(ValueError, match="'after_train_iter', which is one of eventloop's own"):
+        type(Event)("AfterTrainIter", (Event,), {"__module__": "mine"})
+
+
+def test_class_defined_anew_replaces_itself() -> None:
+    """A notebook cell run twice leaves one event of that name."""
+    type(Event)("CellRun", (Event,), {"__module__": "notebook"})
+    second = type(Event)("CellRun", (Event,), {"__module__": "notebook"})
+
+    assert cast(Any, find_event("cell_run")) is second
+
+
+def test_name_of_two_modules_is_refused() -> None:
+    """A name that two modules declare is ambiguous: the class is asked for."""
+    type(Event)("TeaTime", (Event,), {"__module__": "kitchen"})
+    type(Event)("TeaTime", (Event,), {"__module__": "office"})
+
+    with pytest.raises(ValueError, match="'tea_time' is declared by kitchen and office"):
+        find_event("tea_time")
+
+
+@pytest.mark.parametrize(
+    ("event_type", "mode"), [("before_train_iter", "train"), ("after_val", "val"), ("after_test_epoch", "test")]
+)
+def test_phase_events_know_their_mode(event_type: str, mode: str) -> None:
+    """`event.mode` says which of the three phases an event belongs to."""
+    assert cast(Any, find_event(event_type)).mode == mode
+
+
+def test_logging_events_are_born_in_the_background() -> None:
+    """Exactly the logging family is made on the background side."""
+    born = {event_name(e) for e in declared_events() if e.background_born}
+
+    assert born == {"scalars_logged", "image_logged", "histogram_logged", "text_logged", "run_info"}
+    assert ScalarsLogged(step=3, scalars={"loss": 1.0}).step == 3

@@ -1,0 +1,238 @@
+"""Filters: `every`, `start`, `when` and `once`, on each kind of counter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import (
+    AfterTrainEpoch,
+    AfterTrainIter,
+    AfterValEpoch,
+    AfterValIter,
+    BeforeTrainIter,
+    Event,
+    StopRequested,
+)
+from eventloop.filters import describe_filter, make_filter
+
+
+@pytest.mark.parametrize(
+    ("every", "start", "fires"),
+    [
+        (1, 0, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        (3, 0, [3, 6, 9]),
+        (3, 2, [5, 8]),
+        (1, 7, [8, 9]),
+        (4, 4, [8]),
+        (10, 0, []),
+    ],
+)
+def test_iter_event_fires_by_completed_iterations(
+    bus: Bus, every: int, start: int, fires: list[int]
+) -> None:
+    """A handler fires where `c > start and (c - start) % every == 0`, `c = iter + 1`."""
+    seen: list[Any] = []
+    bus.subscribe(seen.append, "after_train_iter", every=every, start=start)
+
+    for i in range(9):
+        bus.emit(AfterTrainIter(iter=i))
+
+    assert [event.iter + 1 for event in seen] == fires
+
+
+def test_epoch_event_fires_by_completed_epochs(bus: Bus) -> None:
+    """The counter of an epoch event is `epoch + 1`."""
+    seen: list[Any] = []
+    bus.subscribe(seen.append, "after_train_epoch", every=2)
+
+    for epoch in range(5):
+        bus.emit(AfterTrainEpoch(epoch=epoch, iter=100 * epoch))
+
+    assert [event.epoch for event in seen] == [1, 3]
+
+
+def test_validation_epoch_counts_the_completed_train_epochs(bus: Bus) -> None:
+    """In a validation after an epoch `epoch` counts the completed ones already."""
+    seen: list[Any] = []
+    bus.subscribe(seen.append, "after_val_epoch", every=2)
+
+    for epoch in range(1, 6):
+        bus.emit(AfterValEpoch(epoch=epoch, max_epochs=5))
+
+    assert [event.epoch for event in seen] == [2, 4]
+
+
+def test_validation_without_epochs_counts_its_occurrences(bus: Bus) -> None:
+    """Where `epoch` stands still, every second validation is every second one that was run."""
+    seen: list[Any] = []
+    bus.subscribe(seen.append, "after_val_epoch", every=2)
+
+    for i in range(1, 6):
+        bus.emit(AfterValEpoch(iter=i))
+
+    assert [event.iter for event in seen] == [2, 4]
+
+
+def test_validation_iter_counts_batches(bus: Bus) -> None:
+    """The counter of a validation's iteration is `batch_idx + 1`, whatever the train iteration is."""
+    seen: list[Any] = []
+    bus.subscribe(seen.append, "after_val_iter", every=2)
+
+    for batch_idx in range(5):
+        bus.emit(AfterValIter(iter=77, batch_idx=batch_idx))
+
+    assert [event.batch_idx for event in seen] == [1, 3]
+
+
+def test_other_events_count_their_occurrences(bus: Bus) -> None:
+    """An event without a counter of its own is counted as it comes, by each subscription for itself."""
+    first: list[Any] = []
+    late: list[Any] = []
+    bus.subscribe(first.append, "stop_requested", every=2, name="first")
+    bus.emit(StopRequested(reason="1"))
+    bus.subscribe(late.append, "stop_requested", every=2, name="late")
+
+    for reason in "234":
+        bus.emit(StopRequested(reason=reason))
+
+    assert [event.reason for event in first] == ["2", "4"]
+    assert [event.reason for event in late] == ["3"]
+
+
+def test_resumed_run_fires_where_the_first_would_have(bus: Bus) -> None:
+    """The counter is the event's own: a run resumed at iteration 7 fires at 10, not at 17."""
+    seen: list[Any] = []
+    bus.subscribe(seen.append, "after_train_iter", every=10)
+
+    for i in range(7, 12):
+        bus.emit(AfterTrainIter(iter=i))
+
+    assert [event.iter + 1 for event in seen] == [10]
+
+
+def test_when_decides_by_the_event(bus: Bus) -> None:
+    """A predicate sees the event and lets pass what it likes, in addition to `every`."""
+    seen: list[Any] = []
+    bus.subscribe(seen.append, "after_train_iter", every=2, when=lambda event: event.iter > 4)
+
+    for i in range(10):
+        bus.emit(AfterTrainIter(iter=i))
+
+    assert [event.iter for event in seen] == [5, 7, 9]
+
+
+def test_when_is_asked_only_where_every_lets_pass(bus: Bus) -> None:
+    """An expensive predicate is not evaluated in iterations that `every` skips."""
+    asked: list[int] = []
+    bus.subscribe(lambda event: None, "after_train_iter", every=5, when=lambda e: asked.append(e.iter))
+
+    for i in range(10):
+        bus.emit(AfterTrainIter(iter=i))
+
+    assert asked == [4, 9]
+
+
+def test_once_fires_a_single_time(bus: Bus) -> None:
+    """`once=True` fires at the first event that passes, then is off the bus."""
+    seen: list[Any] = []
+    subscription = bus.subscribe(seen.append, "after_train_iter", every=3, once=True)
+
+    for i in range(9):
+        bus.emit(AfterTrainIter(iter=i))
+
+    assert [event.iter for event in seen] == [2]
+    assert not bus.wants(AfterTrainIter)
+    assert subscription.stats.calls == 1
+
+
+def test_once_fires_a_single_time_over_all_its_events(bus: Bus) -> None:
+    """One subscription to two events fires at the first of either."""
+    seen: list[Any] = []
+    bus.subscribe(seen.append, BeforeTrainIter, AfterTrainIter, once=True)
+
+    bus.emit(AfterTrainIter())
+    bus.emit(BeforeTrainIter())
+
+    assert seen == [AfterTrainIter()]
+
+
+def test_once_fires_a_single_time_when_an_earlier_handler_emits_the_same_event(bus: Bus) -> None:
+    """The emit under way keeps its plan, but not a second firing of what fired meanwhile."""
+    seen: list[Any] = []
+
+    @bus.on("stop_requested", priority=10)
+    def again(event: StopRequested) -> None:
+        if event.reason == "first":
+            bus.emit(StopRequested(reason="second"))
+
+    bus.subscribe(seen.append, "stop_requested", once=True)
+    bus.emit(StopRequested(reason="first"))
+
+    assert seen == [StopRequested(reason="second")]
+
+
+@pytest.mark.parametrize("offload", [None, "thread"])
+def test_once_holds_in_the_background(bus: Bus, offload: str | None) -> None:
+    """A background subscriber with `once=True` hears one event, too."""
+    seen: list[Event] = []
+
+    async def later(event: Event) -> None:
+        seen.append(event)
+
+    bus.subscribe(seen.append if offload else later, "after_train_iter", offload=offload, once=True)
+    for i in range(5):
+        bus.emit(AfterTrainIter(iter=i))
+    bus.flush()
+
+    assert seen == [AfterTrainIter(iter=0)]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_background_subscribers_are_filtered_alike(bus: Bus, every: int) -> None:
+    """`every` means the same off the training thread, and what it holds back is not in the account."""
+    seen: list[Any] = []
+    subscription = bus.subscribe(seen.append, "after_train_iter", every=every, offload="thread")
+
+    for i in range(9):
+        bus.emit(AfterTrainIter(iter=i))
+    bus.flush()
+
+    assert [event.iter + 1 for event in seen] == [c for c in range(1, 10) if c % every == 0]
+    assert subscription.stats.delivered == len(seen)
+
+
+def test_description_names_only_what_filters() -> None:
+    """The plan prints a filter in the words of `bus.on`, and nothing for one that lets all pass."""
+
+    def healthy(event: Event) -> bool:
+        return True
+
+    assert describe_filter(1, 0, False, None) == ""
+    assert describe_filter(10, 5, True, healthy) == "every=10 start=5 when=healthy once"
+
+
+def test_description_of_a_predicate_is_one_line() -> None:
+    """A predicate whose repr spans lines does not break the table, nor the compiled plan."""
+
+    class Odd:
+        def __call__(self, event: Event) -> bool:
+            return True
+
+        def __repr__(self) -> str:
+            return "Odd(\n  raise\n)"
+
+    bus = Bus()
+    seen: list[Event] = []
+    bus.subscribe(seen.append, "after_train_iter", when=Odd())
+    bus.emit(AfterTrainIter())
+
+    assert bus.plan("after_train_iter")[0].filter == "when=Odd( raise )"
+    assert len(seen) == 1
+
+
+def test_no_filter_is_no_function() -> None:
+    """What lets every event pass costs no call."""
+    assert make_filter(AfterTrainIter, 1, 0, None) is None

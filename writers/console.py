@@ -1,0 +1,163 @@
+"""The run as a person watches it: a progress bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, TextIO
+
+from eventloop.events import (
+    AfterLoadCheckpoint,
+    AfterRun,
+    BeforeRun,
+    BeforeTest,
+    BeforeVal,
+    CheckpointFailed,
+    CheckpointSaved,
+    Event,
+    EventsDropped,
+    HandlerFailed,
+    PreemptionRequested,
+    ScalarsLogged,
+    SlowHandler,
+    StopRequested,
+    TextLogged,
+)
+from eventloop.run import Run
+from eventloop.writers.lines import Pace, notice, score_line, train_line
+from eventloop.writers.writer import Writer
+
+if TYPE_CHECKING:
+    from eventloop.writers.progress import ProgressBar
+
+
+class ConsoleWriter(Writer):
+    """Shows epoch, iteration, loss, learning rate, speed and time left.
+
+        Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:12  time: 0.0010  data_time: 0.0001  loss: 0.1234
+        Epoch(val) [2]  accuracy: 0.9800  loss: 0.0700
+
+    The speed comes from the scalar `time`, seconds per iteration; without it there is neither speed nor time left.
+    This is for people: programs read `JSONLWriter`'s file.
+
+    Args:
+        interval: training lines are at least this many iterations apart; the values in between appear in the
+            next one. The progress bar follows every event, at most ten times a second.
+        progress: True for the bar, False for lines, None for the bar where the output is a terminal and rich
+            is installed.
+        stream: where to write; standard output, as it is when the run begins, by default.
+
+    Raises:
+        ValueError: `interval` is below 1.
+        ImportError: `progress=True` and rich is not installed.
+    """
+
+    events = (
+        BeforeRun, ScalarsLogged, TextLogged, BeforeVal, BeforeTest, AfterLoadCheckpoint, CheckpointSaved,
+        CheckpointFailed, StopRequested, PreemptionRequested, HandlerFailed, EventsDropped, SlowHandler, AfterRun,
+    )  # fmt: skip
+
+    def __init__(
+        self, interval: int = 10, *, progress: bool | None = None, stream: TextIO | None = None
+    ) -> None:
+        if interval < 1:
+            raise ValueError(f"interval must be at least 1 iteration, got {interval}")
+        self.interval = interval
+        self.progress = progress
+        self.stream = stream
+        wanted = _is_terminal(stream or sys.stdout) if progress is None else progress
+        self._module = _import_progress(required=progress is True) if wanted else None
+        self._bar: ProgressBar | None = None
+        self._start_over()
+
+    def open(self, run: Run) -> None:
+        self._run = run
+        self._out = self.stream or sys.stdout
+        self._start_over()
+        if self._module is not None and (self.progress or _is_terminal(self._out)):
+            self._bar = self._module.ProgressBar(self._out)
+
+    def write(self, event: Event) -> None:
+        match event:
+            case ScalarsLogged(mode="train"):
+                self._train(event)
+            case BeforeRun():
+                self._start_over()
+            case BeforeVal() | BeforeTest():
+                if self._bar is not None:
+                    self._bar.note(event.mode)
+            case _:
+                self._settle(ended=isinstance(event, AfterRun))
+                self._say(score_line(event) if isinstance(event, ScalarsLogged) else notice(event))
+
+    def flush(self) -> None:
+        self._settle()
+        self._out.flush()
+
+    def close(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()
+        self._settle()
+
+    # --- training ------------------------------------------------------------------------------------------
+
+    def _start_over(self) -> None:
+        self._pace = Pace()
+        self._scalars: dict[str, float] = {}
+        self._printed: int | None = None  # the step of the last training line
+        self._held: ScalarsLogged | None = None  # what is still to be shown
+        self._ended = False
+
+    def _train(self, event: ScalarsLogged) -> None:
+        self._scalars.update(event.scalars)
+        self._pace.update(event.scalars.get("time", 0.0))
+        if self._bar is not None and not self._ended:
+            self._bar.show(event, self._scalars, self._pace)
+        elif self._printed is None or event.step - self._printed >= self.interval:
+            self._print(event)
+        else:
+            self._held = event
+
+    def _print(self, event: ScalarsLogged) -> None:
+        self._say(train_line(event, self._scalars, self._run, self._pace.eta(event)))
+        self._printed = event.step
+        self._scalars = {}
+        self._held = None
+
+    def _settle(self, *, ended: bool = False) -> None:
+        """Show what was held back, so that lines keep the order of their events; after the run, end the bar."""
+        if self._held is not None:
+            self._print(self._held)
+        if self._bar is not None and ended:
+            self._bar.stop()
+        elif self._bar is not None:
+            self._bar.draw()
+        self._ended = self._ended or ended
+
+    def _say(self, line: str) -> None:
+        encoding = getattr(self._out, "encoding", None)
+        if encoding:  # a character the output cannot show must not end the console
+            line = line.encode(encoding, "backslashreplace").decode(encoding)
+        if self._bar is not None and self._bar.running:
+            self._bar.say(line)
+        else:
+            self._out.write(line + "\n")
+            self._out.flush()
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def _import_progress(*, required: bool) -> ModuleType | None:
+    try:
+        from eventloop.writers import progress
+    except ImportError as error:
+        if required:
+            raise ImportError(
+                "ConsoleWriter(progress=True) needs rich: pip install 'torch-eventloop[demo]'"
+            ) from error
+        return None
+    return progress

@@ -1,0 +1,163 @@
+"""One JSON object a line: the format for programs, `grep` and `jq`."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from io import FileIO
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eventloop.catalogue import find_event
+from eventloop.events import (
+    AfterLoadCheckpoint,
+    AfterRun,
+    BeforeRun,
+    CheckpointFailed,
+    CheckpointSaved,
+    Event,
+    EventsDropped,
+    HandlerFailed,
+    PreemptionRequested,
+    RunInfo,
+    ScalarsLogged,
+    StopRequested,
+    TextLogged,
+)
+from eventloop.run import Run
+from eventloop.writers.appending import open_appending, write_all
+from eventloop.writers.writer import Writer
+
+RESERVED = frozenset({"event", "mode", "step", "iter", "epoch"})
+"""The keys of a line of scalars that are no metrics."""
+PREFIX = "scalars/"
+"""Put before a metric whose name is reserved (or has the prefix already): no metric overwrites another."""
+
+_LIKE_A_NUMBER = re.compile(r"~*(NaN|-?Infinity)")
+_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class JSONLWriter(Writer):
+    """Appends to `<work_dir>/<filename>`, one line an event:
+
+        {"mode":"train","step":40,"iter":39,"epoch":0,"loss":0.1234,"lr":0.001}
+        {"event":"checkpoint_saved","iter":39,"epoch":0,...,"path":"runs/digits/epoch_1"}
+
+    A line without "event" is `scalars_logged`. JSON has no word for NaN and the infinities: they are the strings
+    "NaN", "Infinity" and "-Infinity", which `read_jsonl` turns back; a text of these very words gets a "~" in
+    front. A metric named like a reserved key is written as `scalars/<name>`.
+
+    A resumed run appends. Iterations that are run again have a second line; the `before_run` line in between
+    says where it went on. What was written survives a kill of the process, though not of the machine.
+
+    Args:
+        filename: relative to the run's work_dir, or absolute.
+        events: what to write, names or classes; "*" for every event.
+        name: what reports call the writer; needed for a second one.
+
+    Raises:
+        TypeError, ValueError: an unknown event.
+    """
+
+    events: tuple[str | type[Event], ...] = (
+        ScalarsLogged, TextLogged, RunInfo, BeforeRun, AfterRun, AfterLoadCheckpoint, CheckpointSaved,
+        CheckpointFailed, StopRequested, PreemptionRequested, HandlerFailed, EventsDropped,
+    )  # fmt: skip
+    batch = True
+
+    def __init__(
+        self,
+        filename: str | PathLike[str] = "metrics.jsonl",
+        *,
+        events: str | type[Event] | Sequence[str | type[Event]] | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.filename = filename
+        self.name = name
+        if events is not None:
+            chosen = (events,) if isinstance(events, str | type) else tuple(events)
+            self.events = tuple("*" if event == "*" else find_event(event) for event in chosen)
+        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        self._file: FileIO | None = None
+
+    def open(self, run: Run) -> None:
+        self._file = open_appending(Path(run.work_dir, self.filename))
+
+    def write(self, event: Event) -> None:
+        self.write_batch([event])
+
+    def write_batch(self, events: list[Event]) -> None:
+        assert self._file is not None
+        write_all(self._file, self._encoder.encode_lines([_row(event) for event in events]))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_jsonl(path: str | PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The lines of a file that `JSONLWriter` wrote, with NaN and the infinities as floats again.
+
+    A line that was cut short by a kill is left out, with a warning that names it.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = msgspec.json.decode(line)
+            except msgspec.DecodeError:
+                warnings.warn(
+                    f"{path}, line {number} was cut short and is left out: {line[:80]!r}", stacklevel=2
+                )
+            else:
+                yield _unmarked(row)
+
+
+def _row(event: Event) -> dict[str, Any]:
+    if not isinstance(event, ScalarsLogged):
+        marked: dict[str, Any] = _marked(msgspec.to_builtins(event, enc_hook=_plain))
+        return marked
+    row: dict[str, Any] = {"mode": event.mode, "step": event.step, "iter": event.iter, "epoch": event.epoch}
+    for name, value in event.scalars.items():
+        finite = value - value == 0  # false for NaN and the infinities, at the cost of one subtraction
+        row[_key(name)] = value if finite else _marked(float(value))
+    return row
+
+
+def _key(name: str) -> str:
+    return PREFIX + name if name in RESERVED or name.startswith(PREFIX) else name
+
+
+def _marked(value: Any) -> Any:
+    """`value` without floats that JSON cannot say, and without texts that read like them."""
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case str() if _LIKE_A_NUMBER.fullmatch(value):
+            return "~" + value
+        case dict():
+            return {key: _marked(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_marked(item) for item in value]
+    return value
+
+
+def _unmarked(value: Any) -> Any:
+    match value:
+        case str() if _LIKE_A_NUMBER.fullmatch(value):
+            return _NUMBERS[value] if value in _NUMBERS else value[1:]
+        case dict():
+            return {key: _unmarked(item) for key, item in value.items()}
+        case list():
+            return [_unmarked(item) for item in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """What msgspec has no encoding for: a number of numpy, or anything as its text."""
+    return value.item() if hasattr(value, "item") else str(value)

@@ -1,0 +1,125 @@
+"""What the console says: one line of text for a fact. Nothing here writes anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+
+from eventloop.catalogue import event_name
+from eventloop.events import (
+    AfterLoadCheckpoint,
+    AfterRun,
+    CheckpointFailed,
+    CheckpointSaved,
+    Event,
+    EventsDropped,
+    HandlerFailed,
+    PreemptionRequested,
+    ScalarsLogged,
+    SlowHandler,
+    StopRequested,
+    TextLogged,
+)
+from eventloop.run import Run
+
+TIMES = ("time", "data_time", "hook_time")
+
+
+class Pace:
+    """Seconds an iteration, smoothed so that what is shown does not flicker."""
+
+    WEIGHT = 0.2
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def update(self, seconds: float) -> None:
+        """Enter the mean of another interval."""
+        if math.isfinite(seconds) and seconds > 0:
+            self.seconds += (seconds - self.seconds) * (self.WEIGHT if self.seconds else 1.0)
+
+    def eta(self, event: ScalarsLogged) -> str:
+        """Time until the run's last iteration as h:mm:ss, or nothing where it is unknown."""
+        if not self.seconds or event.max_iters is None:
+            return ""
+        left = max(0, event.max_iters - event.step) * self.seconds
+        return str(timedelta(seconds=round(min(left, 1e12))))
+
+
+def train_line(event: ScalarsLogged, scalars: Mapping[str, float], run: Run, eta: str) -> str:
+    """`Epoch(train) [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:12  time: 0.0010  loss: 0.1234`, as in MMEngine."""
+    rates = {name: value for name, value in scalars.items() if is_rate(name)}
+    times = {name: scalars[name] for name in TIMES if name in scalars}
+    others = {name: value for name, value in scalars.items() if name not in rates and name not in times}
+    fields = [*named(rates), *([f"eta: {eta}"] if eta else []), *named(times), *named(others)]
+    return "  ".join([_position(event, run), *fields])
+
+
+def score_line(event: ScalarsLogged) -> str:
+    """`Epoch(val) [2]  accuracy: 0.9800  loss: 0.0700`."""
+    unit, done = ("Iter", event.step) if event.max_epochs is None else ("Epoch", event.epoch)
+    last = [name for name in TIMES if name in event.scalars]
+    scalars = {name: value for name, value in event.scalars.items() if name not in last}
+    scalars |= {name: event.scalars[name] for name in last}
+    return "  ".join([f"{unit}({event.mode}) [{done}]", *named(scalars)])
+
+
+def notice(event: Event) -> str:
+    """One line about anything else."""
+    match event:
+        case TextLogged():
+            return f"{event.name}: {event.text}" if event.name else event.text
+        case CheckpointSaved():
+            return f"Checkpoint saved: {event.path} ({event.bytes / 1e6:.1f} MB, {event.seconds:.2f} s)"
+        case CheckpointFailed():
+            return f"Checkpoint FAILED: {event.path}: {one_line(event.error)}"
+        case AfterLoadCheckpoint():
+            return f"Checkpoint loaded: {event.path}"
+        case StopRequested() | PreemptionRequested():
+            what = "Stop" if isinstance(event, StopRequested) else "Preemption"
+            return f"{what} requested at iteration {event.iter + 1}: {event.reason}"
+        case HandlerFailed():
+            return f"{event.handler} FAILED ({event.count}x): {one_line(event.error)}"
+        case EventsDropped():
+            return f"{event.handler} dropped {event.count} events: its queue was full"
+        case SlowHandler():
+            return f"{event.handler} is slow: p99 {event.cost * 1e3:.2f} ms over {event.count} calls"
+        case AfterRun():
+            error = f": {one_line(event.error)}" if event.error else ""
+            return f"Run ended at iteration {event.iter}: {event.reason}{error}"
+    return f"{event_name(type(event))}: {event}"
+
+
+def named(scalars: Mapping[str, float]) -> list[str]:
+    """`name: value`, one a scalar."""
+    return [f"{name}: {number(name, value)}" for name, value in scalars.items()]
+
+
+def number(name: str, value: float) -> str:
+    """Four digits, as a power of ten where four places behind the point would not show them."""
+    small = value != 0 and not 1e-3 <= abs(value) < 1e6 and name not in TIMES
+    return f"{value:.4e}" if is_rate(name) or small else f"{value:.4f}"
+
+
+def is_rate(name: str) -> bool:
+    """True for learning rates: `lr`, `base_lr`, `lr/group1`."""
+    return any(part == "lr" or part.endswith("_lr") for part in name.split("/"))
+
+
+def one_line(text: str) -> str:
+    """`text` without its line breaks."""
+    return " ".join(text.split())
+
+
+def _position(event: ScalarsLogged, run: Run) -> str:
+    if event.max_epochs is None:
+        return f"Iter({event.mode}) [{_of(event.step, event.max_iters)}]"
+    epoch = f"[{event.epoch + 1}]".rjust(len(str(event.max_epochs)) + 2)
+    length = run.iters_per_epoch
+    iteration = _of((event.step - 1) % length + 1 if length else event.step, length)
+    return f"Epoch({event.mode}) {epoch}[{iteration}]"
+
+
+def _of(done: int, total: int | None) -> str:
+    return str(done) if total is None else f"{done:>{len(str(total))}}/{total}"

@@ -1,0 +1,96 @@
+"""A progress bar on a terminal. Imports rich: only `ConsoleWriter`'s constructor imports this module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from eventloop.events import ScalarsLogged
+from eventloop.writers.lines import Pace, number
+
+REFRESH_SECONDS = 0.1
+WIDTH = 24
+
+
+class ProgressBar:
+    """One line that is drawn again and again, and ordinary lines that appear above it.
+
+    It is drawn by whoever calls `show`, at most every `REFRESH_SECONDS`: rich's own thread would draw it ten times
+    a second whether or not anything changed, at 1 ms of the interpreter each (this line: 0.2 ms). `sys.stdout`
+    stays what it was: replaced from here, a `print` in a training thread or a forked loader worker would wait for
+    a lock of this thread.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
+        self._live: Live | None = None
+        self._state: tuple[ScalarsLogged, Mapping[str, float], Pace] | None = None
+        self._note = ""
+        self._drawn = 0.0
+
+    @property
+    def running(self) -> bool:
+        """True from the first `show` to `stop`."""
+        return self._live is not None
+
+    def show(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> None:
+        """Say where the run is, unless it was said a moment ago; then `draw` or the next `show` does."""
+        self._state, self._note = (event, latest, pace), ""
+        if self._live is None:
+            self._live = Live(
+                console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start()
+            self.draw()
+        elif monotonic() - self._drawn >= REFRESH_SECONDS:
+            self.draw()
+
+    def note(self, text: str) -> None:
+        """Add a word until the next `show`."""
+        self._note = text
+        self.draw()
+
+    def say(self, line: str) -> None:
+        """Print an ordinary line above."""
+        self._console.print(line, soft_wrap=True)
+
+    def draw(self) -> None:
+        """Draw the line now."""
+        if self._live is not None and self._state is not None:
+            self._drawn = monotonic()
+            self._live.update(self._line(*self._state), refresh=True)
+
+    def stop(self) -> None:
+        """Draw the line a last time and leave the cursor below it: what others print next is clean."""
+        live, self._live = self._live, None
+        if live is not None and self._state is not None:
+            live.update(self._line(*self._state))
+            live.stop()
+
+    def _line(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> Text:
+        """Every field keeps its width from one call to the next."""
+        parts: list[str | tuple[str, str]] = []
+        if event.max_epochs is not None:
+            width = len(str(event.max_epochs))
+            parts.append(f"epoch {min(event.epoch + 1, event.max_epochs):>{width}}/{event.max_epochs} ")
+        parts += self._bar(event.step, event.max_iters)
+        parts += [f"  {name} {number(name, latest[name]):>10}" for name in ("loss", "lr") if name in latest]
+        if pace.seconds:
+            parts.append(f" {1 / pace.seconds:>8.1f} it/s")
+        if eta := pace.eta(event):
+            parts.append(f"  eta {eta:>7}")
+        parts.append((f"  {self._note}", "yellow"))
+        return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+
+    def _bar(self, done: int, total: int | None) -> list[str | tuple[str, str]]:
+        if not total:
+            return [f"iter {done}"]
+        full, rest = ("#", "-") if self._console.options.ascii_only else ("━", "─")
+        filled = WIDTH * min(done, total) // total
+        count = f" {done:>{len(str(total))}}/{total}"
+        return [(full * filled, "cyan"), (rest * (WIDTH - filled), "bright_black"), count]

@@ -1,0 +1,93 @@
+"""The base of every writer: a destination that is fed off the training thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from eventloop.bus import Bus
+from eventloop.events import Event, ScalarsLogged
+from eventloop.lane import Overflow
+from eventloop.run import Run
+from eventloop.subscription import Subscription
+
+
+class Writer:
+    """Override `write`, and what else is needed. All methods run on the writer's own thread, in this order:
+
+        open(run)                      before the first event
+        write(event) write(event) ...  one call an event, in the order they were emitted
+        flush()                        when the bus is flushed: make what was written visible to readers
+        close()                        once, also after an error in write
+
+    A writer imports its library in its constructor, so that a missing one is an error at the line that asked for
+    it, and a run without the writer does not pay for it. It never sees the trainer, a tensor or a queue.
+
+        class PrintLoss(Writer):
+            events = (ScalarsLogged,)
+
+            def write(self, event):
+                print(event.step, event.scalars["loss"])
+    """
+
+    events: tuple[str | type[Event], ...] = (ScalarsLogged,)
+    """What `write` is called with: classes or names, or "*" for every event."""
+    offload: ClassVar[str] = "thread"
+    queue: ClassVar[int] = 16_384
+    overflow: ClassVar[Overflow] = "drop_oldest"
+    batch: ClassVar[bool] = False
+    """True: `write_batch` is called with all that is waiting, instead of `write`."""
+    name: str | None = None
+    """What reports call it; the class's name by default. Two writers of a class on one bus need two names."""
+
+    _opened = False
+
+    def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
+        """Subscribe to the bus. `run` is asked for the facts of the run when the first event arrives."""
+        self._get_run = run
+        return bus.subscribe(
+            self._deliver, *self.events, name=self.name or type(self).__name__, offload=self.offload,
+            queue=self.queue, overflow=self.overflow, batch=self.batch,
+            on_flush=self._flush, on_close=self._close,
+        )  # fmt: skip
+
+    def open(self, run: Run) -> None:
+        """Get ready to write; `run.work_dir` exists."""
+
+    def write(self, event: Event) -> None:
+        """Write one event.
+
+        Raises:
+            NotImplementedError: the subclass has no `write`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no write(event): override it")
+
+    def write_batch(self, events: list[Event]) -> None:
+        """Write several events at once, where that is cheaper; only called with `batch = True`. If it raises,
+        all of them count as failed."""
+        for event in events:
+            self.write(event)
+
+    def flush(self) -> None:
+        """Make what was written visible to readers."""
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+
+    def _deliver(self, delivery: Event | list[Event]) -> None:
+        if not self._opened:
+            self.open(self._get_run())
+            self._opened = True
+        if isinstance(delivery, list):
+            self.write_batch(delivery)
+        else:
+            self.write(delivery)
+
+    def _flush(self) -> None:
+        if self._opened:
+            self.flush()
+
+    def _close(self) -> None:
+        if self._opened:
+            self._opened = False
+            self.close()
