@@ -4,7 +4,8 @@
 
 Four questions, each answered in interleaved rounds (see `_timing`): an event built and dispatched to 0, 1, 5 and
 10 handlers; the same announcement by the peers' own code; an event that nobody listens to; one event handed to
-seven background subscribers. The handlers do nothing, so what is left is the machinery. Quote the ratios.
+seven background subscribers. The handlers do nothing, so what is left is the machinery. Quote the ratios: a
+goal in nanoseconds also depends on what else the machine does, so the fastest round stands beside its median.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ VERSIONS = ("torch", "msgspec", "anyio", *dict.fromkeys(package for package, _ i
 EMIT_GOAL_NS = 1000.0
 GUARD_GOAL_NS = 80.0
 HANDOFF_GOAL_NS = 500.0
-GOAL_COLUMNS = ("goal", "wanted", "median", "fastest round", "median meets it")
+GOAL_COLUMNS = ("goal", "wanted", "median", "met", "fastest round", "met by it")
 
 
 def plain(handlers: list[Callable[[object], None]], event: object) -> None:
@@ -167,7 +168,11 @@ def goal_rows(inline: dict[str, Taken], handoff: dict[str, Taken]) -> list[list[
         ),
     ]
     return [
-        [name, f"<= {goal:.0f} ns", f"{t.ns:.0f} ns", f"{t.least_ns:.0f} ns", yes_no(t.ns <= goal)]
+        [
+            name,
+            f"<= {goal:.0f} ns",
+            *(x for ns in (t.ns, t.least_ns) for x in (f"{ns:.0f} ns", yes_no(ns <= goal))),
+        ]
         for name, t, goal in goals
     ]
 

@@ -6,23 +6,33 @@ The loop emits `before_train_iter` and `after_train_iter` as fast as it can, pol
 the trainer does. A writer on a thread of its own sleeps on every delivery, so that its bounded queue is full all
 the time and drops what is oldest. A queue, an inbox or an account that keeps what it has seen would grow with the
 number of events. What was emitted must be delivered, dropped or still queued, to the last event.
+
+How far the loop lags behind is a matter of chance, and the allocator keeps what the fullest moment took. So that
+this moment does not come half-way and look like a leak, the loop is held once, before the first look, until its
+inbox is full.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter, sleep
 
 from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
+from eventloop.background import INBOX_LIMIT
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, BeforeTrainIter, Event
 
 CHECKPOINTS = 10
 GROWTH_GOAL_MIB = 1.0
-"""An account of one machine word for each event would be 15 MiB over two million of them."""
+"""One machine word kept for each event would be 14 MiB after the first tenth of two million."""
+
+
+class LoopHeld(Event):
+    """Asks a coroutine to hold the background loop."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +61,29 @@ def emit_iterations(bus: Bus, first: int, last: int, total: int) -> None:
         bus.poll()
 
 
+def fill_the_inbox(bus: Bus, iterations: int) -> None:
+    """Emit while the background loop is held by a coroutine that should not have waited."""
+    holding, release = threading.Event(), threading.Event()
+
+    async def hold(event: LoopHeld) -> None:
+        holding.set()
+        release.wait()
+
+    with bus.subscribe(hold, LoopHeld):
+        bus.emit(LoopHeld())
+        holding.wait()
+        emit_iterations(bus, 0, iterations, iterations)
+        release.set()
+        bus.flush(0.0)
+
+
 def run(events: int, writer_seconds: float, queue: int) -> tuple[list[Checkpoint], bool]:
     """Emit `events` events; return the size on the way, and whether the writer's account adds up at the end."""
 
     def write(event: Event) -> None:
         sleep(writer_seconds)
 
-    iterations = events // 2
+    iterations, fill = events // 2, INBOX_LIMIT // 2
     seen: list[Checkpoint] = []
     began = perf_counter()
     with Bus(drain_timeout=1.0) as bus:
@@ -65,17 +91,25 @@ def run(events: int, writer_seconds: float, queue: int) -> tuple[list[Checkpoint
             write, BeforeTrainIter, AfterTrainIter, offload="thread", queue=queue, overflow="drop_oldest"
         )
         bus.subscribe(lambda event: None, AfterTrainIter)
+        fill_the_inbox(bus, fill)
         for tenth in range(CHECKPOINTS):
             first, last = (iterations * k // CHECKPOINTS for k in (tenth, tenth + 1))
             emit_iterations(bus, first, last, iterations)
             account, size = writer.stats, resident_mib()
             seen.append(
                 Checkpoint(
-                    2 * last, size, perf_counter() - began, account.delivered, account.dropped, account.queued
+                    2 * (fill + last),
+                    size,
+                    perf_counter() - began,
+                    account.delivered,
+                    account.dropped,
+                    account.queued,
                 )
             )
         account = writer.stats
-    return seen, 2 * iterations == account.delivered + account.failed + account.dropped + account.queued
+    return seen, 2 * (
+        fill + iterations
+    ) == account.delivered + account.failed + account.dropped + account.queued
 
 
 def goal_rows(seen: list[Checkpoint], adds_up: bool) -> list[list[str]]:
@@ -83,9 +117,13 @@ def goal_rows(seen: list[Checkpoint], adds_up: bool) -> list[list[str]]:
     growth = seen[-1].rss_mib - seen[0].rss_mib
     per_event = growth * 2**20 / (seen[-1].events - seen[0].events)
     grown = f"{growth:+.2f} MiB, {per_event:+.2f} bytes an event"
-    met = yes_no(growth <= GROWTH_GOAL_MIB)
     return [
-        ["growth after the first tenth", f"<= {GROWTH_GOAL_MIB:.0f} MiB", grown, met],
+        [
+            "growth after the first tenth",
+            f"<= {GROWTH_GOAL_MIB} MiB",
+            grown,
+            yes_no(growth <= GROWTH_GOAL_MIB),
+        ],
         ["delivered + dropped + queued == emitted", "exactly", yes_no(adds_up), yes_no(adds_up)],
     ]
 

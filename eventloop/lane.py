@@ -236,8 +236,8 @@ class Lane(ABC):
             "delivery; it is no longer waited for"
         )
         logger.error("%s", self.last_error)
-        self.give_up("stalled")
         self._report(self, TimeoutError(self.last_error), item, now - began)
+        self.give_up("stalled")
 
     @abstractmethod
     def wake(self) -> None:
@@ -292,9 +292,9 @@ class Lane(ABC):
         if disable or failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
             what = "and is disabled" if disable else f"({failures} failures so far)"
             logger.error("background subscriber %s failed %s", self.name, what, exc_info=error)
+        self._report(self, error, item, took)  # first: who waits for the lane to end finds the report
         if disable:
             self.give_up("error")
-        self._report(self, error, item, took)
 
     def _flush_if_due(self) -> None:
         due = self._flush_at

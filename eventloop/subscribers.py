@@ -22,18 +22,15 @@ _ROUTE_SECONDS = 1.0
 """How long a look at the account, or a change of it, waits for events that are on their way to the lanes."""
 
 
-class _Table(dict[type[Event], Any]):
+class _DispatchTable(dict[type[Event], Dispatch]):
     """What a bus looks up by event type at every emit; a type met for the first time gets its signal."""
 
-    def __init__(
-        self, signal: Callable[[type[Event]], EventSignal], read: Callable[[EventSignal], Any]
-    ) -> None:
+    def __init__(self, signal: Callable[[type[Event]], EventSignal]) -> None:
         super().__init__()
         self._signal = signal
-        self._read = read
 
-    def __missing__(self, event_type: type[Event]) -> Any:
-        return self._read(self._signal(event_type))
+    def __missing__(self, event_type: type[Event]) -> Dispatch:
+        return self._signal(event_type).dispatch
 
 
 class Subscribers:
@@ -44,8 +41,8 @@ class Subscribers:
     """
 
     def __init__(self, owner: object, background: Background) -> None:
-        self.dispatch: dict[type[Event], Dispatch] = _Table(self.signal, lambda signal: signal.dispatch)
-        self.wanted: dict[type[Event], bool] = _Table(self.signal, lambda signal: signal.wanted)
+        self.dispatch: dict[type[Event], Dispatch] = _DispatchTable(self.signal)
+        self.wanted: dict[type[Event], bool] = {}
         self.signals: dict[type[Event], EventSignal] = {}
         self._owner = owner
         self._background = background

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.catalogue import suggest
-from eventloop.checkpoint import SUFFIX, Snapshot, save_checkpoint
+from eventloop.checkpoint import SUFFIX, SUFFIXES, Snapshot, save_checkpoint
 from eventloop.events import (
     COMPLETED,
     AfterRun,
@@ -34,19 +34,28 @@ logger = logging.getLogger("eventloop")
 
 
 class Best(NamedTuple):
-    """The best score so far and the file that has it; None and "" before the first."""
+    """The best score so far, the file that has it, and the metric; None, "" and "" before the first."""
 
-    score: float | None
-    name: str
+    score: float | None = None
+    name: str = ""
+    metric: str = ""
+
+
+class _Record(NamedTuple):
+    """What the hook says of the files there are; a save that fails puts it back."""
+
+    best: Best
+    kept: list[str]
+    saved_at: int
 
 
 class _Saving(NamedTuple):
-    """A checkpoint on its way to the disk; with the best it replaces, if it is one."""
+    """A checkpoint on its way to the disk; `written` gives its size, and when it was durable."""
 
     path: Path
     began: float
-    written: Future[int]
-    replaced: Best | None
+    written: Future[tuple[int, float]]
+    before: _Record
 
 
 class CheckpointHook(Hook):
@@ -88,15 +97,7 @@ class CheckpointHook(Hook):
         out_dir: str | Path | None = None,
         filename_tmpl: str | None = None,
     ) -> None:
-        for name, value in (("interval", interval), ("max_keep_ckpts", max_keep_ckpts)):
-            if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
-                raise ValueError(f"{name} must be -1 or a positive int, got {value!r}")
-        if rule not in (None, "greater", "less"):
-            raise ValueError(f"unknown rule {rule!r}{suggest(str(rule), ['greater', 'less'])}")
-        if filename_tmpl is not None and filename_tmpl.count("{}") != 1:
-            raise ValueError(
-                f"filename_tmpl must have exactly one {{}} for the number, got {filename_tmpl!r}"
-            )
+        _check_options(interval, save_begin, max_keep_ckpts, save_best, rule, filename_tmpl)
         self._interval, self._by_epoch, self._begin = interval, by_epoch, save_begin
         self._save_last, self._max_keep = save_last, max_keep_ckpts
         self._metric, self._rule = save_best, rule
@@ -105,7 +106,7 @@ class CheckpointHook(Hook):
         if save_best not in (None, "auto") and rule is None:
             self._rule = infer_rule(str(save_best))
         self.directory = Path()
-        self.best = Best(None, "")
+        self.best = Best()
         self._kept: list[str] = []
         self._saved_at = -1
         self._snapshot = Snapshot()
@@ -156,15 +157,16 @@ class CheckpointHook(Hook):
             return
         if self._metric == "auto":
             self._metric = next(iter(event.metrics), "auto")
-            self._rule = self._rule or infer_rule(self._metric)
         if self._metric not in event.metrics:
-            known = suggest(self._metric, [*event.metrics])
+            known = suggest(self._metric, [*event.metrics]) if event.metrics else ": it returned none"
             raise KeyError(f"save_best={self._metric!r} is no metric of the validation{known}")
+        self._rule = self._rule or infer_rule(self._metric)
         score = event.metrics[self._metric]
-        if is_better(score, self.best.score, self._rule or "greater"):
+        so_far = self.best.score if self.best.metric == self._metric else None
+        if is_better(score, so_far, self._rule):
             number = trainer.epoch if trainer.by_epoch else trainer.iter
             name = f"best_{self._metric.replace('/', '_')}_{self._name(number, by_epoch=trainer.by_epoch)}"
-            self._save(trainer, name, best=Best(score, name))
+            self._save(trainer, name, best=Best(score, name, self._metric))
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Save at the end, unless an error ended it, and wait until everything is durable."""
@@ -188,9 +190,10 @@ class CheckpointHook(Hook):
         if trainer.bus.failing is not None:
             return  # a handler before this one failed: the state is not one to come back to
         self._finish(trainer)
-        path, began, replaced = self.directory / name, perf_counter(), None
+        path, began = self.directory / name, perf_counter()
+        before = _Record(self.best, self._kept, self._saved_at)
         if best is not None:
-            replaced, self.best = self.best, best  # the file is to say of itself that it is the best
+            self.best = best  # the file is to say of itself that it is the best
         else:
             self._saved_at = trainer.iter + (within == "iter")
             self._kept = [*(kept for kept in self._kept if kept != name), name]
@@ -200,12 +203,12 @@ class CheckpointHook(Hook):
         snapshot = self._snapshot.take(state)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="eventloop checkpoint")
-        self._saving = _Saving(path, began, self._executor.submit(self._write, snapshot, path), replaced)
+        self._saving = _Saving(path, began, self._executor.submit(self._write, snapshot, path), before)
 
-    def _write(self, snapshot: Mapping[str, Any], path: Path) -> int:
+    def _write(self, snapshot: Mapping[str, Any], path: Path) -> tuple[int, float]:
         self._snapshot.wait()
         path.parent.mkdir(parents=True, exist_ok=True)
-        return save_checkpoint(snapshot, path)
+        return save_checkpoint(snapshot, path), perf_counter()
 
     def _finish(self, trainer: Trainer) -> None:
         """Wait for the save under way, if any; report it, and only then remove what it replaces."""
@@ -214,27 +217,23 @@ class CheckpointHook(Hook):
             return
         path = str(saving.path)
         try:
-            size = saving.written.result()
+            size, durable = saving.written.result()
         except Exception as error:  # a full disk comes as an OSError, or as torch's RuntimeError
             logger.exception("checkpoint %s was not saved; older ones are intact", path)
-            self._forget(saving)
+            self.best, self._kept, self._saved_at = saving.before
             seconds = perf_counter() - saving.began
             trainer.announce(
                 CheckpointFailed, path=path, seconds=seconds, error=f"{type(error).__name__}: {error}"
             )
             return
-        if saving.replaced is not None and saving.replaced.name not in ("", saving.path.name):
-            (self.directory / saving.replaced.name).unlink(missing_ok=True)
+        self._prune(saving.before.best)
+        trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=durable - saving.began)
+
+    def _prune(self, former: Best) -> None:
+        if former.name not in ("", self.best.name) and former.metric == self.best.metric:
+            (self.directory / former.name).unlink(missing_ok=True)
         while len(self._kept) > self._max_keep > 0:
             (self.directory / self._kept.pop(0)).unlink(missing_ok=True)
-        trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=perf_counter() - saving.began)
-
-    def _forget(self, saving: _Saving) -> None:
-        if saving.replaced is not None:
-            self.best = saving.replaced
-        else:
-            self._saved_at = -1
-            self._kept = [kept for kept in self._kept if kept != saving.path.name]
 
     def _name(self, number: int, *, by_epoch: bool) -> str:
         template = self._template or (f"epoch_{{}}{SUFFIX}" if by_epoch else f"iter_{{}}{SUFFIX}")
@@ -242,9 +241,41 @@ class CheckpointHook(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         """The files it keeps and the best one."""
-        return {"kept": list(self._kept), "best_score": self.best.score, "best_name": self.best.name}
+        return {"kept": list(self._kept), "best": self.best._asdict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on pruning and comparing where the saved run was."""
+        """Go on pruning and comparing where the saved run was; a score of another metric is not compared with."""
         self._kept = list(state["kept"])
-        self.best = Best(state["best_score"], state["best_name"])
+        self.best = Best(**state["best"])
+
+
+def _check_options(
+    interval: object, save_begin: object, max_keep: object, save_best: object, rule: object, template: object
+) -> None:
+    for name, value in (("interval", interval), ("max_keep_ckpts", max_keep)):
+        if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+            raise ValueError(f"{name} must be -1 or a positive int, got {value!r}")
+    if isinstance(save_begin, bool) or not isinstance(save_begin, int) or save_begin < 0:
+        raise ValueError(f"save_begin must be an int of at least 0, got {save_begin!r}")
+    if save_best is not None and not isinstance(save_best, str):
+        raise TypeError(
+            f"save_best must be the name of one metric, got {save_best!r}: for several, use several CheckpointHooks"
+        )
+    if rule not in (None, "greater", "less"):
+        raise ValueError(f"unknown rule {rule!r}{suggest(str(rule), ['greater', 'less'])}")
+    if template is not None:
+        _check_template(str(template))
+
+
+def _check_template(template: str) -> None:
+    try:
+        filled = template.format(1)
+    except (LookupError, ValueError):
+        filled = ""
+    if template.count("{}") != 1 or not filled:
+        raise ValueError(f"filename_tmpl must have exactly one {{}} for the number, got {template!r}")
+    if Path(filled).name != filled or not filled.endswith(SUFFIXES):
+        raise ValueError(
+            f"filename_tmpl must be a file's name ending in {', '.join(SUFFIXES)}, so that resume finds it; "
+            f"got {template!r}"
+        )

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from eventloop.bus import Bus
-from eventloop.catalogue import declared_events, event_name, find_event, suggest
-from eventloop.filters import Predicate
+from eventloop.catalogue import ALIASES, declared_events, event_name, suggest
+from eventloop.filters import Predicate, check_filter
 from eventloop.hooks.points import GENERIC, Points
 from eventloop.priority import Priority, get_priority
 
@@ -31,9 +31,13 @@ def on(
 
     @on(priority=49, every=10)
     def after_train_iter(self, trainer, event): ...
+
+    Raises:
+        TypeError, ValueError: a bad priority or filter, where it is written.
     """
     if priority is not None:
         get_priority(priority)
+    check_filter(every, start, once, when)
 
     def mark(method: F) -> F:
         setattr(
@@ -55,15 +59,16 @@ class Hook(Points):
                     print(trainer.metrics.latest()["loss"])
 
     `before_epoch`, `after_epoch`, `before_iter` and `after_iter` serve training, validation and test alike
-    (`event.mode` says which), unless the hook overrides the one of that mode. What `state_dict` returns is saved
-    with every checkpoint under the hook's `name`, which must be unique, and given back to `load_state_dict`.
+    (`event.mode` says which), unless the hook overrides the one of that mode. An `async def` method takes
+    `(self, event)` and runs in the background. What `state_dict` returns is saved with every checkpoint under the
+    hook's `name`, which must be unique, and given back to `load_state_dict`.
     """
 
     priority: Priority | int | str = Priority.NORMAL
     name: str | None = None
 
-    _points: ClassVar[dict[str, str]] = {}
-    """Event name -> method name, of everything this class overrides."""
+    _points: ClassVar[dict[str, list[str]]] = {}
+    """Method name -> names of the events it serves, of everything this class overrides."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -76,12 +81,13 @@ class Hook(Points):
         Raises:
             TypeError: a method's signature is not (self, trainer, event).
         """
-        for event, method_name in self._points.items():
+        for method_name, events in self._points.items():
             method = getattr(self, method_name)
             options = dict(getattr(method, _MARK, {}))
             if options.get("priority") is None:
                 options["priority"] = self.priority
-            bus.subscribe(method, event, **options)
+            # one subscription a method: `once` means once, and an async method hears its events in their order
+            bus.subscribe(method, *events, **options)
 
     def check(self, trainer: Trainer) -> None:
         """Refuse, when the trainer is built, one the hook cannot serve."""
@@ -129,34 +135,59 @@ def _every(counted: int, n: int) -> bool:
     return n > 0 and counted >= 0 and counted % n == 0
 
 
-def _overridden_points(cls: type[Hook]) -> dict[str, str]:
+def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
     """Find what a hook class overrides.
 
     Raises:
-        TypeError: a method that looks like a point and is none.
+        TypeError: a method that looks like a point and is none, or two methods for one event.
     """
     names = [event_name(event_type) for event_type in declared_events()]
-    points: dict[str, str] = {}
-    for attribute in dir(cls):
-        if attribute.startswith("_") or not callable(getattr(cls, attribute, None)):
+    served: dict[str, str] = {}
+    for method in _own_methods(cls):
+        if method in GENERIC:
+            for event in GENERIC[method]:
+                served.setdefault(event, method)
             continue
-        if getattr(cls, attribute) is getattr(Hook, attribute, None) or attribute in _HELPERS:
+        event = ALIASES.get(method, method)
+        if event not in names:
+            _refuse_near_miss(cls, method, names)
             continue
-        if attribute in GENERIC:
-            for event in GENERIC[attribute]:
-                points.setdefault(event, attribute)
-        elif attribute in names or attribute in ("before_step", "after_step"):
-            points[event_name(find_event(attribute))] = attribute
-        elif attribute.startswith(("before_", "after_")) or get_close_matches(
-            attribute, names, 1, cutoff=0.85
-        ):
+        other = served.get(event, method)
+        if other not in GENERIC and other != method:
             raise TypeError(
-                f"{cls.__name__}.{attribute} is no event{suggest(attribute, [*names, *GENERIC])} "
-                "(a method of yours that is no point must not look like one)"
+                f"{cls.__name__} has both {other} and {method}, two names of one event: keep one of them"
             )
-    return {event: points[event] for event in names if event in points}
+        served[event] = method
+    points: dict[str, list[str]] = {}
+    for event in names:
+        if event in served:
+            points.setdefault(served[event], []).append(event)
+    return points
 
 
-_HELPERS = frozenset(
+def _own_methods(cls: type[Hook]) -> list[str]:
+    """The public methods that are not as `Hook` has them, and whatever carries the mark of `@on`."""
+    found = []
+    for attribute in dir(cls):
+        value = getattr(cls, attribute, None)
+        public = not attribute.startswith("_") and attribute not in _NO_POINTS
+        inherited = value is getattr(Hook, attribute, None)
+        if callable(value) and not inherited and (public or hasattr(value, _MARK)):
+            found.append(attribute)
+    return found
+
+
+def _refuse_near_miss(cls: type[Hook], method: str, names: list[str]) -> None:
+    looks_like_one = method.startswith(("before_", "after_")) or get_close_matches(
+        method, names, 1, cutoff=0.85
+    )
+    if looks_like_one or hasattr(getattr(cls, method), _MARK):
+        raise TypeError(
+            f"{cls.__name__}.{method} is no event{suggest(method, [*names, *GENERIC])} "
+            "(a method of yours that is no point must not look like one)"
+        )
+
+
+_NO_POINTS = frozenset(
     name for name in vars(Hook) if name.startswith(("every_", "end_", "is_")) or name in ("attach", "check")
 )

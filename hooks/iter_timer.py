@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from eventloop.events import AfterTrainIter, AfterVal, BeforeTrainEpoch, BeforeVal
-from eventloop.hooks.hook import Hook
+from eventloop.hooks.hook import Hook, on
 from eventloop.priority import Priority
 
 if TYPE_CHECKING:
@@ -44,10 +44,12 @@ class IterTimerHook(Hook):
         put("step_time", step)
         put("hook_time", total - clock.data - step)
 
+    @on(priority=Priority.HIGHEST)
     def before_val(self, trainer: Trainer, event: BeforeVal) -> None:
-        """Stop the clock."""
+        """Stop the clock, before any other hook of the validation."""
         self._validation_began = perf_counter()
 
+    @on(priority=Priority.LOWEST)
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
-        """Let it go on as if there had been no validation."""
+        """Let it go on, after all of them, as if there had been no validation."""
         self._last += perf_counter() - self._validation_began

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from eventloop.events import AfterTestEpoch, AfterTrain, AfterTrainIter, AfterValEpoch, ScalarsLogged
-from eventloop.hooks.hook import Hook
+from eventloop.events import (
+    AfterRun,
+    AfterTestEpoch,
+    AfterTrain,
+    AfterTrainIter,
+    AfterValEpoch,
+    ScalarsLogged,
+)
+from eventloop.hooks.hook import Hook, on
 from eventloop.position import length_of
 from eventloop.priority import Priority
 from eventloop.schedule import positive
@@ -35,18 +42,22 @@ class LoggerHook(Hook):
         self._ignore_last = ignore_last
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Log at the interval, and at the end of an epoch too short for one."""
+        """Log at the interval, in the last iteration, and at the end of an epoch too short for an interval."""
         if not trainer.by_epoch:
             due = self.every_n_train_iters(trainer, self._interval)
         else:
             due = self.every_n_inner_iters(event.batch_idx, self._interval) or self._is_tail(trainer, event)
-        if due:
+        if due or self.is_last_train_iter(trainer):
             self._log(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Log what is left, however training ended."""
-        if trainer.metrics.pending:
-            trainer.bus.post(trainer.metrics.collect(trainer.place), ScalarsLogged)
+        """Log what is left when training ended before its last iteration."""
+        self._log_rest(trainer)
+
+    @on(priority=Priority.LOWEST)
+    def after_run(self, trainer: Trainer, event: AfterRun) -> None:
+        """Log what other hooks put at the end, and what a validation or test of its own put."""
+        self._log_rest(trainer)
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
         """Log the metrics of a validation."""
@@ -68,6 +79,10 @@ class LoggerHook(Hook):
             # read here, before the scheduler (70) moves it: the rate this iteration was trained with
             metrics.put_scalar("lr", float(trainer.optimizer.param_groups[0]["lr"]), smoothing_hint=False)
         trainer.bus.post(metrics.collect(trainer.place), ScalarsLogged)
+
+    def _log_rest(self, trainer: Trainer) -> None:
+        if trainer.metrics.pending:
+            trainer.bus.post(trainer.metrics.collect(trainer.place), ScalarsLogged)
 
     def _log_metrics(self, trainer: Trainer, mode: str, metrics: dict[str, float]) -> None:
         if metrics:

@@ -120,7 +120,8 @@ def parse_grad_clip(grad_clip: Mapping[str, Any] | None) -> tuple[str | None, di
         if key not in _CLIP_ARGUMENTS[kind]:
             raise ValueError(f"grad_clip has no argument {key!r}{suggest(key, [*_CLIP_ARGUMENTS[kind]])}")
     bound = _CLIP_ARGUMENTS[kind][0]
-    if not isinstance(arguments.get(bound), int | float) or not arguments[bound] > 0:
+    limit = arguments.get(bound)
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
         raise ValueError(f"grad_clip by {kind} needs {bound} above 0, got {dict(grad_clip)!r}")
     return kind, arguments
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from eventloop.catalogue import suggest
-from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, AfterValEpoch, BeforeTrain
+from eventloop.events import (
+    COMPLETED,
+    AfterTrainEpoch,
+    AfterTrainIter,
+    AfterValEpoch,
+    BeforeTrain,
+    OptimizerStepSkipped,
+)
 from eventloop.hooks.hook import Hook
 from eventloop.priority import Priority
 
@@ -20,6 +27,9 @@ class ParamSchedulerHook(Hook):
     """Steps PyTorch's own schedulers: after each iteration, after each epoch, or with a validation's metric.
 
         default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True))
+
+    An iteration whose optimizer step was skipped (`optimizer_step_skipped`) does not count, nor does an epoch that
+    was cut short.
 
     Args:
         by_epoch: the unit of schedulers that do not say their own; one with an attribute `by_epoch` is stepped
@@ -39,18 +49,47 @@ class ParamSchedulerHook(Hook):
         self._each_iter: list[Any] = []
         self._each_epoch: list[Any] = []
         self._plateaus: list[Any] = []
+        self._step_skipped = False
+
+    def check(self, trainer: Trainer) -> None:
+        """Refuse schedulers that would never be stepped.
+
+        Raises:
+            TypeError: something that is no scheduler.
+            ValueError: one by epoch in a run measured in iterations, or `ReduceLROnPlateau` without a validation.
+        """
+        for scheduler in trainer.schedulers:
+            name = type(scheduler).__name__
+            if not callable(getattr(scheduler, "step", None)):
+                raise TypeError(f"schedulers must be PyTorch schedulers, with a step(), got {scheduler!r}")
+            if isinstance(scheduler, ReduceLROnPlateau):
+                if trainer.val_loader is None:
+                    raise ValueError(f"{name} needs a validation: give the Trainer a val_loader")
+            elif self._counts_epochs(scheduler) and not trainer.by_epoch:
+                raise ValueError(
+                    f"{name} counts epochs, and a run measured in iterations has none: leave by_epoch out and count "
+                    "iterations, or give the Trainer max_epochs"
+                )
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Sort the schedulers by what they count."""
+        self._step_skipped = False
         self._plateaus = [s for s in trainer.schedulers if isinstance(s, ReduceLROnPlateau)]
         others = [s for s in trainer.schedulers if not isinstance(s, ReduceLROnPlateau)]
-        self._each_epoch = [s for s in others if getattr(s, "by_epoch", self._by_epoch)]
+        self._each_epoch = [s for s in others if self._counts_epochs(s)]
         self._each_iter = [s for s in others if s not in self._each_epoch]
         for scheduler in self._each_iter:
             _warn_if_meant_by_epoch(scheduler, trainer.max_epochs, trainer.max_iters)
 
+    def optimizer_step_skipped(self, trainer: Trainer, event: OptimizerStepSkipped) -> None:
+        """Remember that this iteration made no step."""
+        self._step_skipped = True
+
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Step what counts iterations."""
+        if self._step_skipped:
+            self._step_skipped = False
+            return
         for scheduler in self._each_iter:
             scheduler.step()
 
@@ -75,6 +114,9 @@ class ParamSchedulerHook(Hook):
             )
         for scheduler in self._plateaus:
             scheduler.step(event.metrics[self._monitor])
+
+    def _counts_epochs(self, scheduler: Any) -> bool:
+        return bool(getattr(scheduler, "by_epoch", self._by_epoch))
 
 
 def _warn_if_meant_by_epoch(scheduler: Any, max_epochs: int | None, max_iters: int | None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from eventloop.events import AfterTrainIter, BeforeRun, RunInfo
@@ -49,8 +51,14 @@ class RuntimeInfoHook(Hook):
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Put the step's numbers."""
         outputs = trainer.outputs
-        if not isinstance(outputs, dict):
+        if not isinstance(outputs, Mapping):
             return  # the optimizer hook says what is wrong with it
         for name, value in outputs.items():
-            if isinstance(value, float | int) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+            if _is_number(value):
                 trainer.metrics.put_scalar(name, value)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, float | int) or (isinstance(value, np.number | np.ndarray) and value.size == 1)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import anyio.to_thread
 import pytest
 
 from eventloop.bus import Bus
@@ -35,3 +38,39 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         )  # fmt: skip
 
     return run
+
+
+class Held:
+    """A background subscriber that waits, from its first delivery on, until it is let go."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+    def __call__(self, event: Any) -> None:
+        self.entered.set()
+        self.gate.wait(DEADLINE)
+        self.seen.append(event)
+
+    async def in_a_task(self, event: Any) -> None:
+        """The same as a coroutine, which leaves the loop free."""
+        self.entered.set()
+        await anyio.to_thread.run_sync(self.gate.wait, DEADLINE, abandon_on_cancel=True)
+        self.seen.append(event)
+
+    async def on_the_loop(self, event: Any) -> None:
+        """A coroutine that blocks the loop, which it should not."""
+        self(event)
+
+    def let_go(self) -> None:
+        """Let every delivery return."""
+        self.gate.set()
+
+
+@pytest.fixture
+def held(bus: Bus) -> Iterator[Held]:
+    """A subscriber that hangs, let go before its bus is closed."""
+    held = Held()
+    yield held
+    held.let_go()

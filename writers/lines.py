@@ -27,17 +27,20 @@ TIMES = ("time", "data_time", "hook_time")
 
 
 class Pace:
-    """Seconds an iteration, smoothed so that what is shown does not flicker."""
+    """Seconds an iteration, smoothed so that what is shown does not flicker: the mean of the first values, later
+    an exponential average that forgets a slow start."""
 
     WEIGHT = 0.2
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._count = 0
 
     def update(self, seconds: float) -> None:
         """Enter the mean of another interval."""
         if math.isfinite(seconds) and seconds > 0:
-            self.seconds += (seconds - self.seconds) * (self.WEIGHT if self.seconds else 1.0)
+            self._count += 1
+            self.seconds += (seconds - self.seconds) * max(self.WEIGHT, 1 / self._count)
 
     def eta(self, event: ScalarsLogged) -> str:
         """Time until the run's last iteration as h:mm:ss, or nothing where it is unknown."""
@@ -98,7 +101,7 @@ def named(scalars: Mapping[str, float]) -> list[str]:
 
 def number(name: str, value: float) -> str:
     """Four digits, as a power of ten where four places behind the point would not show them."""
-    small = value != 0 and not 1e-3 <= abs(value) < 1e6 and name not in TIMES
+    small = value != 0 and not 1e-3 <= abs(value) < 1e6 and not name.endswith("time")
     return f"{value:.4e}" if is_rate(name) or small else f"{value:.4f}"
 
 

@@ -14,7 +14,7 @@ from eventloop.events import ScalarsLogged
 from eventloop.writers.lines import Pace, number
 
 REFRESH_SECONDS = 0.1
-WIDTH = 24
+WIDTH = 30
 
 
 class ProgressBar:
@@ -50,9 +50,9 @@ class ProgressBar:
         elif monotonic() - self._drawn >= REFRESH_SECONDS:
             self.draw()
 
-    def note(self, text: str) -> None:
-        """Add a word until the next `show`."""
-        self._note = text
+    def note(self, what: str) -> None:
+        """Say what else is under way, until the next `show`."""
+        self._note = what
         self.draw()
 
     def say(self, line: str) -> None:
@@ -73,24 +73,34 @@ class ProgressBar:
             live.stop()
 
     def _line(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> Text:
-        """Every field keeps its width from one call to the next."""
-        parts: list[str | tuple[str, str]] = []
+        """Every field keeps its width from one call to the next; the bar takes what the terminal has left."""
+        done, total = event.step, event.max_iters
+        head, tail = f"{self._note or 'iter':<5} ", f" {_of(done, total)}"
         if event.max_epochs is not None:
-            width = len(str(event.max_epochs))
-            parts.append(f"epoch {min(event.epoch + 1, event.max_epochs):>{width}}/{event.max_epochs} ")
-        parts += self._bar(event.step, event.max_iters)
-        parts += [f"  {name} {number(name, latest[name]):>10}" for name in ("loss", "lr") if name in latest]
+            head = (
+                f"{self._note or 'epoch':<5} {_of(min(event.epoch + 1, event.max_epochs), event.max_epochs)} "
+            )
+        tail += "".join(
+            f"  {name} {_short(name, latest[name]):>7}" for name in ("loss", "lr") if name in latest
+        )
         if pace.seconds:
-            parts.append(f" {1 / pace.seconds:>8.1f} it/s")
+            tail += f" {1 / pace.seconds:>7.1f} it/s"
         if eta := pace.eta(event):
-            parts.append(f"  eta {eta:>7}")
-        parts.append((f"  {self._note}", "yellow"))
-        return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+            tail += f"  eta {eta:>7}"
+        width = min(WIDTH, self._console.width - len(head) - len(tail) - 1)
+        bar = self._bar(done, total, width) if total and width >= 4 else []
+        return Text.assemble(head, *bar, tail, no_wrap=True, overflow="crop")
 
-    def _bar(self, done: int, total: int | None) -> list[str | tuple[str, str]]:
-        if not total:
-            return [f"iter {done}"]
+    def _bar(self, done: int, total: int, width: int) -> list[tuple[str, str]]:
         full, rest = ("#", "-") if self._console.options.ascii_only else ("━", "─")
-        filled = WIDTH * min(done, total) // total
-        count = f" {done:>{len(str(total))}}/{total}"
-        return [(full * filled, "cyan"), (rest * (WIDTH - filled), "bright_black"), count]
+        filled = width * min(done, total) // total
+        return [(full * filled, "cyan"), (rest * (width - filled), "bright_black")]
+
+
+def _of(done: int, total: int | None) -> str:
+    return str(done) if total is None else f"{done:>{len(str(total))}}/{total}"
+
+
+def _short(name: str, value: float) -> str:
+    text = number(name, value)
+    return text if len(text) <= 7 else f"{value:.1e}"

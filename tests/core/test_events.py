@@ -152,7 +152,8 @@ def test_name_of_two_modules_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event_type", "mode"), [("before_train_iter", "train"), ("after_val", "val"), ("after_test_epoch", "test")]
+    ("event_type", "mode"),
+    [("before_train_iter", "train"), ("after_val", "val"), ("after_test_epoch", "test")],
 )
 def test_phase_events_know_their_mode(event_type: str, mode: str) -> None:
     """`event.mode` says which of the three phases an event belongs to."""

@@ -30,9 +30,7 @@ from eventloop.filters import describe_filter, make_filter
         (10, 0, []),
     ],
 )
-def test_iter_event_fires_by_completed_iterations(
-    bus: Bus, every: int, start: int, fires: list[int]
-) -> None:
+def test_iter_event_fires_by_completed_iterations(bus: Bus, every: int, start: int, fires: list[int]) -> None:
     """A handler fires where `c > start and (c - start) % every == 0`, `c = iter + 1`."""
     seen: list[Any] = []
     bus.subscribe(seen.append, "after_train_iter", every=every, start=start)

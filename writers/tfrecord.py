@@ -1,7 +1,7 @@
-"""CRC-32C, the checksum of TensorBoard's records, in numpy.
+"""The records of TensorBoard's event files, with their checksum, CRC-32C, in numpy.
 
-TensorBoard's own is a Python loop over bytes: 45 us for the 244 bytes of ten scalars and 209 ms for an image of
-512 x 512, during which a training thread competes for the interpreter; this one takes 14 us and 12 ms.
+TensorBoard's own checksum is a Python loop over bytes: 45 us for the 244 bytes of ten scalars and 209 ms for an
+image of 512 x 512, during which a training thread competes for the interpreter; this one takes 14 us and 12 ms.
 
 A CRC is linear: the checksum of a block is the xor of one table entry per byte, chosen by the byte and by how
 many bytes follow it. So a block is one gather and one reduction.
@@ -9,7 +9,8 @@ many bytes follow it. So a block is one gather and one reduction.
 
 from __future__ import annotations
 
-from functools import cache
+import struct
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,11 @@ import numpy.typing as npt
 BLOCK = 1024
 _POLYNOMIAL = np.uint32(0x82F63B78)
 _MASK = 0xFFFFFFFF
+
+
+def frame(data: bytes) -> bytes:
+    """A record: length, checksum of the length, data, checksum of the data; little-endian."""
+    return _header(len(data)) + data + _checksum(data)
 
 
 def crc32c(data: bytes) -> int:
@@ -34,10 +40,15 @@ def crc32c(data: bytes) -> int:
     return state ^ _MASK
 
 
-def masked_crc32c(data: bytes) -> int:
-    """The CRC-32C of `data`, rotated and shifted as TFRecord files want it."""
+@lru_cache(maxsize=256)  # events of one kind have one length
+def _header(length: int) -> bytes:
+    packed = struct.pack("<Q", length)
+    return packed + _checksum(packed)
+
+
+def _checksum(data: bytes) -> bytes:
     crc = crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & _MASK
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & _MASK)
 
 
 @cache

@@ -1,0 +1,288 @@
+"""Emitting: order, signatures, and what a handler that changes the bus meanwhile changes."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, AfterVal, BeforeTrainIter, Event, StopRequested
+from eventloop.priority import Priority
+
+EVENT = AfterTrainIter(iter=4, epoch=1)
+
+
+def record(bus: Bus, calls: list[str], name: str, **options: Any) -> None:
+    bus.subscribe(lambda event: calls.append(name), "after_train_iter", name=name, **options)
+
+
+def test_lower_priority_runs_first(bus: Bus) -> None:
+    """Handlers run by ascending priority, whatever the order of registration."""
+    calls: list[str] = []
+    for name, priority in [("c", 70), ("a", "HIGHEST"), ("b", Priority.HIGH), ("d", 100)]:
+        record(bus, calls, name, priority=priority)
+
+    bus.emit(EVENT)
+
+    assert calls == ["a", "b", "c", "d"]
+
+
+def test_ties_run_in_registration_order(bus: Bus) -> None:
+    """Fifty handlers of one priority run as they were registered, in measured runs and compiled ones."""
+    calls: list[str] = []
+    names = [str(i) for i in range(50)]
+    for name in names:
+        record(bus, calls, name)
+
+    for _ in range(100):
+        bus.emit(EVENT)
+
+    assert calls == names * 100
+
+
+def test_plan_is_the_order_that_runs(bus: Bus) -> None:
+    """`bus.plan` lists the sync handlers as they run, then the background subscribers."""
+    calls: list[str] = []
+
+    async def later(event: Event) -> None:
+        pass
+
+    bus.subscribe(later, "after_train_iter", every=5, priority=3)
+    for name, priority in [("x", 60), ("y", 40), ("z", 40)]:
+        record(bus, calls, name, priority=priority)
+    bus.emit(EVENT)
+
+    rows = [(row.order, row.priority, row.name, row.filter, row.runs_on) for row in bus.plan(AfterTrainIter)]
+
+    assert [row[2] for row in rows[:3]] == calls
+    assert rows == [
+        (1, 40, "y", "", "sync"),
+        (2, 40, "z", "", "sync"),
+        (3, 60, "x", "", "sync"),
+        (0, 3, "later", "every=5", "loop"),
+    ]
+
+
+def test_printed_bus_shows_every_row(bus: Bus) -> None:
+    """`print(bus)` is the table of who hears what, in the order they run."""
+    calls: list[str] = []
+    record(bus, calls, "second", priority=70, every=10)
+    record(bus, calls, "first", priority=30)
+
+    lines = str(bus).splitlines()
+
+    assert lines[0].split() == ["event", "order", "priority", "handler", "runs", "on", "filter"]
+    assert lines[2].split() == ["after_train_iter", "1", "30", "first", "sync"]
+    assert lines[3].split() == ["2", "70", "second", "sync", "every=10"]
+
+
+def test_empty_bus_prints_as_such() -> None:
+    """A bus without subscribers says so."""
+    assert str(Bus()) == "a bus nobody listens to"
+
+
+def test_signatures_may_be_mixed(bus: Bus) -> None:
+    """A handler takes `(event)` or `(trainer, event)`, and is given just that."""
+    trainer, calls = object(), []
+    bus.subscribe(lambda event: calls.append(event), "after_train_iter")
+    bus.subscribe(lambda trainer, event: calls.append((trainer, event)), "after_train_iter")
+    bus.subscribe(lambda *both: calls.append(both), "after_train_iter")
+    bus.subscribe(lambda event, more=1: calls.append((event, more)), "after_train_iter")
+
+    bus.emit(EVENT, trainer)
+
+    assert calls == [EVENT, (trainer, EVENT), (trainer, EVENT), (EVENT, 1)]
+
+
+def test_one_subscription_may_name_several_events(bus: Bus) -> None:
+    """Names and classes mix; naming one twice subscribes once."""
+    seen: list[Event] = []
+    bus.on("after_train_iter", BeforeTrainIter, "after_step")(seen.append)
+
+    bus.emit(BeforeTrainIter())
+    bus.emit(EVENT)
+
+    assert seen == [BeforeTrainIter(), EVENT]
+
+
+def test_wildcard_hears_every_event(bus: Bus) -> None:
+    """'*' subscribes to all events, one that is declared afterwards included."""
+    seen: list[Event] = []
+    bus.subscribe(seen.append, "*")
+    declared: Any = type(Event)("DeclaredLater", (Event,), {"__module__": "mine"})
+
+    bus.emit(EVENT)
+    bus.emit(declared())
+
+    assert seen == [EVENT, declared()]
+    assert bus.wants(declared)
+
+
+def test_nobody_subscribed_means_nothing_wanted(bus: Bus) -> None:
+    """`wants` follows subscribing and cancelling at once, so that no event needs to be built."""
+    assert not bus.wants(AfterTrainIter)
+    subscription = bus.subscribe(lambda event: None, "after_train_iter")
+    assert bus.wants(AfterTrainIter)
+    subscription.cancel()
+    assert not bus.wants(AfterTrainIter)
+
+
+def test_handler_added_during_an_emit_waits_for_the_next(bus: Bus) -> None:
+    """An emit under way keeps the plan it began with."""
+    calls: list[str] = []
+
+    def add(event: Event) -> None:
+        if not calls:
+            record(bus, calls, "added")
+        calls.append("add")
+
+    bus.subscribe(add, "after_train_iter", priority=10)
+    bus.emit(EVENT)
+    assert calls == ["add"]
+    bus.emit(EVENT)
+    assert calls == ["add", "add", "added"]
+
+
+@pytest.mark.parametrize("warm", [0, 100])
+def test_handler_removed_during_an_emit_runs_a_last_time(bus: Bus, warm: int) -> None:
+    """Removal takes effect at the next emit, too."""
+    calls: list[str] = []
+    last = bus.subscribe(lambda event: calls.append("last"), "after_train_iter")
+    for _ in range(warm):
+        bus.emit(EVENT)
+    calls.clear()
+    bus.subscribe(lambda event: last.cancel(), "after_train_iter", priority=10)
+
+    bus.emit(EVENT)
+    bus.emit(EVENT)
+
+    assert calls == ["last"]
+    assert last.stats.calls == warm + 1
+
+
+def test_foreign_receiver_removed_during_an_emit_runs_a_last_time(bus: Bus) -> None:
+    """Snapshot semantics hold for receivers connected blinker's way."""
+    calls: list[str] = []
+    signal = bus.signal("after_train_iter")
+
+    def receiver(sender: Any, event: Event) -> None:
+        calls.append("receiver")
+
+    bus.subscribe(lambda event: signal.disconnect(receiver), "after_train_iter", priority=10)
+    signal.connect(receiver)
+
+    bus.emit(EVENT)
+    bus.emit(EVENT)
+
+    assert calls == ["receiver"]
+
+
+def test_nested_emit_runs_at_once(bus: Bus) -> None:
+    """A handler that emits is resumed when the inner event has reached everybody."""
+    calls: list[str] = []
+
+    def outer(event: Event) -> None:
+        calls.append("outer begins")
+        bus.emit(AfterVal())
+        calls.append("outer ends")
+
+    bus.subscribe(outer, "after_train_iter")
+    bus.subscribe(lambda event: calls.append("inner"), "after_val")
+    bus.emit(EVENT)
+
+    assert calls == ["outer begins", "inner", "outer ends"]
+
+
+def test_off_removes_every_subscription_of_a_function(bus: Bus) -> None:
+    """`off` finds bound methods and functions by equality."""
+    seen: list[Event] = []
+    bus.on("after_train_iter")(seen.append)
+    bus.on("after_val", priority=3)(seen.append)
+
+    bus.off(seen.append)
+    bus.emit(EVENT)
+    bus.emit(AfterVal())
+
+    assert seen == []
+
+
+def test_subscription_is_a_context_manager(bus: Bus) -> None:
+    """Leaving the block cancels it; cancelling again does nothing."""
+    seen: list[Event] = []
+    with bus.subscribe(seen.append, "after_train_iter") as subscription:
+        bus.emit(EVENT)
+    bus.emit(EVENT)
+    subscription.cancel()
+
+    assert seen == [EVENT]
+    assert repr(subscription) == "<Subscription list.append to after_train_iter (cancelled)>"
+
+
+def test_paused_handler_comes_back_to_its_place(bus: Bus) -> None:
+    """`pause` lets events pass by; `resume` restores the place among ties."""
+    calls: list[str] = []
+    subscription = bus.subscribe(lambda event: calls.append("first"), "after_train_iter")
+    record(bus, calls, "second")
+
+    subscription.pause()
+    bus.emit(EVENT)
+    subscription.resume()
+    bus.emit(EVENT)
+
+    assert calls == ["second", "first", "second"]
+
+
+def test_paused_wildcard_stays_paused_for_a_new_event(bus: Bus) -> None:
+    """An event emitted for the first time does not wake a paused '*'."""
+    seen: list[Event] = []
+    subscription = bus.subscribe(seen.append, "*")
+    subscription.pause()
+    declared: Any = type(Event)("DeclaredWhilePaused", (Event,), {"__module__": "mine"})
+
+    bus.emit(declared())
+    assert seen == []
+    subscription.resume()
+    bus.emit(declared())
+    assert seen == [declared()]
+
+
+def test_cancelled_subscription_cannot_be_resumed(bus: Bus) -> None:
+    """Cancelled is final."""
+    seen: list[Event] = []
+    subscription = bus.subscribe(seen.append, "after_train_iter")
+    subscription.cancel()
+    subscription.resume()
+
+    bus.emit(EVENT)
+
+    assert seen == []
+
+
+def test_lambdas_and_bound_methods_are_held_strongly(bus: Bus) -> None:
+    """A handler nobody else holds goes on being called."""
+
+    class Counter:
+        calls = 0
+
+        def count(self, event: Event) -> None:
+            type(self).calls += 1
+
+    bus.subscribe(Counter().count, "after_train_iter")
+    bus.signal("after_train_iter").connect(lambda sender, event: Counter().count(event))
+    gc.collect()
+    bus.emit(EVENT)
+
+    assert Counter.calls == 2
+
+
+def test_closed_bus_goes_on_serving_sync_handlers(bus: Bus) -> None:
+    """Closing ends the background side alone."""
+    seen: list[Event] = []
+    bus.subscribe(seen.append, "stop_requested")
+    bus.close()
+
+    bus.emit(StopRequested())
+
+    assert seen == [StopRequested()]

@@ -1,0 +1,245 @@
+"""A sync handler that raises: whose error it is, and who still runs."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, BeforeTrainIter, Event, HandlerFailed
+
+AFTER = AfterTrainIter(iter=4, epoch=1)
+BEFORE = BeforeTrainIter(iter=4, epoch=1)
+
+
+def breaks(event: Event) -> None:
+    raise KeyError("breaks")
+
+
+def breaks_too(event: Event) -> None:
+    raise LookupError("too")
+
+
+def interrupts(event: Event) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture(params=[0, 100], ids=["measured", "compiled"])
+def warm(request: pytest.FixtureRequest) -> int:
+    """How many emits came before: the first ones run the measured twin of the plan."""
+    count: int = request.param
+    return count
+
+
+def emit(bus: Bus, event: Event, times: int) -> None:
+    for _ in range(times):
+        bus.emit(event)
+
+
+def test_error_keeps_its_traceback_and_names_its_handler(bus: Bus, warm: int) -> None:
+    """The exception is the handler's own, with a note: handler, priority, event and counters."""
+    bus.subscribe(lambda event: None, BeforeTrainIter, priority=10)
+    emit(bus, BEFORE, warm)
+    bus.subscribe(breaks, BeforeTrainIter, priority=30)
+    bus.subscribe(lambda event: None, BeforeTrainIter, priority=70)
+
+    with pytest.raises(KeyError, match="breaks") as caught:
+        bus.emit(BEFORE)
+
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "breaks"
+    assert caught.value.__notes__ == [f"raised by handler breaks (priority 30, 2 of 3) on {BEFORE!r}"]
+    assert "iter=4, epoch=1" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"every": 5}, {"every": 10}, {"once": True}])
+def test_note_names_a_filtered_handler(bus: Bus, warm: int, options: dict[str, Any]) -> None:
+    """However the plan calls a handler, its error is its own."""
+    emit(bus, AfterTrainIter(iter=9), warm)
+    bus.subscribe(breaks, "after_train_iter", **options)
+
+    with pytest.raises(KeyError) as caught:
+        bus.emit(AfterTrainIter(iter=9))
+
+    assert "raised by handler breaks" in caught.value.__notes__[0]
+
+
+def test_failing_predicate_is_the_handlers_error(bus: Bus, warm: int) -> None:
+    """An error in `when=` names the subscription it belongs to."""
+
+    def broken(event: AfterTrainIter) -> bool:
+        raise ZeroDivisionError
+
+    bus.subscribe(lambda event: None, "after_train_iter", name="other")
+    emit(bus, AFTER, warm)
+    bus.subscribe(lambda event: None, "after_train_iter", name="mine", when=broken)
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        bus.emit(AFTER)
+
+    assert "raised by handler mine (priority 50, 2 of 2)" in caught.value.__notes__[0]
+
+
+def test_error_of_a_foreign_receiver_names_it(bus: Bus, warm: int) -> None:
+    """A receiver connected blinker's way is named like any other."""
+
+    def receiver(sender: Any, event: Event) -> None:
+        raise KeyError("foreign")
+
+    emit(bus, AFTER, warm)
+    bus.signal("after_train_iter").connect(receiver)
+
+    with pytest.raises(KeyError) as caught:
+        bus.emit(AFTER)
+
+    assert "raised by handler" in caught.value.__notes__[0]
+    assert "receiver (priority 50, 1 of 1)" in caught.value.__notes__[0]
+
+
+def test_before_event_stops_at_the_error(bus: Bus, warm: int) -> None:
+    """What a failed preparation was for does not happen."""
+    seen: list[Event] = []
+    emit(bus, BEFORE, warm)
+    bus.subscribe(breaks, BeforeTrainIter)
+    bus.subscribe(seen.append, BeforeTrainIter)
+
+    with pytest.raises(KeyError):
+        bus.emit(BEFORE)
+
+    assert seen == []
+
+
+def test_after_event_still_reaches_the_rest(bus: Bus, warm: int) -> None:
+    """Everybody may close; each remaining handler runs once, then the error propagates."""
+    seen: list[Event] = []
+    bus.subscribe(seen.append, AfterTrainIter, priority=10)
+    emit(bus, AFTER, warm)
+    bus.subscribe(breaks, AfterTrainIter)
+    bus.subscribe(seen.append, AfterTrainIter, priority=60)
+    bus.subscribe(seen.append, AfterTrainIter, priority=60, every=5)
+    seen.clear()
+
+    with pytest.raises(KeyError):
+        bus.emit(AFTER)
+
+    assert seen == [AFTER] * 3
+
+
+def test_later_errors_are_told_with_the_first(bus: Bus, warm: int) -> None:
+    """The first error propagates; the others are in its notes, each with its own handler."""
+    emit(bus, AFTER, warm)
+    for fn in (breaks, breaks_too, breaks_too):
+        bus.subscribe(fn, AfterTrainIter)
+
+    with pytest.raises(KeyError) as caught:
+        bus.emit(AFTER)
+
+    notes = caught.value.__notes__
+    assert [note.splitlines()[0][:17] for note in notes] == [
+        "raised by handler",
+        "then also failed:",
+        "then also failed:",
+    ]
+    assert "LookupError: too" in notes[1]
+    assert "raised by handler breaks_too (priority 50, 2 of 3)" in notes[1]
+    assert "raised by handler breaks_too #2 (priority 50, 3 of 3)" in notes[2]
+
+
+def test_later_errors_are_logged(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever catches the first error can still read of the second."""
+    bus.subscribe(breaks, AfterTrainIter)
+    bus.subscribe(breaks_too, AfterTrainIter)
+
+    with pytest.raises(KeyError):
+        bus.emit(AFTER)
+
+    assert "breaks_too failed while closing after another error" in caplog.text
+
+
+def test_keyboard_interrupt_stops_at_once(bus: Bus, warm: int) -> None:
+    """Ctrl-C is not a failure to be tidied up after."""
+    seen: list[Event] = []
+    emit(bus, AFTER, warm)
+    bus.subscribe(interrupts, AfterTrainIter)
+    bus.subscribe(seen.append, AfterTrainIter)
+
+    with pytest.raises(KeyboardInterrupt):
+        bus.emit(AFTER)
+
+    assert seen == []
+
+
+def test_remaining_handler_sees_that_an_error_is_under_way(bus: Bus) -> None:
+    """`bus.failing` is the error while the rest of a closing event runs, and None otherwise."""
+    seen: list[BaseException | None] = []
+    bus.subscribe(lambda event: seen.append(bus.failing), AfterTrainIter, priority=10)
+    bus.subscribe(breaks, AfterTrainIter)
+    bus.subscribe(lambda event: seen.append(bus.failing), AfterTrainIter, priority=60)
+
+    with pytest.raises(KeyError) as caught:
+        bus.emit(AFTER)
+
+    assert seen == [None, caught.value]
+    assert bus.failing is None
+
+
+def test_error_passes_through_nested_emits(bus: Bus) -> None:
+    """Each plan the error passes through adds its note, innermost first."""
+
+    def nests(event: Event) -> None:
+        bus.emit(BEFORE)
+
+    bus.subscribe(nests, AfterTrainIter)
+    bus.subscribe(breaks, BeforeTrainIter)
+
+    with pytest.raises(KeyError) as caught:
+        bus.emit(AFTER)
+
+    assert [note.split()[3] for note in caught.value.__notes__] == ["breaks", "nests"]
+
+
+def test_bus_works_on_after_an_error(bus: Bus, warm: int) -> None:
+    """An error leaves no state behind."""
+    seen: list[Event] = []
+    failing = bus.subscribe(breaks, BeforeTrainIter)
+    bus.subscribe(seen.append, BeforeTrainIter)
+    for _ in range(warm + 1):
+        with pytest.raises(KeyError):
+            bus.emit(BEFORE)
+    failing.cancel()
+
+    bus.emit(BEFORE)
+
+    assert seen == [BEFORE]
+
+
+def test_handler_that_was_not_reached_is_not_counted(bus: Bus, warm: int) -> None:
+    """`calls` are invocations: a handler behind an error was not called."""
+    bus.subscribe(lambda event: None, BeforeTrainIter, name="first")
+    last = bus.subscribe(lambda event: None, BeforeTrainIter, priority=70, name="last")
+    emit(bus, BEFORE, warm)
+    bus.subscribe(breaks, BeforeTrainIter)
+
+    with pytest.raises(KeyError):
+        bus.emit(BEFORE)
+
+    assert [record.calls for record in bus.stats()] == [warm + 1, warm, 1]
+    assert last.stats.calls == warm
+
+
+def test_sync_handler_of_a_health_event_fails_like_any_other(bus: Bus) -> None:
+    """An event delivered by `poll` gives its error the same note."""
+
+    async def fails(event: Event) -> None:
+        raise ValueError("background")
+
+    bus.subscribe(breaks, HandlerFailed)
+    bus.subscribe(fails, AfterTrainIter)
+    bus.emit(AFTER)
+    bus.flush()
+
+    with pytest.raises(KeyError) as caught:
+        bus.poll()
+
+    assert "raised by handler breaks" in caught.value.__notes__[0]

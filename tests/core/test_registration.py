@@ -1,0 +1,290 @@
+"""Mistakes surface at registration: at the line that made them, with what to do."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, Event
+
+
+def sync(event: Event) -> None:
+    pass
+
+
+async def later(event: Event) -> None:
+    pass
+
+
+def three(trainer: Any, event: Event, more: int) -> None:
+    pass
+
+
+def swapped(event: Event, trainer: Any) -> None:
+    pass
+
+
+def trainer_alone(trainer: Any) -> None:
+    pass
+
+
+def needs_keyword(event: Event, *, level: int) -> None:
+    pass
+
+
+def nothing() -> None:
+    pass
+
+
+def generator(event: Event) -> Iterator[int]:
+    yield 1
+
+
+async def async_generator(event: Event) -> AsyncIterator[int]:
+    yield 1
+
+
+async def wants_trainer(trainer: Any, event: Event) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ("after_trian_iter", "unknown event 'after_trian_iter': did you mean 'after_train_iter'?"),
+        ("qqqq", "unknown event 'qqqq': known are after_backward, "),
+        (Event, "Event is a base class, never emitted: name an event, or '\\*' for all of them"),
+        (int, "expected an event name or an Event subclass, got <class 'int'>"),
+        (AfterTrainIter(), "expected an event name or an Event subclass, got AfterTrainIter"),
+        (None, "expected an event name or an Event subclass, got None"),
+        ("scalars_logged", "sync is a sync handler, but scalars_logged is made in the background"),
+    ],
+)
+def test_what_is_no_event_is_refused(bus: Bus, event: Any, message: str) -> None:
+    """A misspelled name gets a suggestion; what cannot be subscribed to gets the reason."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        bus.subscribe(sync, event)
+
+
+def test_misspelled_name_beside_the_wildcard_is_refused(bus: Bus) -> None:
+    """'*' does not hide a mistake next to it."""
+    with pytest.raises(ValueError, match="unknown event 'after_trian_iter'"):
+        bus.subscribe(sync, "*", "after_trian_iter")
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (three, r"three\(.*\).* has a wrong signature: expected \(trainer, event\) or \(event\)"),
+        (swapped, "the trainer comes first"),
+        (trainer_alone, "a handler with one parameter is given the event"),
+        (needs_keyword, "nobody would pass level"),
+        (nothing, r"nothing\(\).* has a wrong signature"),
+        (generator, "generator is a generator function: its body would never run"),
+        (async_generator, "async_generator is a generator function: its body would never run"),
+        (wants_trainer, r"must take \(event\) alone: only a sync handler, on the training thread"),
+        ("after_train_iter", "a handler must be callable, got 'after_train_iter'"),
+    ],
+)
+def test_wrong_handler_is_refused(bus: Bus, fn: Any, message: str) -> None:
+    """The signature is checked once, here, and never when the event comes."""
+    with pytest.raises(TypeError, match=message):
+        bus.subscribe(fn, "after_train_iter")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priority": 101}, "priority must be between 0"),
+        ({"priority": "hgih"}, "unknown priority name 'hgih': did you mean HIGH?"),
+        ({"priority": None}, "priority must be a Priority, its name or an int"),
+        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"every": 2.0}, "every must be an int, got 2.0"),
+        ({"every": True}, "every must be an int, got True"),
+        ({"start": -1}, "start must be at least 0, got -1"),
+        ({"start": "3"}, "start must be an int, got '3'"),
+        ({"once": 1}, "once must be True or False, got 1"),
+        ({"when": "iter > 3"}, "when must be a function of the event, got 'iter > 3'"),
+        ({"name": ""}, "name must be a text that is not empty, got ''"),
+        ({"name": 7}, "name must be a text that is not empty, got 7"),
+        ({"offload": "thraed"}, "unknown offload 'thraed': did you mean 'thread'?"),
+        ({"offload": 3}, "unknown offload 3"),
+    ],
+)
+def test_bad_option_is_refused(bus: Bus, options: dict[str, Any], message: str) -> None:
+    """The error says what was expected and what came."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        bus.subscribe(sync, "after_train_iter", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queue": 0}, "queue must be at least 1, got 0"),
+        ({"queue": 1.5}, "queue must be an int, got 1.5"),
+        ({"queue": True}, "queue must be an int, got True"),
+        ({"overflow": "drop"}, "unknown overflow 'drop'"),
+        ({"overflow": "drop_oldset"}, "unknown overflow 'drop_oldset': did you mean 'drop_oldest'?"),
+        ({"on_error": "rasie"}, "unknown on_error 'rasie': did you mean 'raise'?"),
+        ({"stall_timeout": 0}, "stall_timeout must be above 0 seconds, got 0"),
+        ({"stall_timeout": float("nan")}, "stall_timeout must be above 0 seconds, got nan"),
+        ({"stall_timeout": "1s"}, "stall_timeout must be a number of seconds, got '1s'"),
+        ({"batch": 10}, "batch must be True or False, got 10"),
+        ({"offload": "thread"}, "later is a coroutine function and runs on the background loop"),
+    ],
+)
+def test_bad_background_option_is_refused(bus: Bus, options: dict[str, Any], message: str) -> None:
+    """So are the options of a background subscriber."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        bus.subscribe(later, "after_train_iter", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"queue": 8},
+        {"overflow": "block"},
+        {"on_error": "log"},
+        {"stall_timeout": 1.0},
+        {"batch": True},
+        {"on_close": print},
+        {"on_flush": print},
+    ],
+)
+def test_background_option_of_a_sync_handler_is_refused(bus: Bus, options: dict[str, Any]) -> None:
+    """An option that would do nothing is an error that says how to make it do something."""
+    message = (
+        f"sync is a sync handler, called at once and never queued; {next(iter(options))} would do nothing"
+    )
+
+    with pytest.raises(ValueError, match=message):
+        bus.subscribe(sync, "after_train_iter", **options)
+
+
+def test_subscribing_to_nothing_is_refused(bus: Bus) -> None:
+    """No event named is a mistake, not a wildcard."""
+    with pytest.raises(TypeError, match="sync subscribes to no event: name at least one, or '\\*' for all"):
+        bus.on()(sync)
+
+
+def test_bare_decorator_is_refused(bus: Bus) -> None:
+    """`@bus.on` without an event says what to write."""
+    bare: Any = bus.on
+
+    with pytest.raises(TypeError, match=r'write @bus.on\("after_train_iter"\), not @bus.on'):
+        bare(sync)
+
+
+def test_name_that_is_taken_is_refused(bus: Bus) -> None:
+    """A name is a key of the account: two subscriptions do not share one."""
+    bus.subscribe(sync, "after_train_iter", name="logger")
+
+    with pytest.raises(ValueError, match="a subscription named 'logger' is on this bus already"):
+        bus.subscribe(later, "after_val", name="logger")
+
+
+def test_refused_subscription_leaves_nothing_behind(bus: Bus) -> None:
+    """A failed registration subscribes to none of its events."""
+    with pytest.raises(ValueError, match="unknown event 'nope'"):
+        bus.subscribe(sync, "after_train_iter", "nope")
+
+    assert bus.stats() == []
+    assert not bus.wants(AfterTrainIter)
+
+
+def test_removing_a_stranger_is_refused(bus: Bus) -> None:
+    """`off` of a function that is not subscribed is a mistake, named."""
+    with pytest.raises(ValueError, match="sync is not subscribed to this bus"):
+        bus.off(sync)
+
+
+def test_coroutine_function_cannot_be_connected_to_a_signal(bus: Bus) -> None:
+    """blinker's `connect` would call it and throw the coroutine away."""
+    with pytest.raises(TypeError, match="later is a coroutine function: use bus.subscribe"):
+        bus.signal("after_train_iter").connect(later)
+
+
+def test_background_subscriber_of_a_closed_bus_is_refused(bus: Bus) -> None:
+    """Nobody would deliver to it."""
+    bus.close()
+
+    with pytest.raises(RuntimeError, match="cannot subscribe later: the bus is closed"):
+        bus.subscribe(later, "after_train_iter")
+
+
+@pytest.mark.parametrize("emitted", ["after_train_iter", Event(), None])
+def test_emitting_what_is_no_event_is_refused(bus: Bus, emitted: Any) -> None:
+    """A name, the base class, None: none of them is a fact."""
+    with pytest.raises(TypeError, match=r"expected an event name or an Event subclass|is a base class"):
+        bus.emit(emitted)
+
+
+@pytest.mark.parametrize("option", [{"offload": "process"}, {"overflow": "spill", "offload": "thread"}])
+def test_what_is_not_there_yet_says_so(bus: Bus, option: dict[str, Any]) -> None:
+    """Announced options are clear errors until they work."""
+    with pytest.raises(ValueError, match="is not available yet: use"):
+        bus.subscribe(sync, "after_train_iter", **option)
+
+
+class Service:
+    def method(self, event: Event) -> None:
+        pass
+
+    async def __call__(self, event: Event) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (sync, "sync"),
+        (functools.partial(sync), "sync"),
+        (Service().method, "Service.method"),
+        (Service(), "Service"),
+        ([].append, "list.append"),
+    ],
+)
+def test_subscription_is_named_after_its_function(bus: Bus, fn: Callable[..., Any], name: str) -> None:
+    """Reports call a handler what its author called it."""
+    assert bus.subscribe(fn, "after_train_iter").name == name
+
+
+def test_lambda_is_named_after_its_place(bus: Bus) -> None:
+    """A lambda has no name but a file and a line."""
+    name = bus.subscribe(lambda event: None, "after_train_iter").name
+
+    assert name.startswith("test_lambda_is_named_after_its_place.<locals>.") or "<lambda>" in name
+    assert "(test_registration.py:" in name
+
+
+def test_same_function_twice_gets_two_names(bus: Bus) -> None:
+    """Two subscriptions of one function are told apart in reports, and both run."""
+    names = [bus.subscribe(sync, "after_train_iter").name for _ in range(3)]
+
+    assert names == ["sync", "sync #2", "sync #3"]
+
+
+def test_decorator_returns_the_function_unchanged(bus: Bus) -> None:
+    """`on` subscribes and gives the function back."""
+    assert bus.on("after_train_iter")(sync) is sync
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "runs_on"),
+    [
+        (sync, {}, "sync"),
+        (sync, {"offload": "thread"}, "thread"),
+        (later, {}, "loop"),
+        (functools.partial(later), {}, "loop"),
+        (Service(), {}, "loop"),
+    ],
+)
+def test_where_a_handler_runs_follows_from_what_it_is(
+    bus: Bus, fn: Callable[..., Any], options: dict[str, Any], runs_on: str
+) -> None:
+    """Plain functions are sync, coroutine functions belong to the loop, `offload` sends off."""
+    assert bus.subscribe(fn, "after_train_iter", **options).stats.runs_on == runs_on

@@ -1,0 +1,124 @@
+"""What the tests of the hooks share: a tiny regression that trains in milliseconds, and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from eventloop.events import ScalarsLogged
+from eventloop.trainer import Trainer
+
+torch.set_num_threads(1)
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Clock:
+    """A `perf_counter` that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the loop and of the hooks that measure; use binary fractions, their sums are exact."""
+    clock = Clock()
+    for module in ("loops", "hooks.iter_timer", "hooks.optimizer", "hooks.checkpoint"):
+        monkeypatch.setattr(f"eventloop.{module}.perf_counter", clock)
+    return clock
+
+
+@pytest.fixture
+def make_batches() -> Callable[[int], list[Batch]]:
+    """A loader of so many batches, the same each time."""
+
+    def make(count: int) -> list[Batch]:
+        generator = torch.Generator().manual_seed(7)
+        return [
+            (torch.randn(3, 2, generator=generator), torch.randn(3, 1, generator=generator))
+            for _ in range(count)
+        ]
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(
+    tmp_path: Path, make_batches: Callable[[int], list[Batch]]
+) -> Iterator[Callable[..., Trainer]]:
+    """Build trainers: `batches` an epoch, one epoch unless told; no checkpoints unless a hook is given."""
+    built: list[Trainer] = []
+
+    def make(*, batches: int = 4, **options: Any) -> Trainer:
+        torch.manual_seed(0)
+        model = options.pop("model", None) or torch.nn.Linear(2, 1)
+        options.setdefault("optimizer", torch.optim.SGD(model.parameters(), lr=0.125))
+        options.setdefault("train_loader", make_batches(batches))
+        options.setdefault("work_dir", tmp_path / "run")
+        if "train_step" not in options:
+            options.setdefault("loss_fn", F.mse_loss)
+        if "max_iters" not in options:
+            options.setdefault("max_epochs", 1)
+        options["default_hooks"] = {"checkpoint": None, **options.get("default_hooks", {})}
+        built.append(Trainer(model, **options))
+        return built[-1]
+
+    yield make
+    for trainer in built:
+        trainer.close()
+
+
+@pytest.fixture
+def scripted() -> Callable[..., dict[str, Any]]:
+    """Trainer options for validations that return these metrics, one mapping (or value of `acc`) each."""
+
+    def make(*results: float | dict[str, float]) -> dict[str, Any]:
+        left = iter(results)
+
+        def val_step(trainer: Trainer, batch: Any) -> dict[str, float]:
+            result = next(left)
+            return result if isinstance(result, dict) else {"acc": result}
+
+        return {"val_loader": [torch.zeros(1)], "val_step": val_step}
+
+    return make
+
+
+@pytest.fixture
+def record_scalars() -> Callable[[Trainer], list[ScalarsLogged]]:
+    """Collect the `scalars_logged` of a trainer into a list, complete once a run has ended."""
+
+    def record(trainer: Trainer) -> list[ScalarsLogged]:
+        seen: list[ScalarsLogged] = []
+        trainer.bus.subscribe(seen.append, "scalars_logged", offload="thread")
+        return seen
+
+    return record
+
+
+@pytest.fixture
+def record_names() -> Callable[..., list[str]]:
+    """Collect the names of events as a trainer emits them, at the lowest priority."""
+
+    def record(trainer: Trainer, *events: str) -> list[str]:
+        seen: list[str] = []
+        for name in events:
+            trainer.bus.subscribe(
+                lambda event, name=name: seen.append(name), name, priority="LOWEST", name=f"record {name}"
+            )
+        return seen
+
+    return record

@@ -1,0 +1,344 @@
+"""The base class: which methods subscribe, where, and which are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainEpoch, AfterTrainIter, AfterValIter, BeforeTrainIter, Event
+from eventloop.hooks import Hook, on
+from eventloop.priority import Priority
+from eventloop.trainer import Trainer
+
+
+def define(**namespace: Any) -> type[Hook]:
+    """A hook class with these attributes."""
+    return type("MyHook", (Hook,), namespace)
+
+
+def nothing(self: Hook, trainer: Any, event: Any) -> None:
+    """A method that does nothing."""
+
+
+def test_only_overridden_points_subscribe(bus: Bus) -> None:
+    """A hook is subscribed to what its class overrides, and the rest costs nothing."""
+    define(after_train_iter=nothing)().attach(bus)
+
+    assert [s.event for s in bus.stats()] == ["after_train_iter"]
+    assert not bus.wants(BeforeTrainIter)
+
+
+def test_hook_without_points_subscribes_to_nothing(bus: Bus) -> None:
+    """An empty hook leaves the bus as it was."""
+    define()().attach(bus)
+
+    assert bus.stats() == []
+
+
+def test_inherited_points_subscribe(bus: Bus) -> None:
+    """What a base class or a plain mixin overrides belongs to the hook too."""
+
+    class Mixin:
+        def before_train(self, trainer: Trainer, event: Event) -> None: ...
+
+    class Base(Hook):
+        def after_train(self, trainer: Trainer, event: Event) -> None: ...
+
+    class Derived(Mixin, Base):
+        pass
+
+    Derived().attach(bus)
+
+    assert {s.event for s in bus.stats()} == {"before_train", "after_train"}
+
+
+@pytest.mark.parametrize(
+    ("misspelled", "meant"),
+    [
+        ("after_trian_iter", "after_train_iter"),
+        ("before_vla_epoch", "before_val_epoch"),
+        ("befor_train_iter", "before_train_iter"),
+        ("after_epochs", "after_epoch"),
+        ("aftertrain_epoch", "after_train_epoch"),
+    ],
+)
+def test_misspelled_point_is_refused_where_it_is_defined(misspelled: str, meant: str) -> None:
+    """A method that looks like an event and is none raises at the class statement, naming the near one."""
+    with pytest.raises(TypeError, match=rf"MyHook\.{misspelled} is no event: did you mean '{meant}'\?"):
+        define(**{misspelled: nothing})
+
+
+def test_other_public_and_private_methods_are_allowed(bus: Bus) -> None:
+    """Methods that do not look like events are the hook's own business."""
+    define(compute=nothing, _after_something=nothing, after_train=nothing)().attach(bus)
+
+    assert [s.event for s in bus.stats()] == ["after_train"]
+
+
+@pytest.mark.parametrize("generic", ["before_epoch", "after_epoch", "before_iter", "after_iter"])
+def test_generic_point_serves_all_three_modes(bus: Bus, generic: str) -> None:
+    """One method hears training, validation and test; `event.mode` says which."""
+    modes: list[str] = []
+    define(**{generic: lambda self, trainer, event: modes.append(event.mode)})().attach(bus)
+    when, what = generic.split("_")
+
+    for mode in ("train", "val", "test"):
+        event_type = bus.signal(f"{when}_{mode}_{what}").event_type
+        bus.emit(event_type())
+
+    assert modes == ["train", "val", "test"]
+
+
+def test_specific_point_wins_in_its_mode(bus: Bus) -> None:
+    """With both `after_iter` and `after_train_iter`, training calls the specific one alone."""
+    calls: list[str] = []
+    define(
+        after_iter=lambda self, trainer, event: calls.append(f"generic {event.mode}"),
+        after_train_iter=lambda self, trainer, event: calls.append("train"),
+    )().attach(bus)
+
+    bus.emit(AfterTrainIter())
+    bus.emit(AfterValIter())
+
+    assert calls == ["train", "generic val"]
+
+
+def test_once_on_a_generic_point_is_once_over_all_modes(bus: Bus) -> None:
+    """A method marked once is called a single time, whichever of its events comes first."""
+    calls: list[str] = []
+
+    class Once(Hook):
+        @on(once=True)
+        def after_iter(self, trainer: Trainer, event: Any) -> None:
+            calls.append(event.mode)
+
+    Once().attach(bus)
+    bus.emit(AfterValIter())
+    bus.emit(AfterTrainIter())
+
+    assert calls == ["val"]
+
+
+@pytest.mark.parametrize(
+    ("alias", "event"), [("before_step", "before_train_iter"), ("after_step", "after_train_iter")]
+)
+def test_detectron_names_are_aliases(bus: Bus, alias: str, event: str) -> None:
+    """`before_step` and `after_step` are the train iteration pair."""
+    define(**{alias: nothing})().attach(bus)
+
+    assert [s.event for s in bus.stats()] == [event]
+
+
+def test_two_names_of_one_event_are_refused() -> None:
+    """A hook cannot have both `after_step` and `after_train_iter`: one of them would be silent."""
+    with pytest.raises(TypeError, match="MyHook has both after_step and after_train_iter, two names of one"):
+        define(after_step=nothing, after_train_iter=nothing)
+
+
+class SoupServed(Event):
+    """An event of these tests."""
+
+    dish: str = ""
+
+
+def test_custom_event_is_a_point(bus: Bus) -> None:
+    """A method named after a declared event hears it."""
+    dishes: list[str] = []
+    define(soup_served=lambda self, event: dishes.append(event.dish))().attach(bus)
+
+    bus.emit(SoupServed(dish="goulash"))
+
+    assert dishes == ["goulash"]
+
+
+async def test_async_method_runs_in_the_background(bus: Bus) -> None:
+    """A coroutine method is given the event on the background loop."""
+    seen: list[int] = []
+
+    async def after_train_iter(self: Hook, event: AfterTrainIter) -> None:
+        seen.append(event.iter)
+
+    define(after_train_iter=after_train_iter)().attach(bus)
+    bus.emit(AfterTrainIter(iter=3))
+    bus.flush()
+
+    assert seen == [3]
+    assert [s.runs_on for s in bus.stats()] == ["loop"]
+
+
+def test_async_generic_method_hears_its_events_in_order(bus: Bus) -> None:
+    """An async `after_iter` has one queue for all three modes, so nothing overtakes."""
+    seen: list[str] = []
+
+    async def after_iter(self: Hook, event: Any) -> None:
+        seen.append(f"{event.mode} {event.iter}")
+
+    define(after_iter=after_iter)().attach(bus)
+    for i in range(20):
+        bus.emit(AfterTrainIter(iter=i))
+        bus.emit(AfterValIter(iter=i))
+    bus.flush()
+
+    assert seen == [f"{mode} {i}" for i in range(20) for mode in ("train", "val")]
+
+
+def test_async_method_that_wants_the_trainer_is_refused(bus: Bus) -> None:
+    """Only the training thread is given the trainer."""
+
+    async def after_train_iter(self: Hook, trainer: Any, event: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=r"background handler .* must take \(event\) alone"):
+        define(after_train_iter=after_train_iter)().attach(bus)
+
+
+def test_sync_method_for_a_background_event_is_refused(bus: Bus) -> None:
+    """`scalars_logged` is made in the background; the error says what to read instead."""
+    with pytest.raises(TypeError, match=r"made in the background.*read trainer\.metrics instead"):
+        define(scalars_logged=nothing)().attach(bus)
+
+
+def test_wrong_signature_names_the_method(bus: Bus) -> None:
+    """A point that takes too much is refused when the hook is attached."""
+
+    def after_train_iter(self: Hook, trainer: Any, batch: Any, outputs: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=r"MyHook\.after_train_iter\(trainer.*expected \(trainer, event\)"):
+        define(after_train_iter=after_train_iter)().attach(bus)
+
+
+@pytest.mark.parametrize("priority", [Priority.LOW, "LOW", "low", 70])
+def test_priority_is_a_member_its_name_or_a_number(bus: Bus, priority: Any) -> None:
+    """All three say the same."""
+    define(priority=priority, after_train_iter=nothing)().attach(bus)
+
+    assert [row.priority for row in bus.plan("after_train_iter")] == [70]
+
+
+@pytest.mark.parametrize(
+    ("priority", "message"),
+    [
+        ("LOWER", r"unknown priority name 'LOWER': did you mean LOWE?S?T?"),
+        (101, r"priority must be between 0 .* got 101"),
+        (-1, r"priority must be between 0 .* got -1"),
+        (True, r"priority must be a Priority, its name or an int .* got True"),
+    ],
+)
+def test_bad_class_priority_is_refused_where_it_is_defined(priority: Any, message: str) -> None:
+    """A wrong `priority` raises at the class statement."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        define(priority=priority)
+
+
+def test_on_gives_one_method_its_own_priority(bus: Bus) -> None:
+    """`@on(priority=...)` counts on that method; the class's priority on the others."""
+
+    class Two(Hook):
+        priority = "LOW"
+
+        @on(priority="HIGH")
+        def before_train_iter(self, trainer: Trainer, event: Any) -> None: ...
+
+        @on(every=2)
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None: ...
+
+    Two().attach(bus)
+
+    assert [row.priority for row in bus.plan("before_train_iter")] == [30]
+    assert [row.priority for row in bus.plan("after_train_iter")] == [70]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"every": 3}, [2, 5, 8]),
+        ({"every": 3, "start": 2}, [4, 7]),
+        ({"start": 7}, [7, 8, 9]),
+        ({"once": True, "every": 4}, [3]),
+        ({"when": lambda event: event.iter % 5 == 0}, [0, 5]),
+    ],
+    ids=["every", "every start", "start", "once", "when"],
+)
+def test_on_filters_one_method(bus: Bus, options: dict[str, Any], expected: list[int]) -> None:
+    """`@on` takes the filters of `bus.on`."""
+    seen: list[int] = []
+
+    class Filtered(Hook):
+        @on(**options)
+        def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
+            seen.append(event.iter)
+
+    Filtered().attach(bus)
+    for i in range(10):
+        bus.emit(AfterTrainIter(iter=i))
+
+    assert seen == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priority": "URGENT"}, "unknown priority name 'URGENT'"),
+        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"start": -1}, "start must be at least 0, got -1"),
+        ({"once": 1}, "once must be True or False, got 1"),
+        ({"when": 3}, "when must be a function of the event, got 3"),
+    ],
+)
+def test_bad_options_of_on_are_refused_where_they_are_written(options: dict[str, Any], message: str) -> None:
+    """`@on` checks its arguments at once."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        on(**options)
+
+
+@pytest.mark.parametrize("method", ["log_it", "_log_it"])
+def test_on_upon_no_point_is_refused(method: str) -> None:
+    """`@on` on a method that is named after no event would never be called."""
+    with pytest.raises(TypeError, match=rf"MyHook\.{method} is no event"):
+        define(**{method: on(every=10)(lambda self, trainer, event: None)})
+
+
+@pytest.mark.parametrize(
+    ("n", "start", "fires"),
+    [(1, 0, [1, 2, 3, 4, 5, 6, 7, 8, 9]), (2, 5, [5, 7, 9]), (4, 3, [3, 7]), (3, 0, [3, 6, 9])]
+    + [(0, 0, []), (-1, 0, []), (-1, 5, [])],
+)
+def test_every_n_helpers_have_mmengines_values(n: int, start: int, fires: list[int]) -> None:
+    """`start` itself fires, then every n-th; never for n <= 0."""
+    hook = Hook()
+    places: list[Any] = [SimpleNamespace(epoch=i, iter=i) for i in range(9)]
+
+    assert [p.epoch + 1 for p in places if hook.every_n_epochs(p, n, start)] == fires
+    assert [p.iter + 1 for p in places if hook.every_n_train_iters(p, n, start)] == fires
+
+
+def test_every_n_inner_iters_counts_batches() -> None:
+    """Every n-th batch of a pass, 1-based."""
+    assert [i for i in range(7) if Hook().every_n_inner_iters(i, 3)] == [2, 5]
+    assert not any(Hook().every_n_inner_iters(i, 0) for i in range(7))
+
+
+def test_end_of_epoch_is_the_last_batch() -> None:
+    """True at index len - 1 alone."""
+    assert [i for i in range(5) if Hook().end_of_epoch([0, 1, 2], i)] == [2]
+
+
+def test_last_train_epoch_and_iter(make_trainer: Callable[..., Trainer]) -> None:
+    """`is_last_train_iter` and `is_last_train_epoch` are true once, at the end of the run."""
+    lasts: list[str] = []
+
+    class Last(Hook):
+        def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
+            if self.is_last_train_iter(trainer):
+                lasts.append(f"iter {event.iter}")
+
+        def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
+            if self.is_last_train_epoch(trainer):
+                lasts.append(f"epoch {event.epoch}")
+
+    make_trainer(batches=3, max_epochs=2, hooks=[Last()]).train()
+
+    assert lasts == ["iter 5", "epoch 1"]

@@ -1,0 +1,38 @@
+"""The README does what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_first_example_is_short() -> None:
+    """The example on the first screen fits there: at most 25 lines."""
+    assert len(PYTHON_BLOCKS[0].strip().splitlines()) <= 25
+
+
+@pytest.mark.parametrize("number", range(len(PYTHON_BLOCKS)))
+def test_example_runs(number: int, tmp_path: Path) -> None:
+    """Each example runs as it is printed; those after the first go on from the first."""
+    source = PYTHON_BLOCKS[0] if number == 0 else f"{PYTHON_BLOCKS[0]}\n{PYTHON_BLOCKS[number]}"
+    ran = subprocess.run(
+        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_commands_are_the_two_promised() -> None:
+    """The README has the demo's and the tests' command, each complete on one line."""
+    prefix = "python -m venv .venv && . .venv/bin/activate && pip install -c constraints.txt -e"
+
+    assert f"{prefix} '.[demo]' && eventloop demo\n" in README
+    assert f"{prefix} '.[demo,test]' && pytest\n" in README

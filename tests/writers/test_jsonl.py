@@ -1,0 +1,278 @@
+"""JSONLWriter: every value comes back, also after a kill, a resume and a full disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import (
+    AfterRun,
+    AfterValEpoch,
+    CheckpointSaved,
+    Event,
+    ImageLogged,
+    RunInfo,
+    ScalarsLogged,
+    TextLogged,
+)
+from eventloop.run import Run
+from eventloop.subscription import SubscriptionStats
+from eventloop.writers import JSONLWriter, read_jsonl
+
+Attach = Callable[..., Bus]
+Account = Callable[[Bus], SubscriptionStats]
+
+
+def write(bus: Bus, *events: Event) -> None:
+    for event in events:
+        bus.emit(event)
+    bus.close()
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return list(read_jsonl(path))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def test_scalars_are_one_flat_line(attach: Attach, path: Path) -> None:
+    """A line of scalars is mode, step, iter, epoch and the metrics, in that order."""
+    bus = attach(JSONLWriter())
+
+    write(bus, ScalarsLogged(step=40, iter=39, epoch=1, scalars={"loss": 0.25, "lr": 1e-3}))
+
+    assert path.read_text() == '{"mode":"train","step":40,"iter":39,"epoch":1,"loss":0.25,"lr":0.001}\n'
+
+
+def test_every_event_is_a_line_in_order(attach: Attach, path: Path) -> None:
+    """Nothing is merged, left out or reordered, however many events one write holds."""
+    bus = attach(JSONLWriter())
+
+    write(bus, *(ScalarsLogged(step=step, scalars={"loss": 1 / (step + 1)}) for step in range(5000)))
+
+    assert [(row["step"], row["loss"]) for row in rows(path)] == [(s, 1 / (s + 1)) for s in range(5000)]
+
+
+def test_other_events_keep_their_tag(attach: Attach, path: Path) -> None:
+    """A line that is no scalars says in "event" what it is."""
+    bus = attach(JSONLWriter())
+
+    write(bus, CheckpointSaved(iter=9, path="a", bytes=12, seconds=0.5), AfterRun(iter=10, reason="stopped"))
+
+    saved, ended = rows(path)
+    assert (saved["event"], saved["path"], saved["bytes"]) == ("checkpoint_saved", "a", 12)
+    assert (ended["event"], ended["reason"], ended["error"]) == ("after_run", "stopped", None)
+
+
+def test_flush_makes_lines_visible(attach: Attach, path: Path) -> None:
+    """After bus.flush another reader finds everything, while the writer is still open."""
+    bus = attach(JSONLWriter())
+
+    bus.emit(ScalarsLogged(step=1))
+    bus.flush()
+
+    assert [row["step"] for row in rows(path)] == [1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.1, -0.0, 5e-324, 1.7976931348623157e308])
+def test_every_float_survives(attach: Attach, path: Path, value: float) -> None:
+    """What is read is bit for bit what was written, NaN and the infinities included."""
+    bus = attach(JSONLWriter())
+
+    write(bus, ScalarsLogged(scalars={"loss": value}))
+
+    (row,) = rows(path)
+    assert repr(row["loss"]) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")]
+)
+def test_lines_are_strict_json(attach: Attach, path: Path, value: float, text: str) -> None:
+    """Any JSON parser reads the file: what JSON cannot say is a string."""
+    bus = attach(JSONLWriter())
+
+    write(bus, ScalarsLogged(scalars={"loss": value}))
+
+    assert json.loads(path.read_text(), parse_constant=pytest.fail)["loss"] == text
+
+
+def test_nan_inside_other_events_survives(attach: Attach, path: Path) -> None:
+    """Metrics in a mapping of an event are encoded as those of scalars."""
+    bus = attach(JSONLWriter(events=[AfterValEpoch]))
+
+    write(bus, AfterValEpoch(metrics={"loss": math.inf, "accuracy": 0.5}))
+
+    assert rows(path)[0]["metrics"] == {"loss": math.inf, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "~NaN", "~~Infinity", "NaNs", "~"])
+def test_a_text_that_reads_like_a_number_stays_a_text(attach: Attach, path: Path, text: str) -> None:
+    """The encoding of NaN takes no text away."""
+    bus = attach(JSONLWriter())
+
+    write(bus, TextLogged(text=text), RunInfo(info={"fill": text}))
+
+    logged, info = rows(path)
+    assert (logged["text"], info["info"]) == (text, {"fill": text})
+
+
+def test_reserved_names_are_not_lost(attach: Attach, path: Path) -> None:
+    """Metrics called like the keys of a line, or like each other's replacement, all get a key of their own."""
+    names = ["step", "iter", "epoch", "mode", "event", "scalars/step", "scalars/scalars/step"]
+    bus = attach(JSONLWriter())
+
+    write(bus, ScalarsLogged(step=7, scalars={name: float(i) for i, name in enumerate(names)}))
+
+    (row,) = rows(path)
+    assert (row["step"], row["mode"]) == (7, "train")
+    assert [row["scalars/" + name] for name in names] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_numpy_numbers_are_numbers(attach: Attach, path: Path) -> None:
+    """A handwritten event with numpy's scalars is written like one with floats."""
+    scalars: dict[str, Any] = {"half": np.float32(0.5), "nan": np.float32("nan"), "three": np.int64(3)}
+    bus = attach(JSONLWriter())
+
+    write(bus, ScalarsLogged(scalars=scalars))
+
+    (row,) = rows(path)
+    assert (row["half"], row["three"], math.isnan(row["nan"])) == (0.5, 3, True)
+
+
+def test_a_field_without_json_form_is_its_text(attach: Attach, path: Path) -> None:
+    """An event of the user's own cannot end the file."""
+
+    class FolderMade(Event):
+        folder: Path
+
+    bus = attach(JSONLWriter(events=["folder_made"]))
+
+    write(bus, FolderMade(folder=Path("a/b")))
+
+    assert rows(path) == [{"event": "folder_made", "folder": "a/b"}]
+
+
+def test_a_resumed_run_appends(attach: Attach, path: Path) -> None:
+    """Opening an existing file keeps its lines."""
+    for step in (1, 2):
+        write(attach(JSONLWriter(), start_iter=step - 1), ScalarsLogged(step=step))
+
+    assert [row["step"] for row in rows(path)] == [1, 2]
+
+
+def test_a_torn_last_line_is_ended_and_reported(attach: Attach, path: Path) -> None:
+    """After a kill in the middle of a line the next run starts on a new one; readers are told of the torn one."""
+    path.write_text('{"mode":"train","step":1}\n{"mode":"tra')
+    write(attach(JSONLWriter()), ScalarsLogged(step=2))
+
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 2 was cut short and is left out: b'\{"):
+        steps = [row["step"] for row in read_jsonl(path)]
+
+    assert steps == [1, 2]
+
+
+def test_a_last_line_that_lacks_only_its_end_is_kept(attach: Attach, path: Path) -> None:
+    """A complete object without a line break is no torn line."""
+    path.write_text('{"mode":"train","step":1}')
+
+    write(attach(JSONLWriter()), ScalarsLogged(step=2))
+
+    assert [row["step"] for row in rows(path)] == [1, 2]
+
+
+def test_what_was_flushed_survives_a_kill(tmp_path: Path, path: Path) -> None:
+    """SIGKILL right after a flush loses nothing: the writer keeps no buffer."""
+    script = (
+        "import os, signal; from eventloop.bus import Bus; from eventloop.run import Run\n"
+        "from eventloop.events import ScalarsLogged; from eventloop.writers import JSONLWriter\n"
+        f"bus = Bus(); JSONLWriter().attach(bus, lambda: Run(work_dir={str(tmp_path)!r}))\n"
+        "for step in range(100): bus.emit(ScalarsLogged(step=step))\n"
+        "bus.flush(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+
+    killed = subprocess.run([sys.executable, "-c", script], check=False)
+
+    assert killed.returncode == -signal.SIGKILL
+    assert [row["step"] for row in rows(path)] == list(range(100))
+
+
+def test_every_event_can_be_written(attach: Attach, path: Path) -> None:
+    """ "*" makes the file a log of all events, payloads included."""
+    bus = attach(JSONLWriter(events="*"))
+
+    write(bus, AfterValEpoch(epoch=1), ImageLogged(name="cat", data=b"\x00\x01", shape=(1, 2, 1)))
+
+    assert [row["event"] for row in rows(path)] == ["after_val_epoch", "image_logged"]
+
+
+def test_an_unknown_event_is_refused_at_construction() -> None:
+    """A misspelled name is an error at the line that made it, with a suggestion."""
+    with pytest.raises(ValueError, match="scalars_logged"):
+        JSONLWriter(events=["scalars_loged"])
+
+
+def test_two_files_of_one_run(attach: Attach, tmp_path: Path) -> None:
+    """A second writer with a name of its own fills a second file, in a folder that it makes."""
+    bus = attach(JSONLWriter())
+    events = JSONLWriter("logs/events.jsonl", events=[AfterRun], name="event log")
+    events.attach(bus, lambda: Run(work_dir=str(tmp_path)))
+
+    write(bus, ScalarsLogged(step=1), AfterRun())
+
+    assert [row["event"] for row in rows(tmp_path / "logs/events.jsonl")] == ["after_run"]
+
+
+def test_a_full_disk_is_named_and_never_raises(
+    attach: Attach, account: Account, caplog: pytest.LogCaptureFixture
+) -> None:
+    """emit goes on as before; the account says what failed, and closing is clean."""
+    bus = attach(JSONLWriter("/dev/full"))
+
+    with caplog.at_level(logging.ERROR, "eventloop"):
+        for step in range(10):
+            bus.emit(ScalarsLogged(step=step))
+        bus.close()
+
+    stats = account(bus)
+    assert stats.delivered == 0
+    assert stats.failed + stats.dropped == 10
+    assert "No space left on device" in stats.error
+    assert [record.message for record in caplog.records] == [
+        "background subscriber JSONLWriter failed and is disabled"
+    ]
+
+
+def test_a_folder_that_cannot_be_written_is_named(attach: Attach, account: Account, tmp_path: Path) -> None:
+    """The account has the path that was refused."""
+    (tmp_path / "taken").write_text("a file, no folder")
+    bus = attach(JSONLWriter(), work_dir=str(tmp_path / "taken"))
+
+    bus.emit(ScalarsLogged(step=1))
+    bus.close()
+
+    assert account(bus).failed == 1
+    assert os.fspath(tmp_path / "taken") in account(bus).error
+
+
+def test_closing_twice_is_safe() -> None:
+    """A writer that never opened closes too."""
+    writer = JSONLWriter()
+
+    writer.close()
+    writer.close()
