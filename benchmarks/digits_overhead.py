@@ -6,7 +6,7 @@ JSONL and console every 10 iterations and a checkpoint each epoch; pytorch-ignit
 Runs are interleaved. A step is timed from one call of the train step to the next, so a checkpoint between two
 steps counts, and the start and end of a run do not (they are in `whole`).
 
-    python benchmarks/digits_overhead.py [--epochs 40] [--rounds 9] [--json PATH] [--markdown PATH]
+    python -m benchmarks.digits_overhead [--epochs 40] [--rounds 9] [--json PATH] [--markdown PATH]
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _timing import command_line, environment, markdown_table, publish, version_of, yes_no
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks._timing import command_line, environment, markdown_table, publish, version_of, yes_no
 
 GOAL = 1.05
 Run = Callable[[int, Path], list[float]]

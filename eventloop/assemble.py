@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from eventloop.catalogue import suggest
 from eventloop.position import length_of
 from eventloop.registry import build, find_class
+from eventloop.run import Run
 from eventloop.schedule import positive
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ DEFAULT_HOOKS = {
 
 
 def check_trainer(
+    model: object,
+    optimizer: object,
     loss_fn: object,
     train_step: object,
     max_epochs: int | None,
@@ -51,6 +55,10 @@ def check_trainer(
         "max_epochs" if max_epochs is not None else "max_iters",
         max_epochs if max_epochs is not None else max_iters,
     )
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+    if optimizer is not None and not (hasattr(optimizer, "param_groups") and not isinstance(optimizer, type)):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if loss_fn is not None and train_step is not None:
         raise ValueError("give loss_fn or train_step, not both: train_step replaces loss_fn")
     for name, loader in zip(("train_loader", "val_loader", "test_loader"), loaders, strict=True):
@@ -64,21 +72,62 @@ def check_trainer(
             )
 
 
+def check_step(trainer: Trainer) -> None:
+    """Refuse to train where nothing would be trained.
+
+    Raises:
+        ValueError: there is no step, or nobody to step the optimizer.
+    """
+    if trainer.custom_step is None and trainer.loss_fn is None:
+        raise ValueError(
+            "the trainer has no step: pass loss_fn=..., train_step=..., or write the loop yourself"
+        )
+    if trainer.custom_step is None and trainer.optimizer is None and not trainer.steps_itself:
+        raise ValueError(
+            "the trainer has no optimizer, so train() would change nothing: pass optimizer=..., or say "
+            "default_hooks=dict(optimizer=None) when a hook of yours makes the steps"
+        )
+
+
 def make_work_dir(work_dir: str | Path | None) -> Path:
     """Create the directory of the run's files; by default a new one under runs/, named by the time.
 
     Raises:
         OSError: it cannot be created, or not written.
     """
-    path = Path("runs") / time.strftime("%Y%m%d_%H%M%S") if work_dir is None else Path(work_dir)
+    path = Path("runs") if work_dir is None else Path(work_dir)
     try:
+        if work_dir is None:
+            path = _new_directory(path)
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe.{os.getpid()}"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as error:
-        raise type(error)(f"work_dir {str(path)!r} cannot be written: {error}") from error
+        raise type(error)(error.errno, f"work_dir {str(path)!r} cannot be written: {error}") from error
     return path
+
+
+def _new_directory(parent: Path) -> Path:
+    """Make a directory named by the time; one for all ranks."""
+    rank, world_size = rank_and_world_size()
+    made = [parent / time.strftime("%Y%m%d_%H%M%S")]
+    if rank == 0:
+        made = [_make_free(made[0])]
+    if world_size > 1:
+        dist.broadcast_object_list(made, src=0)
+    return made[0]
+
+
+def _make_free(path: Path) -> Path:
+    free, number = path, 1
+    while True:
+        try:
+            free.mkdir(parents=True)
+            return free
+        except FileExistsError:  # another run began in this second
+            number += 1
+            free = path.with_name(f"{path.name}-{number}")
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -86,6 +135,15 @@ def rank_and_world_size() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def facts_of(trainer: Trainer) -> Run:
+    """What writers are told of the run that begins."""
+    return Run(
+        work_dir=str(trainer.work_dir), start_iter=trainer.iter, start_epoch=trainer.epoch,
+        max_iters=trainer.max_iters, max_epochs=trainer.max_epochs,
+        iters_per_epoch=length_of(trainer.train_loader), rank=trainer.rank, world_size=trainer.world_size,
+    )  # fmt: skip
 
 
 def attach_all(
@@ -111,13 +169,22 @@ def attach_all(
     for writer in built:
         _check_attachable(writer, "writer")
         if trainer.rank == 0:
-            writer.attach(trainer.bus, lambda: trainer.facts)
+            writer.attach(trainer.bus, trainer.facts)
     return [hook for _, hook in named], built
 
 
 def _check_attachable(candidate: Any, what: str) -> None:
-    if isinstance(candidate, type) or not callable(getattr(candidate, "attach", None)):
-        raise TypeError(f"expected a {what} or a config dict(type=...), got {candidate!r}")
+    if isinstance(candidate, type):
+        raise TypeError(
+            f"expected a {what}, got the class {candidate.__name__}: write {candidate.__name__}()"
+        )
+    for kind, own in (("hook", "stateful"), ("writer", "write")):
+        if hasattr(candidate, "attach") and hasattr(candidate, own):
+            if kind == what:
+                return
+            name = type(candidate).__name__
+            raise TypeError(f"expected a {what}, got {name}, which is a {kind}: it goes to {kind}s=[...]")
+    raise TypeError(f"expected a {what} or a config dict(type=...), got {candidate!r}")
 
 
 def _with_defaults(
@@ -134,6 +201,10 @@ def _with_defaults(
         cls = find_class(class_name)
         replaced = next((hook for hook in own if isinstance(hook, cls)), None)
         if replaced is not None:
+            if default_hooks.get(name) is not None:
+                raise ValueError(
+                    f"default_hooks has a {name!r}, and hooks another {class_name}: give one of the two"
+                )
             names[id(replaced)] = name
         elif name in default_hooks:
             given = default_hooks[name]

@@ -154,11 +154,15 @@ class Bus:
             TypeError: `event` is no event.
             Exception: whatever a handler raised, with a note that names the handler.
         """
-        self._dispatch[type(event)](event, trainer)
+        try:  # a plain dict: the interpreter's fast path for a look-up, which a subclass would lose
+            dispatch = self._dispatch[type(event)]
+        except KeyError:
+            dispatch = self.signal(type(event)).dispatch
+        dispatch(event, trainer)
 
     def wants(self, event_type: type[Event]) -> bool:
         """True when somebody subscribed: ask before building an event that may interest nobody."""
-        try:  # a plain dict: the interpreter's fast path for a look-up, which a subclass would lose
+        try:
             return self._wanted[event_type]
         except KeyError:
             pass
@@ -208,7 +212,8 @@ class Bus:
     def failing(self) -> BaseException | None:
         """The error under which a closing event is still reaching its remaining handlers, or None.
         A handler that would make things durable should look first."""
-        return next((s.failing for s in self._subscribers.signals.values() if s.failing), None)
+        errors = (signal.failing for signal in self._subscribers.signals.values())
+        return next((error for error in errors if error is not None), None)
 
     def stats(self) -> list[SubscriptionStats]:
         """One record a subscription, in order of registration, exact up to this call."""

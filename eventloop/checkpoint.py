@@ -133,6 +133,17 @@ def latest_checkpoint(directory: str | Path) -> Path:
     raise FileNotFoundError(f"{directory} holds no readable checkpoint to resume from")
 
 
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside what distributes or compiles it, so that its checkpoint fits either."""
+    while True:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):
+            model = inner
+        else:
+            return model
+
+
 def check_model_state(
     model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str
 ) -> list[str]:

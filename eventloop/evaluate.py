@@ -66,38 +66,60 @@ class Evaluation:
     def __init__(self, evaluator: Evaluators | None) -> None:
         self._evaluators = name_evaluators(evaluator)
         self._averages = Averages()
+        self._sources: dict[str, str] = {}
         for metric in self._evaluators.values():
             if isinstance(metric, Metric):
                 metric.reset()
 
     def add(self, outputs: Mapping[str, Any], samples: int) -> None:
-        """Take in the outputs of one batch."""
+        """Take in the outputs of one batch.
+
+        Raises:
+            ValueError: an evaluator lacks `preds` and `target`, or two sources have a metric of one name.
+        """
         for name, value in outputs.items():
-            if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+            single = isinstance(value, int | float) or (
+                isinstance(value, torch.Tensor) and value.numel() == 1
+            )
+            if single and name not in ("preds", "target"):  # a batch of one sample is no metric
+                self._claim(name, "val_step")
                 self._averages.add(name, value, samples)
         preds, target = outputs.get("preds"), outputs.get("target")
         evaluators = self._evaluators
         if not evaluators and is_classification(preds, target):
             evaluators = {"accuracy": accuracy}
+        if evaluators and (preds is None or target is None):
+            raise ValueError(
+                f"evaluators need 'preds' and 'target' from val_step, which returned {sorted(map(str, outputs))}"
+            )
         for name, evaluator in evaluators.items():
             if isinstance(evaluator, Metric):
                 evaluator.update(preds, target)
             else:
-                self._add_scores(name, evaluator(preds, target), samples)
-
-    def _add_scores(self, name: str, scores: Any, samples: int) -> None:
-        for key, value in scores.items() if isinstance(scores, Mapping) else [(name, scores)]:
-            self._averages.add(key, value, samples)
+                for key, value in _named(name, evaluator(preds, target)).items():
+                    self._claim(key, f"evaluator {name!r}")
+                    self._averages.add(key, value, samples)
 
     def compute(self) -> dict[str, float]:
-        """All metrics as floats; waits for the device."""
+        """All metrics as floats; waits for the device.
+
+        Raises:
+            ValueError: two sources have a metric of one name.
+        """
         metrics = self._averages.compute()
         for name, metric in self._evaluators.items():
             if isinstance(metric, Metric):
-                value = metric.compute()
-                scores = value if isinstance(value, Mapping) else {name: value}
-                metrics |= {key: float(score) for key, score in scores.items()}
+                for key, score in _named(name, metric.compute()).items():
+                    self._claim(key, f"evaluator {name!r}")
+                    metrics[key] = float(score)
         return metrics
+
+    def _claim(self, name: str, source: str) -> None:
+        if (owner := self._sources.setdefault(name, source)) != source:
+            raise ValueError(
+                f"the metric {name!r} comes from {owner} and from {source}: give the evaluator another name, "
+                "evaluator={name: ...}"
+            )
 
 
 def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
@@ -105,6 +127,7 @@ def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
 
     Raises:
         TypeError: something in it is neither a metric nor a function.
+        ValueError: two have one name.
     """
     if evaluator is None:
         return {}
@@ -112,8 +135,14 @@ def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
         named = dict(evaluator)
     else:
         several: list[Any] = list(evaluator) if isinstance(evaluator, list | tuple) else [evaluator]
-        named = {getattr(e, "__name__", type(e).__name__): e for e in several}
+        names = [getattr(e, "__name__", type(e).__name__) for e in several]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two evaluators are named {name!r}: name them, evaluator={{name: ...}}")
+        named = dict(zip(names, several, strict=True))
     for name, one in named.items():
+        if isinstance(one, type):
+            raise TypeError(f"evaluator {name!r} is a class: give an object of it, {one.__name__}()")
         if not isinstance(one, Metric) and not callable(one):
             raise TypeError(f"evaluator {name!r} must be a function (preds, target) or a metric, got {one!r}")
     return named
@@ -127,11 +156,22 @@ def is_classification(preds: Any, target: Any) -> bool:
 
 
 def batch_size(batch: Any) -> int:
-    """How many samples a batch has: the first dimension of its first tensor, else its length, else 1."""
+    """How many samples a batch has: the first dimension of its first tensor, else its length, else 1. A list of
+    mappings is a list of samples."""
+    if isinstance(batch, list | tuple) and batch and all(isinstance(sample, Mapping) for sample in batch):
+        return len(batch)
+    if (tensor := _first_tensor(batch)) is not None:
+        return int(tensor.shape[0])
+    return max(1, len(batch)) if isinstance(batch, list | tuple) else 1
+
+
+def _first_tensor(batch: Any) -> torch.Tensor | None:
     if isinstance(batch, torch.Tensor):
-        return int(batch.shape[0]) if batch.ndim else 1
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple) and batch:
-        return batch_size(batch[0])
-    return 1
+        return batch if batch.ndim else None
+    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    found = (_first_tensor(item) for item in items)
+    return next((tensor for tensor in found if tensor is not None), None)
+
+
+def _named(name: str, scores: Any) -> Mapping[str, Any]:
+    return scores if isinstance(scores, Mapping) else {name: scores}

@@ -19,6 +19,7 @@ from eventloop.events import (
     BeforeTrainIter,
     BeforeValIter,
 )
+from eventloop.position import length_of
 from eventloop.schedule import Evaluate, Schedule
 from eventloop.scopes import EpochScope, EvalScope
 
@@ -43,10 +44,8 @@ class TrainLoop:
     def epochs(self) -> Iterator[int]:
         """Yield the index of each epoch that is left; an iteration-based run is one epoch."""
         trainer = self._trainer
-        if trainer.iter == 0 and trainer.batch_idx == 0:
-            self._evaluate(0)
-        elif trainer.position.take_evaluation():
-            self._evaluate(trainer.epoch if trainer.max_epochs is not None else trainer.iter)
+        if not (trainer.by_epoch and trainer.batch_idx):
+            self._evaluate()  # what is due at the start, or was when a checkpoint was taken
         while not self._finished():
             began_at, began_in = trainer.iter, trainer.epoch
             yield trainer.epoch
@@ -57,8 +56,8 @@ class TrainLoop:
                     f"epoch {trainer.epoch} trained no iteration: inside `for epoch in trainer.epochs()` write "
                     "`for batch in trainer.batches(loader)`"
                 )
-            if trainer.max_epochs is not None:
-                self._evaluate(trainer.epoch)
+            if trainer.by_epoch:
+                self._evaluate()
 
     def iterations(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of an epoch, announcing each iteration around the body of the caller's loop.
@@ -68,40 +67,41 @@ class TrainLoop:
         """
         trainer = self._trainer
         bus, clock = trainer.bus, trainer.clock
-        began = perf_counter()
+        began = asked = clock.begin()
         for batch in self._batches(loader):
             trainer.batch = to_device(batch, trainer.device)
-            fetched = perf_counter()
-            clock.data = fetched - began
+            clock.data += perf_counter() - asked
             trainer.outputs = None
+            trainer.metrics.in_iteration = True
             try:
                 if bus.wants(BeforeTrainIter):
                     trainer.announce(BeforeTrainIter, batch_idx=trainer.batch_idx)
             except SkipIteration:
                 trainer.batch_idx += 1
-                began = perf_counter()
+                if trainer.stopping:
+                    return
+                asked = perf_counter()
                 continue
-            started = perf_counter()
+            started, excluded = perf_counter(), clock.excluded
             yield trainer.batch
-            clock.forward = perf_counter() - started
+            clock.forward = perf_counter() - started - (clock.excluded - excluded)
             if bus.wants(AfterTrainIter):
                 trainer.announce(AfterTrainIter, batch_idx=trainer.batch_idx)
             trainer.completed_iteration()
-            now = perf_counter()
-            clock.commit(now - began)
+            clock.commit(perf_counter() - began)
             bus.poll(trainer)
             if self._iteration_boundary():
                 return
-            began = perf_counter()
+            began = asked = clock.begin()
 
     def _iteration_boundary(self) -> bool:
         """Evaluate where a run measured in iterations says so; True when the epoch ends here."""
         trainer = self._trainer
         if trainer.stopping:
             return True
-        if trainer.max_epochs is not None:
+        if trainer.by_epoch:
             return False
-        self._evaluate(trainer.iter)
+        self._evaluate()
         return trainer.stopping or self._finished()
 
     def _finished(self) -> bool:
@@ -122,16 +122,18 @@ class TrainLoop:
                 raise ValueError(
                     "a whole pass over the train loader trained no iteration: it is empty, or every batch was skipped"
                 )
-            if trainer.max_epochs is not None:
+            if trainer.by_epoch:
                 return
-            trainer.position.next_pass(loader)
 
-    def _evaluate(self, done: int) -> None:
+    def _evaluate(self) -> None:
+        """Run the evaluations that are due now, less those that were completed before a checkpoint was taken."""
         trainer = self._trainer
-        total = trainer.max_epochs if trainer.max_epochs is not None else trainer.max_iters
-        for mode in self._schedule.after(done, total or 0):
+        done, total = (
+            (trainer.epoch, trainer.max_epochs) if trainer.by_epoch else (trainer.iter, trainer.max_iters)
+        )
+        for mode in self._schedule.after(done, total or 0)[trainer.position.evaluated :]:
             if not trainer.stopping:
-                evaluate(trainer, mode)
+                evaluate(trainer, mode, scheduled=True)
 
 
 _EVENTS: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
@@ -140,45 +142,61 @@ _EVENTS: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
 }
 
 
-def evaluate(trainer: Trainer, mode: Evaluate) -> dict[str, float]:
+def evaluate(trainer: Trainer, mode: Evaluate, *, scheduled: bool = False) -> dict[str, float]:
     """Validate or test once, with all events, and return the metrics; {} when a stop cut the pass short.
+
+    Args:
+        scheduled: the loop's own evaluation, which a run resumed from a checkpoint of it does not repeat.
 
     Raises:
         ValueError: the trainer has no loader for `mode`, or it is empty.
     """
-    loader = trainer.val_loader if mode == "val" else trainer.test_loader
-    if loader is None:
-        raise ValueError(f"the trainer has no {mode}_loader to evaluate on: pass {mode}_loader=...")
+    loader = check_loader(trainer, mode)
     batch, outputs, was_training = trainer.batch, trainer.outputs, trainer.model.training
-    with EvalScope(trainer, mode) as scope:
+    with trainer.clock.excluding(), EvalScope(trainer, mode) as scope:
         trainer.model.eval()
         try:
             with EpochScope(trainer, mode) as epoch:
                 evaluation = Evaluation(trainer.evaluator)
-                complete = _run_pass(trainer, mode, loader, evaluation)
-                epoch.metrics = scope.metrics = evaluation.compute() if complete else {}
+                if _run_pass(trainer, mode, loader, evaluation):
+                    epoch.metrics = scope.metrics = evaluation.compute()
+                    epoch.complete = scope.complete = True
+                    trainer.position.evaluated += scheduled
         finally:
             trainer.model.train(was_training)
             trainer.batch, trainer.outputs = batch, outputs
     return scope.metrics
 
 
+def check_loader(trainer: Trainer, mode: str) -> Iterable[Any]:
+    """The loader of a mode.
+
+    Raises:
+        ValueError: the trainer has none.
+    """
+    loaders = {"train": trainer.train_loader, "val": trainer.val_loader, "test": trainer.test_loader}
+    if (loader := loaders[mode]) is None:
+        does = "train" if mode == "train" else "evaluate"
+        raise ValueError(f"the trainer has no {mode}_loader to {does} on: pass {mode}_loader=...")
+    return loader
+
+
 def _run_pass(trainer: Trainer, mode: Evaluate, loader: Iterable[Any], evaluation: Evaluation) -> bool:
     before, after, _ = _EVENTS[mode]
-    bus = trainer.bus
+    bus, length = trainer.bus, length_of(loader)
     batches = 0
     for batch_idx, batch in enumerate(loader):
         trainer.batch = to_device(batch, trainer.device)
         if bus.wants(before):
             trainer.announce(before, batch_idx=batch_idx)
         with torch.no_grad():
-            trainer.outputs = trainer.val_step(trainer, trainer.batch)
+            trainer.outputs = trainer.val_step(trainer.batch)
         evaluation.add(trainer.outputs, batch_size(trainer.batch))
         if bus.wants(after):
             trainer.announce(after, batch_idx=batch_idx)
         batches += 1
         bus.poll(trainer)
-        if trainer.stopping:
+        if trainer.stopping and batches != length:
             return False
     if not batches:
         raise ValueError(f"the {mode} loader is empty: a pass over it gave no batch")

@@ -96,6 +96,7 @@ class Put(NamedTuple):
     value: Scalar
     iteration: int
     epoch: int
+    step: int
     smooth: bool
     read: bool = False
 
@@ -138,32 +139,45 @@ class Packet:
         other value is said at the iteration it was put for.
         """
         self._storage.settle(self)
-        spoken: dict[tuple[str, int], dict[str, float]] = {}
+        rows = _Rows()
         smooth: dict[tuple[str, str], list[Put]] = {}
-        epochs: dict[int, int] = {}
         for put in self.puts:
-            epochs[put.iteration] = put.epoch
             if put.smooth:
                 smooth.setdefault((put.mode, put.name), []).append(put)
             else:
-                spoken.setdefault((put.mode, put.iteration), {})[put.name] = float(put.value)
-        for (mode, name), puts in smooth.items():
-            last = max(put.iteration for put in puts)
-            mean = sum(float(put.value) for put in puts) / len(puts)
-            spoken.setdefault((mode, last), {})[name] = mean
-        by_iteration = sorted(spoken.items(), key=lambda item: item[0][1])
+                rows.say(put, float(put.value))
+        for puts in smooth.values():
+            rows.say(
+                max(puts, key=lambda put: (put.iteration, put.step)),
+                sum(float(put.value) for put in puts) / len(puts),
+            )
+        return rows.events(self._place)
+
+
+class _Rows:
+    """Scalars gathered into events: one per mode and place in the run, in order."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int, int, str], list[dict[str, float]]] = {}
+
+    def say(self, put: Put, value: float) -> None:
+        """Enter a value at the place of `put`; a name said there before gets another row, and loses nothing."""
+        rows = self._rows.setdefault((put.iteration, put.step, put.epoch, put.mode), [{}])
+        row = next((row for row in rows if put.name not in row), None)
+        if row is None:
+            rows.append(row := {})
+        row[put.name] = value
+
+    def events(self, place: Place) -> list[Event]:
+        """The rows in the order of their steps; those of one place in the order they were begun."""
         return [
             ScalarsLogged(
-                mode=mode,
-                iter=iteration,
-                step=iteration + 1,
-                epoch=epochs[iteration],
-                scalars=scalars,
-                max_iters=self._place.max_iters,
-                max_epochs=self._place.max_epochs,
+                mode=mode, iter=iteration, step=step, epoch=epoch, scalars=scalars,
+                max_iters=place.max_iters, max_epochs=place.max_epochs,
             )
-            for (mode, iteration), scalars in by_iteration
-        ]
+            for (iteration, step, epoch, mode), rows in sorted(self._rows.items(), key=lambda item: item[0][:2])
+            for scalars in rows
+        ]  # fmt: skip
 
 
 class EventStorage:
@@ -181,6 +195,8 @@ class EventStorage:
         self.iter = start_iter
         self.epoch = 0
         self.mode = "train"
+        self.in_iteration = True
+        """Whether what is put belongs to the iteration `iter` (its step is `iter + 1`), or to the moment before it."""
         self._pending: list[Put] = []
         self._unread: deque[Packet] = deque()
         self._histories: dict[str, HistoryBuffer] = {}
@@ -211,7 +227,10 @@ class EventStorage:
                 f"scalar {name!r} was put with smoothing_hint={not smoothing_hint} before: keep one hint per name"
             )
         iteration = self.iter if cur_iter is None else cur_iter
-        self._pending.append(Put(self.mode, name, value, iteration, self.epoch, smoothing_hint))
+        trained = self.mode == "train" and (self.in_iteration or cur_iter is not None)
+        self._pending.append(
+            Put(self.mode, name, value, iteration, self.epoch, iteration + trained, smoothing_hint)
+        )
         if len(self._pending) > PENDING_LIMIT:
             self._forget_half()
 
@@ -277,6 +296,8 @@ class EventStorage:
     def settle(self, packet: Packet | None = None) -> None:
         """Enter collected values into the histories, oldest packet first: up to `packet`, or all of them."""
         with self._lock:
+            if packet is not None and packet not in self._unread:
+                return  # read early, by somebody who waited for it; those after it may not be there yet
             while self._unread:
                 oldest = self._unread.popleft()
                 oldest.read()
@@ -312,8 +333,10 @@ def _single_number(name: str, value: Any) -> Scalar:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise TypeError(f"scalar {name!r} must be one number, got a tensor of shape {tuple(value.shape)}")
-        # A result of the graph is nobody else's; any other tensor may be a buffer its owner goes on changing.
-        return value.detach() if value.grad_fn is not None else value.detach().clone()
+        # A result of the graph is nobody else's; any other tensor may be a buffer its owner goes on changing,
+        # and a view would keep all that it is a view of.
+        own = value.grad_fn is not None and value._base is None
+        return value.detach() if own else value.detach().clone()
     if isinstance(value, int):
         return float(value)
     item = getattr(value, "item", None)

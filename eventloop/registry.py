@@ -15,6 +15,7 @@ from eventloop.catalogue import suggest
 C = TypeVar("C", bound=type)
 
 _LOCATIONS = ("eventloop.hooks", "eventloop.writers")
+_ATTRIBUTES = ("priority", "name")
 _classes: dict[str, type] = {}
 
 
@@ -52,10 +53,11 @@ def find_class(name: str) -> type:
 
 
 def build(config: Mapping[str, Any], **also: Any) -> Any:
-    """Make an object from `dict(type=name or class, **arguments)`; `priority` is set on the object.
+    """Make an object from `dict(type=name or class, **arguments)`; a hook's or writer's `priority` and `name`, where
+    its constructor does not take them, are set on the object.
 
     Raises:
-        TypeError: the config is no mapping with a `type`, or an argument is missing.
+        TypeError: the config is no mapping with a `type` that is a class or a name, or an argument is missing.
         ValueError: an unknown type or argument (with a suggestion).
     """
     if not isinstance(config, Mapping) or "type" not in config:
@@ -63,15 +65,20 @@ def build(config: Mapping[str, Any], **also: Any) -> Any:
     arguments = {**config, **also}
     kind = arguments.pop("type")
     cls = find_class(kind) if isinstance(kind, str) else kind
-    signature = inspect.signature(cls)
-    priority = arguments.pop("priority", None) if "priority" not in signature.parameters else None
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    if not isinstance(cls, type):
+        raise TypeError(f"type must be a class or its name, got {kind!r}")
+    parameters = inspect.signature(cls).parameters
+    attributes = [key for key in _ATTRIBUTES if key not in parameters and hasattr(cls, key)]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in arguments:
-        if key not in signature.parameters and not takes_any:
-            raise ValueError(f"{cls.__name__} has no argument {key!r}{suggest(key, [*signature.parameters])}")
+        if key not in parameters and key not in attributes and not takes_any:
+            raise ValueError(
+                f"{cls.__name__} has no argument {key!r}{suggest(key, [*parameters, *attributes])}"
+            )
+    to_set = {key: arguments.pop(key) for key in attributes if key in arguments}
     built = cls(**arguments)
-    if priority is not None:
-        built.priority = priority
+    for key, value in to_set.items():
+        setattr(built, key, value)
     return built
 
 

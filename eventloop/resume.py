@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +18,17 @@ from eventloop.checkpoint import (
     load_model_state,
     rng_state,
     set_rng_state,
+    unwrap,
 )
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
+logger = logging.getLogger("eventloop")
+
 SCHEMA = 1
+_NEEDED = ("meta", "optimizer", "param_schedulers", "hooks", "rng")
 
 Within = Literal["", "iter", "epoch"]
 
@@ -45,7 +50,7 @@ class TrainerState:
         trainer = self._trainer
         trainer.checkpoint = {
             "meta": self._meta(within),
-            "state_dict": trainer.model.state_dict(),
+            "state_dict": unwrap(trainer.model).state_dict(),
             "optimizer": None if trainer.optimizer is None else trainer.optimizer.state_dict(),
             "param_schedulers": [scheduler.state_dict() for scheduler in trainer.schedulers],
             "hooks": {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful},
@@ -62,13 +67,15 @@ class TrainerState:
         position = trainer.position.state_dict()
         if within:
             position["batch_idx"] = position["batch_idx"] + 1 if within == "iter" else 0
-            position["to_evaluate"] = True
+            position["evaluated"] = 0
         return {
             "schema": SCHEMA,
             "iter": trainer.iter + (within == "iter"),
             "epoch": trainer.epoch + (within == "epoch"),
             "max_iters": trainer.max_iters,
             "max_epochs": trainer.max_epochs,
+            "optimizer": _class_name(trainer.optimizer),
+            "param_schedulers": [_class_name(scheduler) for scheduler in trainer.schedulers],
             "position": position,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "torch": str(torch.__version__),
@@ -79,30 +86,41 @@ class TrainerState:
         trainer = self._trainer
         found = latest_checkpoint(trainer.checkpoint_dir) if str(path) == "auto" else Path(path)
         checkpoint = self._read(found)
-        missing = [key for key in ("meta", "optimizer", "param_schedulers", "rng") if key not in checkpoint]
+        missing = [key for key in _NEEDED if key not in checkpoint]
         if missing:
             raise CheckpointError(
                 f"{found} cannot be resumed from, it has no {', '.join(missing)}: load_checkpoint takes its weights"
             )
         self._check_schema(checkpoint["meta"], found)
-        check_model_state(trainer.model, checkpoint["state_dict"], strict=True, source=str(found))
+        check_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
         self._check_parts(checkpoint, found)
-        load_model_state(trainer.model, checkpoint["state_dict"], strict=True, source=str(found))
-        if trainer.optimizer is not None and checkpoint["optimizer"] is not None:
+        load_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
+        if trainer.optimizer is not None:
             trainer.optimizer.load_state_dict(checkpoint["optimizer"])
         for scheduler, state in zip(trainer.schedulers, checkpoint["param_schedulers"], strict=True):
             scheduler.load_state_dict(state)
-        for hook in trainer.hooks:
-            if hook.name in checkpoint["hooks"]:
-                hook.load_state_dict(checkpoint["hooks"][hook.name])
         self._restore_counters(checkpoint["meta"])
+        self._restore_hooks(checkpoint["hooks"], found)
         set_rng_state(checkpoint["rng"])
         return found
+
+    def _restore_hooks(self, states: Mapping[str, Any], path: Path) -> None:
+        hooks = {hook.name: hook for hook in self._trainer.hooks if hook.stateful}
+        for name, hook in hooks.items():
+            if name in states:
+                hook.load_state_dict(states[name])
+            else:
+                logger.warning("%s has no state of the hook %s, which starts afresh", path, name)
+        for name in states:
+            if name not in hooks:
+                logger.warning("%s has a state of %s, which is no hook of this trainer's", path, name)
 
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
         """See `Trainer.load_checkpoint`."""
         checkpoint = self._read(Path(path))
-        load_model_state(self._trainer.model, checkpoint["state_dict"], strict=strict, source=str(path))
+        load_model_state(
+            unwrap(self._trainer.model), checkpoint["state_dict"], strict=strict, source=str(path)
+        )
 
     def _read(self, path: Path) -> dict[str, Any]:
         trainer = self._trainer
@@ -126,12 +144,17 @@ class TrainerState:
             )
 
     def _check_parts(self, checkpoint: Mapping[str, Any], path: Path) -> None:
-        saved, own = len(checkpoint["param_schedulers"]), len(self._trainer.schedulers)
+        meta, trainer = checkpoint["meta"], self._trainer
+        saved, own = meta["param_schedulers"], [_class_name(scheduler) for scheduler in trainer.schedulers]
         if saved != own:
-            raise CheckpointError(f"{path} has the state of {saved} schedulers, the trainer has {own}")
-        optimizer, state = self._trainer.optimizer, checkpoint["optimizer"]
-        if optimizer is None or state is None:
+            raise CheckpointError(f"{path} has the state of the schedulers {saved}, the trainer has {own}")
+        optimizer, state = trainer.optimizer, checkpoint["optimizer"]
+        if optimizer is None:
             return
+        if meta["optimizer"] != _class_name(optimizer):
+            raise CheckpointError(
+                f"{path} is of another optimizer: {meta['optimizer']}, the trainer has {_class_name(optimizer)}"
+            )
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         saved_sizes = [len(group["params"]) for group in state["param_groups"]]
         if sizes != saved_sizes:
@@ -143,5 +166,9 @@ class TrainerState:
     def _restore_counters(self, meta: Mapping[str, Any]) -> None:
         trainer = self._trainer
         trainer.iter = trainer.metrics.iter = int(meta["iter"])
-        trainer.epoch = int(meta["epoch"])
+        trainer.epoch = trainer.metrics.epoch = int(meta["epoch"])
         trainer.position.load_state_dict(meta["position"])
+
+
+def _class_name(part: Any) -> str | None:
+    return None if part is None else type(part).__name__

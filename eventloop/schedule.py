@@ -45,7 +45,12 @@ class ValSchedule:
         positive("val_begin", begin)
         self._begin = begin
         self._milestones, self._intervals = [0], [interval]
-        for milestone, later in dynamic_intervals or ():
+        for entry in dynamic_intervals or ():
+            if not isinstance(entry, tuple | list) or len(entry) != 2:
+                raise TypeError(
+                    f"dynamic_intervals is a list of (milestone, interval), got the entry {entry!r}"
+                )
+            milestone, later = entry
             positive("a milestone of dynamic_intervals", milestone)
             positive("an interval of dynamic_intervals", later)
             if milestone <= self._milestones[-1]:
@@ -71,6 +76,8 @@ class WorkflowSchedule:
     """
 
     def __init__(self, workflow: Workflow) -> None:
+        if not isinstance(workflow, tuple | list):
+            raise TypeError(f"a workflow is a list of (mode, times), got {workflow!r}")
         self._follow: list[list[Evaluate]] = [[]]
         for entry in workflow:
             if not isinstance(entry, tuple | list) or len(entry) != 2:
@@ -85,6 +92,7 @@ class WorkflowSchedule:
                 raise ValueError(
                     f"unknown mode {mode!r} in a workflow{suggest(str(mode), ['train', 'val', 'test'])}"
                 )
+        self.modes = list(dict.fromkeys(mode for mode, _ in workflow))
         self._cycle = len(self._follow) - 1
         if self._cycle == 0:
             raise ValueError(f"a workflow must train, got {workflow!r}")

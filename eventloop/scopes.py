@@ -1,7 +1,8 @@
 """Things that begin and end: a run, a phase, an epoch. Whatever happens inside, the closing event is emitted.
 
 An error of the body goes on as it is; an error of a closing handler on top of it is added to it as a note. A
-generator closed by `break`, `return` or an exception in a hand-written loop closes with the reason "left".
+generator closed by `break`, `return` or an exception in a hand-written loop's own code closes with the reason
+"left"; what a handler raised is an "error" there too.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Scope:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.metrics: dict[str, float] = {}
+        self.complete = False
+        """What the scope is for was done to its end, whether or not a stop was asked for meanwhile."""
 
     def begin(self) -> None:
         """Emit the opening event."""
@@ -55,18 +58,28 @@ class Scope:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self.begin()
+        try:
+            self.begin()
+        except BaseException as error:  # handlers before the one that failed have seen the opening
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        left = isinstance(error, GeneratorExit)
-        reason = LEFT if left else ERROR if error is not None else self.trainer.stop_reason or COMPLETED
+        trainer, left = self.trainer, isinstance(error, GeneratorExit)
+        if error is not None and not left:
+            trainer.failure = error
+        failure = trainer.failure if error is not None else None
+        reason = COMPLETED if self.complete else trainer.stop_reason or COMPLETED
+        if error is not None:
+            reason = LEFT if failure is None else ERROR
         try:
-            self.end(reason, None if left else error)
+            self.end(reason, failure)
         except Exception as closing:
             if error is None:
+                trainer.failure = closing if trainer.running else None
                 raise
             if left:  # raised from a generator's close, it would be swallowed by the interpreter
                 logger.exception("a handler failed while a hand-written loop was being left")
@@ -79,16 +92,13 @@ class RunScope(Scope):
 
     def __enter__(self) -> Self:
         self._outermost = not self.trainer.running
+        if self._outermost:
+            self.trainer.begin_run()
         return super().__enter__()
 
     def begin(self) -> None:
         if self._outermost:
-            self.trainer.begin_run()
-            try:
-                self.trainer.announce(BeforeRun)
-            except BaseException as error:
-                self.end(ERROR, error)
-                raise
+            self.trainer.announce(BeforeRun)
 
     def end(self, reason: str, error: BaseException | None) -> None:
         if not self._outermost:
@@ -98,6 +108,7 @@ class RunScope(Scope):
             text = None if error is None else f"{type(error).__name__}: {error}"
             trainer.announce(AfterRun, reason=reason, error=text)
         finally:
+            trainer.failure = None
             trainer.end_run(failed=error is not None)
 
 
@@ -156,7 +167,7 @@ class EpochScope(Scope):
         if self._mode != "train":
             trainer.announce(after, reason=reason, metrics=self.metrics)
             return
-        if error is None and reason != LEFT and trainer.position.at_end:
+        if reason not in (ERROR, LEFT) and trainer.position.at_end:
             reason = COMPLETED  # a stop asked for in its last iteration
         trainer.announce(after, reason=reason)
         if reason in (COMPLETED, LEFT):  # a `break` out of a hand-written epoch goes on with the next one

@@ -22,17 +22,6 @@ _ROUTE_SECONDS = 1.0
 """How long a look at the account, or a change of it, waits for events that are on their way to the lanes."""
 
 
-class _DispatchTable(dict[type[Event], Dispatch]):
-    """What a bus looks up by event type at every emit; a type met for the first time gets its signal."""
-
-    def __init__(self, signal: Callable[[type[Event]], EventSignal]) -> None:
-        super().__init__()
-        self._signal = signal
-
-    def __missing__(self, event_type: type[Event]) -> Dispatch:
-        return self._signal(event_type).dispatch
-
-
 class Subscribers:
     """The subscriptions of one bus, in order of registration, and the signals they hang on.
 
@@ -41,7 +30,7 @@ class Subscribers:
     """
 
     def __init__(self, owner: object, background: Background) -> None:
-        self.dispatch: dict[type[Event], Dispatch] = _DispatchTable(self.signal)
+        self.dispatch: dict[type[Event], Dispatch] = {}
         self.wanted: dict[type[Event], bool] = {}
         self.signals: dict[type[Event], EventSignal] = {}
         self._owner = owner

@@ -9,18 +9,26 @@ from typing import Any
 
 import torch
 
-from eventloop.assemble import attach_all, check_trainer, make_work_dir, rank_and_world_size
+from eventloop.assemble import (
+    attach_all,
+    check_step,
+    check_trainer,
+    facts_of,
+    make_work_dir,
+    rank_and_world_size,
+)
 from eventloop.bus import Bus
 from eventloop.clock import StepClock
-from eventloop.evaluate import Evaluators
+from eventloop.evaluate import Evaluators, name_evaluators
 from eventloop.events import Event, StopRequested
-from eventloop.loops import TrainLoop, evaluate
+from eventloop.loops import TrainLoop, check_loader, evaluate
 from eventloop.metrics import EventStorage, Place
 from eventloop.position import LoaderPosition, length_of
 from eventloop.resume import TrainerState
-from eventloop.run import Run
+from eventloop.run import CurrentRun
 from eventloop.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
 from eventloop.scopes import EpochScope, RunScope, TrainScope
+from eventloop.steps import LossFn, forward, predict, train_outputs, val_outputs
 from eventloop.summary import shortfalls, summarize
 
 logger = logging.getLogger("eventloop")
@@ -73,7 +81,7 @@ class Trainer:
         model: torch.nn.Module,
         *,
         optimizer: torch.optim.Optimizer | None = None,
-        loss_fn: Callable[[Any, Any], Any] | None = None,
+        loss_fn: LossFn | None = None,
         train_step: Step | None = None,
         val_step: Step | None = None,
         evaluator: Evaluators | None = None,
@@ -93,31 +101,31 @@ class Trainer:
         device: str | torch.device | None = None,
         bus: Bus | None = None,
     ) -> None:
-        check_trainer(loss_fn, train_step, max_epochs, max_iters, train_loader, val_loader, test_loader)
-        if val_interval is None:
-            val_interval = 1 if max_epochs is not None else 1000
-        schedule = ValSchedule(val_interval, val_begin, dynamic_intervals)
+        loaders = (train_loader, val_loader, test_loader)
+        check_trainer(model, optimizer, loss_fn, train_step, max_epochs, max_iters, *loaders)
+        interval = val_interval if val_interval is not None else 1 if max_epochs is not None else 1000
+        schedule = ValSchedule(interval, val_begin, dynamic_intervals)
         self._schedule: Schedule = schedule if val_loader is not None else Never()
         self.device = None if device is None else torch.device(device)
         self.model = model if self.device is None else model.to(self.device)
         self.optimizer = optimizer
-        self.schedulers: list[Any] = (
-            list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
-        )
-        self.loss_fn, self._train_step, self._val_step = loss_fn, train_step, val_step
-        self.evaluator = evaluator
-        self.train_loader, self.val_loader, self.test_loader = train_loader, val_loader, test_loader
+        self.schedulers: list[Any] = [*schedulers] if isinstance(schedulers, list | tuple) else [schedulers]
+        self.steps_itself = "optimizer" in (default_hooks or {})
+        self.loss_fn, self.custom_step, self._val_step = loss_fn, train_step, val_step
+        self.evaluator = name_evaluators(evaluator)
+        self.train_loader, self.val_loader, self.test_loader = loaders
         self.max_epochs, self.max_iters = max_epochs, max_iters
         if max_epochs is not None and (length := length_of(train_loader)) is not None:
             self.max_iters = max_epochs * length
+        self.rank, self.world_size = rank_and_world_size()
         self.iter = self.epoch = self.batch_idx = 0
         self.batch: Any = None
         self.outputs: Any = None
         self.checkpoint: dict[str, Any] | None = None
         self.stop_reason: str | None = None
+        self.failure: BaseException | None = None
         self._requested: str | None = None
         self.running = False
-        self.rank, self.world_size = rank_and_world_size()
         self.metrics = EventStorage()
         self.loader: Iterable[Any] | None = train_loader
         self.clock = StepClock()
@@ -126,7 +134,7 @@ class Trainer:
         self.work_dir = make_work_dir(work_dir)
         self.checkpoint_dir = self.work_dir
         self.bus = bus if bus is not None else Bus()
-        self.facts = self._facts()
+        self.facts = CurrentRun(facts_of(self))
         self.hooks, self.writers = attach_all(self, hooks, writers, default_hooks or {})
 
     # --- running -------------------------------------------------------------------------------------------
@@ -135,13 +143,20 @@ class Trainer:
         """Train until `max_epochs` or `max_iters`, validating on the way.
 
         Raises:
-            ValueError: there is no train loader or no step, or the loader is empty.
+            ValueError: there is no train loader, no step or no optimizer, or the loader is empty.
         """
         self._train(self._schedule)
 
     def run(self, workflow: Workflow) -> None:
-        """Train and evaluate by mmcv's workflow, `[("train", 2), ("val", 1)]`, cycling until the run's end."""
-        self._train(WorkflowSchedule(workflow))
+        """Train and evaluate by mmcv's workflow, `[("train", 2), ("val", 1)]`, cycling until the run's end.
+
+        Raises:
+            TypeError, ValueError: the workflow is none, or the trainer lacks a loader for it.
+        """
+        schedule = WorkflowSchedule(workflow)
+        for mode in schedule.modes:
+            check_loader(self, mode)
+        self._train(schedule)
 
     def val(self) -> dict[str, float]:
         """Validate once and return the metrics."""
@@ -155,16 +170,22 @@ class Trainer:
 
     def epochs(self) -> Iterator[int]:
         """For a hand-written loop: yield the index of each epoch that is left, validating in between."""
-        loop = TrainLoop(self, self._schedule)
         with RunScope(self), TrainScope(self):
-            yield from loop.epochs()
+            yield from TrainLoop(self, self._schedule).epochs()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """For a hand-written loop: yield the batches of an epoch; set `trainer.outputs = {"loss": ...}` for each."""
-        loop = TrainLoop(self, self._schedule)
+        """For a hand-written loop: yield the batches of an epoch; set `trainer.outputs = {"loss": ...}` for each.
+
+        Raises:
+            RuntimeError: outside `for epoch in trainer.epochs()`.
+        """
+        if not self.running:
+            raise RuntimeError(
+                "trainer.batches belongs inside `for epoch in trainer.epochs()`, which begins the run"
+            )
         self.loader = loader
         with EpochScope(self, "train"):
-            yield from loop.iterations(loader)
+            yield from TrainLoop(self, self._schedule).iterations(loader)
 
     def stop(self, reason: str) -> None:
         """End the run at the next iteration boundary, with every closing event.
@@ -172,29 +193,30 @@ class Trainer:
         Raises:
             ValueError: no reason is given.
         """
-        if not reason:
-            raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
+        self.request_stop(reason)
         if self.stop_reason is None:
-            self.stop_reason = reason
-            self.announce(StopRequested, reason=reason)
+            self.stop_reason = self._requested or reason
+            self.announce(StopRequested, reason=self.stop_reason)
+        self._requested = None
 
     def request_stop(self, reason: str) -> None:
-        """`stop` for signal handlers: sets the reason, and leaves the event to the iteration boundary."""
-        self._requested = reason
+        """`stop` for signal handlers: sets the reason, and leaves the event to the iteration boundary.
+
+        Raises:
+            ValueError: no reason is given.
+        """
+        if not reason:
+            raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
+        self._requested = self._requested or reason
 
     def _train(self, schedule: Schedule) -> None:
-        if self.train_loader is None:
-            raise ValueError("the trainer has no train_loader to train on: pass train_loader=...")
-        if self._train_step is None and self.loss_fn is None:
-            raise ValueError(
-                "the trainer has no step: pass loss_fn=..., train_step=..., or write the loop yourself"
-            )
-        loop = TrainLoop(self, schedule)
-        self.loader = self.train_loader
+        loop, loader = TrainLoop(self, schedule), check_loader(self, "train")
+        check_step(self)
+        self.loader = loader
         with RunScope(self), TrainScope(self):
             for _ in loop.epochs():
                 with EpochScope(self, "train"):
-                    for batch in loop.iterations(self.train_loader):
+                    for batch in loop.iterations(loader):
                         self.outputs = self.train_step(batch)
 
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -203,42 +225,20 @@ class Trainer:
         Raises:
             TypeError: the step returned neither a tensor nor a mapping with `loss`.
         """
-        if self._train_step is not None:
-            outputs = self._train_step(self, batch)
-        else:
-            inputs, target = self._pair(batch)
-            assert self.loss_fn is not None
-            outputs = self.loss_fn(self.model(inputs), target)
-        if isinstance(outputs, torch.Tensor):
-            return {"loss": outputs}
-        if isinstance(outputs, Mapping) and "loss" in outputs:
-            return dict(outputs)
-        got = f"a mapping with {sorted(outputs)}" if isinstance(outputs, Mapping) else repr(outputs)
-        raise TypeError(f"the train step must return the loss tensor or a mapping with 'loss', got {got}")
+        if self.custom_step is not None:
+            return train_outputs(self.custom_step(self, batch))
+        assert self.loss_fn is not None
+        return train_outputs(forward(self.model, self.loss_fn, batch))
 
-    def val_step(self, trainer: Trainer, batch: Any) -> Mapping[str, Any]:
+    def val_step(self, batch: Any) -> Mapping[str, Any]:
         """Run one evaluation batch and return what `Evaluation.add` takes.
 
         Raises:
             TypeError: the step returned no mapping.
         """
-        if self._val_step is None:
-            inputs, target = self._pair(batch)
-            preds = self.model(inputs)
-            loss = {} if self.loss_fn is None else {"loss": self.loss_fn(preds, target)}
-            return {**loss, "preds": preds, "target": target}
-        outputs = self._val_step(trainer, batch)
-        if not isinstance(outputs, Mapping):
-            raise TypeError(f"val_step must return a mapping of values, got {outputs!r}")
-        return outputs
-
-    def _pair(self, batch: Any) -> tuple[Any, Any]:
-        if isinstance(batch, list | tuple) and len(batch) == 2:
-            return batch[0], batch[1]
-        raise TypeError(
-            f"loss_fn needs batches (inputs, target), the loader gave {type(batch).__name__}: pass train_step=... "
-            "and val_step=... for batches of another form"
-        )
+        if self._val_step is not None:
+            return val_outputs(self._val_step(self, batch))
+        return predict(self.model, self.loss_fn, batch)
 
     def summary(self) -> str:
         """Where the time went, what each handler cost, and what each subscriber was given."""
@@ -272,7 +272,9 @@ class Trainer:
     # --- what loops, scopes and hooks call -----------------------------------------------------------------
 
     def announce(self, event_type: type[Event], **fields: Any) -> None:
-        """Emit an event of the loop, with the counters as they are."""
+        """Emit an event of the loop, with the counters as they are; what nobody wants is not built."""
+        if not self.bus.wants(event_type):
+            return
         self.bus.emit(
             event_type(
                 iter=self.iter, epoch=self.epoch, max_iters=self.max_iters, max_epochs=self.max_epochs, **fields
@@ -284,8 +286,7 @@ class Trainer:
     def stopping(self) -> bool:
         """True at an iteration boundary after somebody asked for a stop; loops poll it."""
         if self._requested is not None:
-            requested, self._requested = self._requested, None
-            self.stop(requested)
+            self.stop(self._requested)
         return self.stop_reason is not None
 
     @property
@@ -314,8 +315,9 @@ class Trainer:
                 "the trainer's bus is closed (a run that failed closes its writers): build a new Trainer and resume"
             )
         self.running = True
-        self.stop_reason = None
-        self.facts = self._facts()
+        self.stop_reason = self.failure = None
+        self.position.go_on()
+        self.facts.run = facts_of(self)
 
     def end_run(self, *, failed: bool) -> None:
         """Deliver everything; after an error also close every writer, because nobody may come back to do so."""
@@ -335,20 +337,14 @@ class Trainer:
         """One more iteration is done."""
         self.iter += 1
         self.batch_idx += 1
-        self.metrics.iter = self.iter
+        self.metrics.iter, self.metrics.in_iteration = self.iter, False
+        self.position.evaluated = 0
 
     def completed_epoch(self) -> None:
         """One more epoch is done."""
-        self.epoch += 1
-        self.batch_idx = 0
+        self.epoch = self.metrics.epoch = self.epoch + 1
+        self.batch_idx = self.position.evaluated = 0
 
     def close(self) -> None:
         """Drain and close the bus; also done at interpreter exit."""
         self.bus.close()
-
-    def _facts(self) -> Run:
-        return Run(
-            work_dir=str(self.work_dir), start_iter=self.iter, start_epoch=self.epoch, max_iters=self.max_iters,
-            max_epochs=self.max_epochs, iters_per_epoch=length_of(self.train_loader), rank=self.rank,
-            world_size=self.world_size,
-        )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from eventloop.events import (
@@ -75,9 +76,10 @@ class LoggerHook(Hook):
 
     def _log(self, trainer: Trainer) -> None:
         metrics = trainer.metrics
-        if trainer.optimizer is not None:
-            # read here, before the scheduler (70) moves it: the rate this iteration was trained with
-            metrics.put_scalar("lr", float(trainer.optimizer.param_groups[0]["lr"]), smoothing_hint=False)
+        returned = isinstance(trainer.outputs, Mapping) and "lr" in trainer.outputs
+        if trainer.optimizer is not None and not returned:
+            # taken here, before the scheduler (70) moves it: the rate this iteration was trained with
+            metrics.put_scalar("lr", trainer.optimizer.param_groups[0]["lr"], smoothing_hint=False)
         trainer.bus.post(metrics.collect(trainer.place), ScalarsLogged)
 
     def _log_rest(self, trainer: Trainer) -> None:

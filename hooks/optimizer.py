@@ -51,7 +51,7 @@ class OptimizerHook(Hook):
             TypeError: `trainer.outputs` holds no loss tensor.
             RuntimeError: the loss needs no grad, or the trainer has no optimizer.
         """
-        began = perf_counter()
+        clock, began, excluded = trainer.clock, perf_counter(), trainer.clock.excluded
         optimizer = trainer.optimizer
         if optimizer is None:
             raise RuntimeError(
@@ -70,7 +70,7 @@ class OptimizerHook(Hook):
         optimizer.step()
         if wants(AfterOptimizerStep):
             trainer.announce(AfterOptimizerStep)
-        trainer.clock.optimize = perf_counter() - began
+        clock.optimize = perf_counter() - began - (clock.excluded - excluded)
 
     def _clip_gradients(self, trainer: Trainer, optimizer: torch.optim.Optimizer) -> None:
         parameters = list(_parameters(optimizer))

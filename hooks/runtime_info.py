@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from eventloop.events import AfterTrainIter, BeforeRun, RunInfo
 from eventloop.hooks.hook import Hook
@@ -37,7 +38,7 @@ class RuntimeInfoHook(Hook):
             return
         facts = {
             "model": type(trainer.model).__name__,
-            "parameters": f"{sum(p.numel() for p in trainer.model.parameters()):,}",
+            "parameters": _count(trainer.model),
             "optimizer": type(trainer.optimizer).__name__ if trainer.optimizer is not None else "none",
             "schedulers": ", ".join(type(s).__name__ for s in trainer.schedulers) or "none",
             "device": str(trainer.device or next((p.device for p in trainer.model.parameters()), "cpu")),
@@ -56,6 +57,12 @@ class RuntimeInfoHook(Hook):
         for name, value in outputs.items():
             if _is_number(value):
                 trainer.metrics.put_scalar(name, value)
+
+
+def _count(model: torch.nn.Module) -> str:
+    lazy = sum(is_lazy(p) for p in model.parameters())
+    known = sum(p.numel() for p in model.parameters() if not is_lazy(p))
+    return f"{known:,}" + (f" and {lazy} of unknown size" if lazy else "")
 
 
 def _is_number(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, Event, ScalarsLogged, StopRequested
+from eventloop.events import AfterTrainIter, Event, StopRequested
 from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE, Held
 
@@ -108,7 +108,7 @@ def test_no_thread_is_started_without_a_background_subscriber() -> None:
     bus.subscribe(lambda event: None, "*")
     emit(bus, 1)
 
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_an_event_is_delivered_without_anyone_asking(bus: Bus) -> None:
@@ -249,7 +249,7 @@ def test_close_ends_the_threads() -> None:
     bus.close(DEADLINE)
     join(set(threading.enumerate()) - before)
 
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
     assert not subscription.stats.failed
 
 
@@ -325,55 +325,3 @@ def test_subscriber_may_read_the_account(bus: Bus) -> None:
     bus.flush(DEADLINE)
 
     assert queued == [1]
-
-
-class Value:
-    """Events that can be made once a value is there."""
-
-    def __init__(self, step: int, ready: bool = True) -> None:
-        self.step = step
-        self.there = ready
-
-    def ready(self) -> bool:
-        return self.there
-
-    def events(self) -> list[Event]:
-        if self.step < 0:
-            raise ValueError("no value")
-        return [ScalarsLogged(step=self.step)]
-
-
-def test_deferred_events_are_delivered_in_order_when_they_are_ready(bus: Bus) -> None:
-    """A flush waits for the values put before it, and later ones do not overtake."""
-    seen, _ = record(bus, "loop", "scalars_logged")
-    late = Value(1, ready=False)
-    bus.post(late, ScalarsLogged)
-    bus.post(Value(2), ScalarsLogged)
-    assert not bus.flush(0.0)
-    late.there = True
-
-    assert bus.flush(DEADLINE)
-    assert [event.step for event in seen] == [1, 2]
-    assert bus.latest(ScalarsLogged) == ScalarsLogged(step=2)
-
-
-def test_deferred_that_fails_holds_nobody_up(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
-    """Its events are dropped, counted and logged; those behind it are delivered."""
-    seen, subscription = record(bus, "loop", "scalars_logged")
-    bus.post(Value(-1), ScalarsLogged)
-    bus.post(Value(2), ScalarsLogged)
-
-    assert bus.flush(DEADLINE)
-    assert [event.step for event in seen] == [2]
-    assert subscription.stats.dropped == 1
-    assert "ValueError: no value" in caplog.text
-
-
-def test_deferred_that_never_gets_ready_is_counted_at_the_close() -> None:
-    """What could not be made in time is reported as dropped."""
-    bus = Bus()
-    _, subscription = record(bus, "loop", "scalars_logged")
-    bus.post(Value(1, ready=False), ScalarsLogged)
-
-    assert not bus.close(0.1)
-    assert subscription.stats.dropped == 1

@@ -71,7 +71,7 @@ def test_capture_leaves_nothing_behind(bus: Bus) -> None:
 def test_capture_of_a_misspelled_event_is_refused(bus: Bus) -> None:
     """A test that collects nothing for ever is a mistake found at once."""
     with (
-        pytest.raises(ValueError, match="unknown event 'after_vla': did you mean 'after_val'?"),
+        pytest.raises(ValueError, match=r"unknown event 'after_vla': did you mean 'after_val'\?"),
         bus.capture("after_vla"),
     ):
         pass

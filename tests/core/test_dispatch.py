@@ -6,6 +6,7 @@ import gc
 from typing import Any
 
 import pytest
+from msgspec import StructMeta
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, BeforeTrainIter, Event, StopRequested
@@ -111,7 +112,7 @@ def test_wildcard_hears_every_event(bus: Bus) -> None:
     """'*' subscribes to all events, one that is declared afterwards included."""
     seen: list[Event] = []
     bus.subscribe(seen.append, "*")
-    declared: Any = type(Event)("DeclaredLater", (Event,), {"__module__": "mine"})
+    declared: Any = StructMeta("DeclaredLater", (Event,), {"__module__": "mine"})
 
     bus.emit(EVENT)
     bus.emit(declared())
@@ -239,7 +240,7 @@ def test_paused_wildcard_stays_paused_for_a_new_event(bus: Bus) -> None:
     seen: list[Event] = []
     subscription = bus.subscribe(seen.append, "*")
     subscription.pause()
-    declared: Any = type(Event)("DeclaredWhilePaused", (Event,), {"__module__": "mine"})
+    declared: Any = StructMeta("DeclaredWhilePaused", (Event,), {"__module__": "mine"})
 
     bus.emit(declared())
     assert seen == []

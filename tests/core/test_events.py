@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec import StructMeta
 
 from eventloop.bus import Bus
 from eventloop.catalogue import declared_events, event_name, find_event
@@ -131,21 +132,21 @@ def test_any_name_of_an_event_can_be_emitted(bus: Bus, event: Event) -> None:
 def test_own_event_cannot_be_redeclared() -> None:
     """A user's class may not take the name of an event of eventloop."""
     with pytest.raises(ValueError, match="'after_train_iter', which is one of eventloop's own"):
-        type(Event)("AfterTrainIter", (Event,), {"__module__": "mine"})
+        StructMeta("AfterTrainIter", (Event,), {"__module__": "mine"})
 
 
 def test_class_defined_anew_replaces_itself() -> None:
     """A notebook cell run twice leaves one event of that name."""
-    type(Event)("CellRun", (Event,), {"__module__": "notebook"})
-    second = type(Event)("CellRun", (Event,), {"__module__": "notebook"})
+    StructMeta("CellRun", (Event,), {"__module__": "notebook"})
+    second = StructMeta("CellRun", (Event,), {"__module__": "notebook"})
 
     assert cast(Any, find_event("cell_run")) is second
 
 
 def test_name_of_two_modules_is_refused() -> None:
     """A name that two modules declare is ambiguous: the class is asked for."""
-    type(Event)("TeaTime", (Event,), {"__module__": "kitchen"})
-    type(Event)("TeaTime", (Event,), {"__module__": "office"})
+    StructMeta("TeaTime", (Event,), {"__module__": "kitchen"})
+    StructMeta("TeaTime", (Event,), {"__module__": "office"})
 
     with pytest.raises(ValueError, match="'tea_time' is declared by kitchen and office"):
         find_event("tea_time")

@@ -101,12 +101,17 @@ def test_raise_raises_at_the_close(kind: str) -> None:
     assert subscription.stats.delivered == 2
 
 
-def test_close_does_not_hide_the_error_of_the_block() -> None:
-    """Leaving `with Bus()` by an exception keeps that exception; the late one is noted on it."""
-    with pytest.raises(KeyError) as caught, Bus() as bus:
+def fails_inside_and_in_the_background() -> None:
+    with Bus() as bus:
         subscribe(bus, "thread", odd_fails, on_error="raise")
         emit(bus, 2)
         raise KeyError("mine")
+
+
+def test_close_does_not_hide_the_error_of_the_block() -> None:
+    """Leaving `with Bus()` by an exception keeps that exception; the late one is noted on it."""
+    with pytest.raises(KeyError) as caught:
+        fails_inside_and_in_the_background()
 
     assert caught.value.__notes__ == ["closing the bus then raised ValueError('no 1')"]
 

@@ -174,7 +174,7 @@ def test_close_tears_a_task_out_of_its_delivery(held: Held) -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(DEADLINE)
 
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_cancelled_task_is_torn_out_of_its_delivery(bus: Bus) -> None:

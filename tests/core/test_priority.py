@@ -48,7 +48,7 @@ def test_number_out_of_range_is_refused(priority: int) -> None:
 
 def test_misspelled_name_is_refused_with_a_suggestion() -> None:
     """The error names the nearest name."""
-    with pytest.raises(ValueError, match="unknown priority name 'very_hihg': did you mean VERY_HIGH?"):
+    with pytest.raises(ValueError, match=r"unknown priority name 'very_hihg': did you mean VERY_HIGH\?"):
         get_priority("very_hihg")
 
 

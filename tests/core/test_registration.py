@@ -204,7 +204,7 @@ def test_removing_a_stranger_is_refused(bus: Bus) -> None:
 
 def test_coroutine_function_cannot_be_connected_to_a_signal(bus: Bus) -> None:
     """blinker's `connect` would call it and throw the coroutine away."""
-    with pytest.raises(TypeError, match="later is a coroutine function: use bus.subscribe"):
+    with pytest.raises(TypeError, match=r"later is a coroutine function: use bus\.subscribe"):
         bus.signal("after_train_iter").connect(later)
 
 

@@ -269,7 +269,7 @@ def test_meta_signals_tell_of_connections(signal: EventSignal) -> None:
     """`receiver_connected` works as in blinker."""
     told: list[Any] = []
     receiver = Receiver()
-    watch: Any = lambda signal, **details: told.append((signal, details["receiver"]))  # noqa: E731
+    watch: Any = lambda signal, **details: told.append((signal, details["receiver"]))
     signal.receiver_connected.connect(watch, weak=False)
 
     signal.connect(receiver)

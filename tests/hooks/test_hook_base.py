@@ -303,8 +303,15 @@ def test_on_upon_no_point_is_refused(method: str) -> None:
 
 @pytest.mark.parametrize(
     ("n", "start", "fires"),
-    [(1, 0, [1, 2, 3, 4, 5, 6, 7, 8, 9]), (2, 5, [5, 7, 9]), (4, 3, [3, 7]), (3, 0, [3, 6, 9])]
-    + [(0, 0, []), (-1, 0, []), (-1, 5, [])],
+    [
+        (1, 0, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        (2, 5, [5, 7, 9]),
+        (4, 3, [3, 7]),
+        (3, 0, [3, 6, 9]),
+        (0, 0, []),
+        (-1, 0, []),
+        (-1, 5, []),
+    ],
 )
 def test_every_n_helpers_have_mmengines_values(n: int, start: int, fires: list[int]) -> None:
     """`start` itself fires, then every n-th; never for n <= 0."""

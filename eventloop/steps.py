@@ -1,0 +1,66 @@
+"""What a step makes of a batch: the forward pass, and the forms its result may have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+LossFn = Callable[[Any, Any], Any]
+
+
+def forward(model: torch.nn.Module, loss_fn: LossFn, batch: Any) -> Any:
+    """The loss of a batch `(inputs, target)`.
+
+    Raises:
+        TypeError: the batch has another form.
+    """
+    inputs, target = _pair(batch)
+    return loss_fn(model(inputs), target)
+
+
+def predict(model: torch.nn.Module, loss_fn: LossFn | None, batch: Any) -> dict[str, Any]:
+    """What evaluators are fed with: `preds`, `target`, and the loss where there is a function for it.
+
+    Raises:
+        TypeError: the batch has another form than `(inputs, target)`.
+    """
+    inputs, target = _pair(batch)
+    preds = model(inputs)
+    loss = {} if loss_fn is None else {"loss": loss_fn(preds, target)}
+    return {**loss, "preds": preds, "target": target}
+
+
+def train_outputs(outputs: Any) -> dict[str, Any]:
+    """What a train step returned, as a mapping.
+
+    Raises:
+        TypeError: it is neither a tensor nor a mapping with `loss`.
+    """
+    if isinstance(outputs, torch.Tensor):
+        return {"loss": outputs}
+    if isinstance(outputs, Mapping) and "loss" in outputs:
+        return dict(outputs)
+    got = f"a mapping with {sorted(map(str, outputs))}" if isinstance(outputs, Mapping) else repr(outputs)
+    raise TypeError(f"the train step must return the loss tensor or a mapping with 'loss', got {got}")
+
+
+def val_outputs(outputs: Any) -> Mapping[str, Any]:
+    """What a `val_step` returned.
+
+    Raises:
+        TypeError: it is no mapping.
+    """
+    if not isinstance(outputs, Mapping):
+        raise TypeError(f"val_step must return a mapping of values, got {outputs!r}")
+    return outputs
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise TypeError(
+        f"loss_fn needs batches (inputs, target), the loader gave {type(batch).__name__}: pass train_step=... "
+        "and val_step=... for batches of another form"
+    )

@@ -1,0 +1,65 @@
+"""Which of two scores is better, and what a metric's name says about it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from eventloop.hooks.best import Rule, infer_rule, is_better
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ["acc", "accuracy", "val/acc", "top1", "top_5", "AR@100", "AUC", "precision", "recall", "f1", "f1_score"]
+    + ["psnr", "iou", "mIoU", "bbox_mAP", "coco/bbox_mAP_50", "mDice", "test-aAcc", "bleu"],
+)
+def test_scores_are_greater(metric: str) -> None:
+    """Names of scores, whole words of any case, mean that more is better."""
+    assert infer_rule(metric) == "greater"
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ["loss", "val_loss", "val/loss_cls", "mae", "RMSE", "perplexity", "top1_error", "wer"]
+    + ["stop_loss", "heatmap_loss", "val/loss_acc"],
+)
+def test_losses_are_less(metric: str) -> None:
+    """Names of losses mean that less is better, also where a score's name is hidden in them."""
+    assert infer_rule(metric) == "less"
+
+
+@pytest.mark.parametrize("metric", ["quality", "stop", "heatmap", "glossy", "", "auto"])
+def test_name_that_says_neither_is_an_error(metric: str) -> None:
+    """Half a word does not count; the error asks for the rule."""
+    with pytest.raises(
+        ValueError, match=f"cannot tell .* whether more '{metric}' is better: say rule='greater'"
+    ):
+        infer_rule(metric)
+
+
+@pytest.mark.parametrize(
+    ("score", "than", "rule", "better"),
+    [
+        (0.5, None, "greater", True),
+        (0.0, None, "greater", True),
+        (0.0, -1.0, "greater", True),
+        (0.0, 0.5, "less", True),
+        (0.6, 0.5, "greater", True),
+        (0.5, 0.5, "greater", False),
+        (0.5, 0.5, "less", False),
+        (0.4, 0.5, "greater", False),
+        (0.4, 0.5, "less", True),
+    ],
+)
+def test_better_is_strict(score: float, than: float | None, rule: Rule, better: bool) -> None:
+    """The first finite score is the best so far, 0.0 too; a tie is not better."""
+    assert is_better(score, than, rule) is better
+
+
+@pytest.mark.parametrize("rule", ["greater", "less"])
+@pytest.mark.parametrize("than", [None, 0.5])
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+def test_no_number_is_never_the_best(score: float, than: float | None, rule: Rule) -> None:
+    """NaN and infinities are not better than anything, so none becomes an unbeatable best."""
+    assert not is_better(score, than, rule)

@@ -1,0 +1,250 @@
+"""OptimizerHook: zero_grad, backward, clip, step, and the events between them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from eventloop.hooks import Hook, OptimizerHook
+from eventloop.trainer import Trainer
+
+Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
+
+
+class Spy(torch.optim.SGD):
+    """Writes down what it is asked to do."""
+
+    calls: list[str]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Note it."""
+        self.calls.append("zero_grad")
+        super().zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Note it."""
+        self.calls.append("step")
+        super().step(closure)
+
+
+def test_order_of_one_step(make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """zero_grad, backward, after_backward, clip, before_optimizer_step, step, after_optimizer_step."""
+    calls: list[str] = []
+
+    class Watch(Hook):
+        def after_backward(self, trainer: Trainer, event: Any) -> None:
+            assert next(trainer.model.parameters()).grad is not None
+            calls.append("after_backward")
+
+        def before_optimizer_step(self, trainer: Trainer, event: Any) -> None:
+            calls.append("before_optimizer_step")
+
+        def after_optimizer_step(self, trainer: Trainer, event: Any) -> None:
+            calls.append("after_optimizer_step")
+
+    def clip(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append("clip")
+        return clip_grad_norm_(*args, **kwargs)
+
+    monkeypatch.setattr("eventloop.hooks.optimizer.clip_grad_norm_", clip)
+    model = torch.nn.Linear(2, 1)
+    optimizer = Spy(model.parameters(), lr=0.1)
+    optimizer.calls = calls
+    hooks = [Watch(), OptimizerHook(grad_clip={"max_norm": 1.0})]
+    make_trainer(batches=1, model=model, optimizer=optimizer, hooks=hooks).train()
+
+    assert calls == [
+        "zero_grad", "after_backward", "clip", "before_optimizer_step", "step", "after_optimizer_step",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "clip"),
+    [
+        (None, lambda parameters: None),
+        ({"max_norm": 0.1}, lambda parameters: clip_grad_norm_(parameters, 0.1)),
+        ({"max_norm": 0.1, "norm_type": 1}, lambda parameters: clip_grad_norm_(parameters, 0.1, 1)),
+        ({"type": "norm", "max_norm": 1}, lambda parameters: clip_grad_norm_(parameters, 1)),
+        ({"type": "value", "clip_value": 0.05}, lambda parameters: clip_grad_value_(parameters, 0.05)),
+        ({"clip_value": 0.05}, lambda parameters: clip_grad_value_(parameters, 0.05)),
+    ],
+    ids=["none", "norm", "l1", "typed norm", "value", "value by its argument"],
+)
+def test_training_equals_a_hand_written_loop_bitwise(
+    make_trainer: Callable[..., Trainer],
+    make_batches: Batches,
+    options: dict[str, Any] | None,
+    clip: Callable[[Any], object],
+) -> None:
+    """Weights after two epochs, clipped or not, are those of the plain PyTorch loop to the last bit."""
+    trainer = make_trainer(max_epochs=2, hooks=[OptimizerHook(grad_clip=options)])
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+
+    trainer.train()
+    for _ in range(2):
+        for inputs, target in make_batches(4):
+            optimizer.zero_grad()
+            F.mse_loss(model(inputs), target).backward()
+            clip(model.parameters())
+            optimizer.step()
+
+    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), model.parameters(), strict=True))
+
+
+def test_norm_is_over_all_parameter_groups_together(make_trainer: Callable[..., Trainer]) -> None:
+    """As with torch over `model.parameters()`, not group by group."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1)
+    hook = OptimizerHook(grad_clip={"max_norm": 0.01})
+    trainer = make_trainer(batches=1, model=model, optimizer=optimizer, hooks=[hook])
+
+    trainer.train()
+
+    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+    assert torch.stack(norms).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_grad_norm_before_clipping_is_logged(
+    make_trainer: Callable[..., Trainer], make_batches: Batches
+) -> None:
+    """The metric `grad_norm` is what torch's clip_grad_norm_ returns."""
+    trainer = make_trainer(batches=1, hooks=[OptimizerHook(grad_clip={"max_norm": 0.01})])
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    inputs, target = make_batches(1)[0]
+    F.mse_loss(model(inputs), target).backward()
+
+    trainer.train()
+
+    assert trainer.metrics.latest()["grad_norm"] == (clip_grad_norm_(model.parameters(), 0.01).item(), 0)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which tensors' values the training thread asks for."""
+    asked: list[str] = []
+    training_thread = threading.get_ident()
+    for name in ("item", "tolist", "__float__", "__bool__", "__int__", "numpy", "cpu"):
+        original = getattr(torch.Tensor, name)
+
+        def watched(self: Any, *args: Any, _name: str = name, _original: Any = original, **kw: Any) -> Any:
+            if threading.get_ident() == training_thread:
+                asked.append(_name)
+            return _original(self, *args, **kw)
+
+        monkeypatch.setattr(torch.Tensor, name, watched)
+    return asked
+
+
+def test_a_step_reads_no_tensor(make_trainer: Callable[..., Trainer], reads: list[str]) -> None:
+    """Loss, grad_norm and the logging of both leave the device without the training thread waiting."""
+    hook = OptimizerHook(grad_clip={"max_norm": 1.0})
+    trainer = make_trainer(
+        batches=8, hooks=[hook], default_hooks={"logger": {"type": "LoggerHook", "interval": 2}}
+    )
+
+    trainer.train()
+
+    assert reads == []
+
+
+def test_frozen_parameters_of_the_optimizer_are_fine(make_trainer: Callable[..., Trainer]) -> None:
+    """Parameters without a gradient are neither clipped nor stepped."""
+    frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+    model = torch.nn.Sequential(frozen, torch.nn.Linear(2, 1))
+    before = frozen.weight.clone()
+
+    make_trainer(model=model, hooks=[OptimizerHook(grad_clip={"max_norm": 1.0})]).train()
+
+    assert torch.equal(frozen.weight, before)
+
+
+def test_loss_that_needs_no_grad_is_an_error(make_trainer: Callable[..., Trainer]) -> None:
+    """Backward would train nothing; the error says what to look for."""
+
+    def detached(trainer: Trainer, batch: Any) -> torch.Tensor:
+        return F.mse_loss(trainer.model(batch[0]), batch[1]).detach()
+
+    with pytest.raises(
+        RuntimeError, match=r"the loss needs no grad.*torch\.no_grad\(\), detached, or .* frozen"
+    ):
+        make_trainer(train_step=detached).train()
+
+
+@pytest.mark.parametrize(
+    "outputs", [None, {}, {"los": torch.zeros(1)}, {"loss": 0.5}, {"loss": torch.zeros(2)}], ids=str
+)
+def test_outputs_without_a_loss_are_an_error(
+    make_trainer: Callable[..., Trainer], make_batches: Batches, outputs: Any
+) -> None:
+    """In a hand-written loop that forgets `trainer.outputs`, or sets something else, the error says what is due."""
+    trainer = make_trainer()
+
+    def loop() -> None:
+        for _ in trainer.epochs():
+            for _ in trainer.batches(make_batches(1)):
+                trainer.outputs = outputs
+
+    with pytest.raises(
+        TypeError, match=r"expected trainer\.outputs to be a mapping with a 'loss' tensor of one"
+    ):
+        loop()
+
+
+def test_hook_without_an_optimizer_is_an_error(
+    make_trainer: Callable[..., Trainer], make_batches: Batches
+) -> None:
+    """Asked for in a hand-written loop, the hook says what it lacks."""
+    trainer = make_trainer(optimizer=None, hooks=[OptimizerHook()])
+
+    def loop() -> None:
+        for _ in trainer.epochs():
+            for batch in trainer.batches(make_batches(1)):
+                trainer.outputs = trainer.train_step(batch)
+
+    with pytest.raises(RuntimeError, match=r"has no optimizer to step: pass optimizer=\.\.\. to the Trainer"):
+        loop()
+
+
+def test_without_the_hook_the_loop_steps_itself(
+    make_trainer: Callable[..., Trainer], make_batches: Batches
+) -> None:
+    """`default_hooks=dict(optimizer=None)` leaves backward and step to the hand-written loop."""
+    trainer = make_trainer(default_hooks={"optimizer": None})
+    before = trainer.model.state_dict()["weight"].clone()
+
+    for _ in trainer.epochs():
+        for inputs, target in trainer.batches(make_batches(2)):
+            trainer.outputs = {"loss": F.mse_loss(trainer.model(inputs), target)}
+
+    assert torch.equal(trainer.model.state_dict()["weight"], before)
+
+
+@pytest.mark.parametrize(
+    ("grad_clip", "message"),
+    [
+        (35, r"grad_clip must be a dict such as dict\(max_norm=35\), got 35"),
+        ({"type": "nrom", "max_norm": 1}, "unknown grad_clip type 'nrom': did you mean 'norm'"),
+        ({"maxnorm": 1}, "grad_clip has no argument 'maxnorm': did you mean 'max_norm'"),
+        ({"type": "value", "max_norm": 1}, "grad_clip has no argument 'max_norm'"),
+        ({}, r"grad_clip by norm needs max_norm above 0, got \{\}"),
+        ({"type": "value"}, "grad_clip by value needs clip_value above 0"),
+        ({"max_norm": 0}, "needs max_norm above 0"),
+        ({"max_norm": float("nan")}, "needs max_norm above 0"),
+        ({"max_norm": True}, "needs max_norm above 0"),
+        ({"max_norm": "1"}, "needs max_norm above 0"),
+    ],
+)
+def test_bad_grad_clip_is_refused(grad_clip: Any, message: str) -> None:
+    """Types, names and bounds are checked when the hook is built."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        OptimizerHook(grad_clip=grad_clip)

@@ -1,0 +1,111 @@
+"""What the trainer's tests share: a tiny model, its data, trainers with short lives, and records of events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from eventloop import Bus, Trainer
+from eventloop.events import Event
+
+torch.set_num_threads(1)
+
+DEADLINE = 20.0
+"""Seconds against hangs; no test waits as long while all is well."""
+MakeTrainer = Callable[..., Trainer]
+
+
+def tiny_model() -> nn.Module:
+    """Two inputs, three classes, and a dropout whose mask depends on the random state."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def samples(count: int) -> TensorDataset:
+    """Points and the classes they belong to."""
+    inputs = torch.randn(count, 2, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(inputs, (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long())
+
+
+def batches(count: int, size: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """A loader of `count` batches that draws nothing from the random state."""
+    inputs, target = samples(count * size).tensors
+    return list(zip(inputs.split(size), target.split(size), strict=True))
+
+
+def shuffled(count: int, size: int = 4, **options: Any) -> DataLoader[Any]:
+    """A loader of `count` batches in random order."""
+    return DataLoader(samples(count * size), batch_size=size, shuffle=True, **options)
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Iterator[MakeTrainer]:
+    """Build trainers of the tiny model, with one argument or another changed; they are closed afterwards."""
+    made: list[Trainer] = []
+
+    def make(**changes: Any) -> Trainer:
+        model = changes.pop("model", None) or tiny_model()
+        arguments: dict[str, Any] = {
+            "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            "loss_fn": F.cross_entropy,
+            "train_loader": batches(3),
+            "work_dir": tmp_path / "run",
+            "bus": Bus(drain_timeout=DEADLINE),
+            **changes,
+        }
+        if "max_epochs" not in arguments and "max_iters" not in arguments:
+            arguments["max_epochs"] = 2
+        if "train_step" in arguments:
+            del arguments["loss_fn"]
+        made.append(Trainer(model, **arguments))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+Row = tuple[str, int, int]
+"""An event's name, `iter` and `epoch`."""
+
+
+def record(trainer: Trainer, *events: str) -> list[Row]:
+    """Note every event of the loop, or those named, with its counters, as it happens."""
+    rows: list[Row] = []
+
+    def note(event: Any) -> None:
+        rows.append((event_name(event), event.iter, event.epoch))
+
+    trainer.bus.subscribe(note, *(events or LOOP_EVENTS), priority="LOWEST", name="record")
+    return rows
+
+
+def collect(trainer: Trainer, *events: str) -> list[Any]:
+    """Keep the events named, as they happen."""
+    seen: list[Any] = []
+    trainer.bus.subscribe(seen.append, *events, priority="LOWEST", name="collect")
+    return seen
+
+
+def event_name(event: Event) -> str:
+    """What an event is subscribed by."""
+    return str(event.__struct_config__.tag)
+
+
+def names(rows: list[Row]) -> list[str]:
+    """The names alone."""
+    return [name for name, _, _ in rows]
+
+
+LOOP_EVENTS = tuple(
+    f"{when}_{what}"
+    for when in ("before", "after")
+    for what in ("run", *(f"{mode}{part}" for mode in ("train", "val", "test") for part in ("", "_epoch", "_iter")))
+)
