@@ -80,7 +80,7 @@ def by_hand(epochs: int, directory: Path) -> list[float]:
     from torch.utils.tensorboard import SummaryWriter
 
     job = Job()
-    writer = SummaryWriter(str(directory))  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(str(directory))
     console = io.StringIO()
     iteration = 0
     with open(directory / "metrics.jsonl", "w") as lines:
@@ -90,12 +90,12 @@ def by_hand(epochs: int, directory: Path) -> list[float]:
                 iteration += 1
                 if iteration % 10 == 0:
                     value, lr = loss.item(), job.optimizer.param_groups[0]["lr"]
-                    writer.add_scalar("train/loss", value, iteration)  # type: ignore[no-untyped-call]
-                    writer.add_scalar("train/lr", lr, iteration)  # type: ignore[no-untyped-call]
+                    writer.add_scalar("train/loss", value, iteration)
+                    writer.add_scalar("train/lr", lr, iteration)
                     lines.write(json.dumps({"step": iteration, "loss": value, "lr": lr}) + "\n")
                     print(f"epoch {epoch} iteration {iteration} loss {value:.4f} lr {lr}", file=console)
             _save_by_hand(job, directory, epoch)
-    writer.close()  # type: ignore[no-untyped-call]
+    writer.close()
     return [*job.began, perf_counter()]
 
 

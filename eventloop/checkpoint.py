@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import io
 import os
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 
 from eventloop.catalogue import suggest
+from eventloop.snapshot import tensors_of
 
 SUFFIX = ".pth"
 SUFFIXES = (SUFFIX, ".pt", ".ckpt")
@@ -62,20 +61,12 @@ def _serialize(checkpoint: Mapping[str, Any], file: BinaryIO) -> int:
     interpreter from each other: 5 ms for a state of 1 MB, 2 ms when it is made in memory and written at once. A
     large state is written directly: its one big copy would hold the interpreter longer.
     """
-    if _size(checkpoint) > _IN_MEMORY_LIMIT:
+    if sum(tensor.nbytes for tensor in tensors_of(checkpoint)) > _IN_MEMORY_LIMIT:
         torch.save(dict(checkpoint), file)
         return file.tell()
     memory = io.BytesIO()
     torch.save(dict(checkpoint), memory)
     return file.write(memory.getbuffer())
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, Mapping):
-        return sum(_size(item) for item in value.values())
-    return sum(_size(item) for item in value) if isinstance(value, list | tuple) else 0
 
 
 def sync_directory(directory: Path) -> None:
@@ -186,84 +177,3 @@ def load_model_state(
 
 def _shape(value: Any) -> tuple[int, ...] | str:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-# --- random state ------------------------------------------------------------------------------------------
-
-
-def rng_state() -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's global generators, as plain values and tensors."""
-    version, words, gauss = random.getstate()
-    legacy: Any = np.random.get_state()
-    state: dict[str, Any] = {  # tensors, because hundreds of Python ints take long to copy and to pickle
-        "python": [version, torch.tensor(words), gauss],
-        "numpy": [legacy[0], torch.from_numpy(legacy[1].astype(np.int64)), *legacy[2:]],
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Put the global generators into a state that `rng_state` returned."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-
-
-# --- snapshots ---------------------------------------------------------------------------------------------
-
-
-class Snapshot:
-    """A copy of nested state on the host, into buffers that are reused from one snapshot to the next.
-
-    A fresh buffer costs seven times a reused one. From CUDA the copies go to pinned memory on the current
-    stream: `take` returns at once, the state may be changed by later kernels, and `wait` is for the thread that
-    writes.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
-        self._copied: list[torch.cuda.Event] = []
-
-    def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy `state`; the result is overwritten by the next `take`."""
-        sources: list[torch.Tensor] = []
-        copies: list[torch.Tensor] = []
-        taken: dict[str, Any] = self._rebuild(state, "", sources, copies)
-        torch._foreach_copy_(copies, sources, non_blocking=True)
-        self._copied = []
-        for device in {source.device for source in sources if source.is_cuda}:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(device))
-            self._copied.append(event)
-        return taken
-
-    def wait(self) -> None:
-        """Wait until the copies are there; not for the training thread."""
-        for event in self._copied:
-            event.synchronize()
-
-    def _rebuild(self, value: Any, path: str, sources: list[torch.Tensor], copies: list[torch.Tensor]) -> Any:
-        if isinstance(value, torch.Tensor):
-            sources.append(value.detach())
-            copies.append(self._buffer(path, value))
-            return copies[-1]
-        if isinstance(value, Mapping):
-            return {key: self._rebuild(item, f"{path}/{key}", sources, copies) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            items = [self._rebuild(item, f"{path}/{i}", sources, copies) for i, item in enumerate(value)]
-            return items if isinstance(value, list) else tuple(items)
-        return value
-
-    def _buffer(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
-        buffer = self._buffers.get(path)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
-            self._buffers[path] = buffer
-        return buffer

@@ -28,10 +28,10 @@ class PinnedPool:
 
 
 class _Group(NamedTuple):
-    """Tensors of one device and type, stacked: `source` on the device, or its copy on the host."""
+    """Tensors of one device and type: as they are, or on their way into a pinned buffer."""
 
     indices: list[int]
-    source: torch.Tensor
+    tensors: list[torch.Tensor]
     pinned: torch.Tensor | None
     copied: torch.cuda.Event | None
 
@@ -40,7 +40,7 @@ class HostCopy:
     """0-dim tensors on their way to the host: one stack and one copy per device and type.
 
     On CUDA the copy goes into a pinned buffer on the current stream, so it reads the values as they are at this
-    point of the program; `ready` asks the event behind it. On the CPU there is nothing to wait for. On other
+    point of the program; `ready` asks the event behind it. On the CPU there is nothing to do yet. On other
     accelerators `values` waits, on the thread that calls it.
     """
 
@@ -50,19 +50,17 @@ class HostCopy:
         by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for i, tensor in enumerate(tensors):
             by_kind.setdefault((tensor.device, tensor.dtype), []).append(i)
-        self._groups = [
-            self._start(indices, torch.stack([tensors[i].reshape(()) for i in indices]))
-            for indices in by_kind.values()
-        ]
+        self._groups = [self._start(indices, [tensors[i] for i in indices]) for indices in by_kind.values()]
 
-    def _start(self, indices: list[int], source: torch.Tensor) -> _Group:
-        if source.device.type != "cuda":
-            return _Group(indices, source, None, None)
-        pinned = self._pool.take(source.dtype, len(indices))
-        pinned[: len(indices)].copy_(source, non_blocking=True)
+    def _start(self, indices: list[int], tensors: list[torch.Tensor]) -> _Group:
+        device = tensors[0].device
+        if device.type != "cuda":
+            return _Group(indices, tensors, None, None)
+        pinned = self._pool.take(tensors[0].dtype, len(indices))
+        pinned[: len(indices)].copy_(_stack(tensors), non_blocking=True)
         copied = torch.cuda.Event()
-        copied.record(torch.cuda.current_stream(source.device))
-        return _Group(indices, source, pinned, copied)
+        copied.record(torch.cuda.current_stream(device))
+        return _Group(indices, tensors, pinned, copied)
 
     def ready(self) -> bool:
         """True when `values` will not wait."""
@@ -73,7 +71,7 @@ class HostCopy:
         values = [0.0] * self._size
         for group in self._groups:
             if group.copied is None or group.pinned is None:
-                numbers = group.source.tolist()
+                numbers = _stack(group.tensors).tolist()
             else:
                 group.copied.synchronize()
                 numbers = group.pinned[: len(group.indices)].tolist()
@@ -81,3 +79,7 @@ class HostCopy:
             for i, number in zip(group.indices, numbers, strict=True):
                 values[i] = float(number)
         return values
+
+
+def _stack(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([tensor.reshape(()) for tensor in tensors])

@@ -69,6 +69,8 @@ class TrainLoop:
         bus, clock = trainer.bus, trainer.clock
         began = asked = clock.begin()
         for batch in self._batches(loader):
+            if trainer.stopping and trainer.position.at_end:
+                return  # the loader has more batches than it said
             trainer.batch = to_device(batch, trainer.device)
             clock.data += perf_counter() - asked
             trainer.outputs = None
@@ -78,7 +80,7 @@ class TrainLoop:
                     trainer.announce(BeforeTrainIter, batch_idx=trainer.batch_idx)
             except SkipIteration:
                 trainer.batch_idx += 1
-                if trainer.stopping:
+                if self._cut_short():
                     return
                 asked = perf_counter()
                 continue
@@ -97,12 +99,16 @@ class TrainLoop:
     def _iteration_boundary(self) -> bool:
         """Evaluate where a run measured in iterations says so; True when the epoch ends here."""
         trainer = self._trainer
-        if trainer.stopping:
-            return True
-        if trainer.by_epoch:
-            return False
+        if trainer.by_epoch or trainer.stopping:
+            return self._cut_short()
         self._evaluate()
         return trainer.stopping or self._finished()
+
+    def _cut_short(self) -> bool:
+        """True when a stop ends the epoch before its end. One that has no batch left ends by itself, so that the
+        loader's end is met, where samplers may draw once more."""
+        trainer = self._trainer
+        return trainer.stopping and not (trainer.by_epoch and trainer.position.at_end)
 
     def _finished(self) -> bool:
         trainer = self._trainer

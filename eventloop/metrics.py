@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
+from msgspec.structs import replace
 
 from eventloop.catalogue import suggest
 from eventloop.device import HostCopy, PinnedPool
@@ -88,15 +90,26 @@ class HistoryBuffer:
         return self._count
 
 
-class Put(NamedTuple):
-    """One value as it was put; `read` once it is a float in its history."""
+class Moment(msgspec.Struct, frozen=True, gc=False):
+    """Where in the run values were put."""
 
+    iteration: int
+    step: int
+    epoch: int
     mode: str
+
+
+def _by_step(moment: Moment) -> tuple[int, int]:
+    return moment.iteration, moment.step
+
+
+class Put(msgspec.Struct, frozen=True, gc=False):
+    """One value as it was put; `read` once it is a float in its history. Thousands of tuples in their place would
+    wake the garbage collector."""
+
+    moment: Moment
     name: str
     value: Scalar
-    iteration: int
-    epoch: int
-    step: int
     smooth: bool
     read: bool = False
 
@@ -127,7 +140,7 @@ class Packet:
         if self._copy is not None:
             numbers = iter(self._copy.values())
             self.puts = [
-                put._replace(value=next(numbers)) if isinstance(put.value, torch.Tensor) else put
+                replace(put, value=next(numbers)) if isinstance(put.value, torch.Tensor) else put
                 for put in self.puts
             ]
             self._copy = None
@@ -143,14 +156,13 @@ class Packet:
         smooth: dict[tuple[str, str], list[Put]] = {}
         for put in self.puts:
             if put.smooth:
-                smooth.setdefault((put.mode, put.name), []).append(put)
+                smooth.setdefault((put.moment.mode, put.name), []).append(put)
             else:
-                rows.say(put, float(put.value))
-        for puts in smooth.values():
-            rows.say(
-                max(puts, key=lambda put: (put.iteration, put.step)),
-                sum(float(put.value) for put in puts) / len(puts),
-            )
+                rows.say(put.moment, put.name, float(put.value))
+        for (_, name), puts in smooth.items():
+            mean = sum(float(put.value) for put in puts) / len(puts)
+            last = max((put.moment for put in puts), key=_by_step)
+            rows.say(last, name, mean)
         return rows.events(self._place)
 
 
@@ -158,24 +170,24 @@ class _Rows:
     """Scalars gathered into events: one per mode and place in the run, in order."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, int, int, str], list[dict[str, float]]] = {}
+        self._rows: dict[Moment, list[dict[str, float]]] = {}
 
-    def say(self, put: Put, value: float) -> None:
-        """Enter a value at the place of `put`; a name said there before gets another row, and loses nothing."""
-        rows = self._rows.setdefault((put.iteration, put.step, put.epoch, put.mode), [{}])
-        row = next((row for row in rows if put.name not in row), None)
+    def say(self, moment: Moment, name: str, value: float) -> None:
+        """Enter a value; a name said at that moment before gets another row, and loses nothing."""
+        rows = self._rows.setdefault(moment, [{}])
+        row = next((row for row in rows if name not in row), None)
         if row is None:
             rows.append(row := {})
-        row[put.name] = value
+        row[name] = value
 
     def events(self, place: Place) -> list[Event]:
         """The rows in the order of their steps; those of one place in the order they were begun."""
         return [
             ScalarsLogged(
-                mode=mode, iter=iteration, step=step, epoch=epoch, scalars=scalars,
+                mode=moment.mode, iter=moment.iteration, step=moment.step, epoch=moment.epoch, scalars=scalars,
                 max_iters=place.max_iters, max_epochs=place.max_epochs,
             )
-            for (iteration, step, epoch, mode), rows in sorted(self._rows.items(), key=lambda item: item[0][:2])
+            for moment, rows in sorted(self._rows.items(), key=lambda item: _by_step(item[0]))
             for scalars in rows
         ]  # fmt: skip
 
@@ -219,27 +231,32 @@ class EventStorage:
             TypeError: `value` is no single number.
             ValueError: the name was put with another hint before.
         """
-        if not isinstance(value, float):
-            value = _single_number(name, value)
-        name = self._prefix + name
-        if self._hints.setdefault(name, smoothing_hint) is not smoothing_hint:
-            raise ValueError(
-                f"scalar {name!r} was put with smoothing_hint={not smoothing_hint} before: keep one hint per name"
-            )
-        iteration = self.iter if cur_iter is None else cur_iter
-        trained = self.mode == "train" and (self.in_iteration or cur_iter is not None)
-        self._pending.append(
-            Put(self.mode, name, value, iteration, self.epoch, iteration + trained, smoothing_hint)
-        )
-        if len(self._pending) > PENDING_LIMIT:
-            self._forget_half()
+        self.put_scalars({name: value}, smoothing_hint, cur_iter)
 
     def put_scalars(
         self, scalars: Mapping[str, Scalar], smoothing_hint: bool = True, cur_iter: int | None = None
     ) -> None:
         """Put several numbers; a mapping, so that no metric's name can collide with an argument's."""
+        moment = self._moment(cur_iter)
+        pending, prefix, hints = self._pending, self._prefix, self._hints
         for name, value in scalars.items():
-            self.put_scalar(name, value, smoothing_hint, cur_iter)
+            if not isinstance(value, float):
+                value = _single_number(name, value)
+            if prefix:
+                name = prefix + name
+            if hints.setdefault(name, smoothing_hint) is not smoothing_hint:
+                raise ValueError(
+                    f"scalar {name!r} was put with smoothing_hint={not smoothing_hint} before: "
+                    "keep one hint per name"
+                )
+            pending.append(Put(moment, name, value, smoothing_hint))
+        if len(pending) > PENDING_LIMIT:
+            self._forget_half()
+
+    def _moment(self, cur_iter: int | None) -> Moment:
+        iteration = self.iter if cur_iter is None else cur_iter
+        trained = self.mode == "train" and (self.in_iteration or cur_iter is not None)
+        return Moment(iteration, iteration + trained, self.epoch, self.mode)
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
@@ -315,7 +332,7 @@ class EventStorage:
         for put in early.puts:
             self._enter(put)
         done = [put for put in self._pending if put.read]
-        self._pending = done + [put._replace(read=True) for put in early.puts]
+        self._pending = done + [replace(put, read=True) for put in early.puts]
 
     def _forget_half(self) -> None:
         """Nobody collects: keep the histories going, and the memory bounded."""
@@ -326,7 +343,7 @@ class EventStorage:
         history = self._histories.get(put.name)
         if history is None:
             history = self._histories[put.name] = HistoryBuffer()
-        history.update(float(put.value), put.iteration)
+        history.update(float(put.value), put.moment.iteration)
 
 
 def _single_number(name: str, value: Any) -> Scalar:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eventloop.checkpoint import rng_state, set_rng_state
+from eventloop.rng import rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -66,8 +66,8 @@ class LoaderPosition:
         yield from loader
 
     def _rest(self, loader: Iterable[Any], skip: int) -> Iterator[Any]:
-        if self._length is not None and skip >= self._length:
-            return  # nothing is left, and nothing has to be read to know it
+        if self._length is not None and skip >= self._length and not _generators_of(loader):
+            return  # nothing is left, and no sampler has anything to draw at the end
         self._seed_sampler(loader, self._passes - 1)
         now = _random_state(loader)
         _set_random_state(loader, self._opened_with)
@@ -141,4 +141,4 @@ def _set_random_state(loader: Iterable[Any], state: Mapping[str, Any]) -> None:
 
 def _set_generators(loader: Iterable[Any], states: list[torch.Tensor]) -> None:
     for generator, state in zip(_generators_of(loader), states, strict=False):
-        generator.set_state(state)
+        generator.set_state(state.clone())  # torch reads a state from the start of its storage

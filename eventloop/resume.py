@@ -16,11 +16,10 @@ from eventloop.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
     load_model_state,
-    rng_state,
-    set_rng_state,
     unwrap,
 )
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
+from eventloop.rng import rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.catalogue import suggest
-from eventloop.checkpoint import SUFFIX, SUFFIXES, Snapshot, save_checkpoint
+from eventloop.checkpoint import SUFFIX, SUFFIXES, save_checkpoint
 from eventloop.events import (
     COMPLETED,
     AfterRun,
@@ -25,6 +25,7 @@ from eventloop.hooks.best import Rule, infer_rule, is_better
 from eventloop.hooks.hook import Hook
 from eventloop.priority import Priority
 from eventloop.scopes import ERROR, LEFT
+from eventloop.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from eventloop.resume import Within
@@ -161,6 +162,8 @@ class CheckpointHook(Hook):
             known = suggest(self._metric, [*event.metrics]) if event.metrics else ": it returned none"
             raise KeyError(f"save_best={self._metric!r} is no metric of the validation{known}")
         self._rule = self._rule or infer_rule(self._metric)
+        if self._saving is not None and self._saving.before.best != self.best:
+            self._finish(trainer)  # a best that could not be saved is not one to compare with
         score = event.metrics[self._metric]
         so_far = self.best.score if self.best.metric == self._metric else None
         if is_better(score, so_far, self._rule):
@@ -170,6 +173,7 @@ class CheckpointHook(Hook):
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Save at the end, unless an error ended it, and wait until everything is durable."""
+        self._finish(trainer)  # a save that failed is tried once more
         at_end = self._save_last and event.reason not in (ERROR, LEFT)
         if at_end and trainer.iter != self._saved_at and trainer.iter > 0:
             whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0

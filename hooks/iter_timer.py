@@ -34,11 +34,10 @@ class IterTimerHook(Hook):
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Put the times of this iteration."""
-        now, clock, put = perf_counter(), trainer.clock, trainer.metrics.put_scalar
+        now, clock = perf_counter(), trainer.clock
         total = now - self._last - (clock.excluded - self._excluded)
         self._last, self._excluded = now, clock.excluded
         step = clock.forward + clock.optimize
-        put("time", total)
-        put("data_time", clock.data)
-        put("step_time", step)
-        put("hook_time", total - clock.data - step)
+        rest = total - clock.data - step
+        times = {"time": total, "data_time": clock.data, "step_time": step, "hook_time": rest}
+        trainer.metrics.put_scalars(times)

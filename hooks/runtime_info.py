@@ -54,9 +54,7 @@ class RuntimeInfoHook(Hook):
         outputs = trainer.outputs
         if not isinstance(outputs, Mapping):
             return  # the optimizer hook says what is wrong with it
-        for name, value in outputs.items():
-            if _is_number(value):
-                trainer.metrics.put_scalar(name, value)
+        trainer.metrics.put_scalars({name: value for name, value in outputs.items() if _is_number(value)})
 
 
 def _count(model: torch.nn.Module) -> str:

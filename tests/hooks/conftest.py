@@ -122,3 +122,14 @@ def record_names() -> Callable[..., list[str]]:
         return seen
 
     return record
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[..., list[str]]:
+    """The names of the files in the work directory, hidden ones too, sorted by their numbers."""
+
+    def listing(folder: str = "run") -> list[str]:
+        names = [path.name for path in (tmp_path / folder).iterdir() if path.is_file()]
+        return sorted(names, key=lambda name: (len(name), name))
+
+    return listing

@@ -11,8 +11,10 @@ from eventloop.hooks.best import Rule, infer_rule, is_better
 
 @pytest.mark.parametrize(
     "metric",
-    ["acc", "accuracy", "val/acc", "top1", "top_5", "AR@100", "AUC", "precision", "recall", "f1", "f1_score"]
-    + ["psnr", "iou", "mIoU", "bbox_mAP", "coco/bbox_mAP_50", "mDice", "test-aAcc", "bleu"],
+    [
+        *("acc", "accuracy", "val/acc", "top1", "top_5", "AR@100", "AUC", "precision", "recall", "f1"),
+        *("f1_score", "psnr", "iou", "mIoU", "bbox_mAP", "coco/bbox_mAP_50", "mDice", "test-aAcc", "bleu"),
+    ],
 )
 def test_scores_are_greater(metric: str) -> None:
     """Names of scores, whole words of any case, mean that more is better."""
@@ -21,8 +23,10 @@ def test_scores_are_greater(metric: str) -> None:
 
 @pytest.mark.parametrize(
     "metric",
-    ["loss", "val_loss", "val/loss_cls", "mae", "RMSE", "perplexity", "top1_error", "wer"]
-    + ["stop_loss", "heatmap_loss", "val/loss_acc"],
+    [
+        *("loss", "val_loss", "val/loss_cls", "mae", "RMSE", "perplexity", "top1_error", "wer"),
+        *("stop_loss", "heatmap_loss", "val/loss_acc"),
+    ],
 )
 def test_losses_are_less(metric: str) -> None:
     """Names of losses mean that less is better, also where a score's name is hidden in them."""

@@ -107,5 +107,8 @@ def names(rows: list[Row]) -> list[str]:
 LOOP_EVENTS = tuple(
     f"{when}_{what}"
     for when in ("before", "after")
-    for what in ("run", *(f"{mode}{part}" for mode in ("train", "val", "test") for part in ("", "_epoch", "_iter")))
+    for what in (
+        "run",
+        *(f"{mode}{part}" for mode in ("train", "val", "test") for part in ("", "_epoch", "_iter")),
+    )
 )

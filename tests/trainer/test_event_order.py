@@ -9,7 +9,14 @@ from tests.trainer.conftest import MakeTrainer, batches, collect, names, record
 
 def val_rows(iteration: int, epoch: int) -> list[tuple[str, int, int]]:
     """A validation of one batch."""
-    order = ("before_val", "before_val_epoch", "before_val_iter", "after_val_iter", "after_val_epoch", "after_val")
+    order = (
+        "before_val",
+        "before_val_epoch",
+        "before_val_iter",
+        "after_val_iter",
+        "after_val_epoch",
+        "after_val",
+    )
     return [(name, iteration, epoch) for name in order]
 
 

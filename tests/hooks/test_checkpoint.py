@@ -1,0 +1,298 @@
+"""CheckpointHook: when it saves, under which name, and what it keeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.events import CheckpointSaved
+from eventloop.hooks import CheckpointHook, Hook
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+Files = Callable[..., list[str]]
+
+WRITE = "eventloop.hooks.checkpoint.save_checkpoint"
+
+
+class StopAt(Hook):
+    """Asks for a stop in one iteration."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        """Ask."""
+        if event.iter == self.iteration:
+            trainer.stop("enough")
+
+
+def epochs(*numbers: int) -> list[str]:
+    """The names of epochs' checkpoints."""
+    return [f"epoch_{number}.pth" for number in numbers]
+
+
+def iters(*numbers: int) -> list[str]:
+    """The names of iterations' checkpoints."""
+    return [f"iter_{number}.pth" for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"interval": 1}, epochs(1, 2, 3, 4, 5, 6, 7)),
+        ({"interval": 3}, epochs(3, 6, 7)),
+        ({"interval": 3, "save_last": False}, epochs(3, 6)),
+        ({"interval": 2, "save_begin": 3}, epochs(3, 5, 7)),
+        ({"interval": 2, "save_begin": 4, "save_last": False}, epochs(4, 6)),
+        ({"interval": 9}, epochs(7)),
+        ({}, epochs(7)),
+        ({"save_last": False}, []),
+        ({"interval": 5, "by_epoch": False}, iters(5, 10, 14)),
+        ({"interval": 7, "by_epoch": False}, iters(7, 14)),
+    ],
+)
+def test_files_of_a_run_of_epochs(
+    make_trainer: Make, files: Files, options: dict[str, Any], expected: list[str]
+) -> None:
+    """Interval, begin and last, in epochs or in iterations: seven epochs of two."""
+    make_trainer(batches=2, max_epochs=7, hooks=[CheckpointHook(**options)]).train()
+
+    assert files() == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"interval": 3}, iters(3, 6, 7)),
+        ({"interval": 3, "save_last": False}, iters(3, 6)),
+        ({"interval": 2, "save_begin": 3}, iters(3, 5, 7)),
+        ({"interval": -1}, iters(7)),
+    ],
+)
+def test_files_of_a_run_of_iterations(
+    make_trainer: Make, files: Files, options: dict[str, Any], expected: list[str]
+) -> None:
+    """There the interval counts iterations by itself."""
+    make_trainer(batches=2, max_iters=7, hooks=[CheckpointHook(**options)]).train()
+
+    assert files() == expected
+
+
+def test_trainer_saves_each_epoch_by_default(make_trainer: Make, files: Files) -> None:
+    """Without a word about checkpoints there is one for each epoch."""
+    make_trainer(
+        max_epochs=2, default_hooks={"checkpoint": {"type": "CheckpointHook", "interval": 1}}
+    ).train()
+
+    assert files() == epochs(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("iteration", "expected"), [(5, ["iter_6.pth", *epochs(1)]), (7, epochs(1, 2))], ids=["mid-epoch", "end"]
+)
+def test_stopped_run_saves_where_it_is(
+    make_trainer: Make, files: Files, iteration: int, expected: list[str]
+) -> None:
+    """Mid-epoch the iteration names the file; a stop in an epoch's last iteration leaves a whole epoch."""
+    make_trainer(max_epochs=9, hooks=[CheckpointHook(interval=1), StopAt(iteration)]).train()
+
+    assert files() == expected
+
+
+def test_cut_epoch_is_not_saved_as_an_epoch(make_trainer: Make, files: Files) -> None:
+    """With `save_last=False` a stop in mid-epoch leaves only the epochs that were completed."""
+    hook = CheckpointHook(interval=1, save_last=False)
+    make_trainer(max_epochs=9, hooks=[hook, StopAt(5)]).train()
+
+    assert files() == epochs(1)
+
+
+def fail_at(iteration: int) -> Callable[[Trainer, Any], torch.Tensor]:
+    """A train step that fails in one iteration."""
+
+    def step(trainer: Trainer, batch: Any) -> torch.Tensor:
+        if trainer.iter == iteration:
+            raise ZeroDivisionError("on purpose")
+        return F.mse_loss(trainer.model(batch[0]), batch[1])
+
+    return step
+
+
+def test_nothing_is_saved_after_an_error(make_trainer: Make, files: Files) -> None:
+    """A run that crashes leaves what was due before, and no last checkpoint of a broken state."""
+    trainer = make_trainer(max_epochs=3, train_step=fail_at(6), hooks=[CheckpointHook(interval=1)])
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert files() == epochs(1)
+
+
+def test_save_under_way_is_finished_after_an_error(
+    make_trainer: Make, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was being written when the run crashed is waited for, and reported."""
+    crashed = threading.Event()
+
+    def slow(state: Any, path: Path) -> int:
+        assert crashed.wait(20)
+        return save_checkpoint(state, path)
+
+    class Crash(Hook):
+        priority = "LOWEST"
+
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            crashed.set()
+            raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(WRITE, slow)
+    trainer = make_trainer(max_iters=9, hooks=[CheckpointHook(interval=1), Crash()])
+
+    with trainer.bus.capture("checkpoint_saved") as saved, pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert files() == iters(1)
+    assert len(saved) == 1
+
+
+def test_nothing_is_saved_after_a_handler_failed(make_trainer: Make, files: Files) -> None:
+    """The hook still hears the closing event, sees that a handler before it failed, and leaves the disk alone."""
+
+    class Broken(Hook):
+        def after_train_epoch(self, trainer: Trainer, event: Any) -> None:
+            raise ZeroDivisionError("on purpose")
+
+    trainer = make_trainer(max_epochs=3, hooks=[Broken(), CheckpointHook(interval=1)])
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert files() == []
+
+
+def test_state_is_that_of_the_moment(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Training goes on while a checkpoint is written, and the file has the weights of when it was due."""
+    later = threading.Event()
+    weights: list[torch.Tensor] = []
+
+    def held(state: Any, path: Path) -> int:
+        assert later.wait(20)
+        return save_checkpoint(state, path)
+
+    class Watch(Hook):
+        priority = "LOWEST"
+
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            weights.append(trainer.model.state_dict()["weight"].clone())
+            if event.iter == 3:
+                later.set()
+
+    monkeypatch.setattr(WRITE, held)
+    hook = CheckpointHook(interval=1, save_begin=1, save_last=False)
+    hook.every_n_train_iters = lambda trainer, n, start=0: trainer.iter == 0  # type: ignore[method-assign]
+    make_trainer(max_iters=5, hooks=[hook, Watch()]).train()
+
+    saved = load_checkpoint(tmp_path / "run" / "iter_1.pth")["state_dict"]["weight"]
+    assert torch.equal(saved, weights[0])
+    assert not torch.equal(saved, weights[3])
+
+
+def test_saved_is_announced_once_the_file_is_there(make_trainer: Make) -> None:
+    """`checkpoint_saved` says path, size and seconds, and the file has that size already."""
+    seen: list[tuple[bool, bool, bool]] = []
+
+    def check(event: CheckpointSaved) -> None:
+        path = Path(event.path)
+        seen.append((path.is_file(), path.stat().st_size == event.bytes, event.seconds > 0))
+
+    trainer = make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1)])
+    trainer.bus.subscribe(check, "checkpoint_saved")
+    trainer.train()
+
+    assert seen == [(True, True, True)] * 3
+
+
+def test_seconds_end_when_the_bytes_are_durable(
+    make_trainer: Make, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time until somebody asks for the outcome is no part of `seconds`."""
+    written = threading.Event()
+
+    def two_seconds(state: Any, path: Path) -> int:
+        size = save_checkpoint(state, path)
+        clock.advance(2.0)
+        written.set()
+        return size
+
+    class Slow(Hook):
+        priority = "LOWEST"
+
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            if event.iter == 0:
+                written.wait(20)
+                hook._saving.written.result()  # type: ignore[union-attr]
+                clock.advance(64.0)
+
+    monkeypatch.setattr(WRITE, two_seconds)
+    hook = CheckpointHook(interval=9, save_begin=1, save_last=False)
+    trainer = make_trainer(max_iters=3, hooks=[hook, Slow()])
+
+    with trainer.bus.capture(CheckpointSaved) as saved:
+        trainer.train()
+
+    assert [event.seconds for event in saved if isinstance(event, CheckpointSaved)] == [2.0]
+
+
+def test_final_save_is_awaited(make_trainer: Make, files: Files) -> None:
+    """When `train` returns, the last checkpoint is whole and announced, and no half of one lies about."""
+    trainer = make_trainer(hooks=[CheckpointHook()])
+
+    with trainer.bus.capture("checkpoint_saved", "after_run") as seen:
+        trainer.train()
+
+    assert files() == epochs(1)
+    assert [type(event).__name__ for event in seen] == ["CheckpointSaved", "AfterRun"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"), [(1, epochs(5)), (2, epochs(4, 5)), (9, epochs(1, 2, 3, 4, 5))]
+)
+def test_only_the_newest_are_kept(make_trainer: Make, files: Files, keep: int, expected: list[str]) -> None:
+    """`max_keep_ckpts` counts, and the last one counts too."""
+    make_trainer(max_epochs=5, hooks=[CheckpointHook(interval=1, max_keep_ckpts=keep)]).train()
+
+    assert files() == expected
+
+
+def test_off_interval_last_counts_as_kept(make_trainer: Make, files: Files) -> None:
+    """The checkpoint of the end takes its place among the newest."""
+    make_trainer(max_epochs=7, hooks=[CheckpointHook(interval=3, max_keep_ckpts=2)]).train()
+
+    assert files() == epochs(6, 7)
+
+
+def test_older_is_removed_only_after_its_successor_is_durable(
+    make_trainer: Make, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a checkpoint is being written, the one it replaces is still there; there is always a whole one."""
+    before_write: list[list[str]] = []
+
+    def watched(state: Any, path: Path) -> int:
+        before_write.append(files())
+        return save_checkpoint(state, path)
+
+    monkeypatch.setattr(WRITE, watched)
+    make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=1)]).train()
+
+    assert before_write == [[], epochs(1), epochs(2)]
+    assert files() == epochs(3)

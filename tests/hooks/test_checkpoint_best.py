@@ -1,0 +1,254 @@
+"""CheckpointHook: the best checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.hooks import CheckpointHook
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+Scripted = Callable[..., dict[str, Any]]
+Files = Callable[..., list[str]]
+
+
+@pytest.fixture
+def best_of(make_trainer: Make, scripted: Scripted) -> Callable[..., CheckpointHook]:
+    """Train one epoch a score, saving the best alone; return the hook."""
+
+    def train(*scores: float | dict[str, float], save_best: str = "acc", **options: Any) -> CheckpointHook:
+        hook = CheckpointHook(save_best=save_best, save_last=False, **options)
+        make_trainer(max_epochs=len(scores), hooks=[hook], **scripted(*scores)).train()
+        return hook
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("scores", "epoch"),
+    [
+        ((0.5, 0.75, 0.25), 2),
+        ((0.5, 0.5, 0.5), 1),
+        ((0.0, 0.0), 1),
+        ((0.0, -1.0), 1),
+        ((-1.0, 0.0), 2),
+        ((nan, 0.25, nan), 2),
+        ((0.25, inf, 0.5), 3),
+        ((inf, 0.25), 2),
+        ((-inf, 0.25), 2),
+    ],
+)
+def test_best_is_the_first_strictly_better_finite_score(
+    best_of: Callable[..., CheckpointHook], files: Files, scores: tuple[float, ...], epoch: int
+) -> None:
+    """Ties keep the old one, 0.0 is a score, NaN and infinities never are the best."""
+    hook = best_of(*scores)
+
+    assert files() == [f"best_acc_epoch_{epoch}.pth"]
+    assert hook.best.score == scores[epoch - 1]
+
+
+def test_loss_is_best_where_it_is_least(best_of: Callable[..., CheckpointHook], files: Files) -> None:
+    """The rule follows from the metric's name."""
+    best_of({"loss": 2.0}, {"loss": 0.5}, {"loss": 1.0}, save_best="loss")
+
+    assert files() == ["best_loss_epoch_2.pth"]
+
+
+def test_given_rule_outranks_the_name(best_of: Callable[..., CheckpointHook], files: Files) -> None:
+    """`rule=` decides, also for names that say nothing."""
+    best_of({"quality": 2.0}, {"quality": 0.5}, save_best="quality", rule="less")
+
+    assert files() == ["best_quality_epoch_2.pth"]
+
+
+def test_scores_without_a_number_save_nothing(best_of: Callable[..., CheckpointHook], files: Files) -> None:
+    """A run of NaNs has no best."""
+    hook = best_of(nan, nan)
+
+    assert files() == []
+    assert hook.best.score is None
+
+
+def test_auto_takes_the_first_metric(best_of: Callable[..., CheckpointHook], files: Files) -> None:
+    """`save_best="auto"` settles on the first metric of the first validation."""
+    best_of({"acc": 0.5, "loss": 1.0}, {"acc": 0.25, "loss": 0.5}, save_best="auto")
+
+    assert files() == ["best_acc_epoch_1.pth"]
+
+
+def test_auto_without_any_metric_is_an_error(best_of: Callable[..., CheckpointHook]) -> None:
+    """A validation that returns nothing has no first metric."""
+    with pytest.raises(KeyError, match="save_best='auto' is no metric of the validation: it returned none"):
+        best_of({}, save_best="auto")
+
+
+def test_auto_whose_name_says_nothing_asks_for_the_rule(best_of: Callable[..., CheckpointHook]) -> None:
+    """The first validation tells that the first metric needs a rule."""
+    with pytest.raises(ValueError, match="cannot tell from its name whether more 'quality' is better"):
+        best_of({"quality": 1.0}, save_best="auto")
+
+
+def test_missing_metric_is_an_error(best_of: Callable[..., CheckpointHook]) -> None:
+    """The first validation without it says which are near."""
+    with pytest.raises(
+        KeyError, match=r"save_best='accuracy' is no metric of the validation: did you mean 'accuracy_1'"
+    ):
+        best_of({"accuracy_1": 1.0}, save_best="accuracy")
+
+
+def test_best_without_a_validation_is_an_error(make_trainer: Make) -> None:
+    """There would never be a score, so the trainer is not built."""
+    with pytest.raises(ValueError, match="save_best='acc' needs a validation: give the Trainer a val_loader"):
+        make_trainer(hooks=[CheckpointHook(save_best="acc")])
+
+
+def test_slash_in_a_metric_is_no_directory(best_of: Callable[..., CheckpointHook], files: Files) -> None:
+    """`val/acc` gives `best_val_acc_...`."""
+    best_of({"val/acc": 1.0}, save_best="val/acc")
+
+    assert files() == ["best_val_acc_epoch_1.pth"]
+
+
+def test_best_of_a_run_of_iterations_is_named_by_them(
+    make_trainer: Make, scripted: Scripted, files: Files
+) -> None:
+    """There the number is that of the iterations trained."""
+    hook = CheckpointHook(save_best="acc", save_last=False)
+    make_trainer(max_iters=6, val_interval=2, hooks=[hook], **scripted(0.25, 0.75, 0.5)).train()
+
+    assert files() == ["best_acc_iter_4.pth"]
+
+
+def test_template_names_the_best_too(best_of: Callable[..., CheckpointHook], files: Files) -> None:
+    """The metric goes before it."""
+    best_of(0.5, filename_tmpl="model_{}.pth")
+
+    assert files() == ["best_acc_model_1.pth"]
+
+
+def test_old_best_is_removed_only_after_the_new_one_is_durable(
+    best_of: Callable[..., CheckpointHook], files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the new best is being written, the old one is still there."""
+    before_write: list[list[str]] = []
+
+    def watched(state: Any, path: Path) -> int:
+        before_write.append(files())
+        return save_checkpoint(state, path)
+
+    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", watched)
+    best_of(0.25, 0.5, 0.75)
+
+    assert before_write == [[], ["best_acc_epoch_1.pth"], ["best_acc_epoch_2.pth"]]
+    assert files() == ["best_acc_epoch_3.pth"]
+
+
+def test_best_does_not_count_as_kept(make_trainer: Make, scripted: Scripted, files: Files) -> None:
+    """Pruning leaves the best alone, however old it is."""
+    hook = CheckpointHook(interval=1, max_keep_ckpts=1, save_best="acc")
+    make_trainer(max_epochs=3, hooks=[hook], **scripted(0.75, 0.5, 0.25)).train()
+
+    assert files() == ["epoch_3.pth", "best_acc_epoch_1.pth"]
+
+
+def test_run_resumed_from_the_best_equals_the_uninterrupted_one(
+    make_trainer: Make, scripted: Scripted, tmp_path: Path
+) -> None:
+    """The best has optimizer, counters and hooks too, and its validation is not repeated."""
+    whole = make_trainer(max_epochs=3, hooks=[CheckpointHook(save_best="acc")], **scripted(0.25, 0.75, 0.5))
+    whole.train()
+    hook = CheckpointHook(save_best="acc")
+    resumed = make_trainer(max_epochs=3, hooks=[hook], **scripted(0.5))
+
+    resumed.resume(tmp_path / "run" / "best_acc_epoch_2.pth")
+    resumed.train()
+
+    assert hook.best.score == 0.75
+    assert resumed.iter == whole.iter
+    assert torch.equal(resumed.model.state_dict()["weight"], whole.model.state_dict()["weight"])
+
+
+def test_best_says_of_itself_that_it_is_the_best(
+    best_of: Callable[..., CheckpointHook], tmp_path: Path
+) -> None:
+    """The state of the hook in the file has its own name and score, so that a resumed run can replace it."""
+    best_of(0.25, 0.75)
+
+    saved = load_checkpoint(tmp_path / "run" / "best_acc_epoch_2.pth")["hooks"]["checkpoint"]
+    assert saved["best"] == {"score": 0.75, "name": "best_acc_epoch_2.pth", "metric": "acc"}
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [(0.25, "best_acc_epoch_1.pth"), (0.5, "best_acc_epoch_1.pth"), (0.75, "best_acc_epoch_2.pth")],
+    ids=["worse", "tie", "better"],
+)
+def test_best_score_survives_a_resume(
+    make_trainer: Make, scripted: Scripted, files: Files, later: float, expected: str
+) -> None:
+    """A resumed run compares with the saved score, and removes the saved best when there is a better one."""
+    make_trainer(max_epochs=1, hooks=[CheckpointHook(save_best="acc")], **scripted(0.5)).train()
+
+    resumed = make_trainer(max_epochs=2, hooks=[CheckpointHook(save_best="acc")], **scripted(later))
+    resumed.resume()
+    resumed.train()
+
+    assert [name for name in files() if name.startswith("best")] == [expected]
+
+
+def test_best_is_found_again_after_resuming_before_its_validation(
+    make_trainer: Make, scripted: Scripted, files: Files
+) -> None:
+    """An epoch's checkpoint is older than its validation: resumed from, that is repeated, and so is its best."""
+    hook = CheckpointHook(interval=1, save_best="acc")
+    make_trainer(max_epochs=2, hooks=[hook], **scripted(0.25, 0.75)).train()
+
+    resumed = make_trainer(max_epochs=3, hooks=[CheckpointHook(save_best="acc")], **scripted(0.75, 0.5))
+    resumed.resume()
+    resumed.train()
+
+    assert [name for name in files() if name.startswith("best")] == ["best_acc_epoch_2.pth"]
+
+
+def test_score_of_another_metric_is_not_compared_with(
+    make_trainer: Make, scripted: Scripted, files: Files
+) -> None:
+    """A run resumed with another `save_best` starts afresh, and leaves the other best alone."""
+    both = {"acc": 0.25, "loss": 2.0}
+    make_trainer(max_epochs=1, hooks=[CheckpointHook(save_best="acc")], **scripted(both)).train()
+
+    resumed = make_trainer(max_epochs=2, hooks=[CheckpointHook(save_best="loss")], **scripted(both))
+    resumed.resume()
+    resumed.train()
+
+    best = [name for name in files() if name.startswith("best")]
+    assert best == ["best_acc_epoch_1.pth", "best_loss_epoch_2.pth"]
+
+
+def test_kept_files_survive_a_resume(make_trainer: Make, files: Files) -> None:
+    """Pruning goes on where the saved run was; a smaller number prunes the surplus."""
+    make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=3)]).train()
+
+    resumed = make_trainer(max_epochs=4, hooks=[CheckpointHook(interval=1, max_keep_ckpts=2)])
+    resumed.resume()
+    resumed.train()
+
+    assert files() == ["epoch_3.pth", "epoch_4.pth"]
+
+
+def test_resume_never_takes_the_best_for_the_newest(make_trainer: Make, scripted: Scripted) -> None:
+    """`resume("auto")` looks at regular checkpoints alone."""
+    trainer = make_trainer(
+        max_epochs=2, hooks=[CheckpointHook(interval=1, save_best="acc")], **scripted(0.25, 0.5)
+    )
+    trainer.train()
+
+    assert trainer.resume().name == "epoch_2.pth"

@@ -1,0 +1,74 @@
+"""CheckpointHook: where files go, what they are called, and which options are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop.hooks import CheckpointHook
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+Files = Callable[..., list[str]]
+
+
+def test_files_go_to_the_work_directorys_name_in_out_dir(
+    make_trainer: Make, files: Files, tmp_path: Path
+) -> None:
+    """As in MMEngine: `out_dir/<name of work_dir>`, and `resume` finds them there."""
+    hook = CheckpointHook(out_dir=tmp_path / "far")
+    trainer = make_trainer(hooks=[hook])
+
+    trainer.train()
+
+    assert files("far/run") == ["epoch_1.pth"]
+    assert trainer.resume() == tmp_path / "far" / "run" / "epoch_1.pth"
+
+
+@pytest.mark.parametrize("template", ["model_{}.pth", "{}.pt", "a_{}_b.ckpt"])
+def test_template_names_the_files(make_trainer: Make, files: Files, template: str) -> None:
+    """The number takes the place of `{}`, and `resume` finds the newest."""
+    trainer = make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1, filename_tmpl=template)])
+
+    trainer.train()
+
+    assert files() == [template.format(1), template.format(2)]
+    assert trainer.resume().name == template.format(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"interval": 0}, "interval must be -1 or a positive int, got 0"),
+        ({"interval": True}, "interval must be -1 or a positive int, got True"),
+        ({"max_keep_ckpts": 0}, "max_keep_ckpts must be -1 or a positive int, got 0"),
+        ({"save_begin": -1}, "save_begin must be an int of at least 0, got -1"),
+        ({"rule": "grater"}, "unknown rule 'grater': did you mean 'greater'"),
+        ({"save_best": "quality"}, "cannot tell from its name whether more 'quality' is better"),
+        (
+            {"save_best": ["acc", "loss"]},
+            "save_best must be the name of one metric.*use several CheckpointHooks",
+        ),
+        ({"filename_tmpl": "model.pth"}, r"filename_tmpl must have exactly one \{\} .* got 'model.pth'"),
+        ({"filename_tmpl": "{}_{}.pth"}, r"filename_tmpl must have exactly one \{\}"),
+        ({"filename_tmpl": "{}_{x}.pth"}, r"filename_tmpl must have exactly one \{\}"),
+        ({"filename_tmpl": "{}_}.pth"}, r"filename_tmpl must have exactly one \{\}"),
+        ({"filename_tmpl": "sub/{}.pth"}, "filename_tmpl must be a file's name ending in .pth, .pt, .ckpt"),
+        ({"filename_tmpl": "model_{}"}, "filename_tmpl must be a file's name ending in .pth, .pt, .ckpt"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    """Everything is checked when the hook is built."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        CheckpointHook(**options)
+
+
+def test_epochs_in_a_run_of_iterations_are_refused(make_trainer: Make) -> None:
+    """MMEngine would save once at the very end; here the trainer is not built."""
+    with pytest.raises(
+        ValueError, match=r"CheckpointHook\(by_epoch=True\) in a run measured in iterations would"
+    ):
+        make_trainer(max_iters=9, hooks=[CheckpointHook(interval=1, by_epoch=True)])

@@ -1,0 +1,297 @@
+"""Numbers of a run: what is put is delivered, each at its own iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.events import ScalarsLogged
+from eventloop.metrics import PENDING_LIMIT, EventStorage, HistoryBuffer, Place
+
+
+def logged(storage: EventStorage) -> list[Any]:
+    """What is delivered of everything put since the last time."""
+    return storage.collect(Place(100, 10)).events()
+
+
+def scalars(storage: EventStorage) -> list[tuple[int, dict[str, float]]]:
+    """The step and the scalars of each event."""
+    return [(event.step, event.scalars) for event in logged(storage)]
+
+
+# --- histories ---------------------------------------------------------------------------------------------
+
+
+def test_history_of_the_last_iterations() -> None:
+    """Windows are counted in iterations, not in values: a value put every 10th counts where it was put."""
+    history = HistoryBuffer()
+    for iteration in range(0, 50, 10):
+        history.update(float(iteration), iteration)
+
+    assert history.window(20) == [30.0, 40.0]
+    assert (history.median(20), history.avg(20), history.latest()) == (35.0, 35.0, 40.0)
+    assert history.window(1) == [40.0]
+
+
+def test_history_is_bounded_and_its_global_average_is_not() -> None:
+    """A history keeps the last `max_length` values; `global_avg` and `len` are over all of them."""
+    history = HistoryBuffer(max_length=2)
+    for iteration in range(4):
+        history.update(float(iteration), iteration)
+
+    assert history.values() == [(2.0, 2), (3.0, 3)]
+    assert (history.global_avg, len(history)) == (1.5, 4)
+
+
+def test_empty_history() -> None:
+    """The latest value of nothing is an error that says so."""
+    with pytest.raises(ValueError, match="the history is empty"):
+        HistoryBuffer().latest()
+
+
+def test_history_without_room() -> None:
+    """A history that could hold nothing is refused."""
+    with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
+        HistoryBuffer(0)
+
+
+# --- what is delivered -------------------------------------------------------------------------------------
+
+
+def test_a_smoothed_name_says_its_mean(bus: Any) -> None:
+    """A name with a smoothing hint is delivered once an interval: its mean, at its last iteration."""
+    storage = EventStorage()
+    for storage.iter in range(4):
+        storage.put_scalar("loss", float(storage.iter))
+
+    assert scalars(storage) == [(4, {"loss": 1.5})]
+
+
+def test_other_values_are_delivered_each() -> None:
+    """Without a smoothing hint every value is delivered, at the iteration it was put for."""
+    storage = EventStorage()
+    for storage.iter in range(3):
+        storage.put_scalar("lr", storage.iter / 10, smoothing_hint=False)
+
+    assert scalars(storage) == [(1, {"lr": 0.0}), (2, {"lr": 0.1}), (3, {"lr": 0.2})]
+
+
+def test_two_values_of_one_iteration_are_delivered_each() -> None:
+    """A name put twice in an iteration without a smoothing hint loses neither value."""
+    storage = EventStorage()
+    storage.put_scalar("lr", 1.0, smoothing_hint=False)
+    storage.put_scalar("lr", 2.0, smoothing_hint=False)
+
+    assert scalars(storage) == [(1, {"lr": 1.0}), (1, {"lr": 2.0})]
+
+
+def test_a_late_value_keeps_its_iteration() -> None:
+    """A value put for an earlier iteration is delivered at that one."""
+    storage = EventStorage(start_iter=9)
+    storage.put_scalar("slow", 1.0, smoothing_hint=False, cur_iter=4)
+    storage.put_scalar("fast", 2.0, smoothing_hint=False)
+
+    assert [(event.iter, event.step, event.scalars) for event in logged(storage)] == [
+        (4, 5, {"slow": 1.0}), (9, 10, {"fast": 2.0}),
+    ]  # fmt: skip
+
+
+def test_values_of_a_validation_have_their_own_mode_and_step() -> None:
+    """A value put in a validation is at the completed iterations, and apart from training's of the same name."""
+    storage = EventStorage(start_iter=9)
+    storage.put_scalar("loss", 1.0)
+    storage.iter, storage.mode, storage.epoch = 10, "val", 1
+    storage.put_scalar("loss", 2.0)
+
+    assert [(e.mode, e.iter, e.step, e.epoch, e.scalars) for e in logged(storage)] == [
+        ("train", 9, 10, 0, {"loss": 1.0}), ("val", 10, 10, 1, {"loss": 2.0}),
+    ]  # fmt: skip
+
+
+def test_values_between_two_iterations() -> None:
+    """What is put between two iterations has the next one as `iter` and the completed ones as `step`."""
+    storage = EventStorage(start_iter=10)
+    storage.in_iteration = False
+    storage.put_scalar("epoch_score", 1.0)
+
+    assert [(event.iter, event.step) for event in logged(storage)] == [(10, 10)]
+
+
+def test_the_events_carry_the_maxima() -> None:
+    """The counters of the run are on the events that are made later."""
+    storage = EventStorage()
+    storage.put_scalar("loss", 1.0)
+
+    assert logged(storage) == [ScalarsLogged(step=1, scalars={"loss": 1.0}, max_iters=100, max_epochs=10)]
+
+
+def test_nothing_is_delivered_twice() -> None:
+    """A second `collect` has only what was put since the first."""
+    storage = EventStorage()
+    storage.put_scalar("loss", 1.0)
+    logged(storage)
+
+    assert logged(storage) == []
+
+
+# --- what may be put ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2, 2.0, True + 1, torch.tensor(2), torch.tensor([2.0]), torch.tensor([[2.0]], dtype=torch.float64)],
+    ids=repr,
+)
+def test_numbers(value: Any) -> None:
+    """Ints, floats and tensors of one element of any type are numbers."""
+    storage = EventStorage()
+    storage.put_scalar("x", value)
+
+    assert storage.latest() == {"x": (2.0, 0)}
+
+
+def test_numpy_numbers() -> None:
+    """NumPy's scalars and arrays of one element are numbers too."""
+    numpy = pytest.importorskip("numpy")
+    storage = EventStorage()
+    storage.put_scalars({"a": numpy.float32(2), "b": numpy.int64(3), "c": numpy.array([4.0])})
+
+    assert {name: value for name, (value, _) in storage.latest().items()} == {"a": 2.0, "b": 3.0, "c": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.ones(3), r"scalar 'x' must be one number, got a tensor of shape \(3,\)"),
+        ("2", "scalar 'x' must be a number or a tensor of one element, got '2'"),
+        (None, "got None"),
+        ([1.0], r"got \[1.0\]"),
+    ],
+)
+def test_what_is_no_number(value: Any, message: str) -> None:
+    """Anything else is refused where it is put."""
+    with pytest.raises(TypeError, match=message):
+        EventStorage().put_scalar("x", value)
+
+
+def test_one_hint_a_name() -> None:
+    """A name that is smoothed here and not there would be delivered by halves."""
+    storage = EventStorage()
+    storage.put_scalar("x", 1.0)
+
+    with pytest.raises(ValueError, match="'x' was put with smoothing_hint=True before"):
+        storage.put_scalar("x", 1.0, smoothing_hint=False)
+
+
+def test_a_buffer_changed_in_place() -> None:
+    """A tensor that its owner goes on changing is delivered as it was when it was put."""
+    storage, running = EventStorage(), torch.zeros(())
+    for storage.iter in range(3):
+        storage.put_scalar("running", running.add_(1), smoothing_hint=False)
+
+    assert scalars(storage) == [(1, {"running": 1.0}), (2, {"running": 2.0}), (3, {"running": 3.0})]
+
+
+def test_a_view_of_a_large_result_does_not_keep_it() -> None:
+    """One element of a large result of the graph is kept without the rest."""
+    storage = EventStorage()
+    large = torch.ones(1000, requires_grad=True) * 2
+
+    storage.put_scalar("one", large[0])
+
+    (put,) = storage.collect().puts
+    assert isinstance(put.value, torch.Tensor)
+    assert put.value.untyped_storage().nbytes() == 4
+
+
+def test_a_value_of_the_graph_keeps_no_graph() -> None:
+    """What is put is detached: it keeps no activations alive."""
+    storage = EventStorage()
+    storage.put_scalar("loss", torch.ones((), requires_grad=True) * 2)
+
+    (put,) = storage.collect().puts
+    assert isinstance(put.value, torch.Tensor)
+    assert not put.value.requires_grad
+
+
+# --- name_scope --------------------------------------------------------------------------------------------
+
+
+def test_name_scopes_nest() -> None:
+    """Inside name_scope names get its prefix, and the outer ones'."""
+    storage = EventStorage()
+    with storage.name_scope("head"), storage.name_scope("cls/"):
+        storage.put_scalar("loss", 1.0)
+    storage.put_scalar("loss", 2.0)
+
+    assert storage.latest().keys() == {"head/cls/loss", "loss"}
+
+
+def test_name_scope_ends_with_an_exception() -> None:
+    """A block that raises leaves no prefix behind."""
+    storage = EventStorage()
+    with pytest.raises(ZeroDivisionError), storage.name_scope("head"):
+        raise ZeroDivisionError
+
+    storage.put_scalar("loss", 1.0)
+    assert storage.latest().keys() == {"loss"}
+
+
+# --- reading on the training thread ------------------------------------------------------------------------
+
+
+def test_latest_with_smoothing_hint() -> None:
+    """The median over the window where a name is smoothed, the last value where it is not."""
+    storage = EventStorage()
+    for storage.iter, value in enumerate([9.0, 1.0, 2.0, 3.0]):
+        storage.put_scalar("loss", value)
+        storage.put_scalar("lr", value, smoothing_hint=False)
+
+    assert storage.latest_with_smoothing_hint(3) == {"loss": (2.0, 3), "lr": (3.0, 3)}
+    assert storage.latest() == {"loss": (3.0, 3), "lr": (3.0, 3)}
+
+
+def test_reading_early_neither_loses_nor_doubles() -> None:
+    """What was read before the end of its interval is in the history once, and delivered once."""
+    storage = EventStorage()
+    for storage.iter in range(4):
+        storage.put_scalar("loss", torch.tensor(float(storage.iter)))
+        assert storage.latest()["loss"] == (float(storage.iter), storage.iter)
+
+    assert scalars(storage) == [(4, {"loss": 1.5})]
+    assert storage.history("loss").values() == [(0.0, 0), (1.0, 1), (2.0, 2), (3.0, 3)]
+
+
+def test_reading_between_collect_and_delivery() -> None:
+    """Values on their way to the writers are read, in order, and delivered all the same."""
+    storage = EventStorage()
+    storage.put_scalar("loss", torch.tensor(1.0))
+    packet = storage.collect()
+    storage.iter = 1
+    storage.put_scalar("loss", torch.tensor(2.0))
+
+    assert storage.history("loss").values() == [(1.0, 0), (2.0, 1)]
+    assert [event.scalars for event in packet.events()] == [{"loss": 1.0}]  # type: ignore[attr-defined]
+    assert scalars(storage) == [(2, {"loss": 2.0})]
+
+
+def test_unknown_history() -> None:
+    """A misspelled name gets a suggestion."""
+    storage = EventStorage()
+    storage.put_scalar("loss", 1.0)
+
+    with pytest.raises(KeyError, match="no history for scalar 'los': did you mean 'loss'"):
+        storage.history("los")
+
+
+def test_bounded_when_nobody_collects() -> None:
+    """Without a logger what was put does not pile up: the histories have it, and the oldest is given up."""
+    storage = EventStorage()
+    count = 3 * PENDING_LIMIT
+    for storage.iter in range(count):
+        storage.put_scalar("loss", 1.0)
+
+    assert storage.pending <= PENDING_LIMIT
+    assert len(storage.history("loss")) == count
