@@ -15,20 +15,31 @@ from typing import Any, BinaryIO
 import torch
 
 from eventloop.catalogue import suggest
-from eventloop.snapshot import tensors_of
 
 SUFFIX = ".pth"
 SUFFIXES = (SUFFIX, ".pt", ".ckpt")
 """What the name of a file must end in to be found as a checkpoint."""
 _TEMPORARY = ".tmp"
-_IN_MEMORY_LIMIT = 32 << 20
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be read, or does not fit what it is loaded into."""
 
 
-def save_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> int:
+class Serialized:
+    """A checkpoint as the bytes `torch.save` makes of it."""
+
+    def __init__(self, checkpoint: Mapping[str, Any]) -> None:
+        memory = io.BytesIO()
+        torch.save(dict(checkpoint), memory)
+        self._bytes = memory.getbuffer()
+
+    def write(self, file: BinaryIO) -> None:
+        """Write them, in one piece."""
+        file.write(self._bytes)
+
+
+def save_checkpoint(checkpoint: Mapping[str, Any] | Serialized, path: Path) -> int:
     """Write a checkpoint durably and return its size in bytes.
 
     The bytes go to a new name beside `path`, are synced, and take the name only then: a crash leaves what was
@@ -39,10 +50,11 @@ def save_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> int:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
     try:
-        with open(
-            temporary, "xb"
-        ) as file:  # an opened file: torch.save to a path holds the interpreter longer
-            torch.save(dict(checkpoint), file)
+        with open(temporary, "wb") as file:  # over what a killed process of the same number may have left
+            if isinstance(checkpoint, Serialized):
+                checkpoint.write(file)
+            else:  # to an opened file: torch.save to a path holds the interpreter longer
+                torch.save(dict(checkpoint), file)
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -52,21 +64,6 @@ def save_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> int:
         raise
     sync_directory(path.parent)
     return size
-
-
-def _serialize(checkpoint: Mapping[str, Any], file: BinaryIO) -> int:
-    """Write what `torch.save` makes; returns its size.
-
-    torch writes in hundreds of small pieces, between which this thread and the training thread keep taking the
-    interpreter from each other: 5 ms for a state of 1 MB, 2 ms when it is made in memory and written at once. A
-    large state is written directly: its one big copy would hold the interpreter longer.
-    """
-    if sum(tensor.nbytes for tensor in tensors_of(checkpoint)) > _IN_MEMORY_LIMIT:
-        torch.save(dict(checkpoint), file)
-        return file.tell()
-    memory = io.BytesIO()
-    torch.save(dict(checkpoint), memory)
-    return file.write(memory.getbuffer())
 
 
 def sync_directory(directory: Path) -> None:

@@ -19,6 +19,7 @@ from eventloop.checkpoint import (
     unwrap,
 )
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
+from eventloop.plain import plain
 from eventloop.rng import rng_state, set_rng_state
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ class TrainerState:
             path: where it will be saved.
             within: "iter" or "epoch" when called from a handler of `after_train_iter` or `after_train_epoch`:
                 what just ended is not counted yet, but done, and its validation is still to come.
+
+        Raises:
+            TypeError: somebody's state could be saved, but not be loaded with `weights_only=True`.
         """
         trainer = self._trainer
         trainer.checkpoint = {
@@ -57,7 +61,7 @@ class TrainerState:
         }
         try:
             trainer.announce(BeforeSaveCheckpoint, path=path)
-            return trainer.checkpoint
+            return {key: plain(value, key) for key, value in trainer.checkpoint.items()}
         finally:
             trainer.checkpoint = None
 
@@ -67,6 +71,8 @@ class TrainerState:
         if within:
             position["batch_idx"] = position["batch_idx"] + 1 if within == "iter" else 0
             position["evaluated"] = 0
+        if within == "epoch":
+            position["opened_with"] = {}  # the next pass is opened anew
         return {
             "schema": SCHEMA,
             "iter": trainer.iter + (within == "iter"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,8 +24,8 @@ from eventloop.events import (
 from eventloop.hooks.best import Rule, infer_rule, is_better
 from eventloop.hooks.hook import Hook
 from eventloop.priority import Priority
+from eventloop.saver import Saver, Written
 from eventloop.scopes import ERROR, LEFT
-from eventloop.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from eventloop.resume import Within
@@ -55,7 +55,7 @@ class _Saving(NamedTuple):
 
     path: Path
     began: float
-    written: Future[tuple[int, float]]
+    written: Future[Written]
     before: _Record
 
 
@@ -64,7 +64,7 @@ class CheckpointHook(Hook):
 
         CheckpointHook(interval=1, max_keep_ckpts=3, save_best="accuracy")
 
-    The state is copied at once, into buffers kept for the next time; a thread writes it. `checkpoint_saved` is
+    The state is copied at once; a thread writes it, in a longer run a process. `checkpoint_saved` is
     emitted when the bytes are durable, `checkpoint_failed` when they are not, in the first iteration after. The
     saves of the end of a run are waited for. Nothing older is removed before its successor is durable.
 
@@ -110,8 +110,7 @@ class CheckpointHook(Hook):
         self.best = Best()
         self._kept: list[str] = []
         self._saved_at = -1
-        self._snapshot = Snapshot()
-        self._executor: ThreadPoolExecutor | None = None
+        self._saver: Saver | None = None
         self._saving: _Saving | None = None
 
     def check(self, trainer: Trainer) -> None:
@@ -184,9 +183,9 @@ class CheckpointHook(Hook):
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
         """Let the writing thread go."""
         self._finish(trainer)
-        if self._executor is not None:
-            self._executor.shutdown()
-            self._executor = None
+        if self._saver is not None:
+            self._saver.close()
+            self._saver = None
 
     # --- how -----------------------------------------------------------------------------------------------
 
@@ -204,15 +203,9 @@ class CheckpointHook(Hook):
         state = trainer.state.gather(str(path), within=within)
         if trainer.rank != 0:
             return
-        snapshot = self._snapshot.take(state)
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="eventloop checkpoint")
-        self._saving = _Saving(path, began, self._executor.submit(self._write, snapshot, path), before)
-
-    def _write(self, snapshot: Mapping[str, Any], path: Path) -> tuple[int, float]:
-        self._snapshot.wait()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return save_checkpoint(snapshot, path), perf_counter()
+        if self._saver is None:
+            self._saver = Saver(lambda copy, path: save_checkpoint(copy, path))
+        self._saving = _Saving(path, began, self._saver.save(state, path), before)
 
     def _finish(self, trainer: Trainer) -> None:
         """Wait for the save under way, if any; report it, and only then remove what it replaces."""

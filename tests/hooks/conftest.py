@@ -36,7 +36,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the loop and of the hooks that measure; use binary fractions, their sums are exact."""
     clock = Clock()
-    for module in ("loops", "clock", "hooks.iter_timer", "hooks.optimizer", "hooks.checkpoint"):
+    for module in ("loops", "clock", "hooks.iter_timer", "hooks.optimizer", "hooks.checkpoint", "saver"):
         monkeypatch.setattr(f"eventloop.{module}.perf_counter", clock)
     return clock
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint, unwrap
+from eventloop.hooks import Hook
 from eventloop.rng import rng_state, set_rng_state
 from eventloop.snapshot import Snapshot
 from tests.trainer.conftest import MakeTrainer
@@ -121,8 +122,9 @@ def test_find_checkpoints_of_one_age(tmp_path: Path) -> None:
 def test_unwrap_a_compiled_model() -> None:
     """A compiled model's checkpoint is that of the model inside."""
     model = torch.nn.Linear(1, 1)
+    compiled: Any = torch.compile(model, backend="eager")
 
-    assert unwrap(torch.compile(model)) is model
+    assert unwrap(compiled) is model
     assert unwrap(torch.nn.DataParallel(model)) is model
     assert unwrap(model) is model
 
@@ -171,10 +173,13 @@ def pointers(state: dict[str, Any]) -> set[int]:
 
 def test_a_snapshot_is_a_copy() -> None:
     """What is changed in place afterwards is not changed in the snapshot."""
-    live = {"state_dict": {"w": torch.zeros(3)}, "nested": [{"n": 1, "t": (torch.ones(()), None)}]}
+    live: dict[str, Any] = {
+        "state_dict": {"w": torch.zeros(3)},
+        "nested": [{"n": 1, "t": (torch.ones(()), None)}],
+    }
 
     taken = Snapshot().take(live)
-    live["state_dict"]["w"].add_(1)  # type: ignore[call-overload]
+    live["state_dict"]["w"].add_(1)
 
     assert torch.equal(taken["state_dict"]["w"], torch.zeros(3))
     assert taken["nested"] == [{"n": 1, "t": (torch.ones(()), None)}]
@@ -203,7 +208,7 @@ def test_a_snapshot_of_another_shape() -> None:
 
 def test_names_that_look_alike_are_kept_apart() -> None:
     """Two tensors whose places read the same when joined by slashes, or as text, do not share a buffer."""
-    state = {
+    state: dict[str, Any] = {
         "a/b": torch.tensor(1.0),
         "a": {"b": torch.tensor(2.0), 0: torch.tensor(3.0), "0": torch.tensor(4.0)},
     }
@@ -220,18 +225,46 @@ def test_parameters_with_grad_are_copied_as_values() -> None:
     assert not taken["state_dict"]["w"].requires_grad
 
 
-@pytest.mark.parametrize(
-    "scheduler", ["OneCycleLR", "CosineAnnealingWarmRestarts", "ReduceLROnPlateau", "LambdaLR"]
-)
-def test_every_kind_of_scheduler_is_loadable(make_trainer: MakeTrainer, scheduler: str) -> None:
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "OneCycleLR": {"max_lr": 1.0, "total_steps": 100},
+    "CosineAnnealingWarmRestarts": {"T_0": 4},
+    "ReduceLROnPlateau": {},
+    "LambdaLR": {"lr_lambda": lambda step: 1.0},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_kind_of_scheduler_is_loadable(make_trainer: MakeTrainer, name: str) -> None:
     """Whatever the scheduler keeps, the checkpoint is readable with `weights_only=True`."""
     trainer = make_trainer()
-    arguments: dict[str, Any] = {
-        "OneCycleLR": {"max_lr": 1.0, "total_steps": 100}, "CosineAnnealingWarmRestarts": {"T_0": 4},
-        "ReduceLROnPlateau": {}, "LambdaLR": {"lr_lambda": lambda step: 1.0},
-    }[scheduler]  # fmt: skip
-    trainer.schedulers.append(getattr(torch.optim.lr_scheduler, scheduler)(trainer.optimizer, **arguments))
+    kind = getattr(torch.optim.lr_scheduler, name)
+    trainer.schedulers.append(kind(trainer.optimizer, **SCHEDULERS[name]))
 
     save_checkpoint(trainer.state.gather(""), trainer.work_dir / "a.pth")
 
     assert len(load_checkpoint(trainer.work_dir / "a.pth")["param_schedulers"]) == 1
+
+
+def test_numpy_numbers_are_saved_as_plain_ones(make_trainer: MakeTrainer) -> None:
+    """A learning rate of NumPy's does not make the checkpoint unreadable."""
+    model = torch.nn.Linear(2, 3)
+    trainer = make_trainer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=np.float64(0.25)))
+
+    save_checkpoint(trainer.state.gather(""), trainer.work_dir / "a.pth")
+
+    assert load_checkpoint(trainer.work_dir / "a.pth")["optimizer"]["param_groups"][0]["lr"] == 0.25
+
+
+def test_a_state_that_could_not_be_loaded(make_trainer: MakeTrainer) -> None:
+    """A hook's state that `weights_only=True` would refuse is refused when it is saved, by its place."""
+
+    class Careless(Hook):
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": [range(3)]}
+
+    trainer = make_trainer(hooks=[Careless()])
+
+    with pytest.raises(
+        TypeError, match=r"the checkpoint's hooks\['Careless'\]\['seen'\]\[0\] is range\(0, 3\), a range"
+    ):
+        trainer.state.gather("")

@@ -1,0 +1,186 @@
+"""Getting values off a device: with a fake of CUDA everywhere, with the real one where there is one."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from eventloop.device import HostCopy, PinnedPool
+from eventloop.metrics import EventStorage
+from eventloop.snapshot import Snapshot
+
+CUDA = torch.device("cuda", 0)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+class OnCuda(torch.Tensor):
+    """A tensor of the host that says it is on a CUDA device."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return CUDA
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+
+def on_cuda(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A number on the fake device."""
+    return torch.tensor(value, dtype=dtype).as_subclass(OnCuda)
+
+
+class Device:
+    """What is asked of the fake device, in order; its copies are done when `done` says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.done = False
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Put a fake in the place of CUDA's streams, events and page-locked memory."""
+    device = Device()
+    empty = torch.empty
+
+    class Event:
+        def record(self, stream: str) -> None:
+            device.calls.append(f"record on {stream}")
+
+        def query(self) -> bool:
+            device.calls.append("query")
+            return device.done
+
+        def synchronize(self) -> None:
+            device.calls.append("synchronize")
+
+    def fake_empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory:
+            device.calls.append("pin")
+        return cast(torch.Tensor, empty(*size, **options))
+
+    monkeypatch.setattr(torch, "empty", fake_empty)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    return device
+
+
+def test_a_copy_starts_at_once_and_waits_for_nothing(device: Device) -> None:
+    """Taking values off a device pins a buffer, copies, and records an event behind the copy; nothing waits."""
+    HostCopy([on_cuda(1.0), on_cuda(2.0)], PinnedPool())
+
+    assert device.calls == ["pin", "record on the stream of cuda:0"]
+
+
+def test_ready_asks_the_event(device: Device) -> None:
+    """`ready` asks, and does not wait."""
+    copy = HostCopy([on_cuda(1.0)], PinnedPool())
+    before = copy.ready()
+    device.done = True
+
+    assert (before, copy.ready()) == (False, True)
+    assert device.calls[2:] == ["query", "query"]
+
+
+def test_values_wait_for_the_event(device: Device) -> None:
+    """`values` synchronizes with the copy's own event before it reads the buffer."""
+    copy = HostCopy([on_cuda(1.0), on_cuda(2.0)], PinnedPool())
+
+    assert copy.values() == [1.0, 2.0]
+    assert device.calls[-1] == "synchronize"
+
+
+def test_values_come_in_the_order_they_were_given(device: Device) -> None:
+    """Tensors of several types and devices are copied by kind, and given back in their order."""
+    tensors = [
+        on_cuda(1), torch.tensor(2.0), on_cuda(3, torch.int64), on_cuda(4), torch.tensor(5), on_cuda(6, torch.int64),
+    ]  # fmt: skip
+
+    assert HostCopy(tensors, PinnedPool()).values() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert device.calls.count("record on the stream of cuda:0") == 2
+
+
+def test_pinned_buffers_are_used_again(device: Device) -> None:
+    """A buffer goes back to the pool when it was read; the next copy of about that size pins nothing."""
+    pool = PinnedPool()
+    HostCopy([on_cuda(float(i)) for i in range(5)], pool).values()
+
+    values = HostCopy([on_cuda(float(i)) for i in range(8)], pool).values()
+
+    assert values == [float(i) for i in range(8)]
+    assert device.calls.count("pin") == 1
+
+
+def test_two_copies_under_way_have_two_buffers(device: Device) -> None:
+    """A buffer that was not read yet is nobody else's."""
+    pool = PinnedPool()
+    first, second = HostCopy([on_cuda(1.0)], pool), HostCopy([on_cuda(2.0)], pool)
+
+    assert (first.values(), second.values()) == ([1.0], [2.0])
+    assert device.calls.count("pin") == 2
+
+
+def test_one_copy_for_an_interval(device: Device) -> None:
+    """However many values an interval has, they leave the device in one copy."""
+    storage = EventStorage()
+    for storage.iter in range(10):
+        storage.put_scalar("loss", on_cuda(float(storage.iter)))
+        storage.put_scalar("score", on_cuda(1.0))
+    before = list(device.calls)
+
+    packet = storage.collect()
+
+    assert before == []
+    assert not packet.ready()
+    assert device.calls == ["pin", "record on the stream of cuda:0", "query"]
+    assert packet.events()[0].scalars == {"loss": 4.5, "score": 1.0}  # type: ignore[attr-defined]
+
+
+def test_a_packet_read_early_does_not_wait_for_later_ones(device: Device) -> None:
+    """Making the events of values that somebody has read already waits for nothing."""
+    storage = EventStorage()
+    storage.put_scalar("loss", on_cuda(1.0))
+    first = storage.collect()
+    storage.latest()
+    storage.put_scalar("loss", on_cuda(2.0))
+    storage.collect()
+    device.calls.clear()
+
+    first.events()
+
+    assert device.calls == []
+
+
+def test_a_snapshot_of_a_device_waits_where_it_is_written(device: Device) -> None:
+    """`take` copies into pinned memory and records an event; `wait`, on the writing thread, synchronizes."""
+    snapshot = Snapshot()
+    snapshot.take({"state_dict": {"a": on_cuda(1.0), "b": on_cuda(2.0)}})
+    taken = list(device.calls)
+    snapshot.wait()
+
+    assert taken == ["pin", "record on the stream of cuda:0"]
+    assert device.calls[2:] == ["synchronize"]
+
+
+@needs_cuda
+def test_values_of_a_real_device() -> None:
+    """On a real device the values are those at the point of the program where the copy was started."""
+    tensor = torch.ones((), device="cuda")
+    copy = HostCopy([tensor], PinnedPool())
+    tensor.add_(1)
+
+    assert copy.values() == [1.0]
+
+
+@needs_cuda
+def test_a_snapshot_of_a_real_device() -> None:
+    """On a real device a snapshot is a copy of the state at that point of the program."""
+    tensor, snapshot = torch.ones(3, device="cuda"), Snapshot()
+    taken = snapshot.take({"state_dict": {"w": tensor}})
+    tensor.add_(1)
+    snapshot.wait()
+
+    assert taken["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
