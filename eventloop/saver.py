@@ -147,10 +147,12 @@ class SaverProcess:
 
     def close(self) -> None:
         """End the process once it is done."""
-        if self._process.stdin is not None:
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.closed:
             with suppress(OSError):  # a forked loader worker may hold the pipe too, so its end would not do
-                send(self._process.stdin, None)
-                self._process.stdin.close()
+                send(stdin, None)
+            with suppress(OSError):
+                stdin.close()
         self._reader.join()
         self._process.wait()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     def fake_empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         if pin_memory:
             device.calls.append("pin")
-        return cast(torch.Tensor, empty(*size, **options))
+        return empty(*size, **options)
 
     monkeypatch.setattr(torch, "empty", fake_empty)
     monkeypatch.setattr(torch.cuda, "Event", Event)

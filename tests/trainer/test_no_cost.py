@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from eventloop import Trainer, trainer as trainer_module
-from eventloop.events import AfterRun, Event
+from eventloop import Bus
+from eventloop.events import AfterRun, BeforeTrainIter, Event
 from tests.trainer.conftest import MakeTrainer, batches
 
 NO_HOOKS = dict.fromkeys(
@@ -20,13 +20,13 @@ NO_HOOKS = dict.fromkeys(
 def built(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """The names of the events that trainers announce and buses are given, counted."""
     counted: Counter[str] = Counter()
-    emit = trainer_module.Bus.emit
+    emit = Bus.emit
 
     def count(self: Any, event: Event, trainer: Any = None) -> None:
         counted[type(event).__name__] += 1
         emit(self, event, trainer)
 
-    monkeypatch.setattr(trainer_module.Bus, "emit", count)
+    monkeypatch.setattr(Bus, "emit", count)
     return counted
 
 
@@ -74,9 +74,31 @@ def test_the_optimizers_events_are_built_on_demand(make_trainer: MakeTrainer, bu
     }
 
 
-def test_an_overridden_method_is_a_subscription(make_trainer: MakeTrainer) -> None:
-    """Hooks subscribe what they override and nothing else: there are no empty methods to call."""
-    trainer: Trainer = make_trainer()
+def test_an_event_nobody_wants_is_not_even_constructed(make_trainer: MakeTrainer) -> None:
+    """`announce` asks before it builds."""
+    made: list[int] = []
 
-    assert trainer.bus.plan("before_train_iter") == []
-    assert not trainer.bus.wants(type(trainer.bus.signal("before_train_iter").event_type)) is None
+    class Probe(Event):
+        iter: int
+        epoch: int
+        max_iters: int | None
+        max_epochs: int | None
+
+        def __post_init__(self) -> None:
+            made.append(self.iter)
+
+    trainer = make_trainer()
+    trainer.announce(Probe)
+    before = len(made)
+    trainer.bus.subscribe(lambda event: None, Probe)
+    trainer.announce(Probe)
+
+    assert (before, len(made)) == (0, 1)
+
+
+def test_an_event_nobody_overrides_has_no_handlers(make_trainer: MakeTrainer) -> None:
+    """Hooks subscribe what they override and nothing else: there are no empty methods to call."""
+    trainer = make_trainer()
+
+    assert trainer.bus.plan("before_train_iter") == trainer.bus.plan("after_backward") == []
+    assert not trainer.bus.wants(BeforeTrainIter)

@@ -82,7 +82,7 @@ def test_the_name_of_a_config_is_the_name_of_its_state(make_trainer: MakeTrainer
 
 def test_a_bad_priority_in_a_config(make_trainer: MakeTrainer) -> None:
     """A priority that is none is an error when the trainer is built."""
-    with pytest.raises(ValueError, match="unknown priority 'LOWW'"):
+    with pytest.raises(ValueError, match="unknown priority name 'LOWW'"):
         make_trainer(hooks=[{"type": "LoggerHook", "priority": "LOWW"}])
 
 
@@ -173,5 +173,5 @@ def test_a_run_from_configs(make_trainer: MakeTrainer) -> None:
     trainer.train()
 
     assert (trainer.work_dir / "epoch_2.pth").exists()
-    assert (trainer.work_dir / "log.jsonl").read_text().count('"mode":"train"') == 6
+    assert (trainer.work_dir / "log.jsonl").read_text().count('{"mode":"train"') == 6
     assert "timer" not in {hook.name for hook in trainer.hooks}
