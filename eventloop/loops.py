@@ -66,10 +66,10 @@ class TrainLoop:
             ValueError: the loader is empty, or every batch of a pass was skipped.
         """
         trainer = self._trainer
-        bus, clock = trainer.bus, trainer.clock
+        bus, clock, by_epoch = trainer.bus, trainer.clock, trainer.by_epoch
         began = asked = clock.begin()
         for batch in self._batches(loader):
-            if trainer.stopping and trainer.position.at_end:
+            if trainer.asked_to_stop and trainer.stopping and trainer.position.at_end:
                 return  # the loader has more batches than it said
             trainer.batch = to_device(batch, trainer.device)
             clock.data += perf_counter() - asked
@@ -87,12 +87,11 @@ class TrainLoop:
             started, excluded = perf_counter(), clock.excluded
             yield trainer.batch
             clock.forward = perf_counter() - started - (clock.excluded - excluded)
-            if bus.wants(AfterTrainIter):
-                trainer.announce(AfterTrainIter, batch_idx=trainer.batch_idx)
+            trainer.announce(AfterTrainIter, batch_idx=trainer.batch_idx)
             trainer.completed_iteration()
             clock.commit(perf_counter() - began)
             bus.poll(trainer)
-            if self._iteration_boundary():
+            if (trainer.asked_to_stop or not by_epoch) and self._iteration_boundary():
                 return
             began = asked = clock.begin()
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from msgspec.structs import replace
 
 from eventloop.catalogue import suggest
 from eventloop.device import HostCopy, PinnedPool
@@ -28,7 +27,7 @@ Scalar = float | int | torch.Tensor
 WINDOW = 10_000
 """Values a `HistoryBuffer` keeps."""
 PENDING_LIMIT = 8192
-"""Values that may wait for `collect` before the storage reads them itself, so that one nobody logs stays bounded."""
+"""Puts that may wait for `collect` before the storage reads them itself, so that one nobody logs stays bounded."""
 
 
 class HistoryBuffer:
@@ -103,13 +102,14 @@ def _by_step(moment: Moment) -> tuple[int, int]:
     return moment.iteration, moment.step
 
 
-class Put(msgspec.Struct, frozen=True, gc=False):
-    """One value as it was put; `read` once it is a float in its history. Thousands of tuples in their place would
-    wake the garbage collector."""
+class Row(msgspec.Struct, gc=False):
+    """Values put at one moment, by name; `read` once they are floats, and in their histories.
+
+    An iteration makes two or three of these, and no other object the garbage collector would have to look at.
+    """
 
     moment: Moment
-    name: str
-    value: Scalar
+    values: dict[str, Scalar]
     smooth: bool
     read: bool = False
 
@@ -124,12 +124,11 @@ class Place(NamedTuple):
 class Packet:
     """The values of one interval on their way from the device; a `Deferred` of the background loop."""
 
-    def __init__(self, puts: list[Put], storage: EventStorage, place: Place, pool: PinnedPool) -> None:
-        self.puts = puts
+    def __init__(self, rows: list[Row], storage: EventStorage, place: Place, copy: HostCopy | None) -> None:
+        self.rows = rows
         self._storage = storage
         self._place = place
-        tensors = [put.value for put in puts if isinstance(put.value, torch.Tensor)]
-        self._copy = HostCopy(tensors, pool) if tensors else None
+        self._copy = copy
 
     def ready(self) -> bool:
         """True when the values are on the host."""
@@ -137,13 +136,8 @@ class Packet:
 
     def read(self) -> None:
         """Make every value a float; waits for the device if need be. The storage calls it, once."""
-        if self._copy is not None:
-            numbers = iter(self._copy.values())
-            self.puts = [
-                replace(put, value=next(numbers)) if isinstance(put.value, torch.Tensor) else put
-                for put in self.puts
-            ]
-            self._copy = None
+        read_rows(self.rows, self._copy)
+        self._copy = None
 
     def events(self) -> list[Event]:
         """One `scalars_logged` per iteration that has something of its own to say.
@@ -152,21 +146,39 @@ class Packet:
         other value is said at the iteration it was put for.
         """
         self._storage.settle(self)
-        rows = _Rows()
-        smooth: dict[tuple[str, str], list[Put]] = {}
-        for put in self.puts:
-            if put.smooth:
-                smooth.setdefault((put.moment.mode, put.name), []).append(put)
-            else:
-                rows.say(put.moment, put.name, float(put.value))
-        for (_, name), puts in smooth.items():
-            mean = sum(float(put.value) for put in puts) / len(puts)
-            last = max((put.moment for put in puts), key=_by_step)
-            rows.say(last, name, mean)
-        return rows.events(self._place)
+        told = _Told()
+        smooth: dict[tuple[str, str], list[tuple[Moment, float]]] = {}
+        for row in self.rows:
+            for name, value in row.values.items():
+                if row.smooth:
+                    smooth.setdefault((row.moment.mode, name), []).append((row.moment, float(value)))
+                else:
+                    told.say(row.moment, name, float(value))
+        for (_, name), pairs in smooth.items():
+            last = max((moment for moment, _ in pairs), key=_by_step)
+            told.say(last, name, sum(value for _, value in pairs) / len(pairs))
+        return told.events(self._place)
 
 
-class _Rows:
+def read_rows(rows: list[Row], copy: HostCopy | None) -> None:
+    """Replace the tensors of `rows` by their numbers, from a copy under way or, without one, by reading them."""
+    found = [
+        (row, name) for row in rows for name, value in row.values.items() if isinstance(value, torch.Tensor)
+    ]
+    if not found:
+        return
+    if copy is None:
+        copy = HostCopy(tensors_in(rows), PinnedPool())
+    for (row, name), number in zip(found, copy.values(), strict=True):
+        row.values[name] = number
+
+
+def tensors_in(rows: list[Row]) -> list[torch.Tensor]:
+    """The values that are tensors, in order."""
+    return [value for row in rows for value in row.values.values() if isinstance(value, torch.Tensor)]
+
+
+class _Told:
     """Scalars gathered into events: one per mode and place in the run, in order."""
 
     def __init__(self) -> None:
@@ -209,7 +221,8 @@ class EventStorage:
         self.mode = "train"
         self.in_iteration = True
         """Whether what is put belongs to the iteration `iter` (its step is `iter + 1`), or to the moment before it."""
-        self._pending: list[Put] = []
+        self._pending: list[Row] = []
+        self._on_device = False  # whether a tensor is pending that has to be copied from its device in time
         self._unread: deque[Packet] = deque()
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
@@ -237,26 +250,22 @@ class EventStorage:
         self, scalars: Mapping[str, Scalar], smoothing_hint: bool = True, cur_iter: int | None = None
     ) -> None:
         """Put several numbers; a mapping, so that no metric's name can collide with an argument's."""
-        moment = self._moment(cur_iter)
-        pending, prefix, hints = self._pending, self._prefix, self._hints
-        for name, value in scalars.items():
-            if not isinstance(value, float):
-                value = _single_number(name, value)
-            if prefix:
-                name = prefix + name
+        prefix, hints = self._prefix, self._hints
+        values = {prefix + name: value for name, value in scalars.items()} if prefix else dict(scalars)
+        for name, value in values.items():
+            if type(value) is not float:
+                values[name] = self._single_number(name, value)
             if hints.setdefault(name, smoothing_hint) is not smoothing_hint:
                 raise ValueError(
                     f"scalar {name!r} was put with smoothing_hint={not smoothing_hint} before: "
                     "keep one hint per name"
                 )
-            pending.append(Put(moment, name, value, smoothing_hint))
-        if len(pending) > PENDING_LIMIT:
-            self._forget_half()
-
-    def _moment(self, cur_iter: int | None) -> Moment:
         iteration = self.iter if cur_iter is None else cur_iter
         trained = self.mode == "train" and (self.in_iteration or cur_iter is not None)
-        return Moment(iteration, iteration + trained, self.epoch, self.mode)
+        moment = Moment(iteration, iteration + trained, self.epoch, self.mode)
+        self._pending.append(Row(moment, values, smoothing_hint))
+        if len(self._pending) > PENDING_LIMIT:
+            self._forget_half()
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
@@ -270,15 +279,17 @@ class EventStorage:
 
     def collect(self, place: Place | None = None) -> Packet:
         """Take everything put since the last call, and start its way to the host. Does not wait."""
-        puts, self._pending = self._pending, []
-        packet = Packet(puts, self, place or Place(), self._pool)
+        rows, self._pending = self._pending, []
+        copy = HostCopy(tensors_in(rows), self._pool) if self._on_device else None
+        self._on_device = False
+        packet = Packet(rows, self, place or Place(), copy)
         self._unread.append(packet)
         return packet
 
     @property
     def pending(self) -> int:
         """How many values were put since the last `collect`."""
-        return len(self._pending)
+        return sum(len(row.values) for row in self._pending)
 
     # --- reading, which may wait for the device ------------------------------------------------------------
 
@@ -318,43 +329,47 @@ class EventStorage:
             while self._unread:
                 oldest = self._unread.popleft()
                 oldest.read()
-                for put in oldest.puts:
-                    if not put.read:
-                        self._enter(put)
+                for row in oldest.rows:
+                    self._enter(row)
                 if oldest is packet:
                     return
 
     def _read_all(self) -> None:
         self.settle()
-        # What is read early is still logged at the end of its interval: it stays pending, as a float.
-        early = Packet([put for put in self._pending if not put.read], self, Place(), self._pool)
-        early.read()
-        for put in early.puts:
-            self._enter(put)
-        done = [put for put in self._pending if put.read]
-        self._pending = done + [replace(put, read=True) for put in early.puts]
+        # What is read early is still logged at the end of its interval: it stays pending, as floats.
+        read_rows(self._pending, None)
+        for row in self._pending:
+            self._enter(row)
 
     def _forget_half(self) -> None:
         """Nobody collects: keep the histories going, and the memory bounded."""
         self._read_all()
-        self._pending = self._pending[PENDING_LIMIT // 2 :]
+        del self._pending[: PENDING_LIMIT // 2]
 
-    def _enter(self, put: Put) -> None:
-        history = self._histories.get(put.name)
-        if history is None:
-            history = self._histories[put.name] = HistoryBuffer()
-        history.update(float(put.value), put.moment.iteration)
+    def _enter(self, row: Row) -> None:
+        if row.read:
+            return
+        row.read = True
+        for name, value in row.values.items():
+            history = self._histories.get(name)
+            if history is None:
+                history = self._histories[name] = HistoryBuffer()
+            history.update(float(value), row.moment.iteration)
 
-
-def _single_number(name: str, value: Any) -> Scalar:
-    if isinstance(value, torch.Tensor):
+    def _single_number(self, name: str, value: Any) -> Scalar:
+        if not isinstance(value, torch.Tensor):
+            return _single_float(name, value)
         if value.numel() != 1:
             raise TypeError(f"scalar {name!r} must be one number, got a tensor of shape {tuple(value.shape)}")
+        self._on_device = self._on_device or value.is_cuda
         # A result of the graph is nobody else's; any other tensor may be a buffer its owner goes on changing,
         # and a view would keep all that it is a view of.
         own = value.grad_fn is not None and value._base is None
         return value.detach() if own else value.detach().clone()
-    if isinstance(value, int):
+
+
+def _single_float(name: str, value: Any) -> float:
+    if isinstance(value, int | float):
         return float(value)
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "size", 1) == 1:

@@ -24,7 +24,7 @@ class LoaderPosition:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._passes = 0  # opened so far
-        self._length: int | None = None
+        self.length: int | None = None
         self._opened_with: dict[str, Any] = {}
         self._generators: list[torch.Tensor] = []  # a checkpoint's, for when the loader is opened
         self._resuming = False
@@ -38,7 +38,7 @@ class LoaderPosition:
         trainer = self._trainer
         if not trainer.by_epoch:
             return trainer.iter >= (trainer.max_iters or 0)
-        return self._length is not None and trainer.batch_idx >= self._length
+        return self.length is not None and trainer.batch_idx >= self.length
 
     @property
     def resuming(self) -> bool:
@@ -51,7 +51,7 @@ class LoaderPosition:
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of the pass, after a resume the ones that are left."""
-        self._length = length_of(loader)
+        self.length = length_of(loader)
         self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
         _set_generators(loader, self._generators)
@@ -66,7 +66,7 @@ class LoaderPosition:
         yield from loader
 
     def _rest(self, loader: Iterable[Any], skip: int) -> Iterator[Any]:
-        if self._length is not None and skip >= self._length and not _generators_of(loader):
+        if self.length is not None and skip >= self.length and not _generators_of(loader):
             return  # nothing is left, and no sampler has anything to draw at the end
         self._seed_sampler(loader, self._passes - 1)
         now = _random_state(loader)

@@ -125,6 +125,7 @@ class Trainer:
         self.stop_reason: str | None = None
         self.failure: BaseException | None = None
         self._requested: str | None = None
+        self.asked_to_stop = False
         self.running = False
         self.metrics = EventStorage()
         self.loader: Iterable[Any] | None = train_loader
@@ -194,6 +195,7 @@ class Trainer:
             ValueError: no reason is given.
         """
         self.request_stop(reason)
+        self.asked_to_stop = True
         if self.stop_reason is None:
             self.stop_reason = self._requested or reason
             self.announce(StopRequested, reason=self.stop_reason)
@@ -208,6 +210,7 @@ class Trainer:
         if not reason:
             raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
         self._requested = self._requested or reason
+        self.asked_to_stop = True
 
     def _train(self, schedule: Schedule) -> None:
         loop, loader = TrainLoop(self, schedule), check_loader(self, "train")
@@ -316,6 +319,7 @@ class Trainer:
             )
         self.running = True
         self.stop_reason = self.failure = None
+        self.asked_to_stop = self._requested is not None
         self.position.go_on()
         self.facts.run = facts_of(self)
 

@@ -14,7 +14,6 @@ from eventloop.events import (
     ScalarsLogged,
 )
 from eventloop.hooks.hook import Hook, on
-from eventloop.position import length_of
 from eventloop.priority import Priority
 from eventloop.schedule import positive
 
@@ -69,10 +68,8 @@ class LoggerHook(Hook):
         self._log_metrics(trainer, "test", event.metrics)
 
     def _is_tail(self, trainer: Trainer, event: AfterTrainIter) -> bool:
-        length = length_of(trainer.loader)
-        if length is None or event.batch_idx + 1 != length:
-            return False
-        return not self._ignore_last or length <= self._interval
+        length = trainer.position.length
+        return event.batch_idx + 1 == length and (not self._ignore_last or length <= self._interval)
 
     def _log(self, trainer: Trainer) -> None:
         metrics = trainer.metrics

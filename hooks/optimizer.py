@@ -88,7 +88,7 @@ def loss_of(outputs: Any) -> torch.Tensor:
         TypeError: there is none, or it is no tensor of one element.
         RuntimeError: it needs no grad.
     """
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    loss = outputs.get("loss") if type(outputs) is dict or isinstance(outputs, Mapping) else None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise TypeError(
             "expected trainer.outputs to be a mapping with a 'loss' tensor of one element, set in this iteration; "

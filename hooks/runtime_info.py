@@ -52,9 +52,10 @@ class RuntimeInfoHook(Hook):
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Put the step's numbers."""
         outputs = trainer.outputs
-        if not isinstance(outputs, Mapping):
-            return  # the optimizer hook says what is wrong with it
-        trainer.metrics.put_scalars({name: value for name, value in outputs.items() if _is_number(value)})
+        if type(outputs) is dict or isinstance(
+            outputs, Mapping
+        ):  # else the optimizer hook says what is wrong
+            trainer.metrics.put_scalars({name: value for name, value in outputs.items() if _is_number(value)})
 
 
 def _count(model: torch.nn.Module) -> str:

@@ -49,7 +49,7 @@ def test_a_closed_trainer_is_collected(tmp_path: Path) -> None:
     trainer.train()
     trainer.val()
     trainer.close()
-    gone = [weakref.ref(trainer), weakref.ref(trainer.model), weakref.ref(trainer.bus)]
+    gone: list[Any] = [weakref.ref(trainer), weakref.ref(trainer.model), weakref.ref(trainer.bus)]
 
     del trainer
     gc.collect()
@@ -86,15 +86,6 @@ def test_a_trainer_that_failed_is_collected(tmp_path: Path) -> None:
 
     assert failed
     assert gone() is None
-
-
-def test_no_batch_is_kept_after_a_run(tmp_path: Path) -> None:
-    """After a run the trainer holds neither its last batch nor the outputs with their graph."""
-    trainer = build(tmp_path)
-    trainer.train()
-
-    assert (trainer.batch, trainer.outputs) == (None, None)
-    trainer.close()
 
 
 def test_threads_end_with_the_trainer(tmp_path: Path) -> None:

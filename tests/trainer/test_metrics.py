@@ -201,9 +201,10 @@ def test_a_view_of_a_large_result_does_not_keep_it() -> None:
 
     storage.put_scalar("one", large[0])
 
-    (put,) = storage.collect().puts
-    assert isinstance(put.value, torch.Tensor)
-    assert put.value.untyped_storage().nbytes() == 4
+    (row,) = storage.collect().rows
+    value = row.values["one"]
+    assert isinstance(value, torch.Tensor)
+    assert value.untyped_storage().nbytes() == 4
 
 
 def test_a_value_of_the_graph_keeps_no_graph() -> None:
@@ -211,9 +212,10 @@ def test_a_value_of_the_graph_keeps_no_graph() -> None:
     storage = EventStorage()
     storage.put_scalar("loss", torch.ones((), requires_grad=True) * 2)
 
-    (put,) = storage.collect().puts
-    assert isinstance(put.value, torch.Tensor)
-    assert not put.value.requires_grad
+    (row,) = storage.collect().rows
+    value = row.values["loss"]
+    assert isinstance(value, torch.Tensor)
+    assert not value.requires_grad
 
 
 # --- name_scope --------------------------------------------------------------------------------------------
