@@ -5,11 +5,12 @@ with SummaryWriter, a JSON file, prints and torch.save by hand; eventloop with i
 JSONL and console every 10 iterations and a checkpoint each epoch; pytorch-ignite with handlers for the same.
 
 The machine's speed changes within seconds, so all trainings go on at the same time in turns of a few epochs, and a
-turn is compared with the bare loop's turn of the same round. What a turn left to the background is finished, untimed,
+turn is compared with the bare loop's turn of the same round. Where a model lies in memory makes it faster or slower
+by some percent, so everything is built anew several times. What a turn left to the background is finished, untimed,
 before the next one's, so that nobody works in another's time. The first rounds, in which eventloop's checkpoint
 process starts, are left out.
 
-    python -m benchmarks.digits_overhead [--epochs 15] [--rounds 40] [--json PATH] [--markdown PATH]
+    python -m benchmarks.digits_overhead [--epochs 15] [--sessions 6] [--json PATH] [--markdown PATH]
 """
 
 from __future__ import annotations
@@ -205,8 +206,9 @@ def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--epochs", type=int, default=15, help="of a turn")
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--warm-up", type=int, default=8, help="rounds to leave out")
+    parser.add_argument("--sessions", type=int, default=6, help="times everything is built anew")
+    parser.add_argument("--rounds", type=int, default=8, help="of a session")
+    parser.add_argument("--warm-up", type=int, default=8, help="rounds of a session to leave out")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
@@ -214,8 +216,10 @@ def main() -> None:
     cases: dict[str, Training] = {"bare": bare, "by hand": by_hand, "eventloop": eventloop}
     if version_of("pytorch-ignite") != "not installed":
         cases["ignite"] = ignite
-    taken = measure(cases, options.epochs, options.rounds, options.warm_up)
-    turns = {name: [figures(steps) for steps in each] for name, each in taken.items()}
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    for _ in range(options.sessions):
+        for name, each in measure(cases, options.epochs, options.rounds, options.warm_up).items():
+            turns[name] += [figures(steps) for steps in each]
     ratios = ratios_to_bare(turns)
     rows = [
         [name, f"{statistics.median(t['mean'] for t in turns[name]) * 1e3:.3f} ms"]
@@ -229,8 +233,8 @@ def main() -> None:
         f"`{command_line('benchmarks.digits_overhead')}`",
         ", ".join(f"{k} {v}" for k, v in versions.items()),
         markdown_table(["engine", "a step", "mean", "p50", "p99"], rows),
-        f"Ratios to the bare loop in the same round, medians over {options.rounds} rounds of {options.epochs} epochs "
-        + f"each. Goal: mean of eventloop at most {GOAL}x: {yes_no(met)}.",
+        f"Ratios to the bare loop in the same round, medians over {options.sessions} sessions of {options.rounds} "
+        + f"rounds of {options.epochs} epochs. Goal: mean of eventloop at most {GOAL}x: {yes_no(met)}.",
     ]
     record = {"environment": versions, "ratios": ratios, "turns": turns, "goal": GOAL, "met": met}
     publish("\n\n".join(lines), record, json=options.json, markdown=options.markdown)

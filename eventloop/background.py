@@ -27,7 +27,7 @@ from eventloop.runners import TaskLane, ThreadLane
 
 logger = logging.getLogger("eventloop")
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.2
 DEVICE_POLL_SECONDS = 0.002
 """How often the loop asks whether a value has left the device."""
 CHUNK = 512

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -54,16 +54,19 @@ class Saver:
         self._executor: ThreadPoolExecutor | None = None
         self.process: SaverProcess | None = None
 
-    def save(self, state: Mapping[str, Any], path: Path) -> Future[Written]:
-        """Copy `state` and start writing it. The save before must be done: its buffers are used again."""
+    def save(self, state: Mapping[str, Any], path: Path, replaces: Sequence[Path] = ()) -> Future[Written]:
+        """Copy `state` and start writing it; once it is durable, remove the files it `replaces`.
+        The save before must be done: its buffers are used again."""
         process = self._ready_process(state)
         if process is not None:
             packed = self._snapshot.pack(state)
-            return process.save(packed, path, otherwise=lambda: self._write_now(packed.unpack(), path))
+            return process.save(
+                packed, path, replaces, otherwise=lambda: self._write_now(packed.unpack(), path, replaces)
+            )
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="eventloop checkpoint")
         copy = self._copy(state)
-        return self._executor.submit(self._write_now, copy, path)
+        return self._executor.submit(self._write_now, copy, path, replaces)
 
     def close(self) -> None:
         """Let the thread and the process go, after what they are writing."""
@@ -87,10 +90,14 @@ class Saver:
             return Serialized(state)
         return self._snapshot.pack(state).unpack()
 
-    def _write_now(self, copy: Mapping[str, Any] | Serialized, path: Path) -> Written:
+    def _write_now(
+        self, copy: Mapping[str, Any] | Serialized, path: Path, replaces: Sequence[Path]
+    ) -> Written:
         self._snapshot.wait()
         path.parent.mkdir(parents=True, exist_ok=True)
-        return self._write(copy, path), perf_counter()
+        written = self._write(copy, path), perf_counter()
+        remove_files(replaces)
+        return written
 
     def _ready_process(self, state: Mapping[str, Any]) -> SaverProcess | None:
         if self._start_after is None or monotonic() - self._born < self._start_after:
@@ -135,12 +142,14 @@ class SaverProcess:
         """Wait for that."""
         return self._ready.wait(timeout)
 
-    def save(self, packed: Packed, path: Path, otherwise: Callable[[], Written]) -> Future[Written]:
+    def save(
+        self, packed: Packed, path: Path, replaces: Sequence[Path], otherwise: Callable[[], Written]
+    ) -> Future[Written]:
         """Let the process write; when it dies over it, `otherwise` does, on the thread that notices."""
         written: Future[Written] = Future()
         self._pending = (written, otherwise)
         try:
-            send(self._process.stdin, (packed, str(path)))
+            send(self._process.stdin, (packed, path, list(replaces)))
         except OSError:
             self._answered(ConnectionError("the checkpoint process is gone"))
         return written
@@ -189,6 +198,15 @@ def _attempt(write: Callable[[], Written]) -> Written | Exception:
         return write()
     except Exception as error:
         return error
+
+
+def remove_files(paths: Sequence[Path]) -> None:
+    """Remove files; one that cannot be removed is named and left."""
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("a checkpoint that was replaced could not be removed: %s", error)
 
 
 def send(stream: IO[bytes] | None, message: object) -> None:

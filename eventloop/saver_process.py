@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
-from eventloop.checkpoint import save_checkpoint
-from eventloop.saver import receive, send
+from eventloop.checkpoint import Serialized, save_checkpoint
+from eventloop.saver import receive, remove_files, send
+from eventloop.snapshot import tensors_of
+
+_IN_MEMORY = 32 << 20
 
 
 def main() -> None:
@@ -24,12 +27,20 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a print of some library must not look like an answer
     send(answers, "ready")
     while (message := receive(sys.stdin.buffer)) is not None:
-        packed, path = message
+        packed, path, replaces = message
         try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            send(answers, (save_checkpoint(packed.unpack(), Path(path)), perf_counter()))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written = save_checkpoint(_cheapest(packed.unpack()), path), perf_counter()
         except Exception as error:
             send(answers, error)
+        else:
+            remove_files(replaces)
+            send(answers, written)
+
+
+def _cheapest(state: dict[str, Any]) -> dict[str, Any] | Serialized:
+    """torch writes a small state in hundreds of pieces; made in memory, it is one."""
+    return Serialized(state) if sum(t.nbytes for t in tensors_of(state)) <= _IN_MEMORY else state
 
 
 if __name__ == "__main__":

@@ -205,10 +205,11 @@ class CheckpointHook(Hook):
             return
         if self._saver is None:
             self._saver = Saver(lambda copy, path: save_checkpoint(copy, path))
-        self._saving = _Saving(path, began, self._saver.save(state, path), before)
+        written = self._saver.save(state, path, replaces=self._surplus(before.best))
+        self._saving = _Saving(path, began, written, before)
 
     def _finish(self, trainer: Trainer) -> None:
-        """Wait for the save under way, if any; report it, and only then remove what it replaces."""
+        """Wait for the save under way, if any, and report it."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
@@ -223,14 +224,16 @@ class CheckpointHook(Hook):
                 CheckpointFailed, path=path, seconds=seconds, error=f"{type(error).__name__}: {error}"
             )
             return
-        self._prune(saving.before.best)
+        if self._max_keep > 0:
+            self._kept = self._kept[-self._max_keep :]
         trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=durable - saving.began)
 
-    def _prune(self, former: Best) -> None:
+    def _surplus(self, former: Best) -> list[Path]:
+        """The files that are to go once the one being saved is durable."""
+        names = self._kept[: -self._max_keep] if self._max_keep > 0 else []
         if former.name not in ("", self.best.name) and former.metric == self.best.metric:
-            (self.directory / former.name).unlink(missing_ok=True)
-        while len(self._kept) > self._max_keep > 0:
-            (self.directory / self._kept.pop(0)).unlink(missing_ok=True)
+            names = [*names, former.name]
+        return [self.directory / name for name in names]
 
     def _name(self, number: int, *, by_epoch: bool) -> str:
         template = self._template or (f"epoch_{{}}{SUFFIX}" if by_epoch else f"iter_{{}}{SUFFIX}")
