@@ -195,7 +195,6 @@ class Trainer:
             ValueError: no reason is given.
         """
         self.request_stop(reason)
-        self.asked_to_stop = True
         if self.stop_reason is None:
             self.stop_reason = self._requested or reason
             self.announce(StopRequested, reason=self.stop_reason)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from eventloop.events import ScalarsLogged
-from eventloop.metrics import PENDING_LIMIT, EventStorage, HistoryBuffer, Place
+from eventloop.history import HistoryBuffer
+from eventloop.metrics import PENDING_LIMIT, EventStorage, Place
 
 
 def logged(storage: EventStorage) -> list[Any]:
