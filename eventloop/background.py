@@ -63,7 +63,7 @@ class Background:
         self.closed = False
         self.complete = True  # what `close` returned
         self._routes: dict[type[Event], tuple[Route, ...]] = {}
-        self._waiting: deque[_Posted | Callable[[], None]] = deque()
+        self._waiting: deque[Event | _Posted | Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -221,10 +221,8 @@ class Background:
 
     def _route_rest(self) -> None:
         with suppress(IndexError):  # the loop may come to itself and take them
-            while self._waiting:
-                self._drop(self._waiting.popleft())
             while True:
-                item = self.inbox.popleft()
+                item = (self._waiting or self.inbox).popleft()
                 if isinstance(item, Event):
                     self.route(item)
                 else:
@@ -284,21 +282,21 @@ class Background:
         for turn in range(1, len(self.inbox) + 1):
             if not self.inbox:
                 break  # the emitting thread has dropped some
-            item = self.inbox.popleft()
-            if isinstance(item, Event):
-                self.route(item)
-            else:
-                self._waiting.append(item)
-                self._route_waiting()
+            if len(self._waiting) >= INBOX_LIMIT:
+                break  # a device that never answers: the inbox fills, and is kept bounded
+            self._waiting.append(self.inbox.popleft())
+            self._route_waiting()
             if turn % CHUNK == 0:
                 await anyio.lowlevel.checkpoint()
         self._route_waiting()
 
     def _route_waiting(self) -> None:
-        """Route what was deferred, in order: a mark of `route_now` waits for the values put before it."""
+        """Route in the order of the emits: events, and a mark of `route_now`, wait for the values put before."""
         while self._waiting:
             item = self._waiting.popleft()
-            if not isinstance(item, _Posted):
+            if isinstance(item, Event):
+                self.route(item)
+            elif not isinstance(item, _Posted):
                 item()
             elif not self._make(item):
                 self._waiting.appendleft(item)

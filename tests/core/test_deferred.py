@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import Event, ScalarsLogged
+from eventloop.events import AfterRun, Event, ScalarsLogged
 from tests.conftest import DEADLINE
 
 
@@ -63,3 +63,17 @@ def test_deferred_that_never_gets_ready_is_counted_at_the_close() -> None:
 
     assert not bus.close(0.1)
     assert subscription.stats.dropped == 1
+
+
+def test_event_emitted_later_does_not_overtake_a_value(bus: Bus) -> None:
+    """An event emitted after a value was put is heard after it, however long the value's device takes."""
+    heard: list[str] = []
+    bus.subscribe(lambda event: heard.append(type(event).__name__), ScalarsLogged, AfterRun, offload="thread")
+    late = Value(1, ready=False)
+    bus.post(late, ScalarsLogged)
+    bus.emit(AfterRun())
+    assert not bus.flush(0.0)
+    late.there = True
+
+    assert bus.flush(DEADLINE)
+    assert heard == ["ScalarsLogged", "AfterRun"]
