@@ -1,4 +1,4 @@
-"""Does memory stay flat over a million iterations with every default hook and a writer that cannot keep up?
+"""Does memory stay flat over a long run with every default hook and a writer that cannot keep up?
 
 A step that costs next to nothing, logged every 10 iterations and with an event for each iteration to a writer that
 sleeps 1 ms for each; the resident size is read every tenth of the way.

@@ -18,10 +18,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         if options.traceback:
             raise
-        print(f"eventloop: {error}", file=sys.stderr)
+        print(f"eventloop: {error} (--traceback shows where)", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("eventloop: ended by a second Ctrl-C", file=sys.stderr)
+        print("eventloop: ended by Ctrl-C", file=sys.stderr)
         return 130
 
 

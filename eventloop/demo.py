@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop.catalogue import suggest
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
+from eventloop.position import length_of
 from eventloop.trainer import Trainer
 from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
 
@@ -85,12 +86,28 @@ def run(work_dir: Path, *, epochs: int, device: str, seed: int, resume: str | No
     trainer = build(work_dir, epochs=epochs, device=device, seed=seed)
     if resume is not None:
         print(f"resuming from {trainer.resume(resume)}")
+        check_epochs(trainer, epochs)
     with graceful_interrupt(trainer):
         trainer.train()
     interrupted = trainer.stop_reason is not None
     trainer.close()
     print(f"\n{closing_words(trainer)}")
     return 130 if interrupted else 0
+
+
+def check_epochs(trainer: Trainer, epochs: int) -> None:
+    """Refuse to go on for another number of epochs than the learning rate was planned for.
+
+    Raises:
+        ValueError: the checkpoint's schedule has another length.
+    """
+    per_epoch = length_of(trainer.train_loader) or 1
+    planned = (trainer.schedulers[0].total_steps - 1) // per_epoch
+    if planned != epochs:
+        raise ValueError(
+            f"the run was begun with --epochs {planned}, and its learning rate schedule ends there: "
+            f"resume it with --epochs {planned}, got --epochs {epochs}"
+        )
 
 
 def closing_words(trainer: Trainer) -> str:
@@ -101,7 +118,7 @@ def closing_words(trainer: Trainer) -> str:
         lines.append(f"best accuracy  {hook.best.score:.2%}, in {hook.directory / hook.best.name}")
     if trainer.stop_reason is not None:
         lines.append(
-            f"stopped        {trainer.stop_reason}; go on with: eventloop demo --resume --work-dir {trainer.work_dir}"
+            f"stopped        {trainer.stop_reason}; go on with: eventloop demo --resume --epochs {trainer.max_epochs} --work-dir {trainer.work_dir}"
         )
     lines.append(f"curves         tensorboard --logdir {trainer.work_dir}")
     return "\n".join(lines)

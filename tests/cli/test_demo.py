@@ -111,6 +111,14 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
     assert steps == [44, 88, 132, 176]
 
 
+def test_resuming_with_other_epochs_is_refused(finished: tuple[Path, str]) -> None:
+    """The learning rate was planned for the epochs the run was begun with: another number is refused at once."""
+    ran = demo("--epochs", "11", "--resume", cwd=finished[0].parent.parent)
+
+    assert ran.returncode == 2
+    assert "resume it with --epochs 10, got --epochs 11" in ran.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
