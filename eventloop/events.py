@@ -378,7 +378,7 @@ class EventsDropped(Event, kw_only=True):
 
 
 class SlowHandler(Event, kw_only=True):
-    """A handler costs more than its budget: `cost` is its p99 in seconds over `count` calls."""
+    """A handler costs more than its budget: `cost` is its p99 in seconds over `count` calls. Nothing sets a budget yet."""
 
     handler: str = ""
     count: int = 0

@@ -181,7 +181,7 @@ class CheckpointHook(Hook):
         self._finish(trainer)
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Let the writing thread go."""
+        """Let the writing thread and process go."""
         self._finish(trainer)
         if self._saver is not None:
             self._saver.close()
