@@ -226,7 +226,7 @@ class Lane(ABC):
         if not began or now - began <= self.options.stall_timeout or self.ended_by:
             return
         with self._account:
-            if self._began != began:  # it ended in between
+            if self._began != began or not self._in_flight:  # it ended, or another thread saw the same stall
                 return
             self.failed += self._in_flight
             self._in_flight = 0

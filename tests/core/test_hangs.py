@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 import anyio
@@ -12,6 +12,8 @@ import pytest
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, HandlerFailed
+from eventloop.lane import Delivery, Lane, LaneOptions
+from eventloop.runners import ThreadLane
 from tests.conftest import DEADLINE, Held
 
 PROMPT = DEADLINE / 2
@@ -126,6 +128,26 @@ def test_stalled_delivery_that_returns_after_all_is_counted_once(bus: Bus, held:
 
     assert (stats.calls, stats.failed, stats.delivered) == (1, 1, 0)
     assert stats.seconds >= 0.05
+
+
+def test_a_stall_that_two_threads_see_is_reported_once(held: Held) -> None:
+    """The loop and a thread that flushes both look for stalls; only the first to see one tells of it."""
+    told: list[BaseException] = []
+
+    def report(lane: Lane, error: BaseException, item: Delivery | None, seconds: float) -> None:
+        told.append(error)
+        lane.check_stall(perf_counter() + 60)  # the other thread, before the first has given the lane up
+
+    lane = ThreadLane("hung", held, LaneOptions(stall_timeout=0.05), report)
+    lane.start()
+    lane.put(AfterTrainIter(iter=0), None)
+    lane.wake()
+    assert held.entered.wait(DEADLINE)
+
+    lane.check_stall(perf_counter() + 60)
+
+    assert len(told) == 1
+    assert (lane.account.failed, lane.ended_by) == (1, "stalled")
 
 
 def test_stalled_batch_fails_as_a_whole(bus: Bus, held: Held) -> None:
