@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 
 WINDOW = 10_000
@@ -27,6 +28,12 @@ class HistoryBuffer:
         self._values.append((value, iteration))
         self._sum += value
         self._count += 1
+
+    def extend(self, values: Sequence[float], iterations: Sequence[int]) -> None:
+        """Append several."""
+        self._values.extend(zip(values, iterations, strict=True))
+        self._sum += sum(values)
+        self._count += len(values)
 
     def latest(self) -> float:
         """The last value.

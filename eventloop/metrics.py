@@ -8,139 +8,30 @@ there. Nothing on the training thread asks a tensor for its value.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import torch
 
 from eventloop.catalogue import suggest
 from eventloop.device import HostCopy, PinnedPool
-from eventloop.events import Event, ScalarsLogged
 from eventloop.history import HistoryBuffer
+from eventloop.media import Kind, MediaPacket, Medium, histogram_of, image_of
+from eventloop.packet import Column, Moment, Packet, Place, Scalar, read_columns, tensors_in
 
-Scalar = float | int | torch.Tensor
+logger = logging.getLogger("eventloop")
+
+Value = float | int | torch.Tensor
 
 PENDING_LIMIT = 8192
-"""Puts that may wait for `collect` before the storage reads them itself, so that one nobody logs stays bounded."""
-
-
-class Moment(msgspec.Struct, frozen=True, gc=False):
-    """Where in the run values were put."""
-
-    iteration: int
-    step: int
-    epoch: int
-    mode: str
-
-
-def _by_step(moment: Moment) -> tuple[int, int]:
-    return moment.iteration, moment.step
-
-
-class Row(msgspec.Struct, gc=False):
-    """Values put at one moment, by name; `read` once they are floats, and in their histories.
-
-    An iteration makes two or three of these, and no other object the garbage collector would have to look at.
-    """
-
-    moment: Moment
-    values: dict[str, Scalar]
-    smooth: bool
-    read: bool = False
-
-
-class Place(NamedTuple):
-    """The counters that the events of a packet carry besides their own iteration."""
-
-    max_iters: int | None = None
-    max_epochs: int | None = None
-
-
-class Packet:
-    """The values of one interval on their way from the device; a `Deferred` of the background loop."""
-
-    def __init__(self, rows: list[Row], storage: EventStorage, place: Place, copy: HostCopy | None) -> None:
-        self.rows = rows
-        self._storage = storage
-        self._place = place
-        self._copy = copy
-
-    def ready(self) -> bool:
-        """True when the values are on the host."""
-        return self._copy is None or self._copy.ready()
-
-    def read(self) -> None:
-        """Make every value a float; waits for the device if need be. The storage calls it, once."""
-        read_rows(self.rows, self._copy)
-        self._copy = None
-
-    def events(self) -> list[Event]:
-        """One `scalars_logged` per iteration that has something of its own to say.
-
-        A name with a smoothing hint says one thing per interval, its mean, at its last iteration in it; every
-        other value is said at the iteration it was put for.
-        """
-        self._storage.settle(self)
-        told = _Told()
-        smooth: dict[tuple[str, str], list[tuple[Moment, float]]] = {}
-        for row in self.rows:
-            for name, value in row.values.items():
-                if row.smooth:
-                    smooth.setdefault((row.moment.mode, name), []).append((row.moment, float(value)))
-                else:
-                    told.say(row.moment, name, float(value))
-        for (_, name), pairs in smooth.items():
-            last = max((moment for moment, _ in pairs), key=_by_step)
-            told.say(last, name, sum(value for _, value in pairs) / len(pairs))
-        return told.events(self._place)
-
-
-def read_rows(rows: list[Row], copy: HostCopy | None) -> None:
-    """Replace the tensors of `rows` by their numbers, from a copy under way or, without one, by reading them."""
-    found = [
-        (row, name) for row in rows for name, value in row.values.items() if isinstance(value, torch.Tensor)
-    ]
-    if not found:
-        return
-    if copy is None:
-        copy = HostCopy(tensors_in(rows), PinnedPool())
-    for (row, name), number in zip(found, copy.values(), strict=True):
-        row.values[name] = number
-
-
-def tensors_in(rows: list[Row]) -> list[torch.Tensor]:
-    """The values that are tensors, in order."""
-    return [value for row in rows for value in row.values.values() if isinstance(value, torch.Tensor)]
-
-
-class _Told:
-    """Scalars gathered into events: one per mode and place in the run, in order."""
-
-    def __init__(self) -> None:
-        self._rows: dict[Moment, list[dict[str, float]]] = {}
-
-    def say(self, moment: Moment, name: str, value: float) -> None:
-        """Enter a value; a name said at that moment before gets another row, and loses nothing."""
-        rows = self._rows.setdefault(moment, [{}])
-        row = next((row for row in rows if name not in row), None)
-        if row is None:
-            rows.append(row := {})
-        row[name] = value
-
-    def events(self, place: Place) -> list[Event]:
-        """The rows in the order of their steps; those of one place in the order they were begun."""
-        return [
-            ScalarsLogged(
-                mode=moment.mode, iter=moment.iteration, step=moment.step, epoch=moment.epoch, scalars=scalars,
-                max_iters=place.max_iters, max_epochs=place.max_epochs,
-            )
-            for moment, rows in sorted(self._rows.items(), key=lambda item: _by_step(item[0]))
-            for scalars in rows
-        ]  # fmt: skip
+"""Values of one name that may wait for `collect` before the storage reads them itself, so that one nobody logs
+stays bounded."""
+MEDIA_LIMIT = 256
+"""Images and histograms that may wait for `collect_media`."""
 
 
 class EventStorage:
@@ -160,8 +51,10 @@ class EventStorage:
         self.mode = "train"
         self.in_iteration = True
         """Whether what is put belongs to the iteration `iter` (its step is `iter + 1`), or to the moment before it."""
-        self._pending: list[Row] = []
+        self._columns: dict[str, Column] = {}
         self._on_device = False  # whether a tensor is pending that has to be copied from its device in time
+        self._media: list[Medium] = []
+        self._media_devices: set[torch.device] = set()
         self._unread: deque[Packet] = deque()
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
@@ -170,7 +63,7 @@ class EventStorage:
         self._lock = threading.Lock()
 
     def put_scalar(
-        self, name: str, value: Scalar, smoothing_hint: bool = True, cur_iter: int | None = None
+        self, name: str, value: Value, smoothing_hint: bool = True, cur_iter: int | None = None
     ) -> None:
         """Put one number: a float, an int, or a tensor or array of one element.
 
@@ -186,25 +79,41 @@ class EventStorage:
         self.put_scalars({name: value}, smoothing_hint, cur_iter)
 
     def put_scalars(
-        self, scalars: Mapping[str, Scalar], smoothing_hint: bool = True, cur_iter: int | None = None
+        self, scalars: Mapping[str, Value], smoothing_hint: bool = True, cur_iter: int | None = None
     ) -> None:
         """Put several numbers; a mapping, so that no metric's name can collide with an argument's."""
-        prefix, hints = self._prefix, self._hints
-        values = {prefix + name: value for name, value in scalars.items()} if prefix else dict(scalars)
-        for name, value in values.items():
-            if type(value) is not float:
-                values[name] = self._single_number(name, value)
-            if hints.setdefault(name, smoothing_hint) is not smoothing_hint:
-                raise ValueError(
-                    f"scalar {name!r} was put with smoothing_hint={not smoothing_hint} before: "
-                    "keep one hint per name"
-                )
-        iteration = self.iter if cur_iter is None else cur_iter
-        trained = self.mode == "train" and (self.in_iteration or cur_iter is not None)
-        moment = Moment(iteration, iteration + trained, self.epoch, self.mode)
-        self._pending.append(Row(moment, values, smoothing_hint))
-        if len(self._pending) > PENDING_LIMIT:
-            self._forget_half()
+        moment = self._moment(cur_iter)
+        columns, prefix = self._columns, self._prefix
+        for name, value in scalars.items():
+            if prefix:
+                name = prefix + name
+            column = columns.get(name)
+            if column is None or column.smooth is not smoothing_hint:
+                column = self._begin(name, smoothing_hint)
+            column.values.append(value if type(value) is float else self._single_number(name, value))
+            column.moments.append(moment)
+            if len(column.values) > PENDING_LIMIT:
+                self._forget_half(column)
+
+    def put_image(self, name: str, image: Any) -> None:
+        """Put one image for the current iteration; `image_logged` delivers it, with the next `collect_media`.
+
+        Args:
+            image: tensor or array (channels, height, width), 1, 3 or 4 channels; uint8, or floats in [0, 1].
+
+        Raises:
+            TypeError, ValueError: it is something else.
+        """
+        self._put_medium("image", name, image_of(name, image), image)
+
+    def put_histogram(self, name: str, values: Any) -> None:
+        """Put the values of a histogram, of any shape, for the current iteration; the writer makes the bins.
+        `histogram_logged` delivers them, as float32.
+
+        Raises:
+            TypeError, ValueError: it is no tensor or array of real numbers, or empty.
+        """
+        self._put_medium("histogram", name, histogram_of(name, values), values)
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
@@ -218,17 +127,33 @@ class EventStorage:
 
     def collect(self, place: Place | None = None) -> Packet:
         """Take everything put since the last call, and start its way to the host. Does not wait."""
-        rows, self._pending = self._pending, []
-        copy = HostCopy(tensors_in(rows), self._pool) if self._on_device else None
+        columns, self._columns = [*self._columns.values()], {}
+        copy = HostCopy(tensors_in(columns), self._pool) if self._on_device else None
         self._on_device = False
-        packet = Packet(rows, self, place or Place(), copy)
+        packet = Packet(columns, self, place or Place(), copy)
         self._unread.append(packet)
         return packet
+
+    def collect_media(self, place: Place | None = None) -> MediaPacket:
+        """Take the images and histograms put since the last call. Does not wait."""
+        media, self._media = self._media, []
+        devices, self._media_devices = self._media_devices, set()
+        copied = []
+        for device in devices:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+            copied.append(event)
+        return MediaPacket(media, copied, place or Place())
 
     @property
     def pending(self) -> int:
         """How many values were put since the last `collect`."""
-        return sum(len(row.values) for row in self._pending)
+        return sum(len(column.values) for column in self._columns.values())
+
+    @property
+    def pending_media(self) -> int:
+        """How many images and histograms were put since the last `collect_media`."""
+        return len(self._media)
 
     # --- reading, which may wait for the device ------------------------------------------------------------
 
@@ -268,32 +193,54 @@ class EventStorage:
             while self._unread:
                 oldest = self._unread.popleft()
                 oldest.read()
-                for row in oldest.rows:
-                    self._enter(row)
+                for column in oldest.columns:
+                    self._enter(column)
                 if oldest is packet:
                     return
 
     def _read_all(self) -> None:
         self.settle()
         # What is read early is still logged at the end of its interval: it stays pending, as floats.
-        read_rows(self._pending, None)
-        for row in self._pending:
-            self._enter(row)
+        read_columns(self._columns.values(), None)
+        for column in self._columns.values():
+            self._enter(column)
 
-    def _forget_half(self) -> None:
+    def _moment(self, cur_iter: int | None = None) -> Moment:
+        iteration = self.iter if cur_iter is None else cur_iter
+        trained = self.mode == "train" and (self.in_iteration or cur_iter is not None)
+        return Moment(iteration, iteration + trained, self.epoch, self.mode)
+
+    def _put_medium(self, kind: Kind, name: str, on_host: torch.Tensor, source: Any) -> None:
+        self._media.append(Medium(kind, self._prefix + name, self._moment(), on_host))
+        if isinstance(source, torch.Tensor) and source.is_cuda:
+            self._media_devices.add(source.device)
+        if len(self._media) > MEDIA_LIMIT:
+            half = MEDIA_LIMIT // 2
+            logger.warning(
+                "the %d oldest of %d images and histograms are given up: nobody collects them (a LoggerHook does)",
+                half,
+                len(self._media),
+            )
+            del self._media[:half]
+
+    def _begin(self, name: str, smooth: bool) -> Column:
+        if self._hints.setdefault(name, smooth) is not smooth:
+            raise ValueError(
+                f"scalar {name!r} was put with smoothing_hint={not smooth} before: keep one hint per name"
+            )
+        column = self._columns[name] = Column(name, smooth)
+        return column
+
+    def _forget_half(self, column: Column) -> None:
         """Nobody collects: keep the histories going, and the memory bounded."""
         self._read_all()
-        del self._pending[: PENDING_LIMIT // 2]
+        column.forget(PENDING_LIMIT // 2)
 
-    def _enter(self, row: Row) -> None:
-        if row.read:
-            return
-        row.read = True
-        for name, value in row.values.items():
-            history = self._histories.get(name)
-            if history is None:
-                history = self._histories[name] = HistoryBuffer()
-            history.update(float(value), row.moment.iteration)
+    def _enter(self, column: Column) -> None:
+        history = self._histories.get(column.name)
+        if history is None:
+            history = self._histories[column.name] = HistoryBuffer()
+        column.enter(history)
 
     def _single_number(self, name: str, value: Any) -> Scalar:
         if not isinstance(value, torch.Tensor):
@@ -303,7 +250,7 @@ class EventStorage:
         self._on_device = self._on_device or value.is_cuda
         # A result of the graph is nobody else's; any other tensor may be a buffer its owner goes on changing,
         # and a view would keep all that it is a view of.
-        own = value.grad_fn is not None and value._base is None
+        own = not value.is_leaf and not value._is_view()
         return value.detach() if own else value.detach().clone()
 
 

@@ -23,7 +23,7 @@ def rng_state() -> dict[str, Any]:
         "numpy": [numpy[0], _tensor(numpy[1]), *numpy[2:]],
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 

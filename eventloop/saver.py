@@ -23,7 +23,7 @@ from time import monotonic, perf_counter
 from typing import IO, Any
 
 from eventloop.checkpoint import Serialized
-from eventloop.snapshot import Packed, Snapshot, tensors_of
+from eventloop.snapshot import Layout, Packed, Snapshot, tensors_of
 
 logger = logging.getLogger("eventloop")
 
@@ -114,6 +114,7 @@ class SaverProcess:
     def __init__(self) -> None:
         self._ready = threading.Event()
         self._pending: tuple[Future[Written], Callable[[], Written]] | None = None
+        self._sent: Layout | None = None  # the layout that the process knows
         package = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
@@ -149,7 +150,9 @@ class SaverProcess:
         written: Future[Written] = Future()
         self._pending = (written, otherwise)
         try:
-            send(self._process.stdin, (packed, path, list(replaces)))
+            layout = None if packed.layout is self._sent else packed.layout
+            send(self._process.stdin, (packed.structure, layout, path, list(replaces)))
+            self._sent = packed.layout
         except OSError:
             self._answered(ConnectionError("the checkpoint process is gone"))
         return written

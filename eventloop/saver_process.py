@@ -12,7 +12,7 @@ import torch
 
 from eventloop.checkpoint import Serialized, save_checkpoint
 from eventloop.saver import receive, remove_files, send
-from eventloop.snapshot import tensors_of
+from eventloop.snapshot import Layout, Packed, tensors_of
 
 _IN_MEMORY = 32 << 20
 
@@ -25,12 +25,14 @@ def main() -> None:
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a print of some library must not look like an answer
+    layout = Layout([], [])
     send(answers, "ready")
     while (message := receive(sys.stdin.buffer)) is not None:
-        packed, path, replaces = message
+        structure, changed, path, replaces = message
+        layout = changed or layout
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            written = save_checkpoint(_cheapest(packed.unpack()), path), perf_counter()
+            written = save_checkpoint(_cheapest(Packed(structure, layout).unpack()), path), perf_counter()
         except Exception as error:
             send(answers, error)
         else:

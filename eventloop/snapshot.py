@@ -23,10 +23,8 @@ class Snapshot:
 
     def __init__(self, *, shared: bool = False) -> None:
         self._shared = shared
-        self._layout: list[_Place] = []
-        self._buffers: list[Buffer] = []
-        self._slots: list[Slot] = []
-        self._views: list[torch.Tensor] = []
+        self._places: list[_Place] = []
+        self._layout = Layout([], [])
         self._copied: list[torch.cuda.Event] = []
 
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,44 +34,43 @@ class Snapshot:
     def pack(self, state: Mapping[str, Any]) -> Packed:
         """Copy `state`; the result can be sent to another process if the snapshot is shared."""
         sources: list[torch.Tensor] = []
-        layout: list[_Place] = []
+        structure: dict[str, Any] = {}
+        places: list[_Place] = []
         for key, value in state.items():
-            found = list(tensors_of(value))
-            sources += found
-            layout += [_Place(key, t.dtype, t.shape, t.is_cuda) for t in found]
-        if layout != self._layout:
-            self._allocate(layout)
+            first = len(sources)
+            structure[key] = _strip(value, sources)
+            places += [(key, t.dtype, t.shape, t.is_cuda) for t in sources[first:]]
+        if places != self._places:
+            self._layout, self._places = self._allocate(places), places
         if sources:
             with torch.no_grad():
-                torch._foreach_copy_(self._views, sources, non_blocking=True)
+                torch._foreach_copy_(self._layout.views, sources, non_blocking=True)
         self._copied = []
         for device in {source.device for source in sources if source.is_cuda}:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
             self._copied.append(event)
-        slots = iter(self._slots)
-        return Packed({key: _replace(value, slots) for key, value in state.items()}, self._buffers)
+        return Packed(structure, self._layout)
 
     def wait(self) -> None:
         """Wait until the copies are there; not for the training thread."""
         for event in self._copied:
             event.synchronize()
 
-    def _allocate(self, layout: list[_Place]) -> None:
-        """One buffer for each key, type and kind of memory, and a place in it for each tensor."""
-        groups = list(dict.fromkeys((place.key, place.dtype, place.pinned) for place in layout))
+    def _allocate(self, places: list[_Place]) -> Layout:
+        """One buffer for each key, type and kind of memory, and a slot in it for each tensor."""
+        groups = list(dict.fromkeys((key, dtype, pinned) for key, dtype, _, pinned in places))
         sizes = [0] * len(groups)
-        self._slots = []
-        for place in layout:
-            group = groups.index((place.key, place.dtype, place.pinned))
-            self._slots.append(Slot(group, sizes[group], tuple(place.shape)))
-            sizes[group] += place.shape.numel()
-        self._buffers = [
+        slots = []
+        for key, dtype, shape, pinned in places:
+            group = groups.index((key, dtype, pinned))
+            slots.append(Slot(group, sizes[group], tuple(shape)))
+            sizes[group] += shape.numel()
+        buffers = [
             Buffer(size, dtype, pinned=pinned, shared=self._shared)
             for size, (_, dtype, pinned) in zip(sizes, groups, strict=True)
         ]
-        self._views = [slot.view(self._buffers) for slot in self._slots]
-        self._layout = layout
+        return Layout(slots, buffers)
 
 
 class Buffer:
@@ -124,45 +121,64 @@ class Slot(NamedTuple):
         return buffers[self.buffer].tensor[self.offset : self.offset + size].view(self.shape)
 
 
+class Layout:
+    """Where the tensors of a state lie. It stays the same while their names, types and shapes do, so it is sent to
+    another process once; pickled, its buffers stand for their memory."""
+
+    def __init__(self, slots: list[Slot], buffers: list[Buffer]) -> None:
+        self._slots, self._buffers = slots, buffers
+        self.views = [slot.view(buffers) for slot in slots]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout, (self._slots, self._buffers)
+
+
+class Ref(NamedTuple):
+    """Stands for the tensor with this number in a layout."""
+
+    number: int
+
+
 class Packed(NamedTuple):
-    """Nested state with a `Slot` for each tensor, and the buffers the slots are of."""
+    """Nested state with a `Ref` for each tensor, and the layout that has them."""
 
     structure: dict[str, Any]
-    buffers: list[Buffer]
+    layout: Layout
 
     def unpack(self) -> dict[str, Any]:
-        """The state, its tensors views of the buffers."""
-        return {key: _restore(value, self.buffers) for key, value in self.structure.items()}
+        """The state, its tensors views of the layout's buffers."""
+        return {key: _restore(value, self.layout.views) for key, value in self.structure.items()}
 
 
-class _Place(NamedTuple):
-    """What decides which buffer a tensor goes to, and how much of it."""
-
-    key: str
-    dtype: torch.dtype
-    shape: torch.Size
-    pinned: bool
+_Place = tuple[str, torch.dtype, torch.Size, bool]
+"""What decides which buffer a tensor goes to, and how much of it: its top-level key, type, shape, whether on CUDA."""
+_ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
-def _replace(value: Any, slots: Iterator[Slot]) -> Any:
-    """The same nesting with the next slot for each tensor; the order is that of `tensors_of`."""
+def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The same nesting with a `Ref` for each tensor, which is appended to `tensors`."""
+    if type(value) in _ATOMS:
+        return value
     if isinstance(value, torch.Tensor):
-        return next(slots)
+        tensors.append(value)
+        return Ref(len(tensors) - 1)
     if isinstance(value, Mapping):
-        return {key: _replace(item, slots) for key, item in value.items()}
+        return {key: _strip(item, tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_replace(item, slots) for item in value]
+        items = [_strip(item, tensors) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return value
 
 
-def _restore(value: Any, buffers: list[Buffer]) -> Any:
-    if isinstance(value, Slot):
-        return value.view(buffers)
+def _restore(value: Any, views: list[torch.Tensor]) -> Any:
+    if type(value) in _ATOMS:
+        return value
+    if isinstance(value, Ref):
+        return views[value.number]
     if isinstance(value, dict):
-        return {key: _restore(item, buffers) for key, item in value.items()}
+        return {key: _restore(item, views) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_restore(item, buffers) for item in value]
+        items = [_restore(item, views) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return value
 

@@ -22,7 +22,8 @@ from eventloop.clock import StepClock
 from eventloop.evaluate import Evaluators, name_evaluators
 from eventloop.events import Event, StopRequested
 from eventloop.loops import TrainLoop, check_loader, evaluate
-from eventloop.metrics import EventStorage, Place
+from eventloop.metrics import EventStorage
+from eventloop.packet import Place
 from eventloop.position import LoaderPosition, length_of
 from eventloop.resume import TrainerState
 from eventloop.run import CurrentRun

@@ -11,9 +11,12 @@ from eventloop.events import (
     AfterTrain,
     AfterTrainIter,
     AfterValEpoch,
+    HistogramLogged,
+    ImageLogged,
     ScalarsLogged,
 )
 from eventloop.hooks.hook import Hook, on
+from eventloop.optimizers import named_values
 from eventloop.priority import Priority
 from eventloop.schedule import positive
 
@@ -74,14 +77,21 @@ class LoggerHook(Hook):
     def _log(self, trainer: Trainer) -> None:
         metrics = trainer.metrics
         returned = isinstance(trainer.outputs, Mapping) and "lr" in trainer.outputs
-        if trainer.optimizer is not None and not returned:
+        if not returned:
             # taken here, before the scheduler (70) moves it: the rate this iteration was trained with
-            metrics.put_scalar("lr", trainer.optimizer.param_groups[0]["lr"], smoothing_hint=False)
-        trainer.bus.post(metrics.collect(trainer.place), ScalarsLogged)
+            for name, optimizer in named_values("lr", trainer.optimizer):
+                metrics.put_scalar(name, optimizer.param_groups[0]["lr"], smoothing_hint=False)
+        self._post(trainer)
 
     def _log_rest(self, trainer: Trainer) -> None:
-        if trainer.metrics.pending:
-            trainer.bus.post(trainer.metrics.collect(trainer.place), ScalarsLogged)
+        if trainer.metrics.pending or trainer.metrics.pending_media:
+            self._post(trainer)
+
+    def _post(self, trainer: Trainer) -> None:
+        metrics, place = trainer.metrics, trainer.place
+        trainer.bus.post(metrics.collect(place), ScalarsLogged)
+        if metrics.pending_media:
+            trainer.bus.post(metrics.collect_media(place), ImageLogged, HistogramLogged)
 
     def _log_metrics(self, trainer: Trainer, mode: str, metrics: dict[str, float]) -> None:
         if metrics:

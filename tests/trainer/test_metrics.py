@@ -9,7 +9,8 @@ import torch
 
 from eventloop.events import ScalarsLogged
 from eventloop.history import HistoryBuffer
-from eventloop.metrics import PENDING_LIMIT, EventStorage, Place
+from eventloop.metrics import PENDING_LIMIT, EventStorage
+from eventloop.packet import Place
 
 
 def logged(storage: EventStorage) -> list[Any]:
@@ -202,8 +203,8 @@ def test_a_view_of_a_large_result_does_not_keep_it() -> None:
 
     storage.put_scalar("one", large[0])
 
-    (row,) = storage.collect().rows
-    value = row.values["one"]
+    (column,) = storage.collect().columns
+    (value,) = column.values
     assert isinstance(value, torch.Tensor)
     assert value.untyped_storage().nbytes() == 4
 
@@ -213,8 +214,8 @@ def test_a_value_of_the_graph_keeps_no_graph() -> None:
     storage = EventStorage()
     storage.put_scalar("loss", torch.ones((), requires_grad=True) * 2)
 
-    (row,) = storage.collect().rows
-    value = row.values["loss"]
+    (column,) = storage.collect().columns
+    (value,) = column.values
     assert isinstance(value, torch.Tensor)
     assert not value.requires_grad
 
