@@ -14,10 +14,11 @@ A plain function runs at once on the emitting thread, in priority order; a corou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from weakref import WeakSet
 
 from eventloop import lifetime
 from eventloop.background import Background, Deferred
@@ -32,6 +33,11 @@ from eventloop.render import bus_table
 from eventloop.signal import EventSignal
 from eventloop.subscribers import Subscribers
 from eventloop.subscription import DrainReport, PlanRow, Subscription, SubscriptionStats, make_options
+
+if TYPE_CHECKING:
+    import torch
+
+    from eventloop.module_hooks import Kind, ModuleSubscription
 
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Event)
@@ -51,6 +57,7 @@ class Bus:
         self._subscribers = Subscribers(self, self._background)
         self._dispatch = self._subscribers.dispatch
         self._wanted = self._subscribers.wanted
+        self._module_subscriptions: WeakSet[ModuleSubscription] = WeakSet()  # their handlers hold them
         lifetime.watch(self, self._background)
 
     # --- subscribing ---------------------------------------------------------------------------------------
@@ -139,11 +146,61 @@ class Bus:
         Raises:
             ValueError: it has none.
         """
-        found = self._subscribers.of(fn)
+        modules = [found for found in self._module_subscriptions if found.active and found.fn == fn]
+        found: list[Subscription | ModuleSubscription] = [*self._subscribers.of(fn), *modules]
         if not found:
             raise ValueError(f"{handler_name(fn)} is not subscribed to this bus")
         for subscription in found:
             subscription.cancel()
+
+    def on_module(
+        self,
+        model: torch.nn.Module,
+        pattern: str | Sequence[str],
+        kind: Kind = "forward",
+        *,
+        every: int = 1,
+        start: int = 0,
+    ) -> Callable[[F], F]:
+        """Make the decorated function a PyTorch forward or backward hook of some modules, and return it unchanged.
+
+            @bus.on_module(model, "layers.*", "forward", every=500)
+            def look(module, inputs, outputs): ...
+
+        See `subscribe_module`.
+        """
+
+        def decorate(fn: F) -> F:
+            self.subscribe_module(fn, model, pattern, kind, every=every, start=start)
+            return fn
+
+        return decorate
+
+    def subscribe_module(
+        self,
+        fn: Callable[..., Any],
+        model: torch.nn.Module,
+        pattern: str | Sequence[str],
+        kind: Kind = "forward",
+        *,
+        every: int = 1,
+        start: int = 0,
+    ) -> ModuleSubscription:
+        """Call `fn(module, inputs, outputs)`, or `fn(name, module, inputs, outputs)`, in the training iterations
+        that `every` and `start` choose; in all others the modules are as they were. What it returns is ignored.
+
+        Args:
+            pattern: of modules' names, or several: `*` within one part of a name, `**` for any number of parts.
+            kind: "forward", or "backward" for `(module, grad_inputs, grad_outputs)`.
+
+        Raises:
+            TypeError, ValueError: no module, a wrong signature, a pattern that matches nothing: see the message.
+        """
+        from eventloop.module_hooks import ModuleSubscription  # the one thing of a bus that needs torch
+
+        subscription = ModuleSubscription(self, fn, model, pattern, kind, every, start)
+        self._module_subscriptions.add(subscription)
+        return subscription
 
     # --- emitting ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,89 @@
+"""Statistics of the activations of chosen modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eventloop.checkpoint import unwrap
+from eventloop.events import AfterTrain, BeforeTrain
+from eventloop.hooks.hook import Hook
+from eventloop.module_hooks import ModuleSubscription, match_modules
+from eventloop.schedule import positive
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+
+class ActivationStats(Hook):
+    """Every `interval` iterations puts, for each module, `activation/<name>/mean`, `/std` and `/near_zero`, the
+    fraction of outputs within `threshold` of 0 (fastai's measure of dead units), and with `histogram` their
+    distribution. Between those iterations the modules carry no hook.
+
+        ActivationStats("layers.*", interval=500)
+
+    The values stay on their device until the interval is logged.
+
+    Args:
+        modules: pattern of the modules' names, or several; see `bus.on_module`.
+        interval: iterations.
+        threshold: of `near_zero`.
+        histogram: put the outputs themselves, too.
+
+    Raises:
+        ValueError: `interval` or `threshold` is not positive, or (when the trainer is built) a pattern that
+            matches no module.
+    """
+
+    def __init__(
+        self,
+        modules: str | Sequence[str] = "*",
+        interval: int = 500,
+        threshold: float = 0.05,
+        histogram: bool = False,
+    ) -> None:
+        positive("interval", interval)
+        if not threshold > 0:
+            raise ValueError(f"threshold must be above 0, got {threshold!r}")
+        self._modules, self._interval = modules, interval
+        self._threshold, self._histogram = threshold, histogram
+        self._subscription: ModuleSubscription | None = None
+
+    def check(self, trainer: Trainer) -> None:
+        """Find the modules.
+
+        Raises:
+            ValueError: a pattern matches none.
+        """
+        match_modules(unwrap(trainer.model), self._modules)
+
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Begin to look."""
+
+        def look(name: str, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+            self._put(trainer, name, outputs)
+
+        self._subscription = trainer.bus.subscribe_module(
+            look, unwrap(trainer.model), self._modules, "forward", every=self._interval
+        )
+
+    def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
+        """Look no more."""
+        if self._subscription is not None:
+            self._subscription.cancel()
+            self._subscription = None
+
+    def _put(self, trainer: Trainer, name: str, outputs: Any) -> None:
+        output = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point() or not output.numel():
+            return
+        values = output.detach().float()
+        std, mean = torch.std_mean(values, correction=0)
+        near_zero = (values.abs() <= self._threshold).float().mean()
+        names = [f"activation/{name}/{what}" for what in ("mean", "std", "near_zero")]
+        numbers = dict(zip(names, (mean, std, near_zero), strict=True))
+        trainer.metrics.put_scalars(numbers, smoothing_hint=False)
+        if self._histogram:
+            trainer.metrics.put_histogram(f"activation/{name}", values)
