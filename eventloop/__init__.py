@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from eventloop.bus import Bus as Bus
 from eventloop.events import Event as Event
 from eventloop.priority import Priority as Priority
+from eventloop.registry import HOOKS as HOOKS
+from eventloop.registry import WRITERS as WRITERS
 from eventloop.registry import register as register
 
 if TYPE_CHECKING:
@@ -20,7 +22,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Bus", "Event", "EventStorage", "Priority", "SkipIteration", "Trainer", "register"]
+__all__ = [
+    "HOOKS",
+    "WRITERS",
+    "Bus",
+    "Event",
+    "EventStorage",
+    "Priority",
+    "SkipIteration",
+    "Trainer",
+    "register",
+]
 
 _NEED_TORCH = {
     "EventStorage": "eventloop.metrics",

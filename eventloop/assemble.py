@@ -209,7 +209,7 @@ def _with_defaults(
         elif name in default_hooks:
             given = default_hooks[name]
             if given is not None:
-                hook = build(given) if isinstance(given, Mapping) else given
+                hook = build({"type": cls, **given}) if isinstance(given, Mapping) else given
                 _check_attachable(hook, "hook")
                 named.append((name, hook))
         elif name == "checkpoint":

@@ -1,53 +1,139 @@
-"""Hooks and writers by name: `dict(type="EMAHook", ...)` in a config, `@register` for your own.
+"""Hooks and writers by name: `dict(type="EMAHook", ...)` in a config, `@HOOKS.register` for your own.
 
-The modules that hold eventloop's own are imported when a name is first looked up, so the core depends on none.
+    @HOOKS.register
+    class MyHook(Hook): ...
+
+    Trainer(..., hooks=[dict(type="MyHook", priority="LOW")])
+
+A name is looked for among what was registered, then among eventloop's own, then in the entry points of installed
+packages (groups `eventloop.hooks` and `eventloop.writers`). The modules that hold eventloop's own are imported when
+a name is first looked up, so the core depends on none.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar, overload
 
 from eventloop.catalogue import suggest
 
 C = TypeVar("C", bound=type)
 
-_LOCATIONS = ("eventloop.hooks", "eventloop.writers")
 _ATTRIBUTES = ("priority", "name")
-_classes: dict[str, type] = {}
+
+
+class Registry:
+    """Classes of one kind by name.
+
+    Args:
+        kind: what messages call them.
+        package: where eventloop's own are; also the group of the entry points.
+    """
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind = kind
+        self._package = package
+        self._classes: dict[str, type] = {}
+
+    @overload
+    def register(self, cls: C) -> C: ...
+
+    @overload
+    def register(self, cls: None = None, *, name: str | None = None) -> Callable[[C], C]: ...
+
+    def register(self, cls: Any = None, *, name: str | None = None) -> Any:
+        """Make a class known under its name, or another: `@HOOKS.register` or `@HOOKS.register(name="Mine")`.
+        A class defined anew in the same module replaces itself.
+
+        Raises:
+            TypeError: not a class.
+            ValueError: another module registered that name, or eventloop has it.
+        """
+        if cls is None:
+            return lambda cls: self._add(cls, name)
+        return self._add(cls, name)
+
+    def find(self, name: str) -> type | None:
+        """The class of a name, None where nobody has it.
+
+        Raises:
+            ImportError: a package's entry point cannot be loaded.
+            TypeError: it is no class.
+        """
+        return self._classes.get(name) or self._own(name) or self._plugin(name)
+
+    def names(self) -> list[str]:
+        """Every name `find` knows."""
+        own = importlib.import_module(self._package).__all__
+        return [*dict.fromkeys([*self._classes, *own, *(point.name for point in self._points())])]
+
+    def forget(self, name: str) -> None:
+        """Take back a registration; a name that has none is left alone."""
+        self._classes.pop(name, None)
+
+    def _add(self, cls: C, name: str | None) -> C:
+        if not isinstance(cls, type):
+            raise TypeError(f"@register goes on a class, got {cls!r}")
+        name = name or cls.__name__
+        known = self._classes.get(name) or self._own(name)
+        if known is not None and known.__module__ != cls.__module__:
+            raise ValueError(f"{name!r} is registered already, by {known.__module__}: choose another name")
+        self._classes[name] = cls
+        return cls
+
+    def _own(self, name: str) -> type | None:
+        module = importlib.import_module(self._package)
+        found: type | None = getattr(module, name) if name in module.__all__ else None
+        return found
+
+    def _points(self) -> list[EntryPoint]:
+        return sorted(entry_points(group=self._package))
+
+    def _plugin(self, name: str) -> type | None:
+        points = [point for point in self._points() if point.name == name]
+        if not points:
+            return None
+        if len({point.value for point in points}) > 1:
+            raise ValueError(
+                f"several packages have a {self.kind} {name!r}: {', '.join(p.value for p in points)}; give the class"
+            )
+        try:
+            loaded = points[0].load()
+        except Exception as error:
+            raise ImportError(
+                f"the {self.kind} {name!r} of an installed package cannot be loaded from {points[0].value!r}: {error}"
+            ) from error
+        if not isinstance(loaded, type):
+            raise TypeError(f"the entry point {points[0].value!r} must name a class, got {loaded!r}")
+        return loaded
+
+
+HOOKS = Registry("hook", "eventloop.hooks")
+WRITERS = Registry("writer", "eventloop.writers")
 
 
 def register(cls: C) -> C:
-    """Make a class known under its name; a class defined anew in the same module replaces itself.
+    """Make a hook or a writer known under its name; a class that can `write` is a writer.
 
     Raises:
         TypeError: not a class.
         ValueError: another module registered that name, or eventloop has it.
     """
-    if not isinstance(cls, type):
-        raise TypeError(f"@register goes on a class, got {cls!r}")
-    known = _classes.get(cls.__name__) or _own(cls.__name__)
-    if known is not None and known.__module__ != cls.__module__:
-        raise ValueError(
-            f"{cls.__name__!r} is registered already, by {known.__module__}: choose another name"
-        )
-    _classes[cls.__name__] = cls
-    return cls
+    return (WRITERS if hasattr(cls, "write") else HOOKS).register(cls)
 
 
 def find_class(name: str) -> type:
-    """The class of a name.
+    """The hook or writer of a name.
 
     Raises:
-        ValueError: nothing is registered under it (with a suggestion).
+        ValueError: there is none (with a suggestion).
     """
-    found = _classes.get(name) or _own(name)
+    found = HOOKS.find(name) or WRITERS.find(name)
     if found is None:
-        known = [*_classes]
-        for location in _LOCATIONS:
-            known += importlib.import_module(location).__all__
+        known = HOOKS.names() + WRITERS.names()
         raise ValueError(f"unknown type {name!r}{suggest(name, known)}; @register makes your own known")
     return found
 
@@ -80,12 +166,3 @@ def build(config: Mapping[str, Any], **also: Any) -> Any:
     for key, value in to_set.items():
         setattr(built, key, value)
     return built
-
-
-def _own(name: str) -> type | None:
-    for location in _LOCATIONS:
-        module = importlib.import_module(location)
-        if name in module.__all__:
-            found: type = getattr(module, name)
-            return found
-    return None

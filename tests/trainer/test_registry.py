@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eventloop import register, registry
+from eventloop import register
 from eventloop.hooks import CheckpointHook, Hook, LoggerHook
-from eventloop.registry import build, find_class
-from eventloop.writers import JSONLWriter
+from eventloop.registry import HOOKS, WRITERS, build, find_class
+from eventloop.writers import JSONLWriter, Writer
 from tests.trainer.conftest import MakeTrainer
 
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """What a test registers is forgotten after it."""
-    known = dict(registry._classes)
+    known = [(registry, set(registry.names())) for registry in (HOOKS, WRITERS)]
     yield
-    registry._classes.clear()
-    registry._classes.update(known)
+    for registry, names in known:
+        for name in {*registry.names()} - names:
+            registry.forget(name)
 
 
 class Named(Hook):
@@ -159,6 +162,88 @@ def test_register_on_something_else() -> None:
     """Only classes are registered."""
     with pytest.raises(TypeError, match="@register goes on a class, got"):
         register(LoggerHook())  # type: ignore[type-var]
+
+
+def test_a_registry_of_each_kind() -> None:
+    """`@HOOKS.register`, with or without a name of its own, and `@WRITERS.register`."""
+
+    @HOOKS.register(name="mine")
+    class MyHook(Hook):
+        pass
+
+    @WRITERS.register
+    class MyWriter(Writer):
+        pass
+
+    assert (find_class("mine"), find_class("MyWriter")) == (MyHook, MyWriter)
+    assert HOOKS.find("MyWriter") is None
+    assert "JSONLWriter" in WRITERS.names()
+
+
+PLUGIN = """
+from eventloop.hooks import Hook
+
+class PluginHook(Hook):
+    def __init__(self, n=1):
+        self.n = n
+
+not_a_class = 3
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of somebody else's, installed: its module, and the metadata that pip would write."""
+    (tmp_path / "a_plugin.py").write_text(PLUGIN)
+    metadata = tmp_path / "a_plugin-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: a-plugin\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[eventloop.hooks]\nPluginHook = a_plugin:PluginHook\nGoneHook = a_plugin:GoneHook\n"
+        "NumberHook = a_plugin:not_a_class\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("plugin")
+def test_hooks_of_installed_packages() -> None:
+    """A package makes its hooks known by an entry point; it is imported when one of them is used."""
+    assert "a_plugin" not in sys.modules
+    assert build({"type": "PluginHook", "n": 2}).n == 2
+    with pytest.raises(ValueError, match="did you mean 'PluginHook'"):
+        find_class("PlugnHook")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_entry_points_that_do_not_hold() -> None:
+    """A package whose entry point is broken is named."""
+    with pytest.raises(
+        ImportError, match="the hook 'GoneHook' of an installed package cannot be loaded from 'a_plug"
+    ):
+        find_class("GoneHook")
+    with pytest.raises(TypeError, match="the entry point 'a_plugin:not_a_class' must name a class, got 3"):
+        find_class("NumberHook")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_two_packages_with_one_name(tmp_path: Path) -> None:
+    """Which of two packages' hooks is meant nobody can tell."""
+    other = tmp_path / "b_plugin-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: b-plugin\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[eventloop.hooks]\nPluginHook = b_plugin:PluginHook\n")
+
+    with pytest.raises(ValueError, match=r"several packages have a hook 'PluginHook': a_plugin:.*, b_plugin:"):
+        find_class("PluginHook")
+
+
+def test_a_default_hooks_config_needs_no_type(make_trainer: MakeTrainer) -> None:
+    """A default hook is configured by its arguments alone, as in MMEngine."""
+    trainer = make_trainer(default_hooks={"checkpoint": {"interval": 2}, "timer": None})
+
+    trainer.train()
+
+    assert [path.name for path in trainer.work_dir.glob("*.pth")] == ["epoch_2.pth"]
 
 
 def test_a_run_from_configs(make_trainer: MakeTrainer) -> None:
