@@ -43,17 +43,25 @@ class Averages:
         self._samples[name] = self._samples.get(name, 0) + samples
 
     def compute(self) -> dict[str, float]:
-        """The means, over all ranks; waits for the device."""
+        """The means, over all ranks; waits for the device. A rank need not have every name, nor any."""
         names = sorted(self._sums)
-        if not names:
-            return {}
-        sums = torch.stack([self._sums[name].reshape(()) for name in names])
-        counts = torch.tensor([float(self._samples[name]) for name in names], device=sums.device)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            both = torch.cat([sums, counts])
-            dist.all_reduce(both)
-            sums, counts = both.chunk(2)
-        return dict(zip(names, (sums / counts).tolist(), strict=True))
+        sums = torch.stack([self._sums[name].reshape(()) for name in names]).tolist() if names else []
+        own = {name: (total, self._samples[name]) for name, total in zip(names, sums, strict=True)}
+        ranks = _of_all_ranks(own)
+        means = {}
+        for name in sorted({name for rank in ranks for name in rank}):
+            found = [rank[name] for rank in ranks if name in rank]
+            means[name] = sum(total for total, _ in found) / sum(samples for _, samples in found)
+        return means
+
+
+def _of_all_ranks(own: dict[str, tuple[float, int]]) -> list[dict[str, tuple[float, int]]]:
+    """Every rank's, by rank; a sum in place would need the same names everywhere, and hang without."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return [own]
+    ranks = [own] * dist.get_world_size()
+    dist.all_gather_object(ranks, own)
+    return ranks
 
 
 class Evaluation:

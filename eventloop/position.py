@@ -62,19 +62,19 @@ class LoaderPosition:
         self._trainer.batch_idx = 0
         self._seed_sampler(loader, self._passes)
         self._passes += 1
-        self._opened_with = _random_state(loader)
+        self._opened_with = random_state(loader)
         yield from loader
 
     def _rest(self, loader: Iterable[Any], skip: int) -> Iterator[Any]:
         if self.length is not None and skip >= self.length and not _generators_of(loader):
             return  # nothing is left, and no sampler has anything to draw at the end
         self._seed_sampler(loader, self._passes - 1)
-        now = _random_state(loader)
-        _set_random_state(loader, self._opened_with)
+        now = random_state(loader)
+        set_random_state(loader, self._opened_with)
         iterator = iter(loader)
         for _ in range(skip):
             next(iterator, None)
-        _set_random_state(loader, now)
+        set_random_state(loader, now)
         yield from iterator
 
     def _seed_sampler(self, loader: Iterable[Any], number: int) -> None:
@@ -130,11 +130,11 @@ def _generators_of(loader: Iterable[Any] | None) -> list[torch.Generator]:
     return list({id(g): g for g in owned if isinstance(g, torch.Generator)}.values())
 
 
-def _random_state(loader: Iterable[Any]) -> dict[str, Any]:
+def random_state(loader: Iterable[Any]) -> dict[str, Any]:
     return {"rng": rng_state(), "generators": [g.get_state() for g in _generators_of(loader)]}
 
 
-def _set_random_state(loader: Iterable[Any], state: Mapping[str, Any]) -> None:
+def set_random_state(loader: Iterable[Any], state: Mapping[str, Any]) -> None:
     set_rng_state(state["rng"])
     _set_generators(loader, state["generators"])
 

@@ -1,0 +1,240 @@
+"""The statistics of batch norm layers over a population, in place of the moving average of training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+from torch.utils.data import DataLoader
+
+from eventloop.checkpoint import unwrap
+from eventloop.hooks.bn_population import Population, merge_ranks
+from eventloop.loops import to_device
+from eventloop.position import random_state, set_random_state
+
+Forward = Callable[[torch.nn.Module, Any], Any]
+_END = object()
+
+
+class _Stopped(Exception):
+    """The pass is not to go on."""
+
+
+def get_bn_modules(model: torch.nn.Module) -> list[_BatchNorm]:
+    """The batch norm layers in training mode that keep running statistics; frozen ones are in eval mode."""
+    return [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, _BatchNorm) and layer.training and layer.running_mean is not None
+    ]
+
+
+@torch.no_grad()
+def update_bn_stats(
+    model: torch.nn.Module,
+    data_loader: Iterable[Any],
+    num_iters: int | None = 200,
+    *,
+    forward: Forward | None = None,
+    device: torch.device | None = None,
+    unbiased: bool = False,
+    stop: Callable[[], bool] = bool,
+) -> int:
+    """Put the mean and variance of everything a pass brings to each batch norm layer into its running statistics.
+
+        update_bn_stats(model.train(), loader, num_iters=200)
+
+    The running average of training lags behind the weights it is used with; these are the statistics of the
+    population under the weights as they are: over samples and spatial positions of all batches together, each
+    sample counted once, whatever the batch sizes (fvcore's `update_bn_stats`; Wu and Johnson, "Rethinking 'Batch'
+    in BatchNorm", 2021, section 3). In a process group over the samples of all ranks, and equal on all of them.
+
+    The model runs as it is set, in training mode, and only layers in training mode are updated; those that no
+    batch reaches keep what they have. All else is afterwards, also after an error, what it was: other buffers,
+    `num_batches_tracked`, momentum, modes, random states, and the loader's place: a `DataLoader` is run as a copy.
+    A dataset that is itself changed by being read cannot be put back.
+
+    Args:
+        num_iters: batches to run; a shorter loader is started again. None for one whole pass.
+        forward: `(model, batch)`; by default `model(batch)`, or `model(batch[0])` where the batch is a list or
+            tuple that begins with a tensor. The model is the one inside DistributedDataParallel or
+            `torch.compile`, and runs eagerly, without collectives of its own.
+        device: where batches are moved; None leaves them as they are.
+        unbiased: divide the variance by the number of values less one, as PyTorch's layers do for their running
+            one; by default it is that of the population, divided by their number, as fvcore's is.
+        stop: asked before each batch; True ends the pass, and nothing is changed.
+
+    Returns:
+        The number of batches run here; 0 when there is no such layer, or the pass was stopped.
+
+    Raises:
+        ValueError: the loader is empty, or is too short an iterator, which cannot be started again.
+        RuntimeError: the loader of another rank failed. All ranks of a process group must make the call.
+    """
+    layers = get_bn_modules(model)
+    if not layers:
+        return 0
+    populations = [Population(_tensor(layer.running_mean)) for layer in layers]
+    inner = unwrap(model)
+    together = any(isinstance(layer, SyncBatchNorm) for layer in layers)
+    with ExitStack() as kept:
+        kept.enter_context(_random_state_kept(data_loader))
+        kept.enter_context(_model_kept(inner))
+        kept.enter_context(_eagerly())
+        for layer, population in zip(layers, populations, strict=True):
+            kept.callback(_record(layer, population).remove)
+        ran = 0
+        try:
+            for batch in _agreed(_batches(_apart(data_loader), num_iters), stop, together=together):
+                (forward or forward_inputs)(inner, to_device(batch, device))
+                ran += 1
+        except _Stopped:
+            return 0
+    _write(layers, populations, unbiased=unbiased)
+    return ran
+
+
+def forward_inputs(model: torch.nn.Module, batch: Any) -> Any:
+    """Run the model on a batch, or on its first part where that is a tensor and others follow."""
+    first = batch[0] if isinstance(batch, list | tuple) and batch else None
+    return model(first if isinstance(first, torch.Tensor) else batch)
+
+
+def _record(layer: _BatchNorm, population: Population) -> Any:
+    def see(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        population.add(args[0] if args else kwargs["input"])
+
+    return layer.register_forward_pre_hook(see, with_kwargs=True)
+
+
+def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased: bool) -> None:
+    """In place, so that whoever shares the buffers sees it; a layer without a sample keeps what it has."""
+    for layer, (total, mean, squares) in zip(layers, merge_ranks(populations), strict=True):
+        variance = squares / (total - int(unbiased)).clamp(min=1)
+        for buffer, value in ((layer.running_mean, mean), (layer.running_var, variance)):
+            buffer = _tensor(buffer)
+            buffer.copy_(torch.where(total > 0, value.to(buffer), buffer))
+
+
+# --- the batches -------------------------------------------------------------------------------------------
+
+
+def _batches(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
+    given = 0
+    while True:
+        before = given
+        for batch in loader:
+            yield batch
+            given += 1
+            if given == limit:
+                return
+        if given == 0:
+            raise ValueError("precise statistics need a batch, and the data loader gave none: it is empty")
+        if limit is None:
+            return
+        if given == before:
+            raise ValueError(
+                f"the data loader gave {given} batches of the {limit} wanted and, being an iterator, cannot be "
+                "started again: pass the loader itself, or num_iters=None"
+            )
+
+
+def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool) -> Iterator[Any]:
+    """Yield the batches until all ranks are through; raise `_Stopped` on all when one is told to stop.
+
+    The ranks agree before each batch, because one that went on alone would wait for the others forever: a rank
+    may be stopped, its loader may fail, or give fewer batches. With `together`, layers that gather their input
+    from all ranks, the pass ends where the first loader does. Costs a small collective a batch; it waits for the
+    device only where the process group has no backend for the host, as with "nccl" alone.
+    """
+    while True:
+        error: Exception | None = None
+        batch: Any = _END
+        stopped = stop()
+        try:
+            if not stopped:
+                batch = next(batches, _END)
+        except Exception as failure:  # said to the others first, who would wait
+            error = failure
+        stops, ends, failures, ranks = _sum_over_ranks(stopped, batch is _END, error is not None)
+        if error is not None:
+            raise error
+        if failures:
+            raise RuntimeError(
+                "the data loader of another rank failed, whose error says why; the statistics are as before"
+            )
+        if stops:
+            raise _Stopped
+        if ends == ranks or (ends and together):
+            return
+        if batch is not _END:
+            yield batch
+
+
+def _sum_over_ranks(*flags: bool) -> list[int]:
+    """On how many ranks each is true, and the number of ranks."""
+    numbers = [int(flag) for flag in (*flags, True)]
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return numbers
+    host = "cpu" in str(dist.get_backend_config())
+    tensor = torch.tensor(numbers, device="cpu" if host else torch.accelerator.current_accelerator())
+    dist.all_reduce(tensor)
+    return [int(number) for number in tensor.tolist()]
+
+
+def _apart(loader: Iterable[Any]) -> Iterable[Any]:
+    """The loader for a pass of its own: persistent workers serve one pass at a time, which may be training's."""
+    if not isinstance(loader, DataLoader):
+        return loader
+    apart = copy(loader)
+    apart._iterator = None
+    return apart
+
+
+# --- what is put back --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _random_state_kept(loader: Iterable[Any]) -> Iterator[None]:
+    """The global random states, and those of the loader's own generators."""
+    state = random_state(loader)
+    try:
+        yield
+    finally:
+        set_random_state(loader, state)
+
+
+@contextmanager
+def _model_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Modes and buffers, also those of layers that are no batch norm."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for module, name, buffer, value in buffers:
+            buffer.copy_(value)
+            if getattr(module, name) is not buffer:
+                setattr(module, name, buffer)
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    """Compiled parts were traced without the hooks that look at the layers' inputs, and would not call them."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def _tensor(buffer: torch.Tensor | None) -> torch.Tensor:
+    assert buffer is not None  # `get_bn_modules` takes no layer without
+    return buffer

@@ -1,0 +1,84 @@
+"""Handlers that run on one rank only, and cannot make the others wait for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eventloop.assemble import rank_and_world_size
+from eventloop.handler import handler_name, is_coroutine_function
+
+F = TypeVar("F", bound=Callable[..., Any])
+_COLLECTIVES = ("c10d", "_c10d_functional")
+
+
+def on_rank(rank: int = 0) -> Callable[[F], F]:
+    """Run a handler, or a hook's method, on one rank; on the others it is called and does nothing.
+
+        @bus.on("after_val_epoch")
+        @on_rank(0)
+        def show(trainer, event): ...
+
+    A collective in such a handler (`all_reduce`, `barrier`, the forward pass of DistributedDataParallel) would
+    wait for ranks that never come. It is refused with an error instead: do it in a handler that all ranks run, and
+    only what follows on one. A coroutine function, which runs in the background, is not watched.
+
+    Raises:
+        TypeError: `rank` is no int, or what is decorated no function.
+        ValueError: `rank` is negative.
+        RuntimeError: from the handler, when it comes to a collective.
+    """
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise TypeError(f"on_rank needs the number of a rank, got {rank!r}: write @on_rank(0)")
+    if rank < 0:
+        raise ValueError(f"on_rank needs the number of a rank, 0 or above, got {rank}")
+
+    def decorate(fn: F) -> F:
+        if not callable(fn):
+            raise TypeError(f"on_rank decorates a function, got {fn!r}")
+        return cast(F, _on_rank(rank, fn))
+
+    return decorate
+
+
+def _on_rank(rank: int, fn: Any) -> Any:
+    if is_coroutine_function(fn):
+
+        @functools.wraps(fn)
+        async def run_in_background(*args: Any) -> Any:
+            return await fn(*args) if rank_and_world_size()[0] == rank else None
+
+        return run_in_background
+
+    @functools.wraps(fn)
+    def run(*args: Any) -> Any:
+        own, world_size = rank_and_world_size()
+        if own != rank:
+            return None
+        if world_size == 1:
+            return fn(*args)
+        with _NoCollectives(handler_name(fn), rank):
+            return fn(*args)
+
+    return run
+
+
+class _NoCollectives(TorchDispatchMode):
+    """Refuses the operators of torch.distributed, which go through PyTorch's dispatcher like all others."""
+
+    def __init__(self, name: str, rank: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._name, self._rank = name, rank
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace in _COLLECTIVES:
+            raise RuntimeError(
+                f"{self._name} runs on rank {self._rank} only, and its {func} would wait forever for the other "
+                "ranks: do the collective in a handler that all ranks run"
+            )
+        return func(*args, **(kwargs or {}))

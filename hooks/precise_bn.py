@@ -1,0 +1,186 @@
+"""Precise statistics of batch norm layers, before they are evaluated or saved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eventloop.checkpoint import unwrap
+from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrainEpoch
+from eventloop.hooks.bn_statistics import Forward, get_bn_modules, update_bn_stats
+from eventloop.hooks.hook import Hook
+from eventloop.metrics import EventStorage
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+
+class PreciseBN(Hook):
+    """Replaces the running averages of batch norm layers by the statistics of the population, at an interval and
+    at the end of the run; see `update_bn_stats` for what they are, and what is left as it was.
+
+        PreciseBN(interval=1, num_iter=200)
+        PreciseBN(num_iter=None, data_loader=loader_without_augmentation)     # a whole pass, at the end
+
+    It runs after the optimizer and the schedulers, and before the checkpoint and the evaluation of the same
+    epoch or iteration, so both have the precise statistics. Training itself goes on exactly as without it:
+    layers in training mode normalize by their batch. A run that is stopped gets no pass at its end, and a pass
+    that a stop cuts short changes nothing. Its time counts as evaluation, in no iteration's. Where the model has
+    no layer to update, a warning is logged once, at the start.
+
+    Args:
+        interval: run every so many epochs or iterations; -1 only at the end of the run.
+        num_iter: batches to run; a shorter loader is started again. None for one whole pass.
+        data_loader: by default the train loader, run beside training's own pass, whose order stays what it is.
+        by_epoch: the unit of `interval`; by default that of the run.
+        forward: `(model, batch)`, without gradients. By default the trainer's `train_step`, or the model on the
+            inputs of `(inputs, target)`. What hooks do around a training step, such as autocast, is not done here.
+        unbiased: the variance is the unbiased estimate; by default that of the population itself, as fvcore's.
+
+    Raises:
+        TypeError, ValueError: a bad argument: see the message.
+    """
+
+    priority = 80
+
+    def __init__(
+        self,
+        interval: int = -1,
+        num_iter: int | None = 200,
+        data_loader: Iterable[Any] | None = None,
+        *,
+        by_epoch: bool | None = None,
+        forward: Forward | None = None,
+        unbiased: bool = False,
+    ) -> None:
+        _check_number("interval", interval, -1, "-1, for only at the end,")
+        _check_number("num_iter", num_iter, None, "None, for a whole pass,")
+        if forward is not None and not callable(forward):
+            raise TypeError(f"forward must be a function (model, batch), got {forward!r}")
+        if data_loader is not None:
+            _check_loader(data_loader, "data_loader")
+        self._interval, self._num_iter, self._by_epoch = interval, num_iter, by_epoch
+        self._data_loader, self._forward, self._unbiased = data_loader, forward, unbiased
+        self._told = False
+        self._ran_at = -1
+
+    def check(self, trainer: Trainer) -> None:
+        """Settle the unit.
+
+        Raises:
+            TypeError: the train loader is an iterator, whose batches training would miss.
+            ValueError: `by_epoch=True` in a run measured in iterations.
+        """
+        if self._by_epoch is None:
+            self._by_epoch = trainer.by_epoch
+        if self._by_epoch and not trainer.by_epoch:
+            raise ValueError(
+                "PreciseBN(by_epoch=True) in a run measured in iterations has no epoch to run after: "
+                "leave by_epoch out, or give the Trainer max_epochs"
+            )
+        if self._data_loader is None and trainer.train_loader is not None:
+            _check_loader(trainer.train_loader, "train_loader")
+
+    def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
+        """Say so once when there is nothing to do: now layers have the modes they are trained in."""
+        if self._data_loader is None and trainer.loader is not None:
+            _check_loader(trainer.loader, "the train loader")  # a hand-written loop's is known from here on
+        if not self._told and not get_bn_modules(trainer.model):
+            logger.warning(
+                "PreciseBN does nothing: %s has no batch norm layer that is in training mode and keeps running "
+                "statistics",
+                type(unwrap(trainer.model)).__name__,
+            )
+        self._told = True
+
+    def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
+        """Run when an iteration is due, or is the last."""
+        if self._by_epoch or trainer.bus.failing is not None:
+            return
+        if self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer):
+            self._ran_at = trainer.iter + 1
+            self.update_stats(trainer)
+
+    def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
+        """Run when an epoch is due, or is the last. In a run of epochs counted by iteration the last iteration is
+        not always known beforehand; it is here."""
+        if event.reason != COMPLETED or trainer.bus.failing is not None:
+            return
+        due = self._by_epoch and self.every_n_epochs(trainer, self._interval)
+        if due or (self.is_last_train_epoch(trainer) and self._ran_at != trainer.iter):
+            self._ran_at = trainer.iter
+            self.update_stats(trainer)
+
+    def update_stats(self, trainer: Trainer) -> None:
+        """Run now; in a process group on all ranks.
+
+        Raises:
+            ValueError, RuntimeError: as `update_bn_stats`; or there is no loader to run on.
+        """
+        loader = self._data_loader if self._data_loader is not None else trainer.loader
+        if loader is None:
+            raise ValueError("PreciseBN has no data: give it a data_loader, or the Trainer a train_loader")
+        layers = get_bn_modules(trainer.model)
+        if not layers:
+            return
+        with trainer.clock.excluding(), _aside(trainer):
+            ran = update_bn_stats(
+                trainer.model, loader, self._num_iter, forward=self._forward_of(trainer), device=trainer.device,
+                unbiased=self._unbiased, stop=lambda: trainer.stopping,
+            )  # fmt: skip
+        if ran:
+            logger.info("precise statistics of %d batch norm layers from %d batches", len(layers), ran)
+        else:
+            logger.info(
+                "precise statistics were not made, the run is stopping: they are the running averages"
+            )
+
+    def _forward_of(self, trainer: Trainer) -> Forward | None:
+        step = trainer.custom_step
+        if self._forward is not None or step is None:
+            return self._forward
+
+        def run_step(model: torch.nn.Module, batch: Any) -> Any:
+            try:
+                return step(trainer, batch)
+            except Exception as error:
+                error.add_note(
+                    "PreciseBN ran train_step without gradients; give it forward=lambda model, batch: ... "
+                    "where the step does more than a forward pass"
+                )
+                raise
+
+        return run_step
+
+
+@contextmanager
+def _aside(trainer: Trainer) -> Iterator[None]:
+    """What a train step may touch is the trainer's again afterwards; numbers it puts are thrown away. Meanwhile
+    the model is the one inside DistributedDataParallel, whose collectives would wait for ranks with more batches."""
+    model, batch, outputs, metrics = trainer.model, trainer.batch, trainer.outputs, trainer.metrics
+    try:
+        trainer.model, trainer.metrics = unwrap(model), EventStorage()
+        yield
+    finally:
+        trainer.model, trainer.batch, trainer.outputs, trainer.metrics = model, batch, outputs, metrics
+
+
+def _check_loader(loader: object, name: str) -> None:
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise TypeError(f"PreciseBN: {name} must be an iterable of batches, got {loader!r}")
+    if hasattr(loader, "__next__"):
+        raise TypeError(
+            f"PreciseBN: {name} is an iterator ({type(loader).__name__}), which can be run only once: give "
+            "PreciseBN(data_loader=...) a loader that can be started again"
+        )
+
+
+def _check_number(name: str, value: object, none: object, meaning: str) -> None:
+    if value != none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"{name} must be {meaning} or a positive int, got {value!r}")

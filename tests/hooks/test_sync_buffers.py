@@ -1,0 +1,68 @@
+"""SyncBuffersHook in one process; what it does in two is in tests/trainer/test_two_ranks.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from eventloop.hooks import sync_buffers as module
+from eventloop.hooks.sync_buffers import SyncBuffersHook
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+
+
+def test_nothing_without_a_group(make_trainer: Make) -> None:
+    """In one process training ends with the buffers it would have had."""
+    ends = []
+    for hooks in ([], [SyncBuffersHook()]):
+        model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+        torch.manual_seed(0)
+        nn.init.normal_(model[1].weight)  # type: ignore[arg-type]
+        make_trainer(model=model, hooks=hooks).train()
+        ends.append([buffer.tolist() for buffer in model.buffers()])
+
+    assert ends[0] == ends[1]
+
+
+@pytest.fixture
+def synced_at(monkeypatch: pytest.MonkeyPatch, make_trainer: Make) -> Callable[..., list[int]]:
+    """Train as one of two ranks, and return the completed iterations at which buffers were synced."""
+
+    def train(*, fail: bool = False, **options: Any) -> list[int]:
+        at: list[int] = []
+        trainer = make_trainer(hooks=[SyncBuffersHook()], batches=3, **options)
+        trainer.world_size = 2
+        monkeypatch.setattr(module, "sync_buffers", lambda buffers: at.append(trainer.iter))
+        if fail:
+            trainer.bus.subscribe(lambda event: 1 / 0, "after_train_iter", every=2)
+            with pytest.raises(ZeroDivisionError):
+                trainer.train()
+        else:
+            trainer.train()
+            if trainer.test_loader is not None:
+                trainer.test()
+        return at
+
+    return train
+
+
+def test_once_an_epoch(synced_at: Any, scripted: Any) -> None:
+    """After each epoch, and not again for its validation, nor for a test that follows."""
+    options = {**scripted(0.1, 0.2, 0.3), "test_loader": [torch.zeros(1)]}
+
+    assert synced_at(max_epochs=2, **options) == [3, 6]
+
+
+def test_before_validations_in_mid_epoch(synced_at: Any, scripted: Any) -> None:
+    """A run measured in iterations is one epoch: there it syncs before each validation, and at the end."""
+    assert synced_at(max_iters=5, val_interval=2, **scripted(0.1, 0.2, 0.3)) == [2, 4, 5]
+
+
+def test_not_after_an_error(synced_at: Any) -> None:
+    """An epoch that an error ended has no collective at its end: the other ranks may not come to it."""
+    assert synced_at(fail=True) == []
