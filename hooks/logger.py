@@ -77,7 +77,7 @@ class LoggerHook(Hook):
     def _log(self, trainer: Trainer) -> None:
         metrics = trainer.metrics
         returned = isinstance(trainer.outputs, Mapping) and "lr" in trainer.outputs
-        if not returned:
+        if not returned and not any(getattr(hook, "puts_lr", False) for hook in trainer.hooks):
             # taken here, before the scheduler (70) moves it: the rate this iteration was trained with
             for name, optimizer in named_values("lr", trainer.optimizer):
                 metrics.put_scalar(name, optimizer.param_groups[0]["lr"], smoothing_hint=False)

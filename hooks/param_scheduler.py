@@ -1,4 +1,4 @@
-"""Steps the learning rate schedulers."""
+"""Steps the schedulers."""
 
 from __future__ import annotations
 
@@ -17,27 +17,32 @@ from eventloop.events import (
     OptimizerStepSkipped,
 )
 from eventloop.hooks.hook import Hook
+from eventloop.param_schedulers import build_schedulers, check_windows
 from eventloop.priority import Priority
+from eventloop.windows import PlateauWindow
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
 
 class ParamSchedulerHook(Hook):
-    """Steps PyTorch's own schedulers: after each iteration, after each epoch, or with a validation's metric.
+    """Steps PyTorch's own schedulers, and windows of them, of the learning rate or of anything else: after each
+    iteration, after each epoch, or with a validation's metric.
 
         default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True))
 
-    An iteration whose optimizer step was skipped (`optimizer_step_skipped`) does not count, nor does an epoch that
+    Configs among the trainer's schedulers are built when the trainer is, with its optimizer
+    (`eventloop.param_schedulers`). An iteration whose optimizer step was skipped (`optimizer_step_skipped`) does not count, nor does an epoch that
     was cut short.
 
     Args:
         by_epoch: the unit of schedulers that do not say their own; one with an attribute `by_epoch` is stepped
             by that. The default counts iterations: `T_max`, `milestones` and `total_steps` are iterations.
-        monitor: the metric `ReduceLROnPlateau` is stepped with, after each validation.
+        monitor: the metric `ReduceLROnPlateau` is stepped with, after each validation; one with an attribute
+            `monitor` has its own.
 
     Warns:
-        UserWarning: a scheduler counted in iterations would be done within a tenth of the run, and fits the
+        UserWarning: a window reaches past the run; or a scheduler counted in iterations would be done within a tenth of the run, and fits the
             number of epochs: it was probably meant by epoch.
     """
 
@@ -52,29 +57,31 @@ class ParamSchedulerHook(Hook):
         self._step_skipped = False
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse schedulers that would never be stepped.
+        """Build what is a config, and refuse schedulers that would never be stepped.
 
         Raises:
             TypeError: something that is no scheduler.
-            ValueError: one by epoch in a run measured in iterations, or `ReduceLROnPlateau` without a validation.
+            ValueError: a config with an unknown type or argument, a scheduler by epoch in a run measured in
+                iterations, or `ReduceLROnPlateau` without a validation.
         """
+        build_schedulers(trainer)
         for scheduler in trainer.schedulers:
             name = type(scheduler).__name__
             if not callable(getattr(scheduler, "step", None)):
                 raise TypeError(f"schedulers must be PyTorch schedulers, with a step(), got {scheduler!r}")
-            if isinstance(scheduler, ReduceLROnPlateau):
-                if trainer.val_loader is None:
-                    raise ValueError(f"{name} needs a validation: give the Trainer a val_loader")
-            elif self._counts_epochs(scheduler) and not trainer.by_epoch:
+            if _watches(scheduler) and trainer.val_loader is None:
+                raise ValueError(f"{name} needs a validation: give the Trainer a val_loader")
+            if self._counts_epochs(scheduler) and not trainer.by_epoch:
                 raise ValueError(
                     f"{name} counts epochs, and a run measured in iterations has none: leave by_epoch out and count "
                     "iterations, or give the Trainer max_epochs"
                 )
+        check_windows(trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Sort the schedulers by what they count."""
         self._step_skipped = False
-        self._plateaus = [s for s in trainer.schedulers if isinstance(s, ReduceLROnPlateau)]
+        self._plateaus = [s for s in trainer.schedulers if _watches(s)]
         others = [s for s in trainer.schedulers if not isinstance(s, ReduceLROnPlateau)]
         self._each_epoch = [s for s in others if self._counts_epochs(s)]
         self._each_iter = [s for s in others if s not in self._each_epoch]
@@ -107,16 +114,25 @@ class ParamSchedulerHook(Hook):
         """
         if not self._plateaus or event.reason != COMPLETED:
             return
-        if self._monitor not in event.metrics:
-            known = suggest(self._monitor, [*event.metrics])
-            raise KeyError(
-                f"ReduceLROnPlateau watches {self._monitor!r}, which the validation does not have{known}"
-            )
         for scheduler in self._plateaus:
-            scheduler.step(event.metrics[self._monitor])
+            monitor = getattr(scheduler, "monitor", self._monitor)
+            if monitor not in event.metrics:
+                known = suggest(monitor, [*event.metrics])
+                raise KeyError(
+                    f"{type(scheduler).__name__} watches {monitor!r}, which the validation does not have{known}"
+                )
+            scheduler.step(event.metrics[monitor])
 
     def _counts_epochs(self, scheduler: Any) -> bool:
+        """PyTorch's `ReduceLROnPlateau` counts validations, which a run measured in iterations has too."""
+        if isinstance(scheduler, ReduceLROnPlateau):
+            return False
         return bool(getattr(scheduler, "by_epoch", self._by_epoch))
+
+
+def _watches(scheduler: Any) -> bool:
+    """True for what is stepped with a metric."""
+    return isinstance(scheduler, ReduceLROnPlateau | PlateauWindow)
 
 
 def _warn_if_meant_by_epoch(scheduler: Any, max_epochs: int | None, max_iters: int | None) -> None:

@@ -1,0 +1,94 @@
+"""What schedules move: a value, by its name, of each param group of an optimizer; and checks of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from eventloop.catalogue import suggest
+from eventloop.optimizers import named_optimizers
+
+Group = dict[str, Any]
+Value = float | torch.Tensor
+
+
+def groups_of(optimizer: Any) -> list[Group]:
+    """The param groups of one optimizer, or of several by name, in order."""
+    return [group for each in named_optimizers(optimizer).values() for group in each.param_groups]
+
+
+def check_has_value(optimizer: torch.optim.Optimizer, name: str) -> None:
+    """Refuse what is no optimizer, or one that has no such value.
+
+    Raises:
+        TypeError, ValueError: naming the optimizer, and what its groups have.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+    for group in optimizer.param_groups:
+        if name not in group and not (name == "momentum" and "betas" in group):
+            known = [key for key in group if key != "params"]
+            raise ValueError(
+                f"the param groups of {type(optimizer).__name__} have no {name!r}{suggest(name, known)}"
+            )
+
+
+def read_value(group: Group, name: str) -> Value:
+    """The value of a group; `momentum` is the first of `betas` where a group has those, as in Adam."""
+    value: Value = group["betas"][0] if _in_betas(group, name) else group[name]
+    return value
+
+
+def write_value(group: Group, name: str, value: Value) -> None:
+    """Set the value of a group; a tensor, which a compiled or captured step holds, is filled and stays the same."""
+    old = read_value(group, name)
+    if isinstance(old, torch.Tensor):
+        old.fill_(value)
+    elif _in_betas(group, name):
+        group["betas"] = (value, *group["betas"][1:])
+    else:
+        group[name] = value
+
+
+def initial_value(group: Group, name: str) -> float:
+    """The value a group began with: its `initial_lr`, made from its `lr` where nobody did so yet. It is saved with
+    the optimizer, so a resumed run does not take a decayed value for it."""
+    key = f"initial_{name}"
+    value = group[key] if key in group else read_value(group, name)
+    if type(value) is not float:
+        value = float(value)
+    group[key] = value
+    return value
+
+
+def _in_betas(group: Group, name: str) -> bool:
+    return name == "momentum" and name not in group
+
+
+def number(
+    what: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+) -> float:
+    """Refuse what is no number in a range.
+
+    Raises:
+        TypeError, ValueError: naming `what`, the range and the value.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be a number, got {value!r}")
+    bounds = [
+        ("above", above, above is None or value > above),
+        ("at least", least, least is None or value >= least),
+        ("below", below, below is None or value < below),
+        ("at most", most, most is None or value <= most),
+    ]
+    if not all(holds for _, _, holds in bounds):
+        wanted = " and ".join(f"{word} {bound:g}" for word, bound, _ in bounds if bound is not None)
+        raise ValueError(f"{what} must be {wanted}, got {value!r}")
+    return float(value)

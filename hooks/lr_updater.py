@@ -1,0 +1,231 @@
+"""mmcv's way to a learning rate: before each epoch and iteration it is set, as a function of the counters."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, ClassVar
+
+from eventloop.catalogue import suggest
+from eventloop.events import COMPLETED, AfterTrain, BeforeRun, BeforeTrainEpoch, BeforeTrainIter
+from eventloop.hooks.hook import Hook
+from eventloop.optimizers import named_optimizers
+from eventloop.param_groups import Group, check_has_value, groups_of, initial_value, number, write_value
+from eventloop.param_schedulers import build_schedulers
+from eventloop.position import length_of
+from eventloop.priority import Priority
+from eventloop.schedule import positive
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+WARMUPS = ("constant", "linear", "exp")
+
+
+class ParamUpdaterHook(Hook):
+    """Sets one value of every param group from its initial value and the counters; the base of the updaters of
+    learning rates and momenta, see those."""
+
+    param_name: ClassVar[str] = "lr"
+    reaches_end: ClassVar[bool] = False
+    """Whether the policy is one of the run's length, whose end is set once the run is completed."""
+
+    def __init__(
+        self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
+        warmup_by_epoch: bool = False,
+    ) -> None:  # fmt: skip
+        if not isinstance(by_epoch, bool):
+            raise TypeError(f"by_epoch must be True (epochs) or False (iterations), got {by_epoch!r}")
+        if warmup is not None:
+            if warmup not in WARMUPS:
+                raise ValueError(f"unknown warmup {warmup!r}{suggest(str(warmup), [*WARMUPS])}")
+            positive("warmup_iters", warmup_iters)
+            number("warmup_ratio", warmup_ratio, above=0, most=1)
+        self.by_epoch = by_epoch
+        self.warmup = warmup
+        self.warmup_iters = warmup_iters
+        self.warmup_ratio = warmup_ratio
+        self.warmup_by_epoch = warmup_by_epoch
+        self._built_with: list[float] = []
+
+    def check(self, trainer: Trainer) -> None:
+        """Take the initial values, and refuse a trainer that the hook cannot serve.
+
+        Raises:
+            ValueError: no optimizer; a value it does not have; another scheduler for the same value; or a unit or
+                a length the run does not have.
+        """
+        name = type(self).__name__
+        if trainer.optimizer is None:
+            raise ValueError(
+                f"{name} has no optimizer to set {self.param_name} of: pass optimizer=... to the Trainer"
+            )
+        if self.by_epoch and not trainer.by_epoch:
+            raise ValueError(
+                f"{name} counts epochs, and a run measured in iterations has none: give it by_epoch=False"
+            )
+        self._refuse_second(trainer)
+        for optimizer in named_optimizers(trainer.optimizer).values():
+            check_has_value(optimizer, self.param_name)
+        self._begin(trainer)
+        self._built_with = self._initial(trainer)
+        if trainer.train_loader is not None:
+            self._warmup_length(trainer)
+            if self.reaches_end:
+                self.max_progress(trainer)
+
+    def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
+        """Take the initial values as they are now: a checkpoint may have been loaded."""
+        missing = f"initial_{self.param_name}"
+        for group, value in zip(groups_of(trainer.optimizer), self._built_with, strict=False):
+            group.setdefault(missing, value)  # of a run without schedule, whose last value may be any
+        initial = self._initial(trainer)
+        if initial[: len(self._built_with)] != self._built_with:
+            logger.warning(
+                "%s goes on from the checkpoint's initial %s %s, not from %s, which the optimizer was built with",
+                type(self).__name__, self.param_name, initial, self._built_with,
+            )  # fmt: skip
+            self._built_with = initial
+
+    def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
+        """Set what goes by epoch."""
+        if self.by_epoch:
+            self._set(trainer)
+
+    def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
+        """Set what goes by iteration, and the warm-up."""
+        if not self.by_epoch or (self.warmup is not None and trainer.iter <= self._warmup_length(trainer)):
+            self._set(trainer)
+
+    def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
+        """Set the end of a schedule that has one, as PyTorch's last step does: the last iteration was one before."""
+        if self.reaches_end and event.reason == COMPLETED:
+            self._set(trainer)
+
+    # --- for policies --------------------------------------------------------------------------------------
+
+    def progress(self, trainer: Trainer) -> int:
+        """The epoch, or iteration, the run is at."""
+        return trainer.epoch if self.by_epoch else trainer.iter
+
+    def max_progress(self, trainer: Trainer) -> int:
+        """The epochs, or iterations, of the run.
+
+        Raises:
+            ValueError: nobody knows how many iterations there are.
+        """
+        if self.by_epoch:
+            assert trainer.max_epochs is not None
+            return trainer.max_epochs
+        if trainer.max_iters is not None:
+            return trainer.max_iters
+        return (trainer.max_epochs or 0) * self._epoch_length(trainer, "by_epoch=False")
+
+    def _regular(self, trainer: Trainer, group: Group) -> float:
+        """The value of a group without warm-up."""
+        raise NotImplementedError
+
+    def _warm(self, value: float, factor: float) -> float:
+        """What a warm-up factor, in (0, 1], makes of a value."""
+        return value * factor
+
+    def _begin(self, trainer: Trainer) -> None:
+        """Set initial values of the policy's own."""
+
+    # --- inside --------------------------------------------------------------------------------------------
+
+    def _set(self, trainer: Trainer) -> None:
+        done, length = trainer.iter, self._warmup_length(trainer)
+        factor = self._warmup_factor(done / length) if done < length else None
+        for group in groups_of(trainer.optimizer):
+            initial_value(group, self.param_name)  # of a group that was added in the run
+            value = self._regular(trainer, group)
+            write_value(group, self.param_name, value if factor is None else self._warm(value, factor))
+
+    def _warmup_length(self, trainer: Trainer) -> int:
+        """In iterations; 0 without warm-up."""
+        if self.warmup is None:
+            return 0
+        if not self.warmup_by_epoch:
+            return self.warmup_iters
+        return self.warmup_iters * self._epoch_length(trainer, "warmup_by_epoch=True")
+
+    def _warmup_factor(self, done: float) -> float:
+        ratio = self.warmup_ratio
+        if self.warmup == "constant":
+            return ratio
+        if self.warmup == "linear":
+            return 1 - (1 - done) * (1 - ratio)
+        return float(ratio ** (1 - done))
+
+    def _epoch_length(self, trainer: Trainer, why: str) -> int:
+        length = length_of(trainer.loader)
+        if length is None:
+            raise ValueError(
+                f"{type(self).__name__} with {why} needs to know the iterations of an epoch, and the train loader has "
+                "no length: give the Trainer max_iters, or count in the other unit"
+            )
+        return length
+
+    def _initial(self, trainer: Trainer) -> list[float]:
+        return [initial_value(group, self.param_name) for group in groups_of(trainer.optimizer)]
+
+    def _refuse_second(self, trainer: Trainer) -> None:
+        build_schedulers(trainer)
+        for scheduler in trainer.schedulers:
+            moves = {getattr(scheduler, "param_name", "lr")}
+            if getattr(scheduler, "cycle_momentum", False):  # PyTorch's OneCycleLR and CyclicLR
+                moves.add("momentum")
+            if self.param_name in moves:
+                raise ValueError(
+                    f"{type(self).__name__} sets {self.param_name} anew each time, so {type(scheduler).__name__} in "
+                    "schedulers would do nothing: give one of the two"
+                )
+
+
+class LrUpdaterHook(ParamUpdaterHook):
+    """The base of mmcv's learning rate policies: override `get_lr`.
+
+        class HalveLrUpdaterHook(LrUpdaterHook):
+            def get_lr(self, trainer, base_lr):
+                return base_lr * 0.5 ** trainer.epoch
+
+    The rate is set before each epoch, or with `by_epoch=False` before each iteration, from `initial_lr` of each param
+    group and from the trainer's counters alone: a resumed run has the rates of the uninterrupted one. With several
+    optimizers all are set. Iterations whose step was skipped count, as in mmcv; the schedulers of
+    `eventloop.param_schedulers` do not count them.
+
+    In the first `warmup_iters` iterations the rate is less, at iteration i of W: times r = `warmup_ratio` with
+    "constant", 1 - (1 - i / W) (1 - r) with "linear", r ** (1 - i / W) with "exp".
+
+    Args:
+        by_epoch: what `get_lr` goes by; a run measured in iterations needs False.
+        warmup: None, "constant", "linear" or "exp".
+        warmup_iters: its length, in iterations, or in epochs with `warmup_by_epoch`.
+        warmup_ratio: in (0, 1].
+        warmup_by_epoch: the unit of `warmup_iters`.
+
+    Raises:
+        TypeError: the class has no `get_lr`, or an argument is of the wrong type.
+        ValueError: an unknown `warmup`, or a number out of range.
+    """
+
+    priority = Priority.VERY_HIGH
+
+    def __init__(
+        self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
+        warmup_by_epoch: bool = False,
+    ) -> None:  # fmt: skip
+        if type(self).get_lr is LrUpdaterHook.get_lr:
+            raise TypeError(
+                f"{type(self).__name__} has no get_lr(trainer, base_lr): define it, or take a policy"
+            )
+        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
+
+    def get_lr(self, trainer: Trainer, base_lr: float) -> float:
+        """The rate of a group that began with `base_lr`, without warm-up."""
+        raise NotImplementedError
+
+    def _regular(self, trainer: Trainer, group: Group) -> float:
+        return self.get_lr(trainer, group["initial_lr"])
