@@ -1,8 +1,22 @@
 """Writers: background subscribers that put a run's facts somewhere. One destination a file."""
 
 from eventloop.writers.console import ConsoleWriter
+from eventloop.writers.csv_writer import CSVWriter
+from eventloop.writers.image_files import ImageFileWriter
 from eventloop.writers.jsonl import JSONLWriter, read_jsonl
 from eventloop.writers.tensorboard import TensorBoardWriter
+from eventloop.writers.tensorboard_graph import trace_graph
+from eventloop.writers.visdom_writer import VisdomWriter
 from eventloop.writers.writer import Writer
 
-__all__ = ["ConsoleWriter", "JSONLWriter", "TensorBoardWriter", "Writer", "read_jsonl"]
+__all__ = [
+    "CSVWriter",
+    "ConsoleWriter",
+    "ImageFileWriter",
+    "JSONLWriter",
+    "TensorBoardWriter",
+    "VisdomWriter",
+    "Writer",
+    "read_jsonl",
+    "trace_graph",
+]

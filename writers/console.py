@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 class ConsoleWriter(Writer):
     """Shows epoch, iteration, loss, learning rate, speed and time left.
 
-        Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:12  time: 0.0010  data_time: 0.0001  loss: 0.1234
+        Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:08  203.4 it/s  time: 0.0049  loss: 0.1234
         Epoch(val) [2]  accuracy: 0.9800  loss: 0.0700
 
-    The speed comes from the scalar `time`, seconds per iteration; without it there is neither speed nor time left.
+    Speed and time left come from the scalar `time`, seconds per iteration, smoothed; without it there is neither.
     This is for people: programs read `JSONLWriter`'s file.
 
     Args:
@@ -121,7 +121,7 @@ class ConsoleWriter(Writer):
             self._held = event
 
     def _print(self, event: ScalarsLogged) -> None:
-        self._say(train_line(event, self._scalars, self._run, self._pace.eta(event)))
+        self._say(train_line(event, self._scalars, self._run, self._pace))
         self._printed = event.step
         self._scalars = {}
         self._held = None

@@ -1,17 +1,27 @@
-"""TensorBoard event files: scalars as curves, texts and run info as markdown."""
+"""TensorBoard event files: curves, images, histograms, texts, hyperparameters and the model's graph."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from os import PathLike
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
-from eventloop.events import Event, RunInfo, ScalarsLogged, TextLogged
+from eventloop.events import (
+    AfterRun,
+    BeforeTrain,
+    Event,
+    HistogramLogged,
+    ImageLogged,
+    RunInfo,
+    ScalarsLogged,
+    TextLogged,
+)
 from eventloop.run import Run
 from eventloop.writers.appending import write_all
 from eventloop.writers.writer import Writer
@@ -20,83 +30,114 @@ from eventloop.writers.writer import Writer
 class TensorBoardWriter(Writer):
     """Writes `{mode}/{name}` at step `event.step`, in files that TensorBoard reads while the run goes on.
 
+        TensorBoardWriter(hparams={"lr": 0.1, "layers": 18, "optimizer": "SGD"}, metrics=["val/accuracy"])
+
     Ten scalars of one event take 30 us of the interpreter. `SummaryWriter.add_scalar` takes 500 us for them, and
     `EventFileWriter` with one record for all ten takes 90 us: the rest is a checksum in pure Python, a second queue
     and a second thread. So this writes the records itself, one an event, on the thread that it has already.
 
-    A resumed run tells TensorBoard to forget the steps that will be run again, so that no curve doubles.
+    When training goes on from a checkpoint, TensorBoard is told to forget the steps that will be run again, so that
+    no curve doubles. Of a histogram's values those that are not finite are a curve of their own, `{name}/nonfinite`.
 
     Args:
         log_dir: where the files go; `<work_dir>/tensorboard` by default.
         name: what reports call the writer; needed for a second one.
+        hparams: the run's settings, shown in the HParams tab beside those of other runs.
+        metrics: tags of the curves to compare there, such as "val/accuracy".
+        graph: the model's graph, from `trace_graph(model, inputs)`.
+        bins: of histograms: how many, between the least and the greatest value; or "tensorflow", the default of
+            `SummaryWriter`: bins that grow by 10 % with their distance from 0, the same in all histograms.
 
     Raises:
         ImportError: tensorboard is not installed.
+        TypeError, ValueError: a hyperparameter that is no bool, int, float or str, or another bad argument.
     """
 
-    events = (ScalarsLogged, TextLogged, RunInfo)
+    events = (ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, BeforeTrain, AfterRun)
 
-    def __init__(self, log_dir: str | PathLike[str] | None = None, *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        log_dir: str | PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        hparams: Mapping[str, bool | int | float | str] | None = None,
+        metrics: Sequence[str] = (),
+        graph: bytes | None = None,
+        bins: int | str = "tensorflow",
+    ) -> None:
         self.log_dir = log_dir
         self.name = name
+        self.hparams = _check_hparams(hparams)
+        self.metrics = _check_metrics(metrics, hparams)
+        self.graph = _check_graph(graph)
+        self.bins = _check_bins(bins)
         self._lib = _import_library()
         self._file: FileIO | None = None
+        self._start = 0  # where training goes on, until TensorBoard is told
+        self._ended = False  # whether the HParams tab was told how the run ended, which it takes in once
 
     def open(self, run: Run) -> None:
         folder = Path(run.work_dir, "tensorboard") if self.log_dir is None else Path(self.log_dir)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = FileIO(folder / _file_name(), "xb")
-        self._record(self._lib.Event(wall_time=time.time(), file_version="brain.Event:2"))
-        if (
-            run.start_iter > 0
-        ):  # whatever an interrupted run wrote from this step on is about to be written again
-            session = self._lib.SessionLog(status=self._lib.SessionLog.START)
-            self._record(self._lib.Event(wall_time=time.time(), step=run.start_iter + 1, session_log=session))
+        self._start = run.start_iter
+        self._ended = not self.hparams
+        self._record(self._lib.begin())
+        if self.hparams:
+            for record in self._lib.hparams(self.hparams, self.metrics):
+                self._record(record)
+        if self.graph is not None:
+            self._record(self._lib.graph(self.graph))
 
     def write(self, event: Event) -> None:
+        lib = self._lib
         match event:
+            case BeforeTrain():
+                self._start = event.iter
+                self._restart()
             case ScalarsLogged():
-                record = self._lib.Event(wall_time=time.time(), step=event.step)
-                add = record.summary.value.add
-                for name, value in event.scalars.items():
-                    add(tag=f"{event.mode}/{name}", simple_value=value)
-                self._record(record)
+                if event.mode == "train":
+                    self._restart()
+                self._record(lib.scalars(event))
+            case ImageLogged():
+                self._record(lib.image(event))
+            case HistogramLogged():
+                self._record(lib.histogram(event, self.bins))
             case TextLogged():
-                self._text(f"{event.mode}/{event.name}", event.text, event.step)
+                self._record(lib.text(event))
             case RunInfo():
-                self._text("run_info", _table(event.info), event.step)
+                self._record(lib.run_info(event))
+            case AfterRun() if not self._ended:
+                self._record(lib.session_end(event))
+                self._ended = True
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _text(self, tag: str, text: str, step: int) -> None:
-        record = self._lib.Event(wall_time=time.time(), step=step)
-        value = record.summary.value.add(tag=tag)
-        value.metadata.plugin_data.plugin_name = "text"
-        value.tensor.dtype = self._lib.DT_STRING
-        value.tensor.tensor_shape.dim.add(size=1)
-        value.tensor.string_val.append(text.encode())
-        self._record(record)
+    def _restart(self) -> None:
+        """Whatever an interrupted run wrote of later steps is about to be written again. A run that only evaluates a
+        checkpoint writes none of them, and takes none away."""
+        if self._start > 0:
+            self._record(self._lib.restart(self._start + 1))
+            self._start = 0
 
-    def _record(self, event: Any) -> None:
+    def _record(self, record: Any) -> None:
         assert self._file is not None
-        write_all(self._file, self._lib.frame(event.SerializeToString()))
+        write_all(self._file, self._lib.frame(record.SerializeToString()))
 
 
-def _import_library() -> SimpleNamespace:
+def _import_library() -> ModuleType:
     try:
-        from tensorboard.compat.proto.event_pb2 import Event as Record
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.compat.proto.types_pb2 import DT_STRING
+        import tensorboard.compat.proto.event_pb2  # noqa: F401
+
+        from eventloop.writers import tensorboard_records  # imports numpy too
     except ImportError as error:
         raise ImportError(
             "TensorBoardWriter needs tensorboard: pip install 'torch-eventloop[demo]'"
         ) from error
-    from eventloop.writers.tfrecord import frame  # imports numpy
-
-    return SimpleNamespace(Event=Record, SessionLog=SessionLog, DT_STRING=DT_STRING, frame=frame)
+    return tensorboard_records
 
 
 def _file_name() -> str:
@@ -105,10 +146,36 @@ def _file_name() -> str:
     return f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
 
 
-def _table(info: dict[str, str]) -> str:
-    rows = [f"|{_cell(key)}|{_cell(value)}|" for key, value in info.items()]
-    return "\n".join(["|key|value|", "|---|---|", *rows])
+def _check_hparams(hparams: Any) -> dict[str, bool | int | float | str]:
+    if not isinstance(hparams, Mapping | None):
+        raise TypeError(f"hparams must be a mapping of names to values, got {hparams!r}")
+    for key, value in (hparams or {}).items():
+        if not isinstance(key, str) or type(value) not in (bool, int, float, str):
+            raise TypeError(
+                f"hparams must map names to bool, int, float or str, which is what TensorBoard compares; got "
+                f"{key!r}: {value!r}"
+            )
+    return dict(hparams or {})
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", "<br>")
+def _check_metrics(metrics: Any, hparams: object) -> list[str]:
+    if isinstance(metrics, str) or not all(isinstance(tag, str) for tag in metrics):
+        raise TypeError(f"metrics must be a list of tags such as ['val/accuracy'], got {metrics!r}")
+    if metrics and not hparams:
+        raise ValueError("metrics are what hparams are compared by: give hparams too, or no metrics")
+    return list(metrics)
+
+
+def _check_graph(graph: Any) -> bytes | None:
+    if not isinstance(graph, bytes | None):
+        raise TypeError(
+            f"graph must be the bytes that trace_graph(model, inputs) returns, got {type(graph).__name__}"
+        )
+    return graph
+
+
+def _check_bins(bins: Any) -> int | str:
+    if bins != "tensorflow" and (isinstance(bins, bool) or not isinstance(bins, int) or bins < 1):
+        raise ValueError(f"bins must be a positive int or 'tensorflow', got {bins!r}")
+    checked: int | str = bins
+    return checked

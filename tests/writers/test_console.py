@@ -56,13 +56,13 @@ def train(step: int, epoch: int = 0, max_epochs: int | None = 10, **scalars: flo
 
 
 def test_a_line_of_training(attach: Attach) -> None:
-    """Position, learning rate, time left, times, and then the rest, as MMEngine prints them."""
+    """Position, learning rate, time left, speed, times, and then the rest, in MMEngine's order."""
     console = Console(attach, iters_per_epoch=180)
 
     (line,) = console.lines(train(220, 1, loss=0.12341, data_time=0.0001, time=0.001, lr=0.001, acc=0.5))
 
     assert line == (
-        "Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:02  time: 0.0010  data_time: 0.0001  "
+        "Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:02  1000.0 it/s  time: 0.0010  data_time: 0.0001  "
         "loss: 0.1234  acc: 0.5000"
     )
 
@@ -156,6 +156,34 @@ def test_time_left_comes_from_smoothed_times(attach: Attach) -> None:
     assert shown == ["0:01:40", "0:02:15", "0:02:40", "0:02:20", "0:02:00", "0:02:30"]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.00493, "202.8 it/s"),
+        (0.1, "10.0 it/s"),
+        (0.4, "2.5 it/s"),
+        (7.0, "0.143 it/s"),
+        (300.0, "0.00333 it/s"),
+    ],
+)
+def test_speed_shows_three_digits_at_least(attach: Attach, seconds: float, shown: str) -> None:
+    """Iterations that take minutes have a speed too."""
+    console = Console(attach)
+
+    (line,) = console.lines(train(10, time=seconds))
+
+    assert shown in line.split("  ")
+
+
+def test_speed_is_known_where_the_end_is_not(attach: Attach) -> None:
+    """A run of unknown length has no time left, but a speed."""
+    console = Console(attach)
+
+    (line,) = console.lines(ScalarsLogged(step=10, iter=9, scalars={"time": 0.01, "loss": 0.5}))
+
+    assert line == "Iter(train) [10]  100.0 it/s  time: 0.0100  loss: 0.5000"
+
+
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
 def test_times_that_are_none_give_no_time_left(attach: Attach, seconds: float) -> None:
     """Nonsense under the name `time` ends nothing."""
@@ -164,6 +192,7 @@ def test_times_that_are_none_give_no_time_left(attach: Attach, seconds: float) -
     (line,) = console.lines(train(10, time=seconds))
 
     assert "eta" not in line
+    assert "it/s" not in line
 
 
 @pytest.mark.parametrize(

@@ -160,5 +160,15 @@ def test_public_names_are_sorted_and_there() -> None:
     """`__all__` is the surface of eventloop.writers."""
     names = eventloop.writers.__all__
 
-    assert names == ["ConsoleWriter", "JSONLWriter", "TensorBoardWriter", "Writer", "read_jsonl"]
+    assert names == [
+        "CSVWriter",
+        "ConsoleWriter",
+        "ImageFileWriter",
+        "JSONLWriter",
+        "TensorBoardWriter",
+        "VisdomWriter",
+        "Writer",
+        "read_jsonl",
+        "trace_graph",
+    ]
     assert all(hasattr(eventloop.writers, name) for name in names)

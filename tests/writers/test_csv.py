@@ -1,0 +1,205 @@
+"""CSVWriter: one row per mode and step, whatever comes in whatever order."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import Event, ScalarsLogged
+from eventloop.run import Run
+from eventloop.subscription import SubscriptionStats
+from eventloop.writers.csv_writer import CSVWriter
+
+Attach = Callable[..., Bus]
+Account = Callable[[Bus], SubscriptionStats]
+Row = dict[str, str]
+
+
+def write(bus: Bus, *events: Event) -> None:
+    for event in events:
+        bus.emit(event)
+    bus.close()
+
+
+def one_by_one(bus: Bus, *events: Event) -> None:
+    """Each event in a delivery of its own."""
+    for event in events:
+        bus.emit(event)
+        bus.flush()
+    bus.close()
+
+
+def rows(path: Path) -> list[Row]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+def train(*steps: int, **scalars: float) -> list[ScalarsLogged]:
+    return [ScalarsLogged(step=step, iter=step - 1, scalars=scalars or {"loss": step / 4}) for step in steps]
+
+
+def val(step: int, **scalars: float) -> ScalarsLogged:
+    return ScalarsLogged(mode="val", step=step, iter=step, scalars=scalars)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.csv"
+
+
+def test_scalars_are_one_row(attach: Attach, path: Path) -> None:
+    """A row is mode, step, iter, epoch and the metrics, under a header that says so."""
+    write(
+        attach(CSVWriter()),
+        ScalarsLogged(step=40, iter=39, epoch=1, scalars={"loss": 0.25, "lr": 1e-3}),
+        val(40, accuracy=0.5),
+    )
+
+    assert path.read_text() == (
+        "mode,step,iter,epoch,loss,lr,accuracy\n"
+        "train,40,39,1,0.25,0.001,\n"
+        "val,40,40,0,,,0.5\n"
+    )  # fmt: skip
+
+
+def test_a_new_metric_is_a_new_column(attach: Attach, path: Path) -> None:
+    """Earlier rows keep all they had, and are empty in the new column."""
+    one_by_one(attach(CSVWriter()), *train(1, a=1.0), *train(2, b=2.0), *train(3, c=3.0, a=4.0))
+
+    assert [(row["a"], row["b"], row["c"]) for row in rows(path)] == [
+        ("1.0", "", ""), ("", "2.0", ""), ("4.0", "", "3.0"),
+    ]  # fmt: skip
+
+
+def test_one_row_per_mode_and_step(attach: Attach, path: Path) -> None:
+    """What is logged for a step in several events is in its one row, also when another step came in between."""
+    events = [*train(1, a=1.0), *train(2, a=2.0), *train(1, b=3.0), val(1, a=5.0), *train(3, a=6.0)]
+
+    one_by_one(attach(CSVWriter()), *events)
+
+    assert [(row["mode"], row["step"], row["a"], row["b"]) for row in rows(path)] == [
+        ("train", "1", "1.0", "3.0"), ("train", "2", "2.0", ""), ("val", "1", "5.0", ""),
+        ("train", "3", "6.0", ""),
+    ]  # fmt: skip
+
+
+def test_a_late_step_is_put_in_its_place(attach: Attach, path: Path) -> None:
+    """The steps of a mode increase down the file, in whatever order they came."""
+    one_by_one(attach(CSVWriter()), *train(10, 40, 20, 30, 5, 50))
+
+    assert [row["step"] for row in rows(path)] == ["5", "10", "20", "30", "40", "50"]
+
+
+def test_of_a_metric_logged_twice_the_later_value_stays(attach: Attach, path: Path) -> None:
+    """A row has one cell for it."""
+    one_by_one(attach(CSVWriter()), *train(1, a=1.0, b=7.0), *train(1, a=2.0))
+
+    (row,) = rows(path)
+    assert (row["a"], row["b"]) == ("2.0", "7.0")
+
+
+def test_late_values_of_a_large_file_are_there_after_a_flush(
+    attach: Attach, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where rewriting at once would cost too much, they wait at the end of the file, lost to nobody."""
+    monkeypatch.setattr("eventloop.writers.csv_table.SMALL", 0)
+    bus = attach(CSVWriter())
+    for event in train(*range(1, 1001), a=1.0, b=0.0):
+        bus.emit(event)
+    bus.flush()
+
+    bus.emit(train(500, b=2.0)[0])
+    for event in train(1001, 1002, a=1.0):
+        bus.emit(event)
+    bus.flush()
+
+    table = rows(path)
+    assert [int(row["step"]) for row in table] == list(range(1, 1003))
+    assert (table[499]["a"], table[499]["b"]) == ("1.0", "2.0")
+
+
+def test_late_values_do_not_rewrite_the_file_each_time(
+    attach: Attach, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in which every interval brings a late value rewrites each row a few times, not once an interval."""
+    monkeypatch.setattr("eventloop.writers.csv_table.SMALL", 0)
+    replaced: list[object] = []
+    real = os.replace
+
+    def counted(*paths: str) -> None:
+        replaced.append(paths)
+        real(*paths)
+
+    monkeypatch.setattr("os.replace", counted)
+    writer = CSVWriter()
+    writer.open(Run(work_dir=str(path.parent)))
+    for step in range(1, 501):
+        writer.write_batch([*train(step, a=1.0, b=0.0), *train(max(1, step - 3), b=2.0)])
+    writer.close()
+
+    assert len(replaced) < 50
+    assert [row["b"] for row in rows(path)] == ["2.0"] * 497 + ["0.0"] * 3
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.1, -0.0, 5e-324, 1.7976931348623157e308])
+def test_every_float_survives(attach: Attach, path: Path, value: float) -> None:
+    """What is read is bit for bit what was written; a NaN is told from an empty cell."""
+    write(attach(CSVWriter()), *train(1, loss=value))
+
+    assert repr(float(rows(path)[0]["loss"])) == repr(value)
+
+
+def test_names_are_quoted(attach: Attach, path: Path) -> None:
+    """Commas, quotes and line breaks in a name stay in it."""
+    names = ['a,"b"', "two\nlines", " größe "]
+
+    write(attach(CSVWriter()), ScalarsLogged(step=1, scalars=dict.fromkeys(names, 1.0)))
+    write(attach(CSVWriter()), ScalarsLogged(step=2, scalars=dict.fromkeys([*names, "more"], 2.0)))
+
+    assert [[row[name] for name in names] for row in rows(path)] == [["1.0"] * 3, ["2.0"] * 3]
+
+
+def test_reserved_names_are_not_lost(attach: Attach, path: Path) -> None:
+    """Metrics called like the first columns have a column of their own."""
+    names = ["step", "iter", "epoch", "mode", "scalars/step"]
+
+    write(
+        attach(CSVWriter()), ScalarsLogged(step=7, scalars={name: float(i) for i, name in enumerate(names)})
+    )
+
+    (row,) = rows(path)
+    assert (row["mode"], row["step"]) == ("train", "7")
+    assert [row["scalars/" + name] for name in names] == ["0.0", "1.0", "2.0", "3.0", "4.0"]
+
+
+def test_numpy_numbers_are_numbers(attach: Attach, path: Path) -> None:
+    """A handwritten event with numpy's scalars is written like one with floats."""
+    scalars: dict[str, Any] = {"loss": np.float32(0.5)}
+
+    write(attach(CSVWriter()), ScalarsLogged(step=1, scalars=scalars))
+
+    assert rows(path)[0]["loss"] == "0.5"
+
+
+def test_two_files_of_one_run(attach: Attach, tmp_path: Path) -> None:
+    """The name of the file can be chosen, in a folder that is made."""
+    write(attach(CSVWriter("logs/all.csv", name="second")), *train(1))
+
+    assert len(rows(tmp_path / "logs/all.csv")) == 1
+
+
+def test_closing_twice_is_safe() -> None:
+    """A writer that never opened closes too."""
+    writer = CSVWriter()
+
+    writer.flush()
+    writer.close()
+    writer.close()

@@ -1,0 +1,220 @@
+"""CSVWriter: what becomes of a file that is there already, and of a run that breaks off."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import BeforeTrain, Event, ScalarsLogged
+from eventloop.subscription import SubscriptionStats
+from eventloop.writers.csv_writer import CSVWriter
+
+Attach = Callable[..., Bus]
+Account = Callable[[Bus], SubscriptionStats]
+Row = dict[str, str]
+
+
+def write(bus: Bus, *events: Event) -> None:
+    for event in events:
+        bus.emit(event)
+    bus.close()
+
+
+def one_by_one(bus: Bus, *events: Event) -> None:
+    """Each event in a delivery of its own."""
+    for event in events:
+        bus.emit(event)
+        bus.flush()
+    bus.close()
+
+
+def rows(path: Path) -> list[Row]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+def train(*steps: int, **scalars: float) -> list[ScalarsLogged]:
+    return [ScalarsLogged(step=step, iter=step - 1, scalars=scalars or {"loss": step / 4}) for step in steps]
+
+
+def val(step: int, **scalars: float) -> ScalarsLogged:
+    return ScalarsLogged(mode="val", step=step, iter=step, scalars=scalars)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.csv"
+
+
+def test_a_resumed_run_goes_on_in_the_file(attach: Attach, path: Path) -> None:
+    """Steps after the checkpoint are those of the resumed run; earlier ones, and the columns, stay."""
+    write(attach(CSVWriter()), *train(10, 20, 30, 40, a=1.0), val(20, acc=0.5), val(40, acc=0.75))
+
+    write(attach(CSVWriter()), BeforeTrain(iter=20), *train(25, 35, a=2.0, b=3.0))
+
+    assert [(row["mode"], row["step"], row["a"], row["acc"], row["b"]) for row in rows(path)] == [
+        ("train", "10", "1.0", "", ""), ("train", "20", "1.0", "", ""), ("val", "20", "", "0.5", ""),
+        ("train", "25", "2.0", "", "3.0"), ("train", "35", "2.0", "", "3.0"),
+    ]  # fmt: skip
+
+
+def test_without_before_train_the_run_says_where_it_goes_on(attach: Attach, path: Path) -> None:
+    """A bus without a trainer gives the writer `run.start_iter`."""
+    write(attach(CSVWriter()), *train(10, 20, 30, a=1.0))
+
+    write(attach(CSVWriter(), start_iter=10), *train(15, a=2.0))
+
+    assert [row["step"] for row in rows(path)] == ["10", "15"]
+
+
+def test_an_evaluation_beside_a_training_takes_nothing_away(attach: Attach, path: Path) -> None:
+    """Testing a checkpoint later adds its row to the file of the training."""
+    write(attach(CSVWriter()), *train(10, 20))
+
+    write(attach(CSVWriter(), start_iter=10), ScalarsLogged(mode="test", step=10, scalars={"acc": 1.0}))
+
+    assert [(row["mode"], row["step"]) for row in rows(path)] == [
+        ("train", "10"), ("train", "20"), ("test", "10"),
+    ]  # fmt: skip
+
+
+def test_a_new_training_keeps_the_file_of_an_earlier_one(attach: Attach, path: Path, tmp_path: Path) -> None:
+    """It begins a file of its own, and the other is beside it, row for row."""
+    for loss in (1.0, 2.0, 3.0):
+        write(attach(CSVWriter()), BeforeTrain(), *train(10, 20, loss=loss))
+
+    assert [row["loss"] for row in rows(path)] == ["3.0"] * 2
+    assert [row["loss"] for row in rows(tmp_path / "metrics.1.csv")] == ["1.0"] * 2
+    assert [row["loss"] for row in rows(tmp_path / "metrics.2.csv")] == ["2.0"] * 2
+
+
+def test_a_validation_before_the_training_stays(attach: Attach, path: Path) -> None:
+    """The score of the untrained model belongs to the run."""
+    write(attach(CSVWriter()), val(0, acc=0.1), BeforeTrain(), *train(1))
+
+    assert [(row["mode"], row["step"]) for row in rows(path)] == [("val", "0"), ("train", "1")]
+
+
+def test_a_torn_last_row_is_left_out_and_reported(
+    attach: Attach, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Half a number is no number; the rows before are unharmed."""
+    path.write_text("mode,step,iter,epoch,loss\ntrain,1,0,0,0.5\ntrain,2,1,0,0.12")
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        write(attach(CSVWriter()), *train(3, loss=0.25))
+
+    assert [(row["step"], row["loss"]) for row in rows(path)] == [("1", "0.5"), ("3", "0.25")]
+    assert "metrics.csv: the last row was cut short and is left out: b'train,2,1,0,0.12'" in caplog.text
+
+
+def test_a_torn_header_is_begun_again(attach: Attach, path: Path) -> None:
+    """A kill in the first write leaves nothing to keep."""
+    path.write_text("mode,step,iter,epoch,lo")
+
+    write(attach(CSVWriter()), *train(3, loss=0.25))
+
+    assert [(row["step"], row["loss"]) for row in rows(path)] == [("3", "0.25")]
+
+
+def test_rows_that_a_kill_left_in_disorder_are_merged(attach: Attach, path: Path) -> None:
+    """The next run finds the late values at the end of the file, and puts them in their places."""
+    path.write_text("mode,step,iter,epoch,a,b\ntrain,1,0,0,1.0,\ntrain,2,1,0,1.0,\ntrain,1,0,0,,2.0\n")
+
+    write(attach(CSVWriter()), *train(3, a=1.0))
+
+    assert [(row["step"], row["b"]) for row in rows(path)] == [("1", "2.0"), ("2", ""), ("3", "")]
+
+
+def test_what_was_written_survives_a_kill(tmp_path: Path, path: Path) -> None:
+    """SIGKILL at any time loses no row that was flushed, whatever the columns did."""
+    script = (
+        "import os, signal; from eventloop.bus import Bus; from eventloop.run import Run\n"
+        "from eventloop.events import ScalarsLogged; from eventloop.writers.csv_writer import CSVWriter\n"
+        f"bus = Bus(); CSVWriter().attach(bus, lambda: Run(work_dir={str(tmp_path)!r}))\n"
+        "for step in range(100): bus.emit(ScalarsLogged(step=step, scalars={f'm{step % 7}': 1.0}))\n"
+        "bus.flush(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+
+    killed = subprocess.run([sys.executable, "-c", script], check=False)
+
+    assert killed.returncode == -signal.SIGKILL
+    assert [int(row["step"]) for row in rows(path)] == list(range(100))
+    assert all(row[f"m{int(row['step']) % 7}"] == "1.0" for row in rows(path))
+
+
+def test_a_failed_rewrite_leaves_the_old_file(
+    attach: Attach, account: Account, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fills up while columns are added takes no earlier row."""
+    write(attach(CSVWriter()), *train(1, 2, a=1.0))
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    bus = attach(CSVWriter())
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        write(bus, *train(3, b=1.0))
+
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["metrics.csv"]
+    assert "No space left on device" in account(bus).error
+
+
+def test_a_full_disk_is_named_and_never_raises(attach: Attach, account: Account) -> None:
+    """emit goes on as before; the account says what failed. A device is never replaced by a file."""
+    bus = attach(CSVWriter("/dev/full"))
+
+    write(bus, *train(*range(1, 11)))
+
+    stats = account(bus)
+    assert (stats.delivered, stats.failed + stats.dropped) == (0, 10)
+    assert "No space left on device" in stats.error
+    assert Path("/dev/full").is_char_device()
+
+
+def test_another_programs_file_is_refused(attach: Attach, account: Account, path: Path) -> None:
+    """A file that is no table of a CSVWriter is left as it is."""
+    path.write_text("epoch,loss\n1,0.5")
+    bus = attach(CSVWriter())
+
+    write(bus, *train(1))
+
+    assert (
+        "its first line must begin with mode,step,iter,epoch, got 'epoch,loss'; choose another"
+        in account(bus).error
+    )
+    assert path.read_text() == "epoch,loss\n1,0.5"
+
+
+def test_a_row_that_does_not_fit_is_refused(attach: Attach, account: Account, path: Path) -> None:
+    """What somebody's editor did to the file is named with its line, and nothing is rewritten."""
+    path.write_text("mode,step,iter,epoch,loss\ntrain,1,0,0,0,5\n")
+    bus = attach(CSVWriter())
+
+    write(bus, *train(2))
+
+    assert "line 2 is no row of this table" in account(bus).error
+    assert "repair or remove the file" in account(bus).error
+
+
+def test_a_link_stays_a_link(attach: Attach, path: Path, tmp_path: Path) -> None:
+    """The file it leads to is what grows."""
+    (tmp_path / "elsewhere").mkdir()
+    path.symlink_to(tmp_path / "elsewhere" / "real.csv")
+
+    one_by_one(attach(CSVWriter()), *train(1, a=1.0), *train(2, b=1.0))
+
+    assert path.is_symlink()
+    assert len(rows(tmp_path / "elsewhere" / "real.csv")) == 2

@@ -1,0 +1,299 @@
+"""TensorBoardWriter: images, histograms, hyperparameters and graphs, as TensorBoard's own reader finds them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+from torch.utils.tensorboard.summary import make_histogram
+from torch.utils.tensorboard.writer import SummaryWriter
+
+from eventloop.bus import Bus
+from eventloop.events import AfterRun, BeforeTrain, Event, HistogramLogged, ImageLogged, ScalarsLogged
+from eventloop.subscription import SubscriptionStats
+from eventloop.writers.tensorboard import TensorBoardWriter
+from eventloop.writers.tensorboard_graph import trace_graph
+
+Attach = Callable[..., Bus]
+Account = Callable[[Bus], SubscriptionStats]
+Array = npt.NDArray[Any]
+
+
+def read(folder: Path) -> Any:
+    reader = EventAccumulator(str(folder), size_guidance={"images": 0, "histograms": 0, "scalars": 0})
+    reader.Reload()
+    return reader
+
+
+def write(bus: Bus, *events: Event) -> None:
+    for event in events:
+        bus.emit(event)
+    bus.close()
+
+
+def image(array: Array, step: int = 1) -> ImageLogged:
+    return ImageLogged(name="cat", step=step, data=array.tobytes(), shape=array.shape, dtype=str(array.dtype))
+
+
+def histogram(array: Array, step: int = 1) -> HistogramLogged:
+    return HistogramLogged(
+        name="weight", step=step, data=array.tobytes(), shape=array.shape, dtype=str(array.dtype)
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "tensorboard"
+
+
+# --- images ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_images_come_back(attach: Attach, folder: Path, channels: int) -> None:
+    """Each is a PNG with every pixel, under its mode and name, at its step."""
+    arrays = [
+        np.random.default_rng(step).integers(0, 256, (6, 4, channels), dtype=np.uint8) for step in range(3)
+    ]
+
+    write(attach(TensorBoardWriter()), *(image(array, step) for step, array in enumerate(arrays)))
+
+    found = read(folder).Images("train/cat")
+    assert [(entry.step, entry.height, entry.width) for entry in found] == [(step, 6, 4) for step in range(3)]
+    for entry, array in zip(found, arrays, strict=True):
+        with Image.open(io.BytesIO(entry.encoded_image_string)) as decoded:
+            assert (np.asarray(decoded) == array.squeeze()).all()
+
+
+def test_what_is_no_image_is_named(attach: Attach, account: Account) -> None:
+    """The account says which one and why."""
+    bus = attach(TensorBoardWriter())
+
+    write(bus, image(np.zeros((3, 8, 8), np.float32)))
+
+    assert "image 'cat' must have the shape (height, width, channels)" in account(bus).error
+
+
+# --- histograms --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.random.default_rng(0).normal(size=(100, 50)).astype(np.float32),
+        np.zeros(7, np.float64),
+        np.array([-3.0, 1e-9, 2.5e3], np.float16),
+        np.arange(-5, 6),
+        np.array([True, False, True]),
+    ],
+)  # fmt: skip
+def test_histograms_are_those_of_summary_writer(
+    attach: Attach, folder: Path, tmp_path: Path, array: Array
+) -> None:
+    """Bins, counts and moments are what PyTorch's own writer counts in the same values."""
+    bins = SummaryWriter(tmp_path / "theirs").default_bins
+    theirs = make_histogram(array.astype(np.float64), np.array(bins))
+
+    write(attach(TensorBoardWriter()), histogram(array, step=9))
+
+    (found,) = read(folder).Histograms("train/weight")
+    ours = found.histogram_value
+    assert found.step == 9
+    assert (ours.min, ours.max, ours.num) == (theirs.min, theirs.max, array.size)
+    assert (ours.sum, ours.sum_squares) == pytest.approx((theirs.sum, theirs.sum_squares))
+    assert list(ours.bucket) == list(theirs.bucket)
+    assert list(ours.bucket_limit) == pytest.approx(list(theirs.bucket_limit))
+
+
+def test_the_number_of_bins_can_be_chosen(attach: Attach, folder: Path) -> None:
+    """They are then as wide as each other, from the least value to the greatest."""
+    write(attach(TensorBoardWriter(bins=4)), histogram(np.array([0.0, 1.0, 1.5, 4.0])))
+
+    (found,) = read(folder).Histograms("train/weight")
+    assert list(found.histogram_value.bucket) == [0, 1, 2, 0, 1]
+    assert list(found.histogram_value.bucket_limit) == [0, 1, 2, 3, 4]
+
+
+def test_what_is_not_finite_is_counted(attach: Attach, folder: Path) -> None:
+    """Weights that have diverged are a curve, and the others still have their histogram."""
+    diverged = np.array([1.0, np.nan, 2.0, np.inf, -np.inf])
+
+    write(
+        attach(TensorBoardWriter()),
+        histogram(np.ones(5)), histogram(diverged, 2), histogram(np.full(5, np.nan), 3),
+    )  # fmt: skip
+
+    reader = read(folder)
+    assert [(h.step, h.histogram_value.num) for h in reader.Histograms("train/weight")] == [(1, 5), (2, 2)]
+    assert [(s.step, s.value) for s in reader.Scalars("train/weight/nonfinite")] == [(2, 3), (3, 5)]
+
+
+def test_values_beyond_all_bins_are_counted(attach: Attach, folder: Path) -> None:
+    """In the outermost ones; no value is left out."""
+    write(attach(TensorBoardWriter()), histogram(np.array([1e30, -1e30, 0.0])))
+
+    (found,) = read(folder).Histograms("train/weight")
+    assert sum(found.histogram_value.bucket) == 3
+    assert (found.histogram_value.min, found.histogram_value.max) == (-1e30, 1e30)
+
+
+def test_an_empty_histogram_ends_nothing(attach: Attach, account: Account) -> None:
+    """No values, no histogram, no error."""
+    bus = attach(TensorBoardWriter())
+
+    write(bus, histogram(np.zeros(0, np.float32)), ScalarsLogged(step=1, scalars={"loss": 1.0}))
+
+    assert (account(bus).delivered, account(bus).failed) == (2, 0)
+
+
+# --- resuming ----------------------------------------------------------------------------------------------
+
+
+def test_training_that_goes_on_replaces_later_images_too(attach: Attach, folder: Path) -> None:
+    """Of every kind TensorBoard forgets the steps that are run again."""
+    array = np.zeros((1, 1, 1), np.uint8)
+    write(attach(TensorBoardWriter()), *(image(array, step) for step in (10, 20, 30)))
+
+    write(attach(TensorBoardWriter()), BeforeTrain(iter=20), image(array, 25))
+
+    assert [entry.step for entry in read(folder).Images("train/cat")] == [10, 20, 25]
+
+
+def test_an_evaluation_of_an_older_checkpoint_takes_nothing_away(attach: Attach, folder: Path) -> None:
+    """Only training makes TensorBoard forget."""
+    steps = (10, 20, 30)
+    write(attach(TensorBoardWriter()), *(ScalarsLogged(step=s, scalars={"loss": 1.0}) for s in steps))
+
+    test = ScalarsLogged(mode="test", step=20, scalars={"acc": 1.0})
+    write(attach(TensorBoardWriter(), start_iter=20), test)
+
+    assert [point.step for point in read(folder).Scalars("train/loss")] == [10, 20, 30]
+
+
+# --- hyperparameters ---------------------------------------------------------------------------------------
+
+
+def content(folder: Path, tag: str) -> Any:
+    plugin = read(folder).SummaryMetadata(tag).plugin_data
+    assert plugin.plugin_name == metadata.PLUGIN_NAME
+    return plugin_data_pb2.HParamsPluginData.FromString(plugin.content)
+
+
+def test_hparams_are_found_with_their_types(attach: Attach, folder: Path) -> None:
+    """A bool is a bool, a text a text, and numbers are numbers."""
+    chosen: dict[str, bool | int | float | str] = {
+        "lr": 0.5,
+        "layers": 18,
+        "nesterov": True,
+        "optimizer": "SGD",
+    }
+
+    write(attach(TensorBoardWriter(hparams=chosen)), ScalarsLogged(step=1))
+
+    values = content(folder, metadata.SESSION_START_INFO_TAG).session_start_info.hparams
+    assert (values["lr"].number_value, values["layers"].number_value) == (0.5, 18)
+    assert (values["nesterov"].bool_value, values["optimizer"].string_value) == (True, "SGD")
+
+
+def test_metrics_of_hparams_name_their_curves(attach: Attach, folder: Path) -> None:
+    """The experiment lists the settings, and the tags that are compared."""
+    write(
+        attach(TensorBoardWriter(hparams={"lr": 0.5}, metrics=["val/accuracy"])),
+        ScalarsLogged(mode="val", step=1, scalars={"accuracy": 0.75}),
+    )
+
+    experiment = content(folder, metadata.EXPERIMENT_TAG).experiment
+    assert [info.name for info in experiment.hparam_infos] == ["lr"]
+    assert [info.name.tag for info in experiment.metric_infos] == ["val/accuracy"]
+    assert read(folder).Scalars("val/accuracy")[0].value == 0.75
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, "SUCCESS"), ("ValueError: no", "FAILURE")])
+def test_hparams_say_how_the_run_ended(attach: Attach, folder: Path, error: str | None, status: str) -> None:
+    """A run that failed is marked in the table."""
+    write(attach(TensorBoardWriter(hparams={"lr": 0.5})), AfterRun(error=error))
+
+    end = content(folder, metadata.SESSION_END_INFO_TAG).session_end_info
+    assert api_pb2.Status.Name(end.status) == f"STATUS_{status}"
+
+
+def test_without_hparams_there_is_no_session(attach: Attach, folder: Path) -> None:
+    """The tab stays empty for runs that were given none."""
+    write(attach(TensorBoardWriter()), AfterRun())
+
+    assert metadata.SESSION_END_INFO_TAG not in read(folder).summary_metadata
+
+
+# --- graphs ------------------------------------------------------------------------------------------------
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.frozen = torch.nn.Dropout().eval()
+        self.head = torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.frozen(self.norm(x)))
+        return result
+
+
+def test_the_graph_is_found(attach: Attach, folder: Path) -> None:
+    """Every module of the model is a part of it."""
+    write(attach(TensorBoardWriter(graph=trace_graph(Net(), torch.zeros(1, 3)))), ScalarsLogged(step=1))
+
+    names = " ".join(node.name for node in read(folder).Graph().node)
+    assert all(part in names for part in ("Net/BatchNorm1d[norm]", "Net/Linear[head]"))
+
+
+def test_tracing_changes_nothing() -> None:
+    """Modes, statistics and random state are afterwards what they were, so training takes the same course."""
+    model = Net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+
+    trace_graph(model, torch.ones(4, 3))
+
+    assert [model.training, model.norm.training, model.frozen.training] == [True, True, False]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- arguments ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"hparams": {"lr": [0.1]}}, TypeError, r"bool, int, float or str, .* got 'lr': \[0\.1\]"),
+        ({"hparams": [("lr", 0.1)]}, TypeError, "hparams must be a mapping of names to values, got"),
+        ({"hparams": {"lr": 1}, "metrics": "loss"}, TypeError, "metrics must be a list of tags .*, got 'loss'"),
+        ({"metrics": ["val/loss"]}, ValueError, "metrics are what hparams are compared by: give hparams too"),
+        ({"graph": Net()}, TypeError, r"the bytes that trace_graph\(model, inputs\) returns, got Net"),
+        ({"bins": 0}, ValueError, "bins must be a positive int or 'tensorflow', got 0"),
+        ({"bins": "auto"}, ValueError, "bins must be a positive int or 'tensorflow', got 'auto'"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    """At the line that wrote them."""
+    with pytest.raises(error, match=message):
+        TensorBoardWriter(**options)
+
+
+def test_trace_graph_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without tensorboard there is no format to write a graph in."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard._pytorch_graph", None)
+
+    with pytest.raises(ImportError, match=r"trace_graph needs tensorboard: pip install"):
+        trace_graph(Net(), torch.zeros(1, 3))

@@ -1,0 +1,311 @@
+"""VisdomWriter: what a real visdom server has to show afterwards."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import BeforeTrain, Event, ScalarsLogged
+from eventloop.subscription import SubscriptionStats
+from eventloop.writers.visdom_writer import VisdomWriter
+from tests.writers.visdom_server import Relay, Server, free_port
+
+Attach = Callable[..., Bus]
+Account = Callable[[Bus], SubscriptionStats]
+
+if importlib.util.find_spec("visdom") is None:
+    pytest.skip(
+        "visdom is not installed, so VisdomWriter is NOT tested: pip install 'torch-eventloop[visdom]'",
+        allow_module_level=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(free_port(), tmp_path_factory.mktemp("visdom"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> str:
+    """The environment of a writer that is not told one: the name of the work_dir, which is another in each test."""
+    return tmp_path.name
+
+
+@pytest.fixture
+def make(server: Server) -> Callable[..., VisdomWriter]:
+    def build(**options: Any) -> VisdomWriter:
+        return VisdomWriter("127.0.0.1", server.port, **{"window_size": 1, "timeout": 20.0, **options})
+
+    return build
+
+
+Make = Callable[..., VisdomWriter]
+
+
+def write(bus: Bus, *events: Event) -> None:
+    for event in events:
+        bus.emit(event)
+    bus.close()
+
+
+def train(*steps: int, loss: float = 0.5) -> list[ScalarsLogged]:
+    return [ScalarsLogged(step=step, iter=step - 1, scalars={"loss": loss}) for step in steps]
+
+
+def test_every_value_is_on_the_server(attach: Attach, make: Make, server: Server, env: str) -> None:
+    """Each metric is a panel with a curve that has each value at its step."""
+    names = ["loss", "acc/top1", "größe, (m)"]
+
+    write(
+        attach(make()),
+        *(ScalarsLogged(step=s, scalars={n: s + i for i, n in enumerate(names)}) for s in range(1, 101)),
+    )
+
+    for i, name in enumerate(names):
+        assert server.curve(env, name) == [(s, s + i) for s in range(1, 101)]
+    assert sorted(server.windows(env)) == sorted(names)
+
+
+def test_values_are_appended_flush_by_flush(attach: Attach, make: Make, server: Server, env: str) -> None:
+    """After each bus.flush the server has all that was logged so far."""
+    bus = attach(make())
+
+    for step in range(1, 4):
+        bus.emit(train(step)[0])
+        assert bus.flush()
+        assert server.curve(env, "loss") == [(s, 0.5) for s in range(1, step + 1)]
+
+
+def test_modes_share_a_panel(attach: Attach, make: Make, server: Server, env: str) -> None:
+    """The loss of training and of validation are two curves of one panel, which is titled with the name."""
+    write(attach(make()), *train(10, 20), ScalarsLogged(mode="val", step=20, scalars={"loss": 0.25}))
+
+    assert server.curve(env, "loss", "train") == [(10, 0.5), (20, 0.5)]
+    assert server.curve(env, "loss", "val") == [(20, 0.25)]
+    assert server.windows(env)["loss"]["title"] == "loss"
+
+
+def test_only_interested_keys_are_drawn(attach: Attach, make: Make, server: Server, env: str) -> None:
+    """A key names a metric in every mode, or in one."""
+    scalars = {"loss": 1.0, "accuracy": 0.5, "lr": 0.1}
+    bus = attach(make(interested_keys=["loss", "val/accuracy"]))
+
+    write(bus, *(ScalarsLogged(mode=mode, step=1, scalars=scalars) for mode in ("train", "val")))
+
+    assert sorted(server.windows(env)) == ["accuracy", "loss"]
+    assert server.curve(env, "accuracy", "train") == []
+    assert server.curve(env, "accuracy", "val") == [(1, 0.5)]
+
+
+def test_a_key_that_never_came_is_named(attach: Attach, make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelled key does not pass in silence."""
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        write(attach(make(interested_keys=["loss", "acuracy"])), *train(1))
+
+    assert "nothing was logged under 'acuracy'; names of metrics, or mode/name, are expected" in caplog.text
+
+
+def test_training_values_are_medians_of_the_window(
+    attach: Attach, make: Make, server: Server, env: str
+) -> None:
+    """A point is the median of the values of the last window_size iterations; rates and scores are drawn as they are."""
+    bus = attach(make(window_size=20))
+    values = [1.0, 9.0, 2.0, 8.0]
+    train_events = [
+        ScalarsLogged(step=10 * i, scalars={"loss": v, "lr": v}) for i, v in enumerate(values, start=1)
+    ]
+
+    write(bus, *train_events, *(ScalarsLogged(mode="val", step=i, scalars={"f1": i / 4}) for i in (1, 2, 3)))
+
+    assert server.curve(env, "loss") == [(10, 1.0), (20, 5.0), (30, 5.5), (40, 5.0)]
+    assert [y for _, y in server.curve(env, "lr")] == values
+    assert server.curve(env, "f1", "val") == [(1, 0.25), (2, 0.5), (3, 0.75)]
+
+
+def test_what_is_not_finite_is_a_gap(attach: Attach, make: Make, server: Server, env: str) -> None:
+    """NaN and infinities have their step, and no height; the values around them are unharmed, smoothed ones too."""
+    events = [
+        ScalarsLogged(step=s, scalars={"loss": v})
+        for s, v in enumerate([2.0, math.nan, math.inf, 4.0], start=1)
+    ]
+
+    write(attach(make(window_size=10)), *events)
+
+    assert server.curve(env, "loss") == [(1, 2.0), (2, None), (3, None), (4, 3.0)]
+
+
+def test_a_late_value_takes_its_place(attach: Attach, make: Make, server: Server, env: str) -> None:
+    """A curve never goes back, in whatever order its values come."""
+    bus = attach(make())
+
+    bus.emit(train(10)[0])
+    bus.emit(train(30)[0])
+    bus.flush()
+    write(bus, *train(20, 5, 40))
+
+    assert [step for step, _ in server.curve(env, "loss")] == [5, 10, 20, 30, 40]
+
+
+def test_a_resumed_run_replaces_the_steps_it_runs_again(
+    attach: Attach, make: Make, server: Server, env: str
+) -> None:
+    """Points after the checkpoint are those of the resumed run; earlier ones stay."""
+    write(attach(make()), *train(10, 20, 30, 40, 50, loss=1.0))
+
+    write(attach(make()), BeforeTrain(iter=20), *train(25, 35, loss=2.0))
+
+    assert server.curve(env, "loss") == [(10, 1.0), (20, 1.0), (25, 2.0), (35, 2.0)]
+
+
+def test_the_environment_can_be_chosen(attach: Attach, make: Make, server: Server, env: str) -> None:
+    """Runs may share one."""
+    write(attach(make(env=f"{env}-shared")), *train(1))
+
+    assert server.curve(f"{env}-shared", "loss") == [(1, 0.5)]
+
+
+def test_a_server_that_is_not_there_is_named(attach: Attach, account: Account) -> None:
+    """emit goes on as before, and the account says whom nobody could reach."""
+    port = free_port()
+    bus = attach(VisdomWriter("127.0.0.1", port))
+
+    write(bus, *train(1, 2, 3))
+
+    stats = account(bus)
+    assert (stats.delivered, stats.failed + stats.dropped) == (0, 3)
+    assert f"no visdom server answers at http://127.0.0.1:{port}" in stats.error
+    assert "refused" in stats.error
+
+
+def test_a_server_that_never_answers_is_given_up(attach: Attach, account: Account) -> None:
+    """A connection that is taken and never answered costs one timeout, not the run."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        bus = attach(VisdomWriter("127.0.0.1", port, timeout=0.1))
+        write(bus, *train(1))
+
+    assert account(bus).failed == 1
+    assert "timed out" in account(bus).error.lower()
+
+
+def test_points_wait_for_a_server_that_comes_back(attach: Attach, server: Server, env: str) -> None:
+    """What was logged while the server was away is drawn when it is there again, once."""
+    relay = Relay(0, server)
+    bus = attach(VisdomWriter("127.0.0.1", relay.port, window_size=1, retry_interval=1e-9, timeout=20.0))
+    bus.emit(train(1)[0])
+    bus.flush()
+    relay.cut()
+
+    for step in (2, 3):
+        bus.emit(train(step)[0])
+    bus.flush()
+    mended = Relay(relay.port, server)
+    write(bus, *train(4))
+    mended.cut()
+
+    assert server.curve(env, "loss") == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.5)]
+
+
+def test_a_server_that_forgot_is_drawn_on_again(attach: Attach, server: Server, env: str, make: Make) -> None:
+    """A panel that somebody closed, or that a restarted server does not have, is made anew."""
+    bus = attach(make())
+    bus.emit(train(1)[0])
+    bus.flush()
+
+    server.client(env).close()
+    write(bus, *train(2))
+
+    assert server.curve(env, "loss") == [(2, 0.5)]
+
+
+def test_a_server_that_stays_away_is_an_error_at_the_end(
+    attach: Attach, account: Account, server: Server
+) -> None:
+    """The account has the number of points that were not drawn."""
+    relay = Relay(0, server)
+    bus = attach(VisdomWriter("127.0.0.1", relay.port, timeout=20.0))
+    bus.emit(train(1)[0])
+    bus.flush()
+    relay.cut()
+
+    write(bus, *train(2, 3, 4))
+
+    assert "3 points were not drawn: no visdom server answers" in account(bus).error
+
+
+def test_a_full_backlog_ends_the_writer(attach: Attach, account: Account, server: Server) -> None:
+    """It is bounded, and what does not fit fails loudly."""
+    relay = Relay(0, server)
+    bus = attach(VisdomWriter("127.0.0.1", relay.port, timeout=20.0, backlog=2))
+    bus.emit(train(1)[0])
+    bus.flush()
+    relay.cut()
+
+    for event in train(2, 3, 4):
+        bus.emit(event)
+    bus.flush()
+
+    stats = account(bus)
+    assert stats.failed > 0
+    assert "[error] ConnectionError: 3 points were not drawn" in stats.error
+
+
+def test_another_kind_of_server_is_refused(attach: Attach, account: Account, tmp_path: Path) -> None:
+    """An error page is no success."""
+    program = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.SimpleHTTPRequestHandler);"
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", program + "print(s.server_port); s.serve_forever()"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        bus = attach(VisdomWriter("127.0.0.1", int(other.stdout.readline())))
+        write(bus, *train(1))
+        other.kill()
+
+    assert account(bus).failed == 1
+    assert "no visdom server answers" in account(bus).error
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"window_size": 0}, ValueError, "window_size must be at least 1, got 0"),
+        ({"window_size": 2.5}, TypeError, "window_size must be an int, got 2.5"),
+        ({"backlog": True}, TypeError, "backlog must be an int, got True"),
+        ({"interested_keys": "loss"}, TypeError, r"interested_keys must be a list of names .*, got 'loss'"),
+        (
+            {"interested_keys": []},
+            ValueError,
+            "interested_keys is empty, so nothing would be drawn: leave it out",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    """At the line that wrote them."""
+    with pytest.raises(error, match=message):
+        VisdomWriter(**options)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes when the writer is built, and says what to install."""
+    monkeypatch.setitem(sys.modules, "visdom", None)
+
+    with pytest.raises(ImportError, match=r"needs visdom: pip install 'torch-eventloop\[visdom\]'"):
+        VisdomWriter()
+
+
+def test_building_it_asks_nobody() -> None:
+    """A server may be started after the writer was built."""
+    VisdomWriter("no.such.host.invalid", 1)

@@ -1,0 +1,77 @@
+"""Images as PNG files, for people who look at a folder."""
+
+from __future__ import annotations
+
+import re
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+
+from eventloop.events import Event, ImageLogged
+from eventloop.run import Run
+from eventloop.writers.appending import replacing
+from eventloop.writers.writer import Writer
+
+_UNSAFE = re.compile(r'[\x00-\x1f\x7f%<>:"\\|?*]|^\.+$|^\.|[. ]$')
+
+
+class ImageFileWriter(Writer):
+    """Writes each `image_logged` to `<work_dir>/images/{mode}/{name}/{step}.png`.
+
+    A "/" in a name makes folders. A character that some file system refuses is written as in a URL (`%3A` for ":"),
+    and a name never leads out of the folder. A second image of a name and step is `{step}_1.png`, and so on; a
+    resumed run writes over the images of the steps it does again. A file is whole as soon as it is there.
+
+    Args:
+        folder: relative to the run's work_dir, or absolute.
+        name: what reports call the writer; needed for a second one.
+
+    Raises:
+        ImportError: Pillow is not installed.
+    """
+
+    events = (ImageLogged,)
+
+    def __init__(self, folder: str | PathLike[str] = "images", *, name: str | None = None) -> None:
+        self.folder = folder
+        self.name = name
+        self._lib = _import_library()
+        self._written: dict[
+            tuple[str, str], tuple[int, int]
+        ] = {}  # the last step, and how many images it has
+
+    def open(self, run: Run) -> None:
+        self._root = Path(run.work_dir, self.folder)
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._written = {}
+
+    def write(self, event: Event) -> None:
+        assert isinstance(event, ImageLogged)
+        data = self._lib.png(self._lib.pixels(event))
+        path = self._path(event)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, durable=False) as file:
+            file.write(data)
+
+    def _path(self, event: ImageLogged) -> Path:
+        key = (event.mode, event.name)
+        step, count = self._written.get(key, (event.step, 0))
+        count = count if step == event.step else 0
+        self._written[key] = (event.step, count + 1)
+        parts = [safe_name(part) for part in (event.mode, *event.name.split("/"))]
+        return self._root.joinpath(*parts, f"{event.step}_{count}.png" if count else f"{event.step}.png")
+
+
+def safe_name(part: str) -> str:
+    """A file name for a part of a metric's name: another one for another part, and never `..`."""
+    return _UNSAFE.sub(lambda found: "".join(f"%{ord(c):02X}" for c in found[0]), part) or "%"
+
+
+def _import_library() -> ModuleType:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise ImportError("ImageFileWriter needs Pillow: pip install 'torch-eventloop[demo]'") from error
+    from eventloop.writers import pixels  # imports numpy too
+
+    return pixels

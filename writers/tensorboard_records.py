@@ -1,0 +1,173 @@
+"""The records of TensorBoard's plugins, made from events. Imported by `TensorBoardWriter` when it is built.
+
+Images and histograms are the kinds of `SummaryWriter`, which every version of TensorBoard reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tensorboard.compat.proto.event_pb2 import Event as Record
+from tensorboard.compat.proto.event_pb2 import SessionLog
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+from eventloop.events import AfterRun, HistogramLogged, ImageLogged, RunInfo, ScalarsLogged, TextLogged
+from eventloop.writers.pixels import pixels, png, values
+from eventloop.writers.tfrecord import frame
+
+__all__ = [
+    "begin", "frame", "graph", "histogram", "hparams", "image", "restart", "run_info", "scalars", "session_end", "text",
+]  # fmt: skip
+
+CHUNK = 8192
+"""Values counted at once: numpy holds the interpreter meanwhile. For 100 000 at once it was 24 ms, for these it is 4."""
+
+HParam = bool | int | float | str
+
+
+def begin() -> Any:
+    """The first record of a file."""
+    return Record(wall_time=time.time(), file_version="brain.Event:2")
+
+
+def restart(step: int) -> Any:
+    """Tells readers to forget what they have of `step` and later."""
+    return Record(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
+
+
+def scalars(event: ScalarsLogged) -> Any:
+    """One record for all of them."""
+    record = Record(wall_time=time.time(), step=event.step)
+    add = record.summary.value.add
+    for name, value in event.scalars.items():
+        add(tag=f"{event.mode}/{name}", simple_value=value)
+    return record
+
+
+def text(event: TextLogged) -> Any:
+    """A text, which TensorBoard shows as markdown."""
+    return _text(f"{event.mode}/{event.name}", event.text, event.step)
+
+
+def run_info(event: RunInfo) -> Any:
+    """A table of two columns, in markdown."""
+    rows = [f"|{_cell(key)}|{_cell(value)}|" for key, value in event.info.items()]
+    return _text("run_info", "\n".join(["|key|value|", "|---|---|", *rows]), event.step)
+
+
+def graph(definition: bytes) -> Any:
+    """A model's graph, an encoded GraphDef."""
+    return Record(wall_time=time.time(), graph_def=definition)
+
+
+def image(event: ImageLogged) -> Any:
+    """An image as PNG.
+
+    Raises:
+        TypeError, ValueError: it is no image; see `pixels`.
+    """
+    array = pixels(event)
+    record = Record(wall_time=time.time(), step=event.step)
+    height, width, channels = array.shape
+    value = record.summary.value.add(tag=f"{event.mode}/{event.name}").image
+    value.height, value.width, value.colorspace = height, width, channels
+    value.encoded_image_string = png(array)
+    return record
+
+
+def histogram(event: HistogramLogged, bins: int | str) -> Any:
+    """The finite values, counted in bins. How many are not finite, if any, is the curve `{tag}/nonfinite`.
+
+    Raises:
+        TypeError, ValueError: the bytes are no array of numbers.
+    """
+    array = values(event).ravel().astype(np.float64)
+    finite = array[np.isfinite(array)]
+    tag = f"{event.mode}/{event.name}"
+    record = Record(wall_time=time.time(), step=event.step)
+    if finite.size < array.size:
+        record.summary.value.add(tag=f"{tag}/nonfinite", simple_value=array.size - finite.size)
+    if finite.size:
+        counts, edges = _count(finite, bins)
+        value = record.summary.value.add(tag=tag).histo
+        value.min, value.max, value.num = finite.min(), finite.max(), finite.size
+        value.sum, value.sum_squares = finite.sum(), finite @ finite
+        value.bucket_limit.extend(edges)
+        value.bucket.extend(counts)
+    return record
+
+
+def hparams(chosen: Mapping[str, HParam], metrics: Sequence[str]) -> list[Any]:
+    """What the HParams tab shows of a run: its settings, and the curves whose last values are compared."""
+    kinds = {bool: "BOOL", int: "FLOAT64", float: "FLOAT64", str: "STRING"}
+    experiment = api_pb2.Experiment(
+        hparam_infos=[
+            api_pb2.HParamInfo(name=name, type=api_pb2.DataType.Value(f"DATA_TYPE_{kinds[type(value)]}"))
+            for name, value in chosen.items()
+        ],
+        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics],
+    )
+    start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
+    for name, value in chosen.items():
+        fields = {bool: "bool_value", str: "string_value"}
+        setattr(start.hparams[name], fields.get(type(value), "number_value"), value)
+    return [
+        _hparams_record(metadata.EXPERIMENT_TAG, experiment=experiment),
+        _hparams_record(metadata.SESSION_START_INFO_TAG, session_start_info=start),
+    ]
+
+
+def session_end(event: AfterRun) -> Any:
+    """How the run ended, for the HParams tab."""
+    status = "STATUS_SUCCESS" if event.error is None else "STATUS_FAILURE"
+    end = plugin_data_pb2.SessionEndInfo(status=api_pb2.Status.Value(status), end_time_secs=time.time())
+    return _hparams_record(metadata.SESSION_END_INFO_TAG, session_end_info=end)
+
+
+def _hparams_record(tag: str, **data: Any) -> Any:
+    record = Record(wall_time=time.time())
+    content = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **data)
+    value = record.summary.value.add(tag=tag, metadata=metadata.create_summary_metadata(content))
+    value.tensor.CopyFrom(metadata.NULL_TENSOR)
+    return record
+
+
+def _text(tag: str, content: str, step: int) -> Any:
+    record = Record(wall_time=time.time(), step=step)
+    value = record.summary.value.add(tag=tag)
+    value.metadata.plugin_data.plugin_name = "text"
+    value.tensor.dtype = DT_STRING
+    value.tensor.tensor_shape.dim.add(size=1)
+    value.tensor.string_val.append(content.encode())
+    return record
+
+
+def _cell(content: str) -> str:
+    return content.replace("|", "\\|").replace("\n", "<br>")
+
+
+def _count(finite: npt.NDArray[np.float64], bins: int | str) -> tuple[list[int], list[float]]:
+    """Counts and right edges, from the first filled bin to the last, after an empty one: TensorBoard takes the left
+    edge of a bin from the one before."""
+    edges = np.histogram_bin_edges(finite, bins) if isinstance(bins, int) else _exponential_edges()
+    inside = finite.clip(edges[0], edges[-1])
+    counts = np.zeros(len(edges) - 1, np.int64)
+    for start in range(0, len(inside), CHUNK):
+        counts += np.histogram(inside[start : start + CHUNK], edges)[0]
+    filled = np.flatnonzero(counts)
+    first, last = int(filled[0]), int(filled[-1])
+    return [0, *counts[first : last + 1].tolist()], edges[first : last + 2].tolist()
+
+
+@cache
+def _exponential_edges() -> npt.NDArray[np.float64]:
+    """TensorFlow's and `SummaryWriter`'s: from 1e-12 to 1e20 each is 1.1 times the one before, on both sides of 0."""
+    count = int(np.ceil(np.log(1e32) / np.log(1.1)))
+    positive = 1e-12 * 1.1 ** np.arange(count)
+    return np.concatenate([-positive[::-1], [0.0], positive])

@@ -1,0 +1,112 @@
+"""The curves of one environment on a visdom server: what `VisdomWriter` draws through.
+
+visdom's own client waits without end for a server that hangs, and takes an error page for success. Here every
+request has a timeout, and every refusal is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+Curve = dict[int, float]
+"""The value at each step."""
+
+
+class Panels:
+    """A window a name, with a curve a mode.
+
+    panels = Panels("localhost", 8097, env="digits", timeout=5.0)
+    panels.append("loss", "train", {10: 0.5, 20: 0.25})
+
+    Every method raises ConnectionError when the server does not answer in time, or answers with an error.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        env: str,
+        timeout: float,
+        base_url: str = "/",
+        username: str | None = None,
+        password: str | None = None,
+    ) -> None:
+        visdom = importlib.import_module("visdom")
+        server = host if "://" in host else f"http://{host}"
+        self.url = f"{server}:{port}{base_url.rstrip('/')}"
+        # send=False: the constructor asks nothing of the server, and starts no thread that listens to it
+        self._client: Any = visdom.Visdom(
+            server=server, port=port, base_url=base_url, env=env, raise_exceptions=True, send=False,
+            use_incoming_socket=False,
+        )  # fmt: skip
+        self._client.send = True
+        session = importlib.import_module("requests").Session()
+        session.request = partial(session.request, timeout=timeout)
+        session.hooks["response"].append(_refuse_errors)
+        self._client._session = session
+        self._credentials = None
+        if username is not None:
+            hashed = hashlib.sha256((password or "").encode()).hexdigest()  # as visdom's client sends it
+            self._credentials = {"username": username, "password": hashed}
+
+    def check(self) -> None:
+        """Find out whether the server is there."""
+        try:
+            if self._credentials is not None:
+                self._client.session.post(self.url, json=self._credentials)
+            self._client.get_env_list()
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # requests' errors are OSErrors; no JSON: another kind of server
+            raise ConnectionError(f"no visdom server answers at {self.url}: {_reason(error)}") from error
+
+    def read(self, name: str, mode: str) -> Curve:
+        """What the server has of a curve."""
+        exists = self._client.win_exists(name)
+        if exists is None:
+            raise ConnectionError(f"the visdom server at {self.url} does not say whether it has {name!r}")
+        if not exists:
+            return {}
+        window = json.loads(self._client.get_window_data(name))
+        for trace in window.get("content", {}).get("data", ()):
+            if trace.get("name") == mode:
+                return {
+                    int(x): math.nan if y is None else y for x, y in zip(trace["x"], trace["y"], strict=True)
+                }
+        return {}
+
+    def append(self, name: str, mode: str, points: Curve) -> None:
+        """Add points at the end of a curve; window and curve are made as needed."""
+        self._draw(name, mode, points, "append")
+
+    def replace(self, name: str, mode: str, points: Curve) -> None:
+        """Put other points in place of those of a curve that is there."""
+        self._draw(name, mode, points, "replace")
+
+    def _draw(self, name: str, mode: str, points: Curve, update: str) -> None:
+        # an infinity is no JSON, and would blank the whole window: like NaN, it is a gap in the curve
+        heights = [y if math.isfinite(y) else math.nan for y in points.values()]
+        reply = self._client.line(
+            X=np.array([*points]), Y=np.array(heights, dtype=np.float64), win=name, name=mode, update=update,
+            opts={"title": name, "xlabel": "step", "showlegend": True},
+        )  # fmt: skip
+        if reply != name:
+            raise ConnectionError(f"the visdom server at {self.url} did not draw {name!r}: {reply}")
+
+
+def _refuse_errors(response: Any, *args: Any, **kwargs: Any) -> None:
+    response.raise_for_status()
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong underneath: visdom's own error says only that something did."""
+    return str(error.__context__ or error)
