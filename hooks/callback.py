@@ -1,0 +1,141 @@
+"""Plain functions as hooks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from eventloop.bus import Bus
+from eventloop.catalogue import ALIASES, declared_events, event_name, find_event, suggest
+from eventloop.handler import calling_convention, handler_name, is_coroutine_function
+from eventloop.hooks.hook import Hook
+from eventloop.hooks.points import GENERIC
+from eventloop.priority import Priority, get_priority
+
+_TRAINER_ALONE = ("trainer", "runner")
+"""A function whose only parameter has one of these names gets the trainer, as in detectron2 and mmcv."""
+
+
+class CallbackHook(Hook):
+    """Calls functions of yours at the points they are named for.
+
+        CallbackHook(
+            before_train=lambda trainer, event: print(trainer.bus),
+            after_train_iter=lambda event: seen.append(event.iter),
+            priority="LOW",
+        )
+
+    A point is the name of any event, one of your own too, or `before_epoch`, `after_epoch`, `before_iter`,
+    `after_iter` for the three modes, less those modes that have a function of their own; detectron2's `before_step`
+    and `after_step` are the train iteration's. A function takes `(trainer, event)`, `(event)` or `(trainer)`, by the
+    parameter's name; a coroutine function takes `(event)` and runs in the background.
+
+    `bus.on` does the same for one function with filters; a hook is something to hand over, in a config too.
+
+    Args:
+        priority: of all the functions.
+        name: of the hook, for reports.
+        points: point=function; None is left out.
+
+    Raises:
+        TypeError: something is no function or has another signature, or two points are names of one event.
+        ValueError: no such point (with a suggestion), or no function at all.
+    """
+
+    def __init__(
+        self,
+        *,
+        priority: Priority | int | str = Priority.NORMAL,
+        name: str | None = None,
+        **points: Callable[..., Any] | None,
+    ) -> None:
+        self._take({point: fn for point, fn in points.items() if fn is not None}, priority, name)
+
+    def _take(
+        self, points: Mapping[str, Callable[..., Any]], priority: Priority | int | str, name: str | None
+    ) -> None:
+        if not points:
+            known = "before_train=..., after_train_iter=..."
+            raise ValueError(f"{type(self).__name__} has no function to call: give it one, {known}")
+        get_priority(priority)
+        self.priority, self.name = priority, name
+        self._functions = dict(points)
+        self._served = _events_served(points)
+        for point, fn in points.items():
+            _check_function(point, fn)
+
+    def attach(self, bus: Bus) -> None:
+        """Subscribe the functions, under their own names."""
+        super().attach(bus)
+        for point, fn in self._functions.items():
+            if events := self._served[point]:
+                bus.subscribe(_adapted(fn), *events, priority=self.priority)
+
+
+class ClosureHook(CallbackHook):
+    """Calls one function at one point; mmcv's form of `CallbackHook`.
+
+        ClosureHook("after_train_epoch", lambda trainer, event: print(trainer.epoch))
+
+    Args:
+        fn_name: the point.
+        fn: the function.
+        priority, name: as for `CallbackHook`.
+
+    Raises:
+        TypeError, ValueError: as `CallbackHook`.
+    """
+
+    def __init__(
+        self,
+        fn_name: str,
+        fn: Callable[..., Any],
+        *,
+        priority: Priority | int | str = Priority.NORMAL,
+        name: str | None = None,
+    ) -> None:
+        self._take({fn_name: fn}, priority, name)
+
+
+def _events_served(points: Mapping[str, Callable[..., Any]]) -> dict[str, list[str]]:
+    """Point -> names of the events it stands for; a mode's own point outranks the one for all modes."""
+    known = [*map(event_name, declared_events()), *ALIASES, *GENERIC]
+    own: dict[str, str] = {}
+    for point in points:
+        if point in GENERIC:
+            continue
+        if point not in known:
+            raise ValueError(f"no event is called {point!r}{suggest(str(point), known)}")
+        event = event_name(find_event(point))
+        if event in own:
+            raise TypeError(f"{own[event]} and {point} are two names of one event: give one of them")
+        own[event] = point
+    served = {point: [event] for event, point in own.items()}
+    for point in points:
+        if point in GENERIC:
+            served[point] = [event for event in GENERIC[point] if event not in own]
+    return served
+
+
+def _check_function(point: str, fn: object) -> None:
+    if not callable(fn):
+        raise TypeError(f"{point} must be a function, got {fn!r}")
+    calling_convention(_adapted(fn), background=is_coroutine_function(fn))
+
+
+def _adapted(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as the bus calls functions."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except ValueError:  # a builtin without a signature
+        return fn
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if is_coroutine_function(fn) or len(required) != 1 or required[0] not in _TRAINER_ALONE:
+        return fn
+
+    def with_trainer(trainer: Any, event: Any) -> Any:
+        return fn(trainer)
+
+    with_trainer.__qualname__ = handler_name(fn).replace("<lambda>", "lambda")
+    return with_trainer

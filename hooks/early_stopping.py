@@ -1,0 +1,199 @@
+"""Ends a training that no longer becomes better."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch.distributed as dist
+
+from eventloop.catalogue import suggest
+from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
+from eventloop.hooks.best import Rule, infer_rule, is_better
+from eventloop.hooks.hook import Hook
+from eventloop.priority import Priority
+from eventloop.schedule import positive
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+DeltaMode = Literal["abs", "rel"]
+
+
+class EarlyStoppingHook(Hook):
+    """Stops the training when a metric of the validation has not become better for a while.
+
+        EarlyStoppingHook(monitor="accuracy", patience=5)
+
+    A score is better when it beats the best one so far by more than `min_delta`; an equal one is not. The run ends at
+    the next iteration boundary with every closing event, the last checkpoint included. Validations outside a training
+    do not count. What it counts is in the checkpoint, and it counts before checkpoints of a best score are
+    taken (priority 90), so a resumed run stops where the uninterrupted one does. A run that was stopped stays stopped
+    when it is resumed, unless it is given more patience.
+
+    On several ranks rank 0 decides, so that all of them stop together.
+
+    Args:
+        monitor: a metric of the validation.
+        rule: "greater" or "less" is better; by default told from the metric's name.
+        min_delta: what is too little to count, in the metric's unit. MMEngine's 0.1 stops a run whose accuracy rises
+            by 0.05 each time.
+        strict: True: a validation without the metric is an error; False: it is warned of, and does not count.
+        check_finite: stop at once when the score is NaN or infinite; False counts it as no improvement.
+        patience: so many validations in a row may go without improvement, the last of them stops.
+        stopping_threshold: stop at once when the score is better than this.
+        delta_mode: "rel" takes `min_delta` as a share of the best score, as in `ReduceLROnPlateau`.
+
+    Raises:
+        TypeError, ValueError: see the message.
+    """
+
+    priority = Priority.LOW
+
+    def __init__(
+        self,
+        monitor: str,
+        rule: Rule | None = None,
+        min_delta: float = 0.0,
+        strict: bool = True,
+        check_finite: bool = True,
+        patience: int = 5,
+        stopping_threshold: float | None = None,
+        *,
+        delta_mode: DeltaMode = "abs",
+    ) -> None:
+        if not isinstance(monitor, str) or not monitor:
+            raise TypeError(f"monitor must be the name of a metric, got {monitor!r}")
+        positive("patience", patience)
+        _check_numbers(min_delta, stopping_threshold)
+        if rule is not None:
+            _check_word("rule", rule, ["greater", "less"])
+        _check_word("delta_mode", delta_mode, ["abs", "rel"])
+        self._monitor, self._rule = monitor, rule if rule is not None else infer_rule(monitor)
+        self._min_delta, self._delta_mode = float(min_delta), delta_mode
+        self._strict, self._check_finite = strict, check_finite
+        self._patience, self._threshold = patience, stopping_threshold
+        self.best: float | None = None
+        """The best score so far."""
+        self.wait = 0
+        """Validations since."""
+        self._training = self._warned = False
+
+    def check(self, trainer: Trainer) -> None:
+        """Refuse a trainer that never validates.
+
+        Raises:
+            ValueError: it has no `val_loader`.
+        """
+        if trainer.val_loader is None:
+            raise ValueError(
+                f"EarlyStoppingHook(monitor={self._monitor!r}) needs a validation: give the Trainer a val_loader"
+            )
+
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Leave a run stopped that was."""
+        self._training = True
+        if self.best is not None and (why := self._enough(self.best)):
+            trainer.stop(f"early stopping, before: {why}")
+
+    def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
+        """What is validated from here on does not count."""
+        self._training = False
+
+    def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
+        """Look at the score.
+
+        Raises:
+            KeyError: `strict`, and the validation has no such metric (with a suggestion).
+        """
+        if not self._training or event.reason != COMPLETED:
+            return
+        if self._monitor not in event.metrics:
+            self._tell_missing(event.metrics)
+            return
+        score = _of_rank_0(trainer, float(event.metrics[self._monitor]))
+        if self._check_finite and not math.isfinite(score):
+            trainer.stop(f"early stopping: {self._monitor} is {score}")
+            return
+        if self._improves(score):
+            self.best, self.wait = score, 0
+        else:
+            self.wait += 1
+        if why := self._enough(score):
+            trainer.stop(f"early stopping: {why}")
+
+    def _improves(self, score: float) -> bool:
+        """True for the first score, and for one that beats the best by more than `min_delta`."""
+        if self.best is None:
+            return is_better(score, None, self._rule)
+        delta = self._min_delta * (abs(self.best) if self._delta_mode == "rel" else 1.0)
+        return is_better(score, self.best + (delta if self._rule == "greater" else -delta), self._rule)
+
+    def _enough(self, score: float) -> str:
+        """Why to stop, or ""."""
+        if self._threshold is not None and is_better(score, self._threshold, self._rule):
+            return f"{self._monitor} is {score:g}, better than stopping_threshold={self._threshold:g}"
+        if self.wait >= self._patience:
+            best = "none" if self.best is None else f"{self.best:g}"
+            return (
+                f"{self._monitor} has not become better in {self.wait} validations (patience={self._patience}), "
+                f"the best was {best}"
+            )
+        return ""
+
+    def _tell_missing(self, metrics: Mapping[str, float]) -> None:
+        known = suggest(self._monitor, [*metrics]) if metrics else ": it returned none"
+        text = f"EarlyStoppingHook monitors {self._monitor!r}, which the validation does not have{known}"
+        if self._strict:
+            raise KeyError(text)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(text, UserWarning, stacklevel=2)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted, and of which metric."""
+        return {"monitor": self._monitor, "rule": self._rule, "best": self.best, "wait": self.wait}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting; scores of another metric are not compared with."""
+        if (state["monitor"], state["rule"]) != (self._monitor, self._rule):
+            logger.warning(
+                "the checkpoint's early stopping monitored %s (%s is better), this one %s (%s): it starts afresh",
+                state["monitor"], state["rule"], self._monitor, self._rule,
+            )  # fmt: skip
+            return
+        self.best, self.wait = state["best"], int(state["wait"])
+
+
+def _of_rank_0(trainer: Trainer, score: float) -> float:
+    """Metrics that a user's evaluator did not reduce differ between ranks: one that stops alone hangs the others."""
+    if trainer.world_size == 1:
+        return score
+    scores = [score]
+    dist.broadcast_object_list(scores, src=0)
+    return scores[0]
+
+
+def _check_word(what: str, word: object, known: list[str]) -> None:
+    if word not in known:
+        raise ValueError(f"unknown {what} {word!r}{suggest(str(word), known)}")
+
+
+def _check_numbers(min_delta: object, threshold: object) -> None:
+    given = (
+        {"min_delta": min_delta}
+        if threshold is None
+        else {"min_delta": min_delta, "stopping_threshold": threshold}
+    )
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {value}")
+        if name == "min_delta" and value < 0:
+            raise ValueError(f"min_delta must be at least 0, got {value}")

@@ -1,0 +1,58 @@
+"""Gives cached memory of the device back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from eventloop.bus import Bus
+from eventloop.hooks.hook import Hook
+
+if TYPE_CHECKING:
+    from eventloop.hooks.points import EpochEvent, IterEvent
+    from eventloop.trainer import Trainer
+
+
+class EmptyCacheHook(Hook):
+    """Calls `torch.cuda.empty_cache()`, in training, validation and test alike; without CUDA it does nothing.
+
+        EmptyCacheHook(after_epoch=True)
+
+    It helps where a validation needs other sizes than the training, or another process shares the device. It makes
+    nothing faster: the device is waited for, and the next allocations go to the driver. A point that is switched off
+    is not subscribed.
+
+    Args:
+        before_epoch, after_epoch, after_iter: when to do it.
+
+    Raises:
+        TypeError: one of them is neither True nor False.
+    """
+
+    def __init__(
+        self, before_epoch: bool = False, after_epoch: bool = True, after_iter: bool = False
+    ) -> None:
+        self._when = {"before_epoch": before_epoch, "after_epoch": after_epoch, "after_iter": after_iter}
+        for name, value in self._when.items():
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
+
+    def attach(self, bus: Bus) -> None:
+        """Subscribe what is switched on."""
+        super().attach(bus)
+        for name, wanted in self._when.items():
+            if not wanted and name in self._points:  # a subclass may have a method for each mode instead
+                bus.off(getattr(self, name))
+
+    def before_epoch(self, trainer: Trainer, event: EpochEvent) -> None:
+        """Empty the cache before a pass over a loader."""
+        torch.cuda.empty_cache()
+
+    def after_epoch(self, trainer: Trainer, event: EpochEvent) -> None:
+        """Empty the cache after a pass over a loader."""
+        torch.cuda.empty_cache()
+
+    def after_iter(self, trainer: Trainer, event: IterEvent) -> None:
+        """Empty the cache after each batch."""
+        torch.cuda.empty_cache()

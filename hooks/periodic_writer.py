@@ -1,0 +1,76 @@
+"""detectron2's and Pet's place for writers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter
+from eventloop.hooks.logger import LoggerHook
+from eventloop.registry import build
+from eventloop.run import Run
+from eventloop.schedule import positive
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+
+class PeriodicWriter(LoggerHook):
+    """Feeds writers every `period` iterations of the run, in the last one, and once more at the end.
+
+        Trainer(..., hooks=[PeriodicWriter([JSONLWriter(), TensorBoardWriter()], period=20)])
+
+    It takes the logger's place, and is `LoggerHook` and `writers=[...]` in one. Its writers are fed off the training
+    thread; they are given every value, where detectron2's are given the newest of each name and lose what was put
+    in between; when `train()` returns they have written all of it, also after an error, and closing the
+    trainer closes them.
+
+    Args:
+        writers: as for the Trainer's `writers`: objects, or configs. They write on rank 0.
+        period: iterations between two writes.
+        by_epoch: count from the start of each epoch, and write at its end too, as in Pet.
+
+    Raises:
+        TypeError, ValueError: `period` is no positive int, or a writer is none.
+    """
+
+    def __init__(
+        self, writers: Sequence[Any] | Any = (), period: int = 20, *, by_epoch: bool = False
+    ) -> None:
+        positive("period", period)
+        super().__init__(period, ignore_last=False)
+        self._by_epoch = by_epoch
+        several = writers if isinstance(writers, list | tuple) else [writers]
+        self.writers: list[Any] = [build(w) if isinstance(w, Mapping) else w for w in several]
+        for writer in self.writers:
+            _check_writer(writer)
+        self._facts: Callable[[], Run] | None = None
+
+    def check(self, trainer: Trainer) -> None:
+        """Learn what the writers are told of the run."""
+        self._facts = trainer.facts if trainer.rank == 0 else None
+
+    def attach(self, bus: Bus) -> None:
+        """Subscribe to the bus, and the writers too."""
+        super().attach(bus)
+        if self._facts is not None:
+            for writer in self.writers:
+                writer.attach(bus, self._facts)
+
+    def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
+        """Write at the period and in the last iteration."""
+        if self._by_epoch:
+            super().after_train_iter(trainer, event)
+        elif self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer):
+            self._log(trainer)
+
+
+def _check_writer(writer: object) -> None:
+    if isinstance(writer, type):
+        raise TypeError(f"expected a writer, got the class {writer.__name__}: write {writer.__name__}()")
+    if not hasattr(writer, "attach") or not hasattr(writer, "write"):
+        raise TypeError(
+            f"expected a writer or a config dict(type=...), got {writer!r}: a writer of detectron2's kind, whose write() "
+            "reads a global storage, becomes a subclass of eventloop.writers.Writer with write(event)"
+        )

@@ -1,0 +1,283 @@
+"""Pet's account of a test: named timers, and a line of progress with the time left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eventloop.bus import Bus
+from eventloop.events import AfterTestIter, BeforeTestEpoch, BeforeTestIter
+from eventloop.hooks.hook import Hook
+from eventloop.hooks.report import report
+from eventloop.position import length_of
+from eventloop.priority import Priority
+from eventloop.schedule import positive
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+DEFAULT_TIMERS = ("iter", "data", "infer", "post")
+
+
+class Timer:
+    """Seconds of one activity, over all the times it was done."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.total_time = self.diff = 0.0
+        self.calls = 0
+        self._began: float | None = None
+
+    @property
+    def average_time(self) -> float:
+        """Mean seconds, 0.0 before the first."""
+        return self.total_time / self.calls if self.calls else 0.0
+
+    @property
+    def running(self) -> bool:
+        """True between `tic` and `toc`."""
+        return self._began is not None
+
+    def tic(self) -> None:
+        """Begin, now."""
+        self._began = perf_counter()
+
+    def toc(self, average: bool = True) -> float:
+        """End; returns the mean seconds, or those of this time.
+
+        Raises:
+            ValueError: it was not begun.
+        """
+        if self._began is None:
+            raise ValueError("toc without tic: the timer is not running")
+        self.diff = perf_counter() - self._began
+        self.total_time += self.diff
+        self.calls += 1
+        self._began = None
+        return self.average_time if average else self.diff
+
+    def drop(self) -> None:
+        """End, and leave this time out."""
+        self._began = None
+
+
+class TestHook(Hook):
+    """Times a test, and says every `logperiod` batches how far it is and how long it will take:
+
+        [Testing][range:1-500 of 500][120/500][0.041s = 0.003s + 0.035s + 0.003s][eta: 0:00:15]
+
+    The times are means per batch, of `iter = data + infer + post`. In `trainer.test()` the hook keeps them by itself:
+    `data` is the wait for the loader, `infer` the model and the metrics, `post` all other handlers of the batch. A
+    timer that your code uses is left to it, and further ones make a second line:
+
+        timer = TestHook()
+        def val_step(trainer, batch):
+            with timer.timing("nms"):               # or timer.tic("nms") ... timer.toc("nms"), or timer.nms_tic() ...
+                ...
+
+    Without a trainer: `tic("iter")` ... `toc("iter")` for each batch, and then `log_stats`.
+
+    Args:
+        cfg_filename: put before the line, to tell runs apart.
+        logperiod: batches between two lines; the last batch has one too.
+        num_warmup: batches at the start of each test that no timer counts.
+        synchronize: wait for the CUDA device at each toc, as Pet does. Without it the times are those of the host,
+            which runs ahead of the device; with it the device waits for the host.
+
+    Raises:
+        TypeError, ValueError: `logperiod` is no positive int, or `num_warmup` no int of at least 0.
+    """
+
+    __test__ = False  # no test class, whatever pytest makes of the name
+    priority = Priority.HIGHEST
+
+    def __init__(
+        self, cfg_filename: str = "", logperiod: int = 10, num_warmup: int = 5, *, synchronize: bool = False
+    ) -> None:
+        positive("logperiod", logperiod)
+        if isinstance(num_warmup, bool) or not isinstance(num_warmup, int):
+            raise TypeError(f"num_warmup must be an int, got {num_warmup!r}")
+        if num_warmup < 0:
+            raise ValueError(f"num_warmup must be at least 0, got {num_warmup}")
+        self.cfg_filename, self.logperiod, self.num_warmup = cfg_filename, logperiod, num_warmup
+        self.iter = 0
+        """Batches begun."""
+        self.timers: dict[str, Timer] = {}
+        for name in DEFAULT_TIMERS:
+            self.add_timer(name)
+        self._synchronize = synchronize
+        self._theirs: set[str] = set()  # what the user's code times
+        self._length: int | None = None
+
+    # --- timers --------------------------------------------------------------------------------------------
+
+    def add_timer(self, name: str) -> Timer:
+        """Make a timer; `tic` does so for a new name.
+
+        Raises:
+            ValueError: there is one of that name.
+        """
+        if name in self.timers:
+            raise ValueError(f"there is a timer {name!r} already: choose another name")
+        timer = self.timers[name] = Timer()
+        return timer
+
+    def reset_timer(self) -> None:
+        """Start all of them anew, warm-up included."""
+        self.iter = 0
+        for timer in self.timers.values():
+            timer.reset()
+
+    def wait(self) -> None:
+        """Wait for the CUDA device, where there is one."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def tic(self, name: str) -> None:
+        """Begin to time something; `tic("iter")` begins a batch."""
+        self._theirs.add(name)
+        self._tic(name)
+
+    def toc(self, name: str) -> float | None:
+        """End it; returns the seconds, None in the warm-up.
+
+        Raises:
+            ValueError: no such timer, or it was not begun.
+        """
+        timer = self.timers.get(name)
+        if timer is None:
+            raise ValueError(f"there is no timer {name!r} to toc: known are {', '.join(self.timers)}")
+        if not timer.running:
+            raise ValueError(f"the timer {name!r} is not running: tic it first")
+        return self._toc(name)
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Time a block."""
+        self.tic(name)
+        try:
+            yield
+        finally:
+            self.toc(name)
+
+    def __getattr__(self, name: str) -> Callable[[], Any]:
+        """`hook.nms_tic()` is `hook.tic("nms")`, and so for toc."""
+        timer, _, call = name.rpartition("_")
+        if timer and call in ("tic", "toc") and not name.startswith("_"):
+            return partial(self.tic if call == "tic" else self.toc, timer)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # --- the line ------------------------------------------------------------------------------------------
+
+    def log_stats(
+        self,
+        cur: int,
+        start: int,
+        end: int,
+        total: int,
+        ims_per_gpu: int = 1,
+        suffix: str = "",
+        log_all: bool = False,
+    ) -> None:
+        """Log the line if it is due, on the logger `eventloop`.
+
+        Args:
+            cur: how many are done, 1-based; a loop that counts from 0 says `i + 1`.
+            start, end, total: the range of this process, and of how many.
+            ims_per_gpu: images of a batch, by which the times are divided where `cur` and `end` count images.
+            suffix: put behind the line.
+            log_all: also the timers that are no default.
+        """
+        if self._due(cur, end):
+            logger.info("%s", self._line(cur, (start, end, total), ims_per_gpu, suffix, log_all=log_all))
+
+    def _due(self, cur: int, end: int | None) -> bool:
+        return cur % self.logperiod == 0 or cur == end
+
+    def _line(
+        self, cur: int, span: tuple[int, int | None, int | None], images: int, suffix: str, *, log_all: bool
+    ) -> str:
+        start, end, total = span
+        last, every = ("?" if number is None else number for number in (end, total))
+        share = "?" if end is None else end - start + 1
+        seconds = [self.timers[name].average_time / images for name in DEFAULT_TIMERS]
+        timed = self.timers["iter"].calls > 0
+        eta = str(timedelta(seconds=int(seconds[0] * (end - cur)))) if timed and end is not None else "?"
+        cfg = f"[{self.cfg_filename}]" if self.cfg_filename else ""
+        line = (
+            f"{cfg}[Testing][range:{start}-{last} of {every}][{cur}/{share}]"
+            f"[{seconds[0]:.3f}s = {seconds[1]:.3f}s + {seconds[2]:.3f}s + {seconds[3]:.3f}s][eta: {eta}]"
+        )
+        others = [name for name in self.timers if name not in DEFAULT_TIMERS]
+        if log_all and others:
+            line += "\n|" + "".join(f"{n}: {self.timers[n].average_time / images:.3f}s|" for n in others)
+        return line + suffix
+
+    # --- in the trainer's test -----------------------------------------------------------------------------
+
+    def attach(self, bus: Bus) -> None:
+        """Subscribe, first in each batch and last in it."""
+        super().attach(bus)
+        bus.subscribe(self._end_batch, AfterTestIter, priority=Priority.LOWEST)
+
+    def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
+        """A test begins, with the wait for its first batch."""
+        self.reset_timer()
+        self._length = length_of(trainer.test_loader) if trainer.test_loader is not None else None
+        self._begin_batch()
+
+    def before_test_iter(self, trainer: Trainer, event: BeforeTestIter) -> None:
+        """The batch is there."""
+        self._auto_toc("data")
+        self._auto_tic("infer")
+
+    def after_test_iter(self, trainer: Trainer, event: AfterTestIter) -> None:
+        """The model is done."""
+        self._auto_toc("infer")
+        self._auto_tic("post")
+
+    def _end_batch(self, trainer: Trainer, event: AfterTestIter) -> None:
+        self._auto_toc("post")
+        self._auto_toc("iter")
+        done, length = event.batch_idx + 1, self._length
+        if self._due(done, length):
+            report(trainer, "", self._line(done, (1, length, length), 1, "", log_all=True))
+        self._begin_batch()
+
+    def _begin_batch(self) -> None:
+        self._auto_tic("iter")
+        self._auto_tic("data")
+
+    def _auto_tic(self, name: str) -> None:
+        if name not in self._theirs:
+            self._tic(name)
+
+    def _auto_toc(self, name: str) -> None:
+        if name not in self._theirs and self.timers[name].running:
+            self._toc(name)
+
+    def _tic(self, name: str) -> None:
+        self.iter += name == "iter"
+        timer = self.timers.get(name)
+        (timer if timer is not None else self.add_timer(name)).tic()
+
+    def _toc(self, name: str) -> float | None:
+        timer = self.timers[name]
+        if self.iter <= self.num_warmup:
+            timer.drop()
+            return None
+        if self._synchronize:
+            self.wait()
+        return timer.toc(average=False)

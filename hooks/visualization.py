@@ -1,0 +1,197 @@
+"""Images of what the model is given, or of what it makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from eventloop.events import (
+    AfterTestEpoch,
+    AfterTestIter,
+    AfterValEpoch,
+    AfterValIter,
+    HistogramLogged,
+    ImageLogged,
+)
+from eventloop.hooks.hook import Hook
+from eventloop.schedule import positive
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+EvalIter = AfterValIter | AfterTestIter
+Draw = Callable[["Trainer", EvalIter], Mapping[str, Any]]
+
+CHANNELS = (1, 3, 4)
+PADDING = 2
+"""Pixels between the images of a grid, as in torchvision's `make_grid`."""
+
+
+class VisualizationHook(Hook):
+    """Draws images in validations and tests, and sends them to the writers as `image_logged`.
+
+        def draw(trainer, event):
+            images, _ = trainer.batch
+            return {"input": images[0], "mask": trainer.outputs["preds"][0].argmax(0).to(torch.uint8) * 80}
+
+        VisualizationHook(interval=50, draw=draw)
+
+    An image is named `<name>/<batch_idx>`, so that it is followed from validation to validation. Nothing is
+    drawn where no writer takes images. From a GPU the images are copied without waiting; they become bytes in the
+    background.
+
+    Args:
+        interval: draw the first batch of each pass, and every so many after it.
+        draw: `(trainer, event) -> {name: image}`. An image is a tensor or array, uint8 or bool, or floating point in
+            [0, 1]: (height, width), (channels, height, width), (height, width, channels) with 1, 3 or 4 channels, or
+            a batch (samples, ...) of one of the last two, which becomes a grid. Where both layouts fit, a tensor
+            has its channels first and an array last. By default the inputs of the batch are drawn, their values
+            stretched to [0, 1].
+        max_images: samples of a batch that are drawn.
+
+    Raises:
+        TypeError, ValueError: `interval` or `max_images` is no positive int, or `draw` no function.
+    """
+
+    def __init__(self, interval: int = 50, draw: Draw | None = None, max_images: int = 16) -> None:
+        positive("interval", interval)
+        positive("max_images", max_images)
+        if draw is not None and not callable(draw):
+            raise TypeError(f"draw must be a function (trainer, event) -> {{name: image}}, got {draw!r}")
+        self._interval, self._max_images = interval, max_images
+        self._draw: Draw = draw if draw is not None else self._draw_inputs
+
+    def after_val_iter(self, trainer: Trainer, event: AfterValIter) -> None:
+        """Draw a batch that is due.
+
+        Raises:
+            TypeError, ValueError: what `draw` returned is no mapping of images.
+        """
+        self._put(trainer, event)
+
+    def after_test_iter(self, trainer: Trainer, event: AfterTestIter) -> None:
+        """Draw a batch that is due.
+
+        Raises:
+            TypeError, ValueError: what `draw` returned is no mapping of images.
+        """
+        self._put(trainer, event)
+
+    def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
+        """Send the images on their way."""
+        _post(trainer)
+
+    def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
+        """Send the images on their way."""
+        _post(trainer)
+
+    def _put(self, trainer: Trainer, event: EvalIter) -> None:
+        if event.batch_idx % self._interval or not trainer.bus.wants(ImageLogged):
+            return
+        with torch.no_grad():
+            drawn = self._draw(trainer, event)
+            if not isinstance(drawn, Mapping):
+                raise TypeError(f"draw must return a mapping {{name: image}}, got {drawn!r}")
+            for name, image in drawn.items():
+                pixels = as_pixels(name, image, self._max_images)
+                trainer.metrics.put_image(f"{name}/{event.batch_idx}", pixels)
+
+    def _draw_inputs(self, trainer: Trainer, event: EvalIter) -> dict[str, torch.Tensor]:
+        images = _find_images(trainer.batch)
+        if images is None:
+            raise ValueError(
+                "VisualizationHook draws the inputs, and finds no tensor (samples, channels, height, width) with 1, 3 "
+                f"or 4 channels in the batch of {event.mode}: pass draw=..."
+            )
+        return {"inputs": _stretched(images[: self._max_images])}
+
+
+def as_pixels(name: str, image: Any, max_images: int = 16) -> torch.Tensor:
+    """Make one image (channels, height, width) of uint8 out of what `draw` may return, on the device it is on.
+
+    Raises:
+        TypeError: it is no tensor or array, or of complex numbers.
+        ValueError: it has another shape, or no pixel.
+    """
+    tensor, first = _as_tensor(name, image)
+    if tensor.ndim == 2:
+        tensor = tensor.unsqueeze(0)
+    elif tensor.ndim in (3, 4) and (channels := _channel_axis(tensor.shape[-3:], first=first)) is not None:
+        tensor = tensor.movedim(channels, -3)
+    else:
+        raise ValueError(
+            f"image {name!r} must be of shape (height, width), (channels, height, width) or (height, width, channels) "
+            f"with 1, 3 or 4 channels, or a batch of these; got {tuple(tensor.shape)}"
+        )
+    if not tensor.numel():
+        raise ValueError(f"image {name!r} has no pixels, its shape is {tuple(tensor.shape)}")
+    tensor = _as_bytes(tensor[:max_images] if tensor.ndim == 4 else tensor)
+    return _grid(tensor) if tensor.ndim == 4 else tensor
+
+
+def _as_tensor(name: str, image: Any) -> tuple[torch.Tensor, bool]:
+    """The image, and whether it is one whose channels come first by custom."""
+    if isinstance(image, np.ndarray) and image.dtype.kind in "biuf":
+        # copied: torch takes no negative strides (image[..., ::-1]) and no read-only memory
+        return torch.from_numpy(np.array(image, order="C")), False
+    if isinstance(image, torch.Tensor) and not image.is_complex():
+        return image.detach(), True
+    got = f"{image.dtype} of shape {tuple(image.shape)}" if hasattr(image, "dtype") else repr(image)
+    raise TypeError(f"image {name!r} must be a tensor or an array of numbers, got {got}")
+
+
+def _channel_axis(shape: torch.Size, *, first: bool) -> int | None:
+    fits = [axis for axis in (-3, -1) if shape[axis] in CHANNELS]
+    if not fits:
+        return None
+    return fits[0 if first else -1]
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype == torch.uint8:
+        return tensor
+    if tensor.dtype == torch.bool:
+        return tensor.to(torch.uint8) * 255
+    if tensor.is_floating_point():
+        tensor = torch.nan_to_num(tensor.float()) * 255.0 + 0.5
+    return tensor.clamp(0, 255).to(torch.uint8)
+
+
+def _grid(images: torch.Tensor) -> torch.Tensor:
+    """Tile (samples, channels, height, width), as square as it gets, on black."""
+    count, channels, height, width = images.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    cell_height, cell_width = height + PADDING, width + PADDING
+    grid = images.new_zeros(channels, rows * cell_height - PADDING, columns * cell_width - PADDING)
+    for i in range(count):
+        top, left = i // columns * cell_height, i % columns * cell_width
+        grid[:, top : top + height, left : left + width] = images[i]
+    return grid
+
+
+def _stretched(images: torch.Tensor) -> torch.Tensor:
+    """Each image of a batch from its least value to its greatest, in [0, 1]; uint8 as it is."""
+    if images.dtype == torch.uint8:
+        return images
+    images = images.float()
+    least, most = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    return (images - least) / (most - least).clamp_min(1e-12)
+
+
+def _find_images(batch: Any) -> torch.Tensor | None:
+    if isinstance(batch, torch.Tensor):
+        return batch if batch.ndim == 4 and batch.shape[1] in CHANNELS and batch.numel() else None
+    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    found = (_find_images(item) for item in items)
+    return next((images for images in found if images is not None), None)
+
+
+def _post(trainer: Trainer) -> None:
+    """The pass is over; its images do not wait for the next interval of the logger, nor need one."""
+    if trainer.metrics.pending_media:
+        trainer.bus.post(trainer.metrics.collect_media(trainer.place), ImageLogged, HistogramLogged)

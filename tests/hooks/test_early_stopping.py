@@ -1,0 +1,299 @@
+"""EarlyStoppingHook: when a training is ended, and that a resumed one ends there too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from eventloop.events import AfterRun, StopRequested
+from eventloop.hooks import CheckpointHook, Hook
+from eventloop.hooks.early_stopping import EarlyStoppingHook
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+Scripted = Callable[..., dict[str, Any]]
+Run = Callable[..., Trainer]
+
+RISING = [0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45]
+
+
+@pytest.fixture
+def run(make_trainer: Make, scripted: Scripted) -> Run:
+    """Train one epoch per scripted score (at most), one batch each, with the hook."""
+
+    def train(hook: EarlyStoppingHook, *scores: Any, **options: Any) -> Trainer:
+        options.setdefault("max_epochs", len(scores))
+        hooks = [hook, *options.pop("hooks", [])]
+        trainer = make_trainer(batches=1, hooks=hooks, **scripted(*scores), **options)
+        trainer.train()
+        return trainer
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("options", "scores", "epochs"),
+    [
+        ({"patience": 2}, [0.5, 0.4, 0.3, 0.9, 0.9], 3),
+        ({"patience": 2}, [0.5, 0.4, 0.6, 0.5, 0.6, 0.9], 5),  # an equal score is no better one
+        ({"patience": 1}, [0.5, 0.5, 0.9], 2),
+        ({"patience": 2, "rule": "less"}, [0.5, 0.4, 0.4, 0.4, 0.1], 4),
+        ({"patience": 5}, RISING, 8),  # MMEngine's default stops it in the sixth
+        ({"patience": 5, "min_delta": 0.1}, RISING, 8),  # what rises slowly beats the best in the end
+        ({"patience": 2, "min_delta": 0.2}, RISING, 3),
+        ({"patience": 2, "min_delta": 0.1, "delta_mode": "rel"}, [1.0, 1.05, 1.09, 9.0], 3),
+        ({"patience": 2, "min_delta": 0.1, "delta_mode": "rel", "rule": "less"}, [1.0, 0.95, 0.85, 0.8], 4),
+        ({"stopping_threshold": 0.5}, [0.25, 0.5, 0.75, 1.0], 3),  # to reach it is not to be better
+        ({"stopping_threshold": 0.25, "rule": "less"}, [0.5, 0.25, 0.125, 0.0], 3),
+        ({"patience": 2}, [0.0, 0.0, 0.0, 0.5], 3),  # a score of 0 is a score
+    ],
+)
+def test_training_ends_in_this_epoch(
+    run: Run, options: dict[str, Any], scores: list[float], epochs: int
+) -> None:
+    """The run ends with the validation that uses the patience up, or is better than the threshold."""
+    trainer = run(EarlyStoppingHook("acc", **options), *scores)
+
+    assert trainer.epoch == epochs
+
+
+def test_reason_says_what_happened(make_trainer: Make, scripted: Scripted) -> None:
+    """The stop and the end of the run carry it, with every closing event."""
+    hook = EarlyStoppingHook("acc", patience=2)
+    trainer = make_trainer(batches=1, max_epochs=9, hooks=[hook], **scripted(0.5, 0.4, 0.3))
+
+    with trainer.bus.capture(StopRequested, "after_train", AfterRun) as seen:
+        trainer.train()
+
+    expected = "early stopping: acc has not become better in 2 validations (patience=2), the best was 0.5"
+    assert [getattr(event, "reason", None) for event in seen] == [expected] * 3
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+def test_score_that_is_no_number_ends_the_training(run: Run, score: float) -> None:
+    """With `check_finite` at once."""
+    trainer = run(EarlyStoppingHook("acc"), 0.5, score, 0.6)
+
+    assert (trainer.epoch, trainer.stop_reason) == (2, f"early stopping: acc is {score}")
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_score_that_is_no_number_counts_as_no_improvement(run: Run, score: float) -> None:
+    """Without `check_finite`; it cannot become a best that nothing beats, nor reach a threshold."""
+    hook = EarlyStoppingHook("acc", check_finite=False, patience=2, stopping_threshold=0.9)
+    trainer = run(hook, score, 0.5, score, 0.75, score, score, 0.8)
+
+    assert (trainer.epoch, hook.best) == (6, 0.75)
+
+
+def test_last_checkpoint_is_saved(run: Run, files: Callable[..., list[str]]) -> None:
+    """A run that is stopped early has its last epoch saved, off the interval too."""
+    run(EarlyStoppingHook("acc", patience=1), 0.5, 0.4, 0.9, hooks=[CheckpointHook(interval=5)])
+
+    assert files() == ["epoch_2.pth"]
+
+
+def test_rule_is_told_from_the_name(run: Run) -> None:
+    """A loss is better when it is less."""
+    hook = EarlyStoppingHook("val_loss", patience=1)
+    trainer = run(hook, {"val_loss": 0.5}, {"val_loss": 0.4}, {"val_loss": 0.45}, {"val_loss": 0.1})
+
+    assert trainer.epoch == 3
+
+
+def test_missing_metric_is_an_error(run: Run) -> None:
+    """The first validation that lacks it says which metrics there are."""
+    with pytest.raises(
+        KeyError, match="monitors 'val_acc', which the validation does not have: did you mean 'vol_acc'"
+    ):
+        run(EarlyStoppingHook("val_acc"), {"vol_acc": 0.5})
+
+
+def test_missing_metric_of_an_empty_validation_is_an_error(run: Run) -> None:
+    """No metric at all is said so."""
+    with pytest.raises(KeyError, match="which the validation does not have: it returned none"):
+        run(EarlyStoppingHook("acc"), {})
+
+
+def test_missing_metric_is_warned_of_once(run: Run) -> None:
+    """Without `strict` such a validation does not count, and one warning says so."""
+    hook = EarlyStoppingHook("acc", strict=False, patience=1)
+
+    with pytest.warns(UserWarning, match="monitors 'acc', which the validation does not have") as warned:
+        trainer = run(hook, {"acc": 0.5}, {"f1": 0.1}, {"f1": 0.1}, {"acc": 0.6})
+
+    assert (trainer.epoch, len(warned)) == (4, 1)
+
+
+def test_cut_validation_does_not_count(make_trainer: Make, scripted: Scripted) -> None:
+    """Half a validation has no score."""
+
+    class Stop(Hook):
+        def before_val_iter(self, trainer: Trainer, event: Any) -> None:
+            if event.epoch == 2:
+                trainer.stop("enough")
+
+    hook = EarlyStoppingHook("acc", patience=1)
+    options = scripted(0.5, 0.5, 0.1)
+    options["val_loader"] *= 2
+    trainer = make_trainer(batches=1, max_epochs=3, hooks=[hook, Stop()], **options)
+
+    trainer.train()
+
+    assert (trainer.stop_reason, hook.best, hook.wait) == ("enough", 0.5, 0)
+
+
+def test_validation_outside_a_training_does_not_count(make_trainer: Make, scripted: Scripted) -> None:
+    """`trainer.val()` before and after asks the model how it is, and ends nothing."""
+    hook = EarlyStoppingHook("acc", patience=1)
+    trainer = make_trainer(batches=1, max_epochs=1, hooks=[hook], **scripted(0.9, 0.5, 0.1))
+
+    trainer.val()
+    trainer.train()
+    trainer.val()
+
+    assert (hook.best, hook.wait) == (0.5, 0)
+
+
+SCORES = [0.5, 0.4, 0.6, 0.3, 0.2, 0.9]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["epoch_{}.pth", "best"])
+def test_resumed_run_stops_where_the_uninterrupted_one_does(
+    make_trainer: Make, scripted: Scripted, tmp_path: Path, cut: int, name: str
+) -> None:
+    """From each epoch's checkpoint, and from the best one, which is taken in a validation."""
+
+    def build(folder: str, scores: list[float], **options: Any) -> tuple[Trainer, EarlyStoppingHook]:
+        hook = EarlyStoppingHook("acc", patience=2)
+        hooks = [hook, CheckpointHook(interval=1, save_best="acc")]
+        trainer = make_trainer(
+            batches=1, max_epochs=9, hooks=hooks, work_dir=tmp_path / folder, **scripted(*scores)
+        )
+        return trainer, hook
+
+    whole, counted = build("whole", SCORES)
+    whole.train()
+    if name == "best":
+        path, seen = tmp_path / "whole" / "best_acc_epoch_3.pth", 3
+    else:
+        path, seen = tmp_path / "whole" / name.format(cut), cut - 1  # its validation is still to come
+    second, again = build("again", SCORES[seen:])
+    second.resume(path)
+    second.train()
+
+    assert (second.epoch, second.stop_reason) == (whole.epoch, whole.stop_reason)
+    assert again.state_dict() == counted.state_dict()
+    assert whole.epoch == 5
+
+
+def resumed(make_trainer: Make, scripted: Scripted, path: Path, hook: EarlyStoppingHook) -> Trainer:
+    """A trainer that goes on from a checkpoint, with two more scores."""
+    trainer = make_trainer(
+        batches=1, max_epochs=6, hooks=[hook, CheckpointHook(interval=9)], **scripted(0.1, 0.1)
+    )
+    trainer.resume(path)
+    return trainer
+
+
+@pytest.fixture
+def stopped(run: Run) -> Path:
+    """The last checkpoint of a run that was stopped in its second epoch of six."""
+    trainer = run(
+        EarlyStoppingHook("acc", patience=1), 0.5, 0.4, max_epochs=6, hooks=[CheckpointHook(interval=9)]
+    )
+    return trainer.work_dir / "epoch_2.pth"
+
+
+def test_stopped_run_stays_stopped(make_trainer: Make, scripted: Scripted, stopped: Path) -> None:
+    """A script that is started again does not train one more epoch each time."""
+    trainer = resumed(make_trainer, scripted, stopped, EarlyStoppingHook("acc", patience=1))
+
+    trainer.train()
+
+    assert trainer.epoch == 2
+    assert trainer.stop_reason is not None
+    assert trainer.stop_reason.startswith("early stopping, before: acc has not become better")
+
+
+def test_more_patience_goes_on(make_trainer: Make, scripted: Scripted, stopped: Path) -> None:
+    """A stopped run that is given more patience uses it."""
+    trainer = resumed(make_trainer, scripted, stopped, EarlyStoppingHook("acc", patience=3))
+
+    trainer.train()
+
+    assert trainer.epoch == 4
+
+
+def test_scores_of_another_metric_are_not_compared_with(
+    make_trainer: Make, scripted: Scripted, stopped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A resumed run that monitors something else starts afresh, and says so."""
+    hook = EarlyStoppingHook("loss", patience=1)
+
+    resumed(make_trainer, scripted, stopped, hook)
+
+    assert (hook.best, hook.wait) == (None, 0)
+    assert "early stopping monitored acc (greater is better), this one loss (less): it starts afresh" in (
+        caplog.text
+    )
+
+
+def test_rank_0_decides(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On several ranks all act on one score, so that none goes on alone."""
+
+    def broadcast(scores: list[float], src: int) -> None:
+        assert src == 0
+        scores[0] = 0.1
+
+    class TwoRanks(Hook):
+        def before_train(self, trainer: Trainer, event: Any) -> None:
+            trainer.world_size = 2
+
+    monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
+    hook = EarlyStoppingHook("acc", patience=2)
+    trainer = run(hook, 0.5, 0.6, 0.7, 0.8, hooks=[TwoRanks()])
+
+    assert (trainer.epoch, hook.best) == (3, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"monitor": ""}, TypeError, "monitor must be the name of a metric, got ''"),
+        ({"monitor": ["acc"]}, TypeError, r"monitor must be the name of a metric, got \['acc'\]"),
+        ({"monitor": "score"}, ValueError, "cannot tell from its name whether more 'score' is better"),
+        ({"rule": "max"}, ValueError, "unknown rule 'max'"),
+        ({"delta_mode": "relative"}, ValueError, "unknown delta_mode 'relative': known are abs, rel"),
+        ({"patience": 0}, ValueError, "patience must be at least 1, got 0"),
+        ({"patience": 1.5}, TypeError, "patience must be an int, got 1.5"),
+        ({"min_delta": -0.1}, ValueError, "min_delta must be at least 0, got -0.1"),
+        ({"min_delta": math.nan}, ValueError, "min_delta must be a finite number, got nan"),
+        ({"min_delta": "0.1"}, TypeError, "min_delta must be a number, got '0.1'"),
+        ({"stopping_threshold": True}, TypeError, "stopping_threshold must be a number, got True"),
+        (
+            {"stopping_threshold": math.inf},
+            ValueError,
+            "stopping_threshold must be a finite number, got inf",
+        ),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    """What cannot be is an error where the hook is built."""
+    with pytest.raises(error, match=message):
+        EarlyStoppingHook(**{"monitor": "acc", **options})
+
+
+def test_trainer_that_never_validates_is_refused(make_trainer: Make) -> None:
+    """There would be nothing to watch."""
+    with pytest.raises(
+        ValueError,
+        match=r"EarlyStoppingHook\(monitor='acc'\) needs a validation: give the Trainer a val_loader",
+    ):
+        make_trainer(hooks=[EarlyStoppingHook("acc")])

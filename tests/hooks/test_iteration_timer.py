@@ -1,0 +1,222 @@
+"""IterationTimer: the warm-up is left out, and the summary says where the time went."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from eventloop.events import TextLogged
+from eventloop.hooks import Hook, IterTimerHook
+from eventloop.hooks.iteration_timer import IterationTimer
+from eventloop.trainer import Trainer
+
+if TYPE_CHECKING:
+    from tests.hooks.conftest import Clock
+
+DATA, FORWARD, HOOK, VAL = 0.5, 0.25, 2.0, 64.0
+PARTS = ("time", "data_time", "step_time", "hook_time")
+
+
+class SlowHook(Hook):
+    """A hook after the timer, as slow as a checkpoint."""
+
+    priority = "VERY_LOW"
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        """Take long."""
+        self.clock.advance(HOOK)
+
+    def after_train(self, trainer: Trainer, event: Any) -> None:
+        """Take long once more."""
+        self.clock.advance(HOOK)
+
+
+class SlowLoader:
+    """A loader whose every batch takes a while."""
+
+    def __init__(self, clock: Clock, batches: list[Any]) -> None:
+        self.clock = clock
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            self.clock.advance(DATA)
+            yield batch
+
+
+Run = Callable[..., tuple[Trainer, list[str]]]
+
+
+@pytest.fixture
+def run(
+    clock: Clock,
+    make_trainer: Callable[..., Trainer],
+    make_batches: Callable[[int], list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
+    """Train on the clock with the timer; return the trainer and the texts it said."""
+    monkeypatch.setattr("eventloop.hooks.iteration_timer.perf_counter", clock)
+
+    def step(trainer: Trainer, batch: Any) -> torch.Tensor:
+        clock.advance(FORWARD)
+        return F.mse_loss(trainer.model(batch[0]), batch[1])
+
+    def val_step(trainer: Trainer, batch: Any) -> dict[str, float]:
+        clock.advance(VAL)
+        return {"acc": 0.5}
+
+    def train(timer: IterTimerHook, batches: int = 50, **options: Any) -> tuple[Trainer, list[str]]:
+        hooks = [timer, SlowHook(clock), *options.pop("hooks", [])]
+        loader = SlowLoader(clock, make_batches(batches))
+        trainer = make_trainer(
+            train_loader=loader, train_step=step, val_step=val_step, hooks=hooks, **options
+        )
+        with trainer.bus.capture(TextLogged) as seen:
+            trainer.train()
+        return trainer, [f"{e.name}: {e.text}" for e in seen if isinstance(e, TextLogged)]
+
+    return train
+
+
+def put(trainer: Trainer, name: str) -> list[tuple[float, int]]:
+    """The values of a metric and their iterations."""
+    return trainer.metrics.history(name).values()
+
+
+def test_warm_up_is_left_out(run: Run) -> None:
+    """Nothing is put for the first iterations; every later one has its times."""
+    trainer, _ = run(IterationTimer(warmup_iter=3))
+
+    assert [iteration for _, iteration in put(trainer, "time")] == [*range(3, 50)]
+
+
+def test_summary_counts_what_was_timed(run: Run) -> None:
+    """The speed is that of loading and stepping; hooks before and after the timer, and the end's, are hooks."""
+    _, said = run(IterationTimer(warmup_iter=3))
+
+    # 47 x 0.75 s, and 47 x 2 s of the hook (the third iteration's too, not the last's) and 2 + 2 s of the end
+    assert said == [
+        "timing: Overall training speed: 47 iterations in 0:00:35 (0.750000 s / it)",
+        "timing: Total training time: 0:02:13 (0:01:38 on hooks)",
+    ]
+
+
+def test_warm_up_may_be_counted(run: Run) -> None:
+    """`ignore_warmup_time=False` is no warm-up at all."""
+    trainer, said = run(IterationTimer(warmup_iter=3, ignore_warmup_time=False), batches=4)
+
+    assert len(put(trainer, "time")) == 4
+    assert said[0] == "timing: Overall training speed: 4 iterations in 0:00:03 (0.750000 s / it)"
+
+
+def test_times_are_those_of_the_timer_it_replaces(run: Run) -> None:
+    """Iteration by iteration; no time of a later hook is booked as data time."""
+    plain, _ = run(IterTimerHook(), batches=6)
+    warm, _ = run(IterationTimer(warmup_iter=2), batches=6)
+
+    assert {name: put(warm, name) for name in PARTS} == {name: put(plain, name)[2:] for name in PARTS}
+    assert {value for value, _ in put(warm, "data_time")} == {DATA}
+
+
+def test_evaluations_are_said_by_themselves(run: Run) -> None:
+    """They are neither training speed nor hooks."""
+    _, said = run(IterationTimer(warmup_iter=0), batches=2, max_epochs=2, val_loader=[torch.zeros(1)])
+
+    assert said == [
+        "timing: Overall training speed: 4 iterations in 0:00:03 (0.750000 s / it)",
+        "timing: Total training time: 0:02:21 (0:00:10 on hooks, 0:02:08 on evaluations)",
+    ]
+
+
+def test_warm_up_of_a_resumed_run_counts_from_its_start(run: Run) -> None:
+    """It is relative, because the new process is cold too."""
+
+    class Resumed(Hook):
+        priority = "HIGHEST"
+
+        def before_train(self, trainer: Trainer, event: Any) -> None:
+            trainer.iter = trainer.metrics.iter = 10
+
+    trainer, said = run(IterationTimer(warmup_iter=2), batches=5, hooks=[Resumed()])
+
+    assert [iteration for _, iteration in put(trainer, "time")] == [12, 13, 14]
+    assert "3 iterations" in said[0]
+
+
+def test_run_shorter_than_the_warm_up_has_no_speed(run: Run) -> None:
+    """The total is all that can be said."""
+    _, said = run(IterationTimer(warmup_iter=3), batches=2)
+
+    assert said == ["timing: Total training time: 0:00:04 (0:00:04 on hooks)"]
+
+
+def test_summary_goes_to_the_log_where_nobody_takes_texts(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scripts that look for the line find it there."""
+    caplog.set_level(logging.INFO, "eventloop")
+
+    make_trainer(batches=5, hooks=[IterationTimer()]).train()
+
+    assert "Overall training speed: 2 iterations in 0:00:00 (0.0" in caplog.text
+    assert "Total training time: 0:00:00 (0:00:00 on hooks)" in caplog.text
+
+
+def test_failed_run_is_summed_up_too(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The speed until then is what one wants to know."""
+    caplog.set_level(logging.INFO, "eventloop")
+
+    def step(trainer: Trainer, batch: Any) -> torch.Tensor:
+        if trainer.iter == 4:
+            raise ZeroDivisionError("on purpose")
+        return F.mse_loss(trainer.model(batch[0]), batch[1])
+
+    trainer = make_trainer(batches=9, train_step=step, hooks=[IterationTimer(warmup_iter=1)])
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert "Overall training speed: 3 iterations" in caplog.text
+
+
+def test_other_ranks_say_nothing(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line a run is enough."""
+    caplog.set_level(logging.INFO, "eventloop")
+    trainer = make_trainer(hooks=[IterationTimer(warmup_iter=0)])
+    trainer.rank = 1
+
+    trainer.train()
+
+    assert "training" not in caplog.text
+
+
+def test_it_takes_the_place_of_the_default_timer(make_trainer: Callable[..., Trainer]) -> None:
+    """There is one timer, so that no time is put twice."""
+    trainer = make_trainer(hooks=[IterationTimer()])
+
+    timers = [hook for hook in trainer.hooks if isinstance(hook, IterTimerHook)]
+    assert [type(timer) for timer in timers] == [IterationTimer]
+
+
+@pytest.mark.parametrize(
+    ("warmup", "message"),
+    [(-1, "warmup_iter must be at least 0, got -1"), (1.5, "warmup_iter must be an int, got 1.5")],
+)
+def test_bad_warm_up_is_refused(warmup: Any, message: str) -> None:
+    """It is checked when the hook is built."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        IterationTimer(warmup)

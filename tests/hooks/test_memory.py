@@ -1,0 +1,122 @@
+"""MemoryHook: memory as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.events import ScalarsLogged
+from eventloop.hooks import LoggerHook
+from eventloop.hooks import memory as module
+from eventloop.hooks.memory import MIB, MemoryHook, resident_bytes
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+Record = Callable[[Trainer], list[ScalarsLogged]]
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+
+
+def steps(seen: list[ScalarsLogged], name: str) -> list[int]:
+    """The steps at which a metric was logged."""
+    return [event.step for event in seen if name in event.scalars]
+
+
+def test_resident_memory_is_put_at_the_interval(make_trainer: Make, record_scalars: Record) -> None:
+    """Every `interval` iterations and in the last one, each at its own step."""
+    trainer = make_trainer(batches=7, hooks=[MemoryHook(interval=3), LoggerHook(10)])
+    seen = record_scalars(trainer)
+
+    trainer.train()
+
+    assert steps(seen, "memory/resident") == [3, 6, 7]
+
+
+def test_resident_memory_is_that_of_the_process() -> None:
+    """Taking 64 MiB and writing to them adds as much."""
+    before = resident_bytes()
+    block = bytearray(b"x") * (64 * MIB)
+    after = resident_bytes()
+
+    assert before is not None
+    assert after is not None
+    assert after - before > 60 * MIB
+    assert len(block) == 64 * MIB
+
+
+def test_on_the_cpu_there_is_no_device_metric(make_trainer: Make, record_scalars: Record) -> None:
+    """The model is on the host, so the host is all there is to ask."""
+    trainer = make_trainer(hooks=[MemoryHook(interval=1), LoggerHook(1)])
+    seen = record_scalars(trainer)
+
+    trainer.train()
+
+    assert {name for event in seen for name in event.scalars if name.startswith("memory")} == {
+        "memory/resident"
+    }
+
+
+def test_system_without_proc_has_no_resident_memory(
+    make_trainer: Make, record_scalars: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the metric is missing, and the training goes on."""
+    monkeypatch.setattr(module, "STATM", Path("/nowhere/statm"))
+    trainer = make_trainer(hooks=[MemoryHook(interval=1)])
+    seen = record_scalars(trainer)
+
+    trainer.train()
+
+    assert steps(seen, "memory/resident") == []
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A CUDA device that says 3 and 5 MiB; returns what it was asked."""
+    asked: list[str] = []
+
+    def answer(name: str, mib: int) -> None:
+        def ask(device: torch.device) -> int:
+            asked.append(f"{name} of {device}")
+            return mib * MIB
+
+        monkeypatch.setattr(torch.cuda, name, ask)
+
+    answer("max_memory_allocated", 3)
+    answer("max_memory_reserved", 5)
+    answer("reset_peak_memory_stats", 0)
+    return asked
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_peaks_of_the_device_are_put(
+    make_trainer: Make, record_scalars: Record, device: list[str], reset: bool
+) -> None:
+    """In MiB; they are started anew only where that is asked for."""
+    hook = MemoryHook(interval=2, reset_peak=reset, device="cuda:1")
+    trainer = make_trainer(batches=4, hooks=[hook, LoggerHook(2)])
+    seen = record_scalars(trainer)
+
+    trainer.train()
+
+    put = [(e.step, e.scalars["memory/max_allocated"], e.scalars["memory/max_reserved"]) for e in seen]
+    assert put == [(2, 3.0, 5.0), (4, 3.0, 5.0)]
+    once = ["max_memory_allocated of cuda:1", "max_memory_reserved of cuda:1"]
+    assert device == (once + ["reset_peak_memory_stats of cuda:1"] * reset) * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"interval": 0}, "interval must be at least 1, got 0"),
+        ({"interval": 0.5}, "interval must be an int, got 0.5"),
+        ({"device": "cpu"}, "asks CUDA devices for their memory, got device='cpu'"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    """They are checked when the hook is built."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        MemoryHook(**options)

@@ -1,0 +1,171 @@
+"""PeriodicWriter: writers that are fed at a period, in the last iteration, and at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from eventloop.events import Event, ScalarsLogged
+from eventloop.hooks import Hook, LoggerHook
+from eventloop.hooks.periodic_writer import PeriodicWriter
+from eventloop.trainer import Trainer
+from eventloop.writers import JSONLWriter
+from eventloop.writers.writer import Writer
+
+Make = Callable[..., Trainer]
+
+
+class Collect(Writer):
+    """Keeps the training scalars it is given."""
+
+    def __init__(self) -> None:
+        self.seen: list[ScalarsLogged] = []
+        self.closed = False
+
+    def write(self, event: Event) -> None:
+        """Keep one."""
+        if isinstance(event, ScalarsLogged) and event.mode == "train":
+            self.seen.append(event)
+
+    def close(self) -> None:
+        """Say that it was closed."""
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("batches", "epochs", "period", "by_epoch", "expected"),
+    [
+        (5, 3, 4, False, [4, 8, 12, 15]),  # detectron2: the period counts the iterations of the run
+        (5, 3, 4, True, [4, 5, 9, 10, 14, 15]),  # Pet: that of each epoch, and its last iteration
+        (5, 3, 5, False, [5, 10, 15]),
+        (2, 2, 20, False, [4]),
+        (2, 2, 20, True, [2, 4]),
+    ],
+)
+def test_period_and_last_iteration(
+    make_trainer: Make, batches: int, epochs: int, period: int, by_epoch: bool, expected: list[int]
+) -> None:
+    """These are the steps the writer is given."""
+    writer = Collect()
+    hook = PeriodicWriter([writer], period, by_epoch=by_epoch)
+
+    make_trainer(batches=batches, max_epochs=epochs, hooks=[hook]).train()
+
+    assert [event.step for event in writer.seen] == expected
+
+
+def test_default_period_is_20(make_trainer: Make) -> None:
+    """As in detectron2."""
+    writer = Collect()
+
+    make_trainer(max_iters=45, hooks=[PeriodicWriter(writer)]).train()
+
+    assert [event.step for event in writer.seen] == [20, 40, 45]
+
+
+def test_nothing_between_two_writes_is_lost(make_trainer: Make) -> None:
+    """What is put every 8 iterations is written 5 times, with a period of 20 too, at its own steps."""
+
+    class PutEvery8(Hook):
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            if (event.iter + 1) % 8 == 0:
+                trainer.metrics.put_scalar("score", float(event.iter), smoothing_hint=False)
+
+    writer = Collect()
+
+    make_trainer(max_iters=40, hooks=[PutEvery8(), PeriodicWriter(writer, 20)]).train()
+
+    assert [e.step for e in writer.seen if "score" in e.scalars] == [8, 16, 24, 32, 40]
+
+
+def test_everything_is_written_when_train_returns(make_trainer: Make) -> None:
+    """The file is complete then, with what was put after the last write; closing the trainer closes the writer."""
+
+    class PutAtTheEnd(Hook):
+        def after_train(self, trainer: Trainer, event: Any) -> None:
+            trainer.metrics.put_scalar("late", 1.0)
+
+    collect = Collect()
+    writers = [{"type": "JSONLWriter", "filename": "log.jsonl"}, collect]
+    trainer = make_trainer(batches=3, hooks=[PutAtTheEnd(), PeriodicWriter(writers, 2)])
+
+    trainer.train()
+
+    lines = [json.loads(line) for line in (trainer.work_dir / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [2, 3]
+    assert any("late" in line for line in lines)
+    trainer.close()
+    assert collect.closed
+
+
+def test_failed_run_is_written_too(make_trainer: Make) -> None:
+    """What was put before the error reaches the writers, and they are closed."""
+
+    def step(trainer: Trainer, batch: Any) -> torch.Tensor:
+        if trainer.iter == 3:
+            raise ZeroDivisionError("on purpose")
+        return F.mse_loss(trainer.model(batch[0]), batch[1])
+
+    writer = Collect()
+    trainer = make_trainer(train_step=step, hooks=[PeriodicWriter(writer, 2)])
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert [event.step for event in writer.seen] == [2, 3]
+    assert writer.closed
+
+
+def test_it_takes_the_place_of_the_default_logger(make_trainer: Make) -> None:
+    """There is one, so that nothing is logged twice."""
+    trainer = make_trainer(hooks=[PeriodicWriter()])
+
+    assert [type(hook) for hook in trainer.hooks if isinstance(hook, LoggerHook)] == [PeriodicWriter]
+
+
+def test_trainers_own_writers_are_fed_too(make_trainer: Make) -> None:
+    """`writers=[...]` stays the place for those that want every event."""
+    own, periodic = Collect(), Collect()
+    own.name = "own"
+
+    make_trainer(hooks=[PeriodicWriter(periodic, 2)], writers=[own]).train()
+
+    assert own.seen == periodic.seen
+
+
+def test_other_ranks_write_nothing(
+    make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks would write to one file."""
+    monkeypatch.setattr("eventloop.trainer.rank_and_world_size", lambda: (1, 2))
+    trainer = make_trainer(hooks=[PeriodicWriter(JSONLWriter())])
+
+    assert not [row for row in trainer.bus.plan("scalars_logged") if "JSONL" in row.name]
+
+
+class OfDetectron2:
+    """A writer that reads a global storage."""
+
+    def write(self) -> None:
+        """Write it."""
+
+
+@pytest.mark.parametrize(
+    ("writers", "options", "message"),
+    [
+        ([JSONLWriter], {}, r"expected a writer, got the class JSONLWriter: write JSONLWriter\(\)"),
+        ([OfDetectron2()], {}, r"a writer of detectron2's kind, whose write\(\) reads a global storage"),
+        ([], {"period": 0}, "period must be at least 1, got 0"),
+        ([], {"period": 2.0}, "period must be an int, got 2.0"),
+    ],
+)
+def test_bad_arguments_are_refused(writers: Any, options: dict[str, Any], message: str) -> None:
+    """They are checked when the hook is built."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        PeriodicWriter(writers, **options)

@@ -1,0 +1,327 @@
+"""ProfilerHook: traces of the first iterations, and that the profiler is always ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import profile
+
+from eventloop.events import TextLogged
+from eventloop.hooks import Hook
+from eventloop.hooks import profiler as module
+from eventloop.hooks.profiler import ProfilerHook
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+
+
+def steps_in(path: Path) -> list[int]:
+    """The numbers of the steps a trace has."""
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["name"] for event in events if str(event.get("name")).startswith("ProfilerStep#")}
+    return sorted(int(name.removeprefix("ProfilerStep#")) for name in names)
+
+
+def count(path: Path, name: str) -> int:
+    """How often an operation is in a trace."""
+    return sum(event.get("name") == name for event in json.loads(path.read_text())["traceEvents"])
+
+
+def test_iterations_are_profiled(make_trainer: Make) -> None:
+    """The trace has as many optimizer steps as were asked for, however long the run."""
+    hook = ProfilerHook(by_epoch=False, profile_times=3, json_trace_path="trace.json")
+    trainer = make_trainer(batches=6, hooks=[hook])
+
+    trainer.train()
+
+    assert count(trainer.work_dir / "trace.json", "Optimizer.step#SGD.step") == 3
+
+
+@pytest.mark.parametrize("by_epoch", [None, True])
+def test_epoch_is_profiled(make_trainer: Make, by_epoch: bool | None) -> None:
+    """In a run measured in epochs one is the default."""
+    hook = ProfilerHook(by_epoch=by_epoch, on_trace_ready="traces/epoch.json")
+    trainer = make_trainer(batches=4, max_epochs=2, hooks=[hook])
+
+    trainer.train()
+
+    assert count(trainer.work_dir / "traces" / "epoch.json", "Optimizer.step#SGD.step") == 4
+
+
+def test_run_measured_in_iterations_counts_them_by_default(make_trainer: Make) -> None:
+    """Its whole length would be one epoch."""
+    hook = ProfilerHook(profile_times=2, json_trace_path="trace.json")
+    trainer = make_trainer(max_iters=6, hooks=[hook])
+
+    trainer.train()
+
+    assert count(trainer.work_dir / "trace.json", "Optimizer.step#SGD.step") == 2
+
+
+def test_schedule_makes_several_traces(make_trainer: Make) -> None:
+    """Each has the steps of its cycle; the last step begins no further, empty one."""
+    schedule = {"skip_first": 1, "wait": 0, "warmup": 1, "active": 1}
+    hook = ProfilerHook(by_epoch=False, profile_times=5, schedule=schedule, json_trace_path="trace.json")
+    trainer = make_trainer(batches=9, hooks=[hook])
+
+    trainer.train()
+
+    traces = sorted(path.name for path in trainer.work_dir.glob("*.json"))
+    assert traces == ["trace.json", "trace_2.json"]
+    assert [steps_in(trainer.work_dir / name) for name in traces] == [[2], [4]]
+
+
+def test_schedule_over_an_epoch(make_trainer: Make) -> None:
+    """There, too, the end of the epoch begins no further trace."""
+    seen: list[int] = []
+    hook = ProfilerHook(
+        schedule={"wait": 0, "warmup": 1, "active": 1}, on_trace_ready=lambda p: seen.append(p.step_num)
+    )
+
+    make_trainer(batches=4, hooks=[hook]).train()
+
+    assert len(seen) == 2
+
+
+def test_function_gets_the_profiler(make_trainer: Make) -> None:
+    """As `torch.profiler.profile` calls it."""
+    seen: list[profile] = []
+    hook = ProfilerHook(by_epoch=False, profile_times=2, on_trace_ready=seen.append)
+
+    make_trainer(hooks=[hook]).train()
+
+    assert [type(profiler) for profiler in seen] == [profile]
+    assert "aten::linear" in {average.key for average in seen[0].key_averages()}
+
+
+LOG = {"type": "log_trace", "sort_by": "self_cpu_time_total", "row_limit": 3}
+
+
+def test_log_trace_is_a_text(make_trainer: Make) -> None:
+    """The table, sorted and cut as the arguments say."""
+    hook = ProfilerHook(by_epoch=False, profile_times=2, on_trace_ready=LOG)
+    trainer = make_trainer(hooks=[hook])
+
+    with trainer.bus.capture(TextLogged) as seen:
+        trainer.train()
+
+    texts = [event for event in seen if isinstance(event, TextLogged)]
+    assert [text.name for text in texts] == ["profile"]
+    assert "Self CPU time total" in texts[0].text
+    assert len(re.findall(r"^ +\S+::?\S* .*(?:us|ms)", texts[0].text, re.MULTILINE)) <= 3
+
+
+def test_log_trace_goes_to_the_log_where_nobody_takes_texts(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a writer the table is not lost."""
+    caplog.set_level(logging.INFO, "eventloop")
+
+    make_trainer(hooks=[ProfilerHook(by_epoch=False, on_trace_ready=LOG)]).train()
+
+    assert "Self CPU time total" in caplog.text
+
+
+@pytest.mark.parametrize(("given", "folder"), [({}, "tf_tracing_logs"), ({"dir_name": "own"}, "own")])
+def test_tb_trace_is_a_file_for_tensorboard(make_trainer: Make, given: dict[str, str], folder: str) -> None:
+    """In a folder of the work directory."""
+    trace = {"type": "tb_trace", "worker_name": "me", **given}
+    trainer = make_trainer(hooks=[ProfilerHook(by_epoch=False, on_trace_ready=trace)])
+
+    trainer.train()
+
+    files = [path.name for path in (trainer.work_dir / folder).iterdir()]
+    assert len(files) == 1
+    assert re.fullmatch(r"me\.\d+\.pt\.trace\.json", files[0])
+
+
+def test_trace_can_be_compressed(make_trainer: Make) -> None:
+    """A name that ends in .gz says so."""
+    trainer = make_trainer(hooks=[ProfilerHook(by_epoch=False, json_trace_path="trace.json.gz")])
+
+    trainer.train()
+
+    assert (trainer.work_dir / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+
+
+def test_options_are_those_of_the_profiler(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be recorded is passed on."""
+    given: list[dict[str, Any]] = []
+
+    def spy(**options: Any) -> profile:
+        given.append(options)
+        return profile(**{**options, "with_stack": False})
+
+    monkeypatch.setattr(module, "profile", spy)
+    recorded = {"record_shapes": True, "profile_memory": True, "with_stack": True, "with_flops": True}
+
+    make_trainer(hooks=[ProfilerHook(by_epoch=False, **recorded)]).train()  # type: ignore[arg-type]
+
+    assert [{name: options[name] for name in recorded} for options in given] == [recorded]
+    assert given[0]["activities"] == [torch.profiler.ProfilerActivity.CPU]
+
+
+def test_run_cut_short_keeps_what_was_recorded(make_trainer: Make) -> None:
+    """An error of a step ends the profile and writes the trace; the next training profiles as if nothing was."""
+
+    class Fail(Hook):
+        def before_train_iter(self, trainer: Trainer, event: Any) -> None:
+            if event.iter == 2:
+                raise ZeroDivisionError("on purpose")
+
+    hook = ProfilerHook(by_epoch=False, profile_times=4, json_trace_path="cut.json")
+    trainer = make_trainer(hooks=[Fail(), hook])
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    again = make_trainer(hooks=[ProfilerHook(by_epoch=False, json_trace_path="again.json")])
+    again.train()
+
+    assert count(trainer.work_dir / "cut.json", "Optimizer.step#SGD.step") == 2
+    assert count(trainer.work_dir / "again.json", "Optimizer.step#SGD.step") == 1
+
+
+@pytest.mark.parametrize("times", [2, 4], ids=["last step", "step in between"])
+def test_error_of_the_function_is_the_error_of_the_run(make_trainer: Make, times: int) -> None:
+    """torch's profiler does not survive being stopped after that; the process does."""
+
+    def fail(profiler: profile) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    schedule = {"wait": 0, "warmup": 1, "active": 1}
+    hook = ProfilerHook(by_epoch=False, profile_times=times, schedule=schedule, on_trace_ready=fail)
+
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        make_trainer(hooks=[hook]).train()
+
+
+def test_second_training_is_not_profiled(make_trainer: Make) -> None:
+    """What was asked for was given."""
+    seen: list[int] = []
+    hook = ProfilerHook(by_epoch=False, on_trace_ready=lambda profiler: seen.append(1))
+    trainer = make_trainer(max_epochs=2, hooks=[hook])
+    trainer.bus.subscribe(lambda trainer, event: trainer.stop("half"), "after_train_epoch", once=True)
+
+    trainer.train()
+    trainer.train()
+
+    assert (trainer.epoch, seen) == (2, [1])
+
+
+def test_schedule_without_a_warm_up_warns() -> None:
+    """torch's own warning, where the schedule is written."""
+    with pytest.warns(UserWarning, match="won't be using warmup"):
+        ProfilerHook(schedule={"wait": 1, "warmup": 0, "active": 1})
+
+
+def test_resumed_run_is_profiled_where_it_goes_on(make_trainer: Make) -> None:
+    """The iterations are counted from its start."""
+    hook = ProfilerHook(by_epoch=False, profile_times=2, json_trace_path="trace.json")
+    trainer = make_trainer(batches=4, max_epochs=3, hooks=[hook])
+    trainer.iter, trainer.epoch = 4, 1
+
+    trainer.train()
+
+    assert count(trainer.work_dir / "trace.json", "Optimizer.step#SGD.step") == 2
+
+
+def test_each_rank_writes_its_own_trace(make_trainer: Make) -> None:
+    """Several ranks share the work directory."""
+
+    class OneOfTwo(Hook):
+        priority = "HIGHEST"
+
+        def before_train(self, trainer: Trainer, event: Any) -> None:
+            trainer.rank, trainer.world_size = 1, 2
+
+        def after_train_epoch(self, trainer: Trainer, event: Any) -> None:
+            trainer.rank, trainer.world_size = 0, 1
+
+    hooks = [OneOfTwo(), ProfilerHook(by_epoch=False, json_trace_path="trace.json")]
+    trainer = make_trainer(hooks=hooks)
+
+    trainer.train()
+
+    assert (trainer.work_dir / "trace_rank1.json").exists()
+
+
+SCHEDULE = {"wait": 1, "warmup": 1, "active": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"profile_times": 0}, "profile_times must be at least 1, got 0"),
+        ({"activity_with_cpu": False}, "ProfilerHook has nothing to record"),
+        ({"schedule": 3}, r"schedule must be a dict\(wait=\.\.\., .*got 3"),
+        ({"schedule": {"waits": 1}}, "schedule has no argument 'waits': did you mean 'wait'"),
+        ({"schedule": {"wait": 1}}, r"the schedule lacks warmup, active, got \{'wait': 1\}"),
+        (
+            {"schedule": {**SCHEDULE, "active": 0}},
+            "active of the schedule must be an int of at least 1, got 0",
+        ),
+        ({"schedule": {**SCHEDULE, "wait": -1}}, "wait of the schedule must be an int of at least 0, got -1"),
+        ({"on_trace_ready": 3}, "on_trace_ready must be a function, a dict.* or a path; got 3"),
+        (
+            {"on_trace_ready": {"type": "tb_tracer"}},
+            "unknown type 'tb_tracer' of on_trace_ready: did you mean",
+        ),
+        ({"on_trace_ready": {**LOG, "rows": 1}}, "log_trace has no argument 'rows'"),
+        (
+            {"on_trace_ready": {"type": "tb_trace"}, "json_trace_path": "a.json"},
+            "a trace can be written once: tb_trace writes the file that json_trace_path would",
+        ),
+        (
+            {"on_trace_ready": "b.json", "json_trace_path": "a.json"},
+            "on_trace_ready and json_trace_path are two paths of one trace",
+        ),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    """They are checked when the hook is built."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        ProfilerHook(**options)
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its part of the trace would be empty."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(ValueError, match="activity_with_cuda=True needs a CUDA device"):
+        ProfilerHook(activity_with_cuda=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "unit", "message"),
+    [
+        ({"by_epoch": True}, {"max_iters": 4}, "in a run measured in iterations would profile all of it"),
+        ({"profile_times": 2}, {"max_epochs": 3}, "one epoch at most, got profile_times=2 epochs"),
+        (
+            {"by_epoch": False, "profile_times": 9},
+            {"max_epochs": 2},
+            "profile_times=9 is more than the 8 iterations of the run",
+        ),
+        (
+            {"by_epoch": False, "profile_times": 2, "schedule": SCHEDULE},
+            {"max_epochs": 2},
+            "the schedule needs 3 iterations for a trace .* and 2 are profiled",
+        ),
+        (
+            {"schedule": {**SCHEDULE, "wait": 4}},
+            {"max_epochs": 2},
+            "the schedule needs 6 iterations for a trace .* and 4 are profiled",
+        ),
+    ],
+)
+def test_hook_that_would_give_no_trace_is_refused(
+    make_trainer: Make, options: dict[str, Any], unit: dict[str, int], message: str
+) -> None:
+    """The contradiction is an error when the trainer is built."""
+    with pytest.raises(ValueError, match=message):
+        make_trainer(hooks=[ProfilerHook(**options)], **unit)
