@@ -1,14 +1,23 @@
 """What does the whole default stack cost a training of ~1 ms a step?
 
 The same MLP on scikit-learn's digits, batch 64, one torch thread: a bare loop with nothing around it; the same loop
-with SummaryWriter, a JSON file, prints and torch.save by hand; eventloop with its default hooks, TensorBoard,
-JSONL and console every 10 iterations and a checkpoint each epoch; pytorch-ignite with handlers for the same.
+with SummaryWriter, JSON lines, prints and torch.save by hand; eventloop with its default hooks, TensorBoard, JSONL
+and console every 10 iterations and a checkpoint each epoch, and with less and less of that; and the peers, with what
+they have for the same (`_digits.py`). A peer that is not installed is named.
 
 The machine's speed changes within seconds, so all trainings go on at the same time in turns of a few epochs, and a
 turn is compared with the bare loop's turn of the same round. Where a model lies in memory makes it faster or slower
-by some percent, so everything is built anew several times. What a turn left to the background is finished, untimed,
-before the next one's, so that nobody works in another's time. The first rounds, in which eventloop's checkpoint
-process starts, are left out.
+by some percent, so everything is built anew several times. The first rounds, in which engines warm up and
+eventloop's checkpoint process starts, are left out.
+
+A step lasts from the beginning of one forward pass to that of the next, the last one of a turn to the turn's end; so
+the end of an epoch counts, and setting up an engine does not. Engines that own their loop (MMEngine, Lightning,
+transformers) train in one single call, in a greenlet on the same thread that is paused where an epoch begins;
+ignite's `run` is called once a turn and goes on where it ended.
+
+What a turn left to the background (events on their way to a writer, a checkpoint being written) is finished untimed
+before the next one's, so that nobody works in another's time; it is given beside, per epoch. What was imported and
+built is frozen out of the garbage collector's sight: a process with six engines has more of it than one with one.
 
     python -m benchmarks.digits_overhead [--epochs 15] [--sessions 6] [--json PATH] [--markdown PATH]
 """
@@ -16,58 +25,40 @@ process starts, are left out.
 from __future__ import annotations
 
 import argparse
+import gc
 import io
-import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from sklearn.datasets import load_digits
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks._timing import command_line, environment, markdown_table, publish, version_of, yes_no
+from benchmarks._digits import EVERY, FOREVER, PEERS, Job, Lines, Training
+from benchmarks._timing import (
+    NOT_INSTALLED,
+    command_line,
+    environment,
+    markdown_table,
+    publish,
+    version_of,
+    yes_no,
+)
 
 GOAL = 1.05
-FOREVER = 1_000_000
-Training = Callable[["Job", int, Path], Iterator[None]]
-"""Trains so many epochs at each `next`; a second `next` before the following turn finishes what was left over."""
-
-
-class Job:
-    """The model, the data and the step that all engines share; the step notes when it is called."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        digits = load_digits()
-        images = torch.tensor(digits.data, dtype=torch.float32) / 16.0
-        data = TensorDataset(images[:1437], torch.tensor(digits.target[:1437]))
-        self.loader = DataLoader(data, batch_size=64, shuffle=True)
-        self.model = nn.Sequential(
-            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-        )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.began: list[float] = []
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        """The forward pass."""
-        self.began.append(perf_counter())
-        inputs, target = batch
-        return F.cross_entropy(self.model(inputs), target)
-
-    def step(self, batch: Any) -> torch.Tensor:
-        """Forward, backward and step."""
-        loss = self.loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
+BARE, WHOLE = "bare", "eventloop"
+KEYS = ("mean", "p50", "p99")
+COLUMNS = ["engine", *KEYS, "added to a step", "quartiles", "left per epoch"]
+DISTRIBUTIONS = (
+    "torch",
+    "tensorboard",
+    "rich",
+    *dict.fromkeys(d for needs, _ in PEERS.values() for d in needs),
+)
 
 
 def bare(job: Job, epochs: int, directory: Path) -> Iterator[None]:
@@ -84,160 +75,219 @@ def by_hand(job: Job, epochs: int, directory: Path) -> Iterator[None]:
     """What people write: SummaryWriter, a JSON line and a print every 10 iterations, torch.save each epoch."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(directory))
-    console = io.StringIO()
+    writer, lines = SummaryWriter(str(directory)), Lines(directory)
     iteration = 0
-    with open(directory / "metrics.jsonl", "w") as lines:
+    try:
         while True:
             for _ in range(epochs):
                 for batch in job.loader:
                     loss = job.step(batch)
                     iteration += 1
-                    if iteration % 10 == 0:
-                        value, lr = loss.item(), job.optimizer.param_groups[0]["lr"]
+                    if iteration % EVERY == 0:
+                        value, lr = loss.item(), job.lr
                         writer.add_scalar("train/loss", value, iteration)
                         writer.add_scalar("train/lr", lr, iteration)
-                        lines.write(json.dumps({"step": iteration, "loss": value, "lr": lr}) + "\n")
-                        print(f"iteration {iteration} loss {value:.4f} lr {lr}", file=console)
+                        lines.write(iteration, value, lr)
                 state = {"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()}
                 torch.save(state, directory / f"iter_{iteration % 3}.pth")
             yield
             writer.flush()
             yield
+    finally:
+        writer.close()
+        lines.close()
 
 
-def eventloop(job: Job, epochs: int, directory: Path) -> Iterator[None]:
-    """The default stack: seven hooks, three writers."""
+def eventloop(
+    job: Job, epochs: int, directory: Path, *, writers: bool = True, saves: bool = True
+) -> Iterator[None]:
+    """The default stack, seven hooks and three writers; or without the writers, or without the checkpoints."""
     from eventloop import Trainer
     from eventloop.hooks import CheckpointHook
     from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
 
+    checkpoint = CheckpointHook(interval=1, max_keep_ckpts=2) if saves else None
     trainer = Trainer(
         job.model,
         optimizer=job.optimizer,
         max_epochs=FOREVER,
-        hooks=[CheckpointHook(interval=1, max_keep_ckpts=2)],
-        writers=[ConsoleWriter(stream=io.StringIO()), JSONLWriter(), TensorBoardWriter()],
+        default_hooks={"checkpoint": checkpoint},
+        writers=[ConsoleWriter(stream=io.StringIO()), JSONLWriter(), TensorBoardWriter()] if writers else [],
         work_dir=directory,
     )
     running = trainer.epochs()
-    while True:
-        for _ in islice(running, epochs):
-            for batch in trainer.batches(job.loader):
-                trainer.outputs = {"loss": job.loss(batch)}
-        yield
-        trainer.bus.flush()
-        yield
-
-
-def ignite(job: Job, epochs: int, directory: Path) -> Iterator[None]:
-    """pytorch-ignite with handlers that do the same."""
-    from ignite.engine import Engine, Events
-    from ignite.handlers import Checkpoint, DiskSaver
-    from ignite.handlers.tensorboard_logger import TensorboardLogger
-
-    engine = Engine(lambda engine, batch: job.step(batch).item())
-    console = io.StringIO()
-    every = Events.ITERATION_COMPLETED(every=10)
-    engine.add_event_handler(every, lambda e: print(e.state.iteration, e.state.output, file=console))
-    disk = DiskSaver(str(directory), require_empty=False)
-    saver = Checkpoint({"model": job.model, "optimizer": job.optimizer}, disk, n_saved=2)
-    engine.add_event_handler(Events.EPOCH_COMPLETED, saver)
-    logger = TensorboardLogger(log_dir=str(directory))
-    logger.attach_output_handler(engine, every, tag="train", output_transform=lambda loss: {"loss": loss})
-    done = 0
-    with open(directory / "metrics.jsonl", "w") as lines:
-        engine.add_event_handler(every, lambda e: lines.write(json.dumps({"loss": e.state.output}) + "\n"))
+    try:
         while True:
-            done += epochs
-            engine.run(job.loader, max_epochs=done)
+            for _ in islice(running, epochs):
+                for batch in trainer.batches(job.loader):
+                    trainer.outputs = {"loss": job.loss(batch)}
             yield
-            logger.writer.flush()
+            trainer.bus.flush()
+            if checkpoint is not None and checkpoint._saving is not None:
+                checkpoint._saving.written.result()  # the event that says so comes with the next iteration
             yield
+    finally:
+        running.close()  # type: ignore[attr-defined]
+        trainer.close()
 
 
-def measure(
-    cases: dict[str, Training], epochs: int, rounds: int, warm_up: int
-) -> dict[str, list[list[float]]]:
-    """The step times of every turn, by case; each round begins with another case."""
-    taken: dict[str, list[list[float]]] = {name: [] for name in cases}
-    names = [*cases]
+OURS: dict[str, Training] = {
+    BARE: bare,
+    "by hand": by_hand,
+    "eventloop, hooks only": partial(eventloop, writers=False, saves=False),
+    "eventloop, no checkpoint": partial(eventloop, saves=False),
+    WHOLE: eventloop,
+}
+"""What is always there; "hooks only" is the default hooks without writer and checkpoint."""
+
+
+def missing(distributions: tuple[str, ...]) -> list[str]:
+    """Those that are not installed."""
+    return [name for name in distributions if version_of(name) == NOT_INSTALLED]
+
+
+# --- taking turns ------------------------------------------------------------------------------------------
+
+Turn = dict[str, float]
+"""Mean, median and 99th percentile of a turn's steps, and what it left to the background per epoch, in seconds."""
+
+
+@contextmanager
+def training(cases: dict[str, Training], epochs: int) -> Iterator[dict[str, tuple[Job, Iterator[None]]]]:
+    """Every case with a job and a directory of its own, and ended at the end."""
     with tempfile.TemporaryDirectory() as directory:
-        jobs, trainings = {}, {}
-        for name in names:
-            (Path(directory) / name).mkdir()
-            jobs[name] = Job()
-            trainings[name] = cases[name](jobs[name], epochs, Path(directory) / name)
-        for turn in range(rounds + warm_up):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                job = jobs[name]
-                job.began.clear()
-                next(trainings[name])
-                ended = perf_counter()
-                next(trainings[name])
-                if turn >= warm_up:
-                    taken[name].append([b - a for a, b in pairwise([*job.began, ended])])
-        for training in trainings.values():
-            training.close()  # type: ignore[attr-defined]
+        started = {}
+        for name, case in cases.items():
+            own = Path(directory) / name.replace(" ", "_")
+            own.mkdir()
+            job = Job()
+            started[name] = job, case(job, epochs, own)
+        yield started
+        for _, turns in started.values():
+            turns.close()  # type: ignore[attr-defined]
+
+
+def measure(cases: dict[str, Training], epochs: int, rounds: int, warm_up: int) -> dict[str, list[Turn]]:
+    """Every turn, by case; each round begins with another case."""
+    taken: dict[str, list[Turn]] = {name: [] for name in cases}
+    names = [*cases]
+    with training(cases, epochs) as started:
+        for turn in range(-warm_up, rounds):
+            if turn == 0:
+                gc.collect()
+                gc.freeze()
+            begin = turn % len(names)
+            for name in names[begin:] + names[:begin]:
+                figures = take_turn(*started[name], epochs)
+                if turn >= 0:
+                    taken[name].append(figures)
+    gc.unfreeze()
     return taken
 
 
-def figures(steps: list[float]) -> dict[str, float]:
-    """Mean, median and 99th percentile, in seconds."""
+def take_turn(job: Job, training: Iterator[None], epochs: int) -> Turn:
+    """One turn of one training.
+
+    Raises:
+        RuntimeError: it did not train each batch of so many epochs once.
+    """
+    job.began.clear()
+    next(training)
+    ended = perf_counter()
+    next(training)
+    left = perf_counter() - ended
+    if len(job.began) != epochs * len(job.loader):
+        raise RuntimeError(f"a turn of {epochs} epochs had {len(job.began)} steps, of {len(job.loader)} each")
+    steps = [b - a for a, b in pairwise([*job.began, ended])]
     return {
         "mean": statistics.fmean(steps),
         "p50": statistics.median(steps),
         "p99": statistics.quantiles(steps, n=100)[98],
+        "left": left / epochs,
     }
 
 
-def ratios_to_bare(turns: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Medians over the rounds of each figure over the bare loop's in the same round."""
-    return {
-        name: {
-            key: statistics.median(a[key] / b[key] for a, b in zip(own, turns["bare"], strict=True))
-            for key in ("mean", "p50", "p99")
-        }
-        for name, own in turns.items()
-    }
+# --- the report --------------------------------------------------------------------------------------------
 
 
-def main() -> None:
-    """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def against_bare(own: list[Turn], bare: list[Turn]) -> dict[str, float]:
+    """A case beside the bare loop in the same round, as medians over the rounds: the ratio of each figure, what it
+    added to the mean step and the quartiles of that, and what it left per epoch, in seconds."""
+    ratios = {key: statistics.median(a[key] / b[key] for a, b in zip(own, bare, strict=True)) for key in KEYS}
+    added = [a["mean"] - b["mean"] for a, b in zip(own, bare, strict=True)]
+    low, middle, high = statistics.quantiles(added, n=4) if len(added) > 1 else added * 3
+    left = statistics.median(turn["left"] for turn in own)
+    return {**ratios, "added": middle, "added_quartile_1": low, "added_quartile_3": high, "left": left}
+
+
+def row(name: str, compared: dict[str, float]) -> list[str]:
+    """A line of the table."""
+    ratios = [f"{compared[key]:.3f}x" for key in KEYS]
+    low, high = (f"{compared[f'added_quartile_{n}'] * 1e6:+.0f}" for n in (1, 3))
+    added, left = f"{compared['added'] * 1e6:+.0f} µs", f"{compared['left'] * 1e3:.1f} ms"
+    if name == BARE:
+        added = low = high = ""
+    return [name, *ratios, added, f"{low} to {high}" if low else "", left]
+
+
+def rows(compared: dict[str, dict[str, float]]) -> list[list[str]]:
+    """Every case, and every peer that could not be one."""
+    lines = [row(name, each) for name, each in compared.items()]
+    for name, (needs, _) in PEERS.items():
+        if absent := missing(needs):
+            what = NOT_INSTALLED if absent[0] == needs[0] else f"without {', '.join(absent)}"
+            lines.append([name, what] + [""] * (len(COLUMNS) - 2))
+    return lines
+
+
+def caption(options: argparse.Namespace, step: float, met: bool) -> str:
+    """What the table shows."""
+    return (
+        f"A bare step takes {step * 1e3:.3f} ms. Everything is compared with the bare loop in the same round; "
+        f"medians over the {options.rounds} rounds, of {options.epochs} epochs each, of {options.sessions} "
+        f"session(s). mean, p50, p99: ratios of a turn's steps. Added: to the mean step, logs and checkpoints "
+        f"included, with its quartiles over the rounds. Left per epoch: what a turn leaves to the background is "
+        f"finished untimed before the next turn, and is in no other figure; this is how long that takes, divided "
+        f"by the turn's epochs (for eventloop: the writers' queues, and the turn's last checkpoint, which is "
+        f"synced to the disk; the others' are not). Goal: mean of eventloop at most {GOAL}x: {yes_no(met)}."
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=15, help="of a turn")
     parser.add_argument("--sessions", type=int, default=6, help="times everything is built anew")
     parser.add_argument("--rounds", type=int, default=8, help="of a session")
     parser.add_argument("--warm-up", type=int, default=8, help="rounds of a session to leave out")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    options = arguments()
     torch.set_num_threads(1)
-    cases: dict[str, Training] = {"bare": bare, "by hand": by_hand, "eventloop": eventloop}
-    if version_of("pytorch-ignite") != "not installed":
-        cases["ignite"] = ignite
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    cases = OURS | {name: case for name, (needs, case) in PEERS.items() if not missing(needs)}
+    turns: dict[str, list[Turn]] = {name: [] for name in cases}
     for _ in range(options.sessions):
-        for name, each in measure(cases, options.epochs, options.rounds, options.warm_up).items():
-            turns[name] += [figures(steps) for steps in each]
-    ratios = ratios_to_bare(turns)
-    rows = [
-        [name, f"{statistics.median(t['mean'] for t in turns[name]) * 1e3:.3f} ms"]
-        + [f"{ratio:.3f}x" for ratio in ratios[name].values()]
-        for name in cases
-    ]
-    versions = environment("torch", "tensorboard", "rich", "pytorch-ignite")
-    met = ratios["eventloop"]["mean"] <= GOAL
-    lines = [
-        f"# {__doc__.splitlines()[0] if __doc__ else ''}",
+        for name, taken in measure(cases, options.epochs, options.rounds, options.warm_up).items():
+            turns[name] += taken
+    compared = {name: against_bare(own, turns[BARE]) for name, own in turns.items()}
+    step = statistics.median(turn["mean"] for turn in turns[BARE])
+    versions, met = environment(*DISTRIBUTIONS), compared[WHOLE]["mean"] <= GOAL
+    parts = [
+        f"# {(__doc__ or '').splitlines()[0]}",
         f"`{command_line('benchmarks.digits_overhead')}`",
         ", ".join(f"{k} {v}" for k, v in versions.items()),
-        markdown_table(["engine", "a step", "mean", "p50", "p99"], rows),
-        f"Ratios to the bare loop in the same round, medians over {options.sessions} sessions of {options.rounds} "
-        + f"rounds of {options.epochs} epochs. Goal: mean of eventloop at most {GOAL}x: {yes_no(met)}.",
+        markdown_table(COLUMNS, rows(compared)),
+        caption(options, step, met),
     ]
-    record = {"environment": versions, "ratios": ratios, "turns": turns, "goal": GOAL, "met": met}
-    publish("\n\n".join(lines), record, json=options.json, markdown=options.markdown)
+    record = {
+        "environment": versions, "bare_step": step, "compared": compared, "turns": turns, "goal": GOAL, "met": met,
+    }  # fmt: skip
+    publish("\n\n".join(parts), record, json=options.json, markdown=options.markdown)
 
 
 if __name__ == "__main__":
