@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from eventloop.catalogue import suggest
+from eventloop.optimizers import check_optimizer
 from eventloop.position import length_of
 from eventloop.registry import build, find_class
 from eventloop.run import Run
@@ -57,8 +58,7 @@ def check_trainer(
     )
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
-    if optimizer is not None and not (hasattr(optimizer, "param_groups") and not isinstance(optimizer, type)):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+    check_optimizer(optimizer)
     if loss_fn is not None and train_step is not None:
         raise ValueError("give loss_fn or train_step, not both: train_step replaces loss_fn")
     for name, loader in zip(("train_loader", "val_loader", "test_loader"), loaders, strict=True):

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from eventloop.catalogue import suggest
 from eventloop.events import AfterBackward, AfterOptimizerStep, AfterTrainIter, BeforeOptimizerStep
+from eventloop.hooks.anomalous import AnomalousParams
+from eventloop.hooks.grad_clip import GradClip
 from eventloop.hooks.hook import Hook
+from eventloop.optimizers import named_optimizers, named_values
 from eventloop.priority import Priority
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
-
-_CLIP_ARGUMENTS = {
-    "norm": ("max_norm", "norm_type", "error_if_nonfinite", "foreach"),
-    "value": ("clip_value", "foreach"),
-}
 
 
 class OptimizerHook(Hook):
@@ -31,9 +27,15 @@ class OptimizerHook(Hook):
 
     With clipping by norm, the norm before clipping is put as the metric `grad_norm`, without reading it.
 
+    Of a trainer with several optimizers, `optimizer=dict(generator=..., critic=...)`, the one loss trains all: each
+    is zeroed, clipped by itself (`grad_norm/<name>`) and stepped, in the mapping's order. Losses of their own, or
+    steps in turn, are for a `train_step` that makes them itself, with `default_hooks=dict(optimizer=None)`.
+
     Args:
         grad_clip: keyword arguments of `torch.nn.utils.clip_grad_norm_` or, with type="value", of
-            `clip_grad_value_`; over all parameters of the optimizer together.
+            `clip_grad_value_`; over all parameters of an optimizer together.
+        detect_anomalous_params: log the trainable parameters that the loss does not reach, once and whenever they
+            change. It walks the graph in every iteration, which is slow.
 
     Raises:
         TypeError, ValueError: `grad_clip` has an unknown type or argument, or lacks its bound.
@@ -41,8 +43,13 @@ class OptimizerHook(Hook):
 
     priority = Priority.HIGH
 
-    def __init__(self, grad_clip: Mapping[str, Any] | None = None) -> None:
-        self._clip, self._clip_arguments = parse_grad_clip(grad_clip)
+    def __init__(
+        self, grad_clip: Mapping[str, Any] | None = None, detect_anomalous_params: bool = False
+    ) -> None:
+        self._clip = None if grad_clip is None else GradClip(grad_clip)
+        self._anomalous = AnomalousParams() if detect_anomalous_params else None
+        self._given: Any = None
+        self._optimizers: list[torch.optim.Optimizer] = []
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Do the step.
@@ -51,34 +58,44 @@ class OptimizerHook(Hook):
             TypeError: `trainer.outputs` holds no loss tensor.
             RuntimeError: the loss needs no grad, or the trainer has no optimizer.
         """
+        # written out in one piece: this is in every iteration of every training
         clock, began, excluded = trainer.clock, perf_counter(), trainer.clock.excluded
-        optimizer = trainer.optimizer
-        if optimizer is None:
-            raise RuntimeError(
-                "the optimizer hook has no optimizer to step: pass optimizer=... to the Trainer"
-            )
+        if trainer.optimizer is not self._given or self._given is None:
+            self._adopt(trainer.optimizer)
+        optimizers, wants = self._optimizers, trainer.bus.wants
         loss = loss_of(trainer.outputs)
-        wants = trainer.bus.wants
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        if self._anomalous is not None:
+            self._anomalous.look(loss, trainer.model)
         loss.backward()
         if wants(AfterBackward):
             trainer.announce(AfterBackward)
         if self._clip is not None:
-            self._clip_gradients(trainer, optimizer)
+            self._clip_gradients(trainer)
         if wants(BeforeOptimizerStep):
             trainer.announce(BeforeOptimizerStep)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         if wants(AfterOptimizerStep):
             trainer.announce(AfterOptimizerStep)
         clock.optimize = perf_counter() - began - (clock.excluded - excluded)
 
-    def _clip_gradients(self, trainer: Trainer, optimizer: torch.optim.Optimizer) -> None:
-        parameters = list(_parameters(optimizer))
-        if self._clip == "value":
-            clip_grad_value_(parameters, **self._clip_arguments)
-        else:
-            norm = clip_grad_norm_(parameters, **self._clip_arguments)
-            trainer.metrics.put_scalar("grad_norm", norm)
+    def _adopt(self, given: Any) -> None:
+        """Keep the trainer's optimizers, one or several, as a list."""
+        self._optimizers = [*named_optimizers(given).values()]
+        if not self._optimizers:
+            raise RuntimeError(
+                "the optimizer hook has no optimizer to step: pass optimizer=... to the Trainer"
+            )
+        self._given = given
+
+    def _clip_gradients(self, trainer: Trainer) -> None:
+        assert self._clip is not None
+        for name, optimizer in named_values("grad_norm", self._given):
+            norm = self._clip(optimizer)
+            if norm is not None:
+                trainer.metrics.put_scalar(name, norm)
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
@@ -100,32 +117,3 @@ def loss_of(outputs: Any) -> torch.Tensor:
             "detached, or are all parameters frozen?"
         )
     return loss
-
-
-def parse_grad_clip(grad_clip: Mapping[str, Any] | None) -> tuple[str | None, dict[str, Any]]:
-    """Check clipping options; return ("norm" | "value" | None, arguments).
-
-    Raises:
-        TypeError, ValueError: see the message.
-    """
-    if grad_clip is None:
-        return None, {}
-    if not isinstance(grad_clip, Mapping):
-        raise TypeError(f"grad_clip must be a dict such as dict(max_norm=35), got {grad_clip!r}")
-    arguments = dict(grad_clip)
-    kind = arguments.pop("type", "value" if "clip_value" in arguments else "norm")
-    if kind not in _CLIP_ARGUMENTS:
-        raise ValueError(f"unknown grad_clip type {kind!r}{suggest(str(kind), [*_CLIP_ARGUMENTS])}")
-    for key in arguments:
-        if key not in _CLIP_ARGUMENTS[kind]:
-            raise ValueError(f"grad_clip has no argument {key!r}{suggest(key, [*_CLIP_ARGUMENTS[kind]])}")
-    bound = _CLIP_ARGUMENTS[kind][0]
-    limit = arguments.get(bound)
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
-        raise ValueError(f"grad_clip by {kind} needs {bound} above 0, got {dict(grad_clip)!r}")
-    return kind, arguments
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.events import AfterTrainIter, BeforeRun, RunInfo
 from eventloop.hooks.hook import Hook
+from eventloop.optimizers import named_optimizers
 from eventloop.priority import Priority
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ class RuntimeInfoHook(Hook):
         facts = {
             "model": type(trainer.model).__name__,
             "parameters": _count(trainer.model),
-            "optimizer": type(trainer.optimizer).__name__ if trainer.optimizer is not None else "none",
+            "optimizer": ", ".join(
+                f"{name}: {type(each).__name__}" if name else type(each).__name__
+                for name, each in named_optimizers(trainer.optimizer).items()
+            )
+            or "none",
             "schedulers": ", ".join(type(s).__name__ for s in trainer.schedulers) or "none",
             "device": str(trainer.device or next((p.device for p in trainer.model.parameters()), "cpu")),
             "work_dir": str(trainer.work_dir),

@@ -52,7 +52,7 @@ def test_order_of_one_step(make_trainer: Callable[..., Trainer], monkeypatch: py
         calls.append("clip")
         return clip_grad_norm_(*args, **kwargs)
 
-    monkeypatch.setattr("eventloop.hooks.optimizer.clip_grad_norm_", clip)
+    monkeypatch.setattr("eventloop.hooks.grad_clip.clip_grad_norm_", clip)
     model = torch.nn.Linear(2, 1)
     optimizer = Spy(model.parameters(), lr=0.1)
     optimizer.calls = calls

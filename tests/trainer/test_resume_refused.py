@@ -27,7 +27,7 @@ def saved(make_trainer: MakeTrainer, tmp_path: Path) -> Path:
 
 def live_state(trainer: Trainer) -> Any:
     """What a refused checkpoint must leave as it was."""
-    return copy.deepcopy((trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.iter))  # type: ignore[union-attr]
+    return copy.deepcopy((trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.iter))
 
 
 def refuse(trainer: Trainer, path: Path, message: str, error: type[Exception] = CheckpointError) -> None:

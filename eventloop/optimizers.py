@@ -1,0 +1,101 @@
+"""One optimizer, or several by name, as a GAN has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from eventloop.checkpoint import CheckpointError
+
+Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
+
+
+def named_optimizers(optimizer: Any) -> dict[str, Any]:
+    """The optimizers of a trainer by name; the name of a single one is "", and None has none."""
+    if optimizer is None:
+        return {}
+    return dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
+
+
+def named_values(what: str, optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """Each optimizer with the name of its metric: `what`, or `what/<name>` where there are several by name."""
+    for name, each in named_optimizers(optimizer).items():
+        yield f"{what}/{name}" if name else what, each
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuse what is no optimizer, and no mapping of optimizers by name.
+
+    Raises:
+        TypeError, ValueError: see the message.
+    """
+    if not isinstance(optimizer, Mapping):
+        if optimizer is not None and not _is_optimizer(optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+        return
+    if not optimizer:
+        raise ValueError("optimizer is an empty mapping: pass one optimizer, a dict(name=optimizer), or None")
+    for name, each in optimizer.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the names of optimizers must be texts, got {name!r}")
+        if not _is_optimizer(each):
+            raise TypeError(f"optimizer[{name!r}] must be a torch.optim.Optimizer, got {each!r}")
+    if len({id(each) for each in optimizer.values()}) < len(optimizer):
+        raise ValueError(
+            f"two of the optimizers {sorted(optimizer)} are one object, which would be stepped twice: name it once"
+        )
+
+
+def class_names(optimizer: Any) -> Any:
+    """What the optimizers are, to be compared with a checkpoint's: a name, or names by name."""
+    if isinstance(optimizer, Mapping):
+        return {name: type(each).__name__ for name, each in optimizer.items()}
+    return None if optimizer is None else type(optimizer).__name__
+
+
+def optimizer_state(optimizer: Any) -> Any:
+    """The state of an optimizer, or states by name; None without one."""
+    if isinstance(optimizer, Mapping):
+        return {name: each.state_dict() for name, each in optimizer.items()}
+    return None if optimizer is None else optimizer.state_dict()
+
+
+def load_optimizer_state(optimizer: Any, state: Any) -> None:
+    """Take what `optimizer_state` returned; without an optimizer nothing is taken."""
+    if isinstance(optimizer, Mapping):
+        for name, each in optimizer.items():
+            each.load_state_dict(state[name])
+    elif optimizer is not None:
+        optimizer.load_state_dict(state)
+
+
+def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: object) -> None:
+    """Refuse a checkpoint of other optimizers before anything of it is taken.
+
+    Raises:
+        CheckpointError: another class, other names, or parameter groups of other sizes.
+    """
+    if optimizer is None:
+        return
+    if saved_names != class_names(optimizer):
+        raise CheckpointError(
+            f"{source} is of another optimizer: {saved_names}, the trainer has {class_names(optimizer)}"
+        )
+    for name, each in named_optimizers(optimizer).items():
+        sizes = _group_sizes(each.param_groups)
+        saved_sizes = _group_sizes((state[name] if name else state)["param_groups"])
+        if sizes != saved_sizes:
+            raise CheckpointError(
+                f"{source} is of another optimizer: {f'of {name!r} ' if name else ''}its parameter groups have "
+                f"{saved_sizes} parameters, the trainer's {sizes}"
+            )
+
+
+def _group_sizes(groups: list[dict[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def _is_optimizer(candidate: object) -> bool:
+    return hasattr(candidate, "param_groups") and not isinstance(candidate, type)

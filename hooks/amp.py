@@ -1,0 +1,272 @@
+"""Training in 16 bits: autocast around the forward pass, and scaled losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eventloop.catalogue import suggest
+from eventloop.events import AfterTrainEpoch, BeforeRun, BeforeTrainIter, OptimizerStepSkipped
+from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
+from eventloop.hooks.hook import on
+from eventloop.priority import Priority
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+LossScale = float | str | Mapping[str, float]
+
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_SCALER_ARGUMENTS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+
+
+class AmpOptimizerHook(GradientCumulativeOptimizerHook):
+    """Automatic mixed precision: the forward pass under `torch.autocast`, the step with scaled losses.
+
+        hooks=[AmpOptimizerHook(dtype="bfloat16", grad_clip=dict(max_norm=1.0))]
+        hooks=[AmpOptimizerHook(loss_scale=dict(init_scale=2.0**14), cumulative_iters=4)]
+
+    Autocast is on from `before_train_iter` until backward, so in the body of a hand-written loop too, and in every
+    `val_step`; `trainer.autocast()` is for other forward passes. Weights, gradients and optimizer state remain what
+    they are, float32.
+
+    With scaled losses, gradients are unscaled before they are clipped and `grad_norm` is put. When one of them is
+    not finite, no optimizer makes a step: `optimizer_step_skipped` is emitted, and neither
+    `before_optimizer_step` nor `after_optimizer_step`. A dynamic scale is put as the metric `loss_scale`, and goes
+    on from the checkpoint.
+
+    Whether the gradients are finite decides what is done next, so with scaled losses the training thread waits for
+    the device once a step, as `torch.amp.GradScaler.step` does, and twice for a checkpoint. With bfloat16, which is
+    not scaled by default, it never waits.
+
+    Args:
+        loss_scale: "dynamic"; a number, for a scale that stays; or arguments of `torch.amp.GradScaler`, a dict of
+            init_scale, growth_factor, backoff_factor, growth_interval. By default "dynamic" for float16 and none
+            for bfloat16.
+        dtype: "float16" or "bfloat16", or torch's objects of these names; by default what autocast takes on the
+            model's device, float16 on CUDA and bfloat16 on the CPU.
+        cumulative_iters, grad_clip, detect_anomalous_params: as in `GradientCumulativeOptimizerHook`.
+
+    Raises:
+        TypeError, ValueError: an option that is none: see the message.
+    """
+
+    def __init__(
+        self,
+        loss_scale: LossScale | None = None,
+        dtype: str | torch.dtype | None = None,
+        cumulative_iters: int = 1,
+        grad_clip: Mapping[str, Any] | None = None,
+        detect_anomalous_params: bool = False,
+    ) -> None:
+        super().__init__(cumulative_iters, grad_clip, detect_anomalous_params)
+        self._dtype = None if dtype is None else _parse_dtype(dtype)
+        self._loss_scale = None if loss_scale is None else _parse_loss_scale(loss_scale)
+        self._device = ""
+        self._autocast_dtype = torch.bfloat16
+        self._scaler: torch.amp.GradScaler | None = None
+        self._static_scale: float | None = None
+        self._forward = ExitStack()
+
+    def check(self, trainer: Trainer) -> None:
+        """Settle type and scaler, which a checkpoint may have a state for, by the model's device.
+
+        Raises:
+            RuntimeError: the device has no autocast to that type.
+        """
+        super().check(trainer)
+        self._prepare(trainer)
+        trainer.autocast = self._autocast
+
+    def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
+        """The model may have been moved since."""
+        self._prepare(trainer)
+
+    def _prepare(self, trainer: Trainer) -> None:
+        first = next(trainer.model.parameters(), None)
+        device = "cpu" if first is None else first.device.type
+        if device == self._device:
+            return
+        self._device = device
+        self._autocast_dtype = self._dtype or torch.get_autocast_dtype(device)
+        self._autocast()  # a device that cannot says so now
+        loss_scale = self._loss_scale
+        if loss_scale is None and self._autocast_dtype == torch.float16:
+            loss_scale = {}
+        if loss_scale is None:
+            self._scaler, self.loss_scaling = None, "none"
+            return
+        former = self._scaler
+        if isinstance(loss_scale, float):
+            self.loss_scaling, self._static_scale = "static", loss_scale
+            self._scaler = torch.amp.GradScaler(device, init_scale=loss_scale)
+        else:
+            self.loss_scaling = "dynamic"
+            self._scaler = torch.amp.GradScaler(device, **loss_scale)
+        if former is not None:
+            self._scaler.load_state_dict(former.state_dict())
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device, dtype=self._autocast_dtype)
+
+    # --- the forward pass ----------------------------------------------------------------------------------
+
+    @on(priority=Priority.LOWEST)
+    def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
+        """The forward pass is next."""
+        super().before_train_iter(trainer, event)
+        self._forward.close()  # left open by a batch that was skipped
+        self._forward.enter_context(self._autocast())
+
+    def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
+        """Leave what a failed or skipped forward pass left open, and step with what is accumulated."""
+        self._forward.close()
+        super().after_train_epoch(trainer, event)
+
+    # --- the step ------------------------------------------------------------------------------------------
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self._forward.close()  # backward runs in the types of the forward pass by itself
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()
+
+    def _step(self, trainer: Trainer) -> None:
+        """Step, unless a gradient is not finite, and move the scale.
+
+        Raises:
+            RuntimeError: there is no gradient at all.
+        """
+        scaler = self._scaler
+        if scaler is None:
+            super()._step(trainer)
+            return
+        for optimizer in self._optimizers:
+            scaler.unscale_(optimizer)
+        found_inf = self._found_inf(scaler)
+        if self._static_scale is None:
+            trainer.metrics.put_scalar("loss_scale", scaler.scale(torch.ones_like(found_inf)))
+        # the one wait of the step. GradScaler.step would make it after clipping, and not say what came of it;
+        # the gradients being finite and unscaled, what is left to do is optimizer.step()
+        if found_inf.item():
+            self._count = 0
+            trainer.announce(OptimizerStepSkipped, reason="non-finite gradients")
+        else:
+            super()._step(trainer)
+        scaler.update(self._static_scale)
+
+    def _found_inf(self, scaler: torch.amp.GradScaler) -> torch.Tensor:
+        """Above 0 when a gradient of any optimizer is not finite; a 0-dim tensor on the device."""
+        found = [value for o in self._optimizers for value in scaler._found_inf_per_device(o).values()]
+        if not found:
+            raise RuntimeError(
+                "backward left no gradient for any parameter of the optimizer, so there is nothing to step: is the "
+                "loss computed by the model whose parameters the optimizer has?"
+            )
+        first = found[0]
+        return first if len(found) == 1 else torch.stack([value.to(first.device) for value in found]).sum()
+
+    # --- saving and resuming -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale, and the gradients of a window that is not at its end."""
+        scaler = {} if self._scaler is None else self._scaler.state_dict()
+        return {**super().state_dict(), "scaler": scaler}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the saved scale, and with the factors that the hook was given.
+
+        Raises:
+            ValueError: the state is of another kind of loss scaling, or its gradients do not fit.
+        """
+        super().load_state_dict(state)
+        if self._scaler is not None:
+            saved = {key: state["scaler"][key] for key in ("scale", "_growth_tracker")}
+            self._scaler.load_state_dict({**self._scaler.state_dict(), **saved})
+
+
+class Fp16OptimizerHook(AmpOptimizerHook):
+    """mmcv's: float16, with a loss scale of 512 that stays unless told otherwise.
+
+        hooks=[Fp16OptimizerHook(loss_scale="dynamic", grad_clip=dict(max_norm=35))]
+
+    Args:
+        grad_clip, loss_scale, detect_anomalous_params: as in `AmpOptimizerHook`.
+
+    Raises:
+        TypeError, ValueError: as `AmpOptimizerHook`.
+    """
+
+    def __init__(
+        self,
+        grad_clip: Mapping[str, Any] | None = None,
+        loss_scale: LossScale = 512.0,
+        detect_anomalous_params: bool = False,
+    ) -> None:
+        super().__init__(loss_scale, torch.float16, 1, grad_clip, detect_anomalous_params)
+
+
+class GradientCumulativeFp16OptimizerHook(AmpOptimizerHook):
+    """mmcv's: `Fp16OptimizerHook` and `GradientCumulativeOptimizerHook` in one.
+
+        hooks=[GradientCumulativeFp16OptimizerHook(cumulative_iters=4)]
+
+    Args:
+        cumulative_iters, grad_clip, loss_scale, detect_anomalous_params: as in `AmpOptimizerHook`.
+
+    Raises:
+        TypeError, ValueError: as `AmpOptimizerHook`.
+    """
+
+    def __init__(
+        self,
+        cumulative_iters: int = 1,
+        grad_clip: Mapping[str, Any] | None = None,
+        loss_scale: LossScale = 512.0,
+        detect_anomalous_params: bool = False,
+    ) -> None:
+        super().__init__(loss_scale, torch.float16, cumulative_iters, grad_clip, detect_anomalous_params)
+
+
+def _parse_dtype(dtype: object) -> torch.dtype:
+    if dtype in _DTYPES.values():
+        return dtype  # type: ignore[return-value]
+    if not isinstance(dtype, str | torch.dtype):
+        raise TypeError(f'dtype must be "float16" or "bfloat16", got {dtype!r}')
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ValueError(f"mixed precision has no dtype {dtype!r}{suggest(name, [*_DTYPES])}")
+    return _DTYPES[name]
+
+
+def _parse_loss_scale(loss_scale: object) -> float | dict[str, Any]:
+    """A scale that stays, or the arguments of a scaler that moves it."""
+    if loss_scale == "dynamic":
+        return {}
+    if isinstance(loss_scale, Mapping):
+        for key, value in loss_scale.items():
+            if key not in _SCALER_ARGUMENTS:
+                raise ValueError(
+                    f"loss_scale has no argument {key!r}{suggest(str(key), [*_SCALER_ARGUMENTS])}"
+                )
+            _check_scaler_argument(key, value)
+        return dict(loss_scale)
+    if isinstance(loss_scale, bool) or not isinstance(loss_scale, int | float):
+        raise TypeError(
+            f'loss_scale must be a number, "dynamic", or a dict of torch.amp.GradScaler\'s arguments, got {loss_scale!r}'
+        )
+    _check_scaler_argument("init_scale", loss_scale, of="loss_scale")
+    return float(loss_scale)
+
+
+def _check_scaler_argument(key: str, value: object, of: str | None = None) -> None:
+    above, below = {"growth_factor": (1, math.inf), "backoff_factor": (0, 1)}.get(key, (0, math.inf))
+    kind = int if key == "growth_interval" else int | float
+    if isinstance(value, bool) or not isinstance(value, kind) or not above < value < below:
+        limits = f"above {above}" + ("" if below == math.inf else f" and below {below}")
+        what = "an int" if key == "growth_interval" else "a number"
+        raise ValueError(f"{of or f'loss_scale[{key!r}]'} must be {what} {limits}, got {value!r}")

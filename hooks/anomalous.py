@@ -1,0 +1,50 @@
+"""Finds parameters that a loss does not reach."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from eventloop.checkpoint import unwrap
+
+logger = logging.getLogger("eventloop")
+
+
+class AnomalousParams:
+    """Logs, as an error, the trainable parameters that took no part in a loss, when they are not those of last time.
+
+    It walks the whole graph in Python, in every iteration: for finding a fault, not for training. Parameters inside
+    `torch.utils.checkpoint(use_reentrant=True)` are behind a node that hides them, and count as not reached.
+    """
+
+    def __init__(self) -> None:
+        self._last: frozenset[str] = frozenset()
+
+    def look(self, loss: torch.Tensor, model: torch.nn.Module) -> None:
+        """Look at the graph of `loss`; call it before backward, which frees the graph."""
+        missed = unreached_parameters(loss, model)
+        names = frozenset(missed)
+        if names and names != self._last:
+            listed = "".join(f"\n  {name}, {tuple(parameter.shape)}" for name, parameter in missed.items())
+            logger.error("not in the graph of the loss, and so not trained by it:%s", listed)
+        self._last = names
+
+
+def unreached_parameters(loss: torch.Tensor, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of `model`, by name, that require a gradient and would get none from `loss`."""
+    reached = {id(loss)}
+    # a loop with a stack of its own: a deep graph is deeper than Python's recursion
+    waiting, seen = [loss.grad_fn], {loss.grad_fn}
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if (variable := getattr(node, "variable", None)) is not None:
+            reached.add(id(variable))
+        for parent, _ in node.next_functions:
+            if parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
+    named = unwrap(model).named_parameters()
+    return {name: p for name, p in named if p.requires_grad and id(p) not in reached}

@@ -1,0 +1,264 @@
+"""One optimizer step for several iterations."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from eventloop.events import (
+    COMPLETED,
+    AfterBackward,
+    AfterOptimizerStep,
+    AfterTrain,
+    AfterTrainEpoch,
+    AfterTrainIter,
+    BeforeOptimizerStep,
+    BeforeSaveCheckpoint,
+    BeforeTrainIter,
+)
+from eventloop.hooks.hook import on
+from eventloop.hooks.optimizer import OptimizerHook, loss_of
+from eventloop.priority import Priority
+from eventloop.schedule import positive
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+Scaling = Literal["none", "static", "dynamic"]
+"""How losses are scaled against underflow, for the gradients that a checkpoint may hold."""
+
+
+class GradientCumulativeOptimizerHook(OptimizerHook):
+    """Steps every `cumulative_iters` iterations with the mean of their gradients: a batch that many times as large.
+
+        hooks=[GradientCumulativeOptimizerHook(cumulative_iters=4, grad_clip=dict(max_norm=35))]
+
+    Windows of iterations are counted over the whole run, across epochs, as in mmcv and MMEngine, and the last one
+    is shorter where the run ends within it: each loss is divided by the iterations of its window, so 8 iterations by
+    3 have the divisors 3 3 3 3 3 3 2 2. Where the length of the run is not known beforehand, the gradients of a
+    window that ended early are weighted anew when the last epoch ends. A run that is stopped within a window keeps
+    its gradients in the checkpoint, and goes on with them when resumed.
+
+    `after_backward` comes in every iteration, `before_optimizer_step` and `after_optimizer_step` with a step.
+    Schedulers that count iterations count all of them, as in MMEngine. Under `DistributedDataParallel` gradients
+    are exchanged once a window; other wrappers exchange them in every iteration.
+
+    Args:
+        cumulative_iters: iterations a step.
+        grad_clip, detect_anomalous_params: as in `OptimizerHook`; gradients are clipped once a step.
+
+    Raises:
+        TypeError, ValueError: `cumulative_iters` is no positive int, or `grad_clip` is not one.
+
+    Warns:
+        UserWarning: the model has BatchNorm, whose statistics remain those of single batches.
+    """
+
+    loss_scaling: Scaling = "none"
+
+    def __init__(
+        self,
+        cumulative_iters: int = 1,
+        grad_clip: Mapping[str, Any] | None = None,
+        detect_anomalous_params: bool = False,
+    ) -> None:
+        super().__init__(grad_clip, detect_anomalous_params)
+        positive("cumulative_iters", cumulative_iters)
+        self._cumulative_iters = cumulative_iters
+        self._count = 0
+        """Iterations whose gradients wait for the step."""
+        self._divisor = 1
+        """What the losses of this window are divided by: the iterations it is to have."""
+        self._no_sync = ExitStack()
+
+    def check(self, trainer: Trainer) -> None:
+        """Warn of BatchNorm, and know the optimizers before a checkpoint's gradients are given to them."""
+        if trainer.optimizer is not None:
+            self._adopt(trainer.optimizer)
+        modules = trainer.model.modules()
+        if self._cumulative_iters > 1 and any(isinstance(module, _BatchNorm) for module in modules):
+            warnings.warn(
+                f"cumulative_iters={self._cumulative_iters} makes the gradients those of larger batches, not the "
+                "statistics of BatchNorm, which remain those of each batch",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    # --- accumulating --------------------------------------------------------------------------------------
+
+    @on(priority=Priority.LOWEST)
+    def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
+        """Keep the ranks from exchanging gradients where no step follows; the forward pass must know already."""
+        self._no_sync.close()  # left open by a batch that was skipped
+        window = self._divisor if self._count else self._window(trainer)
+        model = _distributed(trainer.model)
+        if model is not None and self._count + 1 < window:
+            self._no_sync.enter_context(model.no_sync())
+
+    def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
+        """Add this iteration's gradients, and step at the end of the window.
+
+        Raises:
+            TypeError, RuntimeError: as in `OptimizerHook`.
+        """
+        clock, began, excluded = trainer.clock, perf_counter(), trainer.clock.excluded
+        if trainer.optimizer is not self._given or self._given is None:
+            self._adopt(trainer.optimizer)
+        loss = loss_of(trainer.outputs)
+        if not self._count:
+            self._divisor = self._window(trainer)
+            for optimizer in self._optimizers:
+                optimizer.zero_grad(set_to_none=True)
+        if self._anomalous is not None:
+            self._anomalous.look(loss, trainer.model)
+        self._backward(loss if self._divisor == 1 else loss / self._divisor)
+        self._no_sync.close()
+        self._count += 1
+        trainer.announce(AfterBackward)
+        if self._count >= self._divisor:
+            self._step(trainer)
+        else:
+            self._allow_schedulers()
+        clock.optimize = perf_counter() - began - (clock.excluded - excluded)
+
+    def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
+        """When the last epoch ended within a window, step with what there is."""
+        self._no_sync.close()  # left open where the forward pass failed
+        if self._count and event.reason == COMPLETED and self.is_last_train_epoch(trainer):
+            if self._count < self._divisor:
+                self._weigh_anew(trainer)
+            self._step(trainer)
+
+    def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
+        """Say so when gradients are left over."""
+        if self._count:
+            logger.warning(
+                "training ended (%s) with the gradients of %d iterations accumulated and in no step yet; a checkpoint "
+                "of this moment holds them, and a run resumed from it goes on with them",
+                event.reason,
+                self._count,
+            )
+
+    # --- stepping ------------------------------------------------------------------------------------------
+
+    def _window(self, trainer: Trainer) -> int:
+        """The iterations of a window that begins now."""
+        left = self._cumulative_iters if trainer.max_iters is None else trainer.max_iters - trainer.iter
+        return min(self._cumulative_iters, left) if left > 0 else self._cumulative_iters
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def _step(self, trainer: Trainer) -> None:
+        """End the window with a step."""
+        self._count = 0
+        if self._clip is not None:
+            self._clip_gradients(trainer)
+        trainer.announce(BeforeOptimizerStep)
+        for optimizer in self._optimizers:
+            optimizer.step()
+        trainer.announce(AfterOptimizerStep)
+
+    def _weigh_anew(self, trainer: Trainer) -> None:
+        """Make what was divided by the intended iterations the mean of those there were, of all ranks."""
+        parameters = [*self._parameters()]
+        if (model := _distributed(trainer.model)) is not None:
+            for parameter, mean in zip(parameters, _mean_over_ranks(model, parameters), strict=True):
+                parameter.grad = mean
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        torch._foreach_mul_(gradients, self._divisor / self._count)
+
+    def _allow_schedulers(self) -> None:
+        """A scheduler that is stepped before the first optimizer step would warn of it; here that is right."""
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
+    # --- saving and resuming -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in a window it is, and the gradients so far: one for each parameter, in the optimizers' order."""
+        state: dict[str, Any] = {"count": self._count, "loss_scaling": self.loss_scaling}
+        if self._count:
+            state["divisor"] = self._divisor
+            state["gradients"] = [parameter.grad for parameter in self._parameters()]
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on within the window that was saved, and end it as it was begun, whatever `cumulative_iters` is now.
+
+        Raises:
+            ValueError: the losses were scaled in another way, or the gradients are not those of the trainer's
+                parameters.
+        """
+        if state["loss_scaling"] != self.loss_scaling:
+            raise ValueError(
+                f"the checkpoint is of a run whose loss scaling was {state['loss_scaling']!r}, this hook's is "
+                f"{self.loss_scaling!r}: give the hook the loss_scale and dtype of that run, or take the weights "
+                "alone with load_checkpoint"
+            )
+        if state["count"]:
+            self._take_gradients(state["gradients"])
+            self._divisor = state["divisor"]
+        self._count = state["count"]
+
+    def _take_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        parameters = [*self._parameters()]
+        if len(parameters) != len(gradients) or any(
+            gradient is not None and gradient.shape != parameter.shape
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+        ):
+            raise ValueError(
+                f"the checkpoint's {len(gradients)} accumulated gradients do not fit the optimizer's "
+                f"{len(parameters)} parameters: is it of another model or optimizer?"
+            )
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+
+    @on(priority=Priority.HIGHEST)
+    def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
+        """Within a window each rank has gradients of its own: save their mean, which all can go on with."""
+        model = _distributed(trainer.model)
+        if self._count and model is not None and trainer.checkpoint is not None:
+            means = _mean_over_ranks(model, [*self._parameters()])
+            trainer.checkpoint["hooks"][self.name]["gradients"] = means
+
+
+def _distributed(model: torch.nn.Module) -> DistributedDataParallel | None:
+    model = getattr(model, "_orig_mod", model)  # inside torch.compile
+    return model if isinstance(model, DistributedDataParallel) else None
+
+
+def _mean_over_ranks(
+    model: DistributedDataParallel, parameters: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """What DistributedDataParallel would have made of the gradients without `no_sync`. It waits for the device, to
+    learn which parameters have a gradient on any rank: it is for the end of a run and for checkpoints."""
+    group = model.process_group
+    present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
+    present = present.to(parameters[0].device)
+    dist.all_reduce(present, dist.ReduceOp.MAX, group=group)
+    means: list[torch.Tensor | None] = []
+    for parameter, anywhere in zip(parameters, present.tolist(), strict=True):
+        if not anywhere:
+            means.append(None)
+            continue
+        mean = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        dist.all_reduce(mean, group=group)
+        means.append(mean.div_(dist.get_world_size(group)))
+    return means
