@@ -19,6 +19,12 @@ from eventloop.checkpoint import (
     unwrap,
 )
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
+from eventloop.optimizers import (
+    check_optimizer_state,
+    class_names,
+    load_optimizer_state,
+    optimizer_state,
+)
 from eventloop.plain import plain
 from eventloop.rng import rng_state, set_rng_state
 
@@ -54,7 +60,7 @@ class TrainerState:
         trainer.checkpoint = {
             "meta": self._meta(within),
             "state_dict": unwrap(trainer.model).state_dict(),
-            "optimizer": None if trainer.optimizer is None else trainer.optimizer.state_dict(),
+            "optimizer": optimizer_state(trainer.optimizer),
             "param_schedulers": [scheduler.state_dict() for scheduler in trainer.schedulers],
             "hooks": {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful},
             "rng": rng_state(),
@@ -79,8 +85,8 @@ class TrainerState:
             "epoch": trainer.epoch + (within == "epoch"),
             "max_iters": trainer.max_iters,
             "max_epochs": trainer.max_epochs,
-            "optimizer": _class_name(trainer.optimizer),
-            "param_schedulers": [_class_name(scheduler) for scheduler in trainer.schedulers],
+            "optimizer": class_names(trainer.optimizer),
+            "param_schedulers": [type(scheduler).__name__ for scheduler in trainer.schedulers],
             "position": position,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "torch": str(torch.__version__),
@@ -89,7 +95,7 @@ class TrainerState:
     def resume(self, path: str | Path) -> Path:
         """See `Trainer.resume`."""
         trainer = self._trainer
-        found = latest_checkpoint(trainer.checkpoint_dir) if str(path) == "auto" else Path(path)
+        found = latest_checkpoint(trainer.checkpoint_dir, _NEEDED) if str(path) == "auto" else Path(path)
         checkpoint = self._read(found)
         missing = [key for key in _NEEDED if key not in checkpoint]
         if missing:
@@ -99,15 +105,25 @@ class TrainerState:
         self._check_schema(checkpoint["meta"], found)
         check_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
         self._check_parts(checkpoint, found)
+        self._check_hooks(checkpoint["meta"], found)
         load_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
-        if trainer.optimizer is not None:
-            trainer.optimizer.load_state_dict(checkpoint["optimizer"])
+        load_optimizer_state(trainer.optimizer, checkpoint["optimizer"])
         for scheduler, state in zip(trainer.schedulers, checkpoint["param_schedulers"], strict=True):
             scheduler.load_state_dict(state)
         self._restore_counters(checkpoint["meta"])
         self._restore_hooks(checkpoint["hooks"], found)
         set_rng_state(checkpoint["rng"])
         return found
+
+    def _check_hooks(self, meta: Mapping[str, Any], path: Path) -> None:
+        """A hook that saves something else than it was, an average for the weights, is needed to make it good."""
+        own = {hook.name for hook in self._trainer.hooks}
+        missing = [name for name in meta.get("needs_hooks", ()) if name not in own]
+        if missing:
+            raise CheckpointError(
+                f"{path} cannot be resumed from without the hook {', '.join(missing)}, which wrote part of it: "
+                "give the Trainer that hook under that name; load_checkpoint takes the weights alone"
+            )
 
     def _restore_hooks(self, states: Mapping[str, Any], path: Path) -> None:
         hooks = {hook.name: hook for hook in self._trainer.hooks if hook.stateful}
@@ -150,30 +166,13 @@ class TrainerState:
 
     def _check_parts(self, checkpoint: Mapping[str, Any], path: Path) -> None:
         meta, trainer = checkpoint["meta"], self._trainer
-        saved, own = meta["param_schedulers"], [_class_name(scheduler) for scheduler in trainer.schedulers]
+        saved, own = meta["param_schedulers"], [type(scheduler).__name__ for scheduler in trainer.schedulers]
         if saved != own:
             raise CheckpointError(f"{path} has the state of the schedulers {saved}, the trainer has {own}")
-        optimizer, state = trainer.optimizer, checkpoint["optimizer"]
-        if optimizer is None:
-            return
-        if meta["optimizer"] != _class_name(optimizer):
-            raise CheckpointError(
-                f"{path} is of another optimizer: {meta['optimizer']}, the trainer has {_class_name(optimizer)}"
-            )
-        sizes = [len(group["params"]) for group in optimizer.param_groups]
-        saved_sizes = [len(group["params"]) for group in state["param_groups"]]
-        if sizes != saved_sizes:
-            raise CheckpointError(
-                f"{path} is of another optimizer: its parameter groups have {saved_sizes} parameters, "
-                f"the trainer's {sizes}"
-            )
+        check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
 
     def _restore_counters(self, meta: Mapping[str, Any]) -> None:
         trainer = self._trainer
         trainer.iter = trainer.metrics.iter = int(meta["iter"])
         trainer.epoch = trainer.metrics.epoch = int(meta["epoch"])
         trainer.position.load_state_dict(meta["position"])
-
-
-def _class_name(part: Any) -> str | None:
-    return None if part is None else type(part).__name__

@@ -1,0 +1,115 @@
+"""The tensors of a model beside those of its average, listed once and looked over before each use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from operator import is_
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Tracked(NamedTuple):
+    """One tensor of a model, by name, and whether it is averaged or only copied."""
+
+    tensor: Tensor
+    averaged: bool
+
+
+class Pairs:
+    """Tensors of a model and of a copy of it, in matching order, for torch's foreach functions.
+
+    Walking a model of 240 parameters takes longer than averaging them, so the walk is done once. `current` is a
+    third of its cost and sees every parameter, module or buffer that was added, removed or replaced since, and
+    a move of the model to another device or type.
+
+    Args:
+        average, source: what `tracked` returned of both; the names and shapes must agree.
+        model: what `source` was taken from.
+    """
+
+    def __init__(self, average: dict[str, Tracked], source: dict[str, Tracked], model: nn.Module) -> None:
+        self.averages = [average[name].tensor for name in source]
+        self.sources = [tracked.tensor for tracked in source.values()]
+        self._alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+        self._unlike: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self.copied: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for name, (tensor, averaged) in source.items():
+            own = average[name].tensor
+            ours, theirs = self._list_of(own, tensor, averaged=averaged)
+            ours.append(own)
+            theirs.append(tensor)
+        self._model = model
+        self._full, self._empty = _registries(model, buffers=self._has_buffers(model))
+        self._registered = [*chain.from_iterable(map(dict.values, self._full))]
+        self._form = _form(self.sources) + _form(self.averages)
+
+    def current(self, model: nn.Module) -> bool:
+        """True while the lists are those of `model`, as it is now."""
+        return (
+            model is self._model
+            and not any(self._empty)
+            and sum(map(len, self._full)) == len(self._registered)
+            and all(map(is_, chain.from_iterable(map(dict.values, self._full)), self._registered))
+            and _form(self.sources) + _form(self.averages) == self._form
+        )
+
+    def averaged(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Lists of averages and of the values they follow, each list of one device and type.
+
+        Where the model's tensors are on another device, or of another type, they are converted first.
+        """
+        yield from self._alike.values()
+        if self._unlike[0]:
+            by_form: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+            for own, tensor in zip(*self._unlike, strict=True):
+                ours, theirs = by_form.setdefault((own.device, own.dtype), ([], []))
+                ours.append(own)
+                theirs.append(tensor.to(own.device, own.dtype))
+            yield from by_form.values()
+
+    def _list_of(self, own: Tensor, tensor: Tensor, *, averaged: bool) -> tuple[list[Tensor], list[Tensor]]:
+        if not averaged:
+            return self.copied
+        if (own.device, own.dtype) != (tensor.device, tensor.dtype):
+            return self._unlike
+        return self._alike.setdefault((own.device, own.dtype), ([], []))
+
+    def _has_buffers(self, model: nn.Module) -> bool:
+        parameters = {id(parameter) for parameter in model.parameters()}
+        return any(id(tensor) not in parameters for tensor in self.sources)
+
+
+def tracked(model: nn.Module, *, copy_buffers: bool, update_buffers: bool) -> dict[str, Tracked]:
+    """What of a model is averaged or copied, by name: parameters, and buffers where asked for.
+
+    Integers and booleans, such as `num_batches_tracked`, are copied: a mean of them would be cut off.
+    """
+    found = {name: Tracked(p, _has_mean(p)) for name, p in model.named_parameters()}
+    if copy_buffers or update_buffers:
+        found |= {name: Tracked(b, update_buffers and _has_mean(b)) for name, b in model.named_buffers()}
+    return found
+
+
+def _has_mean(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _registries(
+    model: nn.Module, *, buffers: bool
+) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    """The dicts in which a model's modules hold their parts: those that hold some, and the empty ones."""
+    found: list[dict[str, object]] = []
+    for module in model.modules():
+        found += [module._parameters, module._modules]  # type: ignore[list-item]
+        if buffers:
+            found.append(module._buffers)  # type: ignore[arg-type]
+    return [d for d in found if d], [d for d in found if not d]
+
+
+def _form(tensors: list[Tensor]) -> tuple[object, ...]:
+    """Device and type of the first and the last: `model.to` moves all, so these tell."""
+    ends = (tensors[0], tensors[-1]) if tensors else ()
+    return tuple((tensor.device, tensor.dtype) for tensor in ends)

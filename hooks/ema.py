@@ -1,0 +1,335 @@
+"""Keeps an average of the weights, and evaluates it in the model's place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from eventloop.checkpoint import unwrap
+from eventloop.events import (
+    COMPLETED,
+    AfterLoadCheckpoint,
+    AfterRun,
+    AfterTest,
+    AfterTestEpoch,
+    AfterTrain,
+    AfterTrainEpoch,
+    AfterTrainIter,
+    AfterVal,
+    AfterValEpoch,
+    BeforeRun,
+    BeforeSaveCheckpoint,
+    BeforeTestEpoch,
+    BeforeTrain,
+    BeforeValEpoch,
+    OptimizerStepSkipped,
+)
+from eventloop.hooks import average_checkpoint
+from eventloop.hooks.average_config import average_config, build_average, is_own
+from eventloop.hooks.average_swap import Swap
+from eventloop.hooks.averages import BaseAveragedModel
+from eventloop.hooks.hook import Hook
+from eventloop.optimizers import named_optimizers
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+
+class EMAHook(Hook):
+    """Averages the model's weights while it trains; validations and tests run with the average.
+
+        EMAHook()                                                        # exponential, momentum 0.0002
+        EMAHook(ema_type="StochasticWeightAverage", begin_epoch=75)
+        EMAHook(ema_type=MyAverage, my_option=3)                         # a BaseAveragedModel of yours
+        EMAHook(ema_type=dict(type="MomentumAnnealingEMA", gamma=100))
+
+    One update follows each iteration in which an optimizer of the trainer made a step: iterations that accumulate
+    gradients, and those whose step was skipped, do not count. Without such an optimizer every iteration counts.
+    The average begins as a copy, at the first update; until then it is the model itself, in evaluations too.
+
+    Training always has the model's own weights, also after an evaluation that failed or was interrupted; an
+    evaluation takes their memory once more. A checkpoint's `state_dict` is the average, so that whoever loads it has
+    what was evaluated; the model's own weights are in `ema_state_dict`, and `Trainer.resume` with this hook goes on
+    with both exactly. `Trainer.load_checkpoint` gives the model the average, and averaging begins anew.
+
+    Args:
+        ema_type: "ExponentialMovingAverage", "StochasticWeightAverage", "MomentumAnnealingEMA", a registered name,
+            a subclass of `BaseAveragedModel`, or a config `dict(type=..., ...)`.
+        strict_load: refuse a checkpoint whose two states differ in names; otherwise that is logged.
+        begin_iter: the iteration of the first update, counted from 1.
+        begin_epoch: the epoch of the first update, counted from 1; not both.
+        arguments: the average's: `momentum`, `gamma`, `interval`, `device`, `update_buffers`.
+
+    Raises:
+        TypeError, ValueError: a bad argument, here or of the average: see the message.
+    """
+
+    priority = 49
+
+    def __init__(
+        self,
+        ema_type: str | type[BaseAveragedModel] | Mapping[str, Any] = "ExponentialMovingAverage",
+        strict_load: bool = False,
+        begin_iter: int = 0,
+        begin_epoch: int = 0,
+        **arguments: Any,
+    ) -> None:
+        _check_begin("begin_iter", begin_iter)
+        _check_begin("begin_epoch", begin_epoch)
+        if begin_iter and begin_epoch:
+            raise ValueError(
+                f"give begin_iter or begin_epoch, not both: got begin_iter={begin_iter}, begin_epoch={begin_epoch}"
+            )
+        self._config = average_config(ema_type, arguments)
+        self._strict_load = strict_load
+        self._begin_iter, self._begin_epoch = begin_iter, begin_epoch
+        self._average: BaseAveragedModel | None = None
+        self._model: nn.Module | None = None
+        self._swap = Swap()
+        self._evaluating: set[str] = set()
+        self._loaded: tuple[nn.Module, Mapping[str, Any], int] | None = None
+        self._watched: list[Any] = []
+        self._stepped = self._ever_stepped = False
+        self._began_at = 0
+
+    def check(self, trainer: Trainer) -> None:
+        """Refuse a beginning that never comes, and arguments that an average of your own refuses.
+
+        Raises:
+            ValueError: `begin_epoch` in a run measured in iterations, or a beginning after the end.
+        """
+        if self._begin_epoch and not trainer.by_epoch:
+            raise ValueError(
+                f"EMAHook(begin_epoch={self._begin_epoch}) in a run measured in iterations would never begin: "
+                "give begin_iter, or give the Trainer max_epochs"
+            )
+        for name, begin, end in (
+            ("begin_epoch", self._begin_epoch, trainer.max_epochs),
+            ("begin_iter", self._begin_iter, trainer.max_iters),
+        ):
+            if end is not None and begin > end:
+                raise ValueError(f"EMAHook({name}={begin}) would never begin: the run ends at {end}")
+        if not is_own(self._config) and not _lazy(unwrap(trainer.model)):
+            self._average = self._build(unwrap(trainer.model))
+
+    @property
+    def ema_model(self) -> BaseAveragedModel:
+        """The average; `ema_model.module` is the model with its weights, to be exported or called.
+
+        Raises:
+            RuntimeError: no training has begun.
+        """
+        if self._average is None or self._model is None:
+            raise RuntimeError("there is no average yet: it is made when training begins")
+        self._average.sync_buffers(self._model)
+        return self._average
+
+    # --- averaging -----------------------------------------------------------------------------------------
+
+    def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
+        """Begin anew if other weights were loaded since.
+
+        Raises:
+            ValueError: the trainer has two such hooks.
+        """
+        if sum(isinstance(hook, EMAHook) for hook in trainer.hooks) > 1:
+            raise ValueError("the trainer has two EMAHooks: only one average can be evaluated and saved")
+        self._see_loaded()
+
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Make the copy, and watch the optimizers."""
+        model = self._model_of(trainer)
+        if self._average is None and not _lazy(model):
+            self._average = self._build(model)
+        self._unwatch()
+        # the optimizer's own hook is called for every step that is really made, whoever makes it
+        self._watched = [
+            optimizer.register_step_post_hook(self._optimizer_stepped)
+            for optimizer in named_optimizers(trainer.optimizer).values()
+            if hasattr(optimizer, "register_step_post_hook")
+        ]
+        self._stepped = self._ever_stepped = not self._watched
+        self._began_at = trainer.iter
+
+    def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
+        """Leave the optimizers alone."""
+        if event.reason == COMPLETED and not self._ever_stepped and trainer.iter > self._began_at:
+            logger.warning(
+                "EMAHook averaged nothing: the trainer's optimizer was never stepped; is another one used?"
+            )
+        self._unwatch()
+
+    def _optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._stepped = self._ever_stepped = True
+
+    def optimizer_step_skipped(self, trainer: Trainer, event: OptimizerStepSkipped) -> None:
+        """Take back what the optimizer said: it was called, and changed nothing."""
+        self._stepped, self._ever_stepped = False, True
+
+    def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
+        """Take in the weights, if they were stepped."""
+        stepped, self._stepped = self._stepped, not self._watched
+        if stepped:
+            self._update(trainer, event.epoch + 1, event.iter + 1)
+
+    def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
+        """Take in a step that was made since, with what was left of accumulated gradients."""
+        if self._watched and self._stepped:
+            self._stepped = False
+            self._update(trainer, event.epoch + 1, event.iter)
+
+    def _update(self, trainer: Trainer, epoch: int, iteration: int) -> None:
+        if epoch < self._begin_epoch or iteration < self._begin_iter:
+            return
+        if self._loaded is not None:
+            self._see_loaded()
+        model = self._model_of(trainer)
+        if self._average is None:  # its lazy modules have their shapes only now
+            self._average = self._build(model)
+        self._average.update_parameters(model)
+
+    # --- evaluating ----------------------------------------------------------------------------------------
+
+    def before_val_epoch(self, trainer: Trainer, event: BeforeValEpoch) -> None:
+        """Put the average into the model."""
+        self._swap_in(trainer, "val")
+
+    def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
+        """Put the model's own weights back, however the validation ended."""
+        self._swap_back("val")
+
+    def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
+        """Put the average into the model."""
+        self._swap_in(trainer, "test")
+
+    def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
+        """Put the model's own weights back, however the test ended."""
+        self._swap_back("test")
+
+    # An interrupt may fall into the handling of the event above. Each scope around it has a closing event too.
+
+    def after_val(self, trainer: Trainer, event: AfterVal) -> None:
+        """See to it that the weights are back."""
+        self._swap_back("val")
+
+    def after_test(self, trainer: Trainer, event: AfterTest) -> None:
+        """See to it that the weights are back."""
+        self._swap_back("test")
+
+    def after_run(self, trainer: Trainer, event: AfterRun) -> None:
+        """See to it that the weights are back."""
+        self._evaluating.clear()
+        self._swap.back()
+        self._unwatch()
+
+    def _swap_in(self, trainer: Trainer, mode: str) -> None:
+        self._see_loaded()
+        if self._average is not None and self._average.steps:
+            self._evaluating.add(mode)
+            self._swap.put(self._average, self._model_of(trainer))
+
+    def _swap_back(self, mode: str) -> None:
+        self._see_loaded()
+        self._evaluating.discard(mode)
+        if not self._evaluating:  # a test within a validation leaves the average in
+            self._swap.back()
+
+    # --- saving and loading --------------------------------------------------------------------------------
+
+    def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
+        """Save the average as `state_dict`, the model's own weights as `ema_state_dict`."""
+        self._see_loaded()
+        if self._average is not None and self._average.steps and trainer.checkpoint is not None:
+            average_checkpoint.store(trainer.checkpoint, self._average, self._model_of(trainer), self._swap)
+            trainer.checkpoint["meta"].setdefault("needs_hooks", []).append(self.name)
+
+    def after_load_checkpoint(self, trainer: Trainer, event: AfterLoadCheckpoint) -> None:
+        """Check the average of the checkpoint, and remember it until it is known what is loaded from it.
+
+        Raises:
+            CheckpointError: the average is of another model.
+        """
+        assert trainer.checkpoint is not None
+        average_checkpoint.check(trainer.checkpoint, strict=self._strict_load, source=event.path)
+        model = self._model_of(trainer)
+        self._loaded = (model, trainer.checkpoint, _version(model))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of updates; the average itself is in the checkpoint beside it."""
+        return {"steps": 0 if self._average is None else self._average.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the average and the weights of the checkpoint that is being resumed from.
+
+        Raises:
+            RuntimeError: none is.
+        """
+        if self._loaded is None:
+            raise RuntimeError("the average is not in the hook's own state: use Trainer.resume")
+        model, checkpoint, _ = self._loaded
+        self._loaded = None
+        self._begin_anew()
+        if not state["steps"]:
+            return
+        if average_checkpoint.KEY not in checkpoint:
+            logger.warning(
+                "the checkpoint has no %s: the average begins anew as a copy", average_checkpoint.KEY
+            )
+            return
+        if self._average is None:
+            self._average = self._build(model)
+        average_checkpoint.restore(checkpoint, self._average, model)
+
+    def _see_loaded(self) -> None:
+        """Weights that were loaded without resuming are what is to be evaluated, and averaged from now on."""
+        if self._loaded is None:
+            return
+        model, _, version = self._loaded
+        self._loaded = None
+        if _version(model) != version:  # else the checkpoint was refused
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._swap.forget()
+        self._evaluating.clear()
+        if self._average is not None:
+            self._average.restart()
+
+    # --- parts ---------------------------------------------------------------------------------------------
+
+    def _build(self, model: nn.Module) -> BaseAveragedModel:
+        average = build_average(self._config, model)
+        average.copy_buffers = False  # evaluations use the model's own; others get them from `ema_model`
+        return average
+
+    def _model_of(self, trainer: Trainer) -> nn.Module:
+        self._model = unwrap(trainer.model)
+        return self._model
+
+    def _unwatch(self) -> None:
+        for handle in self._watched:
+            handle.remove()
+        self._watched = []
+
+
+def _check_begin(name: str, begin: object) -> None:
+    if isinstance(begin, bool) or not isinstance(begin, int):
+        raise TypeError(f"{name} must be an int, got {begin!r}")
+    if begin < 0:
+        raise ValueError(f"{name} must be at least 0, got {begin}")
+
+
+def _lazy(model: nn.Module) -> bool:
+    return any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers()))
+
+
+def _version(model: nn.Module) -> int:
+    """A number that loading weights changes, without looking at them."""
+    return sum(parameter._version for parameter in model.parameters())
