@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -106,18 +106,19 @@ def find_checkpoints(directory: str | Path) -> list[Path]:
     return sorted(found, key=lambda p: (p.stat().st_mtime_ns, len(p.name), p.name))
 
 
-def latest_checkpoint(directory: str | Path) -> Path:
-    """The newest checkpoint that can be read.
+def latest_checkpoint(directory: str | Path, needed: Collection[str] = ()) -> Path:
+    """The newest checkpoint that can be read and has the keys that are `needed`; a published one has few.
 
     Raises:
         FileNotFoundError: there is none.
     """
     for path in reversed(find_checkpoints(directory)):
         try:
-            load_checkpoint(path)
+            checkpoint = load_checkpoint(path)
         except CheckpointError:
             continue
-        return path
+        if all(key in checkpoint for key in needed):
+            return path
     raise FileNotFoundError(f"{directory} holds no readable checkpoint to resume from")
 
 

@@ -3,6 +3,9 @@
 An error of the body goes on as it is; an error of a closing handler on top of it is added to it as a note. A
 generator closed by `break`, `return` or an exception in a hand-written loop's own code closes with the reason
 "left"; what a handler raised is an "error" there too.
+
+Closing takes its time: checkpoints become durable, writers get what is theirs. A KeyboardInterrupt that comes when
+the run was to end anyway is somebody who has no time: everything is closed, and nobody is waited for.
 """
 
 from __future__ import annotations
@@ -38,6 +41,21 @@ logger = logging.getLogger("eventloop")
 
 LEFT = "left"
 ERROR = "error"
+AT_ONCE_SECONDS = 0.2
+"""What background subscribers get when nobody waits any more: all of it goes to those that hang."""
+
+
+def ends_at_once(trainer: Trainer) -> bool:
+    """True when the run is being closed because of a second Ctrl-C: nothing may be waited for."""
+    error = trainer.failure
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    if trainer.asked_to_stop:  # by the first one, or by whatever else
+        return True
+    earlier = error.__context__
+    while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
+        earlier = earlier.__context__
+    return earlier is not None
 
 
 class Scope:
@@ -103,13 +121,16 @@ class RunScope(Scope):
     def end(self, reason: str, error: BaseException | None) -> None:
         if not self._outermost:
             return
-        trainer = self.trainer
+        trainer, failed, at_once = self.trainer, error is not None, ends_at_once(self.trainer)
         try:
             text = None if error is None else f"{type(error).__name__}: {error}"
             trainer.announce(AfterRun, reason=reason, error=text)
+        except KeyboardInterrupt:
+            failed = at_once = True
+            raise
         finally:
             trainer.failure = None
-            trainer.end_run(failed=error is not None)
+            trainer.end_run(failed=failed, at_once=at_once)
 
 
 class TrainScope(Scope):

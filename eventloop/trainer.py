@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ from eventloop.evaluate import Evaluators, name_evaluators
 from eventloop.events import Event, StopRequested
 from eventloop.loops import TrainLoop, check_loader, evaluate
 from eventloop.metrics import EventStorage
+from eventloop.optimizers import Optimizers
 from eventloop.packet import Place
 from eventloop.position import LoaderPosition, length_of
 from eventloop.resume import TrainerState
 from eventloop.run import CurrentRun
 from eventloop.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
-from eventloop.scopes import EpochScope, RunScope, TrainScope
+from eventloop.scopes import AT_ONCE_SECONDS, EpochScope, RunScope, TrainScope
 from eventloop.steps import LossFn, forward, predict, train_outputs, val_outputs
+from eventloop.subscription import DrainReport
 from eventloop.summary import shortfalls, summarize
 
 logger = logging.getLogger("eventloop")
@@ -53,7 +56,7 @@ class Trainer:
 
     Args:
         model: the module that is trained.
-        optimizer: stepped by the optimizer hook.
+        optimizer: stepped by the optimizer hook; or several by name, `dict(generator=..., critic=...)`.
         loss_fn: `(model(inputs), target) -> loss`, for batches `(inputs, target)`.
         train_step: `(trainer, batch) -> loss | {"loss": loss, ...}`, instead of `loss_fn`.
         val_step: `(trainer, batch) -> mapping`: 0-dim values are averaged over samples, `preds` and `target` feed
@@ -81,7 +84,7 @@ class Trainer:
         self,
         model: torch.nn.Module,
         *,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizers | None = None,
         loss_fn: LossFn | None = None,
         train_step: Step | None = None,
         val_step: Step | None = None,
@@ -109,7 +112,8 @@ class Trainer:
         self._schedule: Schedule = schedule if val_loader is not None else Never()
         self.device = None if device is None else torch.device(device)
         self.model = model if self.device is None else model.to(self.device)
-        self.optimizer = optimizer
+        self.optimizer: Any = optimizer  # one, or a mapping of them
+        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.schedulers: list[Any] = [*schedulers] if isinstance(schedulers, list | tuple) else [schedulers]
         self.steps_itself = "optimizer" in (default_hooks or {})
         self.loss_fn, self.custom_step, self._val_step = loss_fn, train_step, val_step
@@ -239,9 +243,10 @@ class Trainer:
         Raises:
             TypeError: the step returned no mapping.
         """
-        if self._val_step is not None:
-            return val_outputs(self._val_step(self, batch))
-        return predict(self.model, self.loss_fn, batch)
+        with self.autocast():
+            if self._val_step is not None:
+                return val_outputs(self._val_step(self, batch))
+            return predict(self.model, self.loss_fn, batch)
 
     def summary(self) -> str:
         """Where the time went, what each handler cost, and what each subscriber was given."""
@@ -323,10 +328,20 @@ class Trainer:
         self.position.go_on()
         self.facts.run = facts_of(self)
 
-    def end_run(self, *, failed: bool) -> None:
-        """Deliver everything; after an error also close every writer, because nobody may come back to do so."""
+    def end_run(self, *, failed: bool, at_once: bool = False) -> None:
+        """Deliver everything; after an error also close every writer, because nobody may come back to do so.
+        `at_once`, or when Ctrl-C comes meanwhile, writers get a moment, and what they have not taken then is left."""
         self.running = False
-        report = self.bus.close() if failed else self.bus.flush()
+        try:
+            report = self.bus.close(AT_ONCE_SECONDS if at_once else None) if failed else self.bus.flush()
+        except KeyboardInterrupt:
+            self._report(self.bus.close(AT_ONCE_SECONDS), at_once=True)
+            raise
+        self._report(report, at_once=at_once)
+
+    def _report(self, report: DrainReport, *, at_once: bool) -> None:
+        if at_once and not report.complete:
+            return  # `close` has said what it leaves
         for line in shortfalls(report.stats):
             logger.warning("not everything was delivered: %s", line)
 

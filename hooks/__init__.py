@@ -1,22 +1,114 @@
 """Hooks: synchronous subscribers on a training's critical path. One idea a file."""
 
+from eventloop.hooks.activation_stats import ActivationStats
+from eventloop.hooks.amp import AmpOptimizerHook, Fp16OptimizerHook, GradientCumulativeFp16OptimizerHook
+from eventloop.hooks.averages import (
+    BaseAveragedModel,
+    ExponentialMovingAverage,
+    MomentumAnnealingEMA,
+    StochasticWeightAverage,
+)
+from eventloop.hooks.bn_statistics import get_bn_modules, update_bn_stats
+from eventloop.hooks.callback import CallbackHook, ClosureHook
+from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
 from eventloop.hooks.checkpoint import CheckpointHook
+from eventloop.hooks.early_stopping import EarlyStoppingHook
+from eventloop.hooks.ema import EMAHook
+from eventloop.hooks.empty_cache import EmptyCacheHook
+from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.iter_timer import IterTimerHook
+from eventloop.hooks.iteration_timer import IterationTimer
 from eventloop.hooks.logger import LoggerHook
+from eventloop.hooks.lr_policies import (
+    CosineAnnealingLrUpdaterHook,
+    CosineRestartLrUpdaterHook,
+    CyclicLrUpdaterHook,
+    ExpLrUpdaterHook,
+    FixedLrUpdaterHook,
+    FlatCosineAnnealingLrUpdaterHook,
+    InvLrUpdaterHook,
+    LinearAnnealingLrUpdaterHook,
+    OneCycleLrUpdaterHook,
+    PolyLrUpdaterHook,
+    StepLrUpdaterHook,
+)
+from eventloop.hooks.lr_scheduler import LRScheduler
+from eventloop.hooks.lr_updater import LrUpdaterHook
+from eventloop.hooks.memory import MemoryHook
+from eventloop.hooks.momentum_updater import (
+    CosineAnnealingMomentumUpdaterHook,
+    CyclicMomentumUpdaterHook,
+    LinearAnnealingMomentumUpdaterHook,
+    MomentumUpdaterHook,
+    OneCycleMomentumUpdaterHook,
+    StepMomentumUpdaterHook,
+)
+from eventloop.hooks.one_rank import on_rank
 from eventloop.hooks.optimizer import OptimizerHook
 from eventloop.hooks.param_scheduler import ParamSchedulerHook
+from eventloop.hooks.periodic_writer import PeriodicWriter
+from eventloop.hooks.pet_timer import TestHook
+from eventloop.hooks.precise_bn import PreciseBN
+from eventloop.hooks.profiler import ProfilerHook
 from eventloop.hooks.runtime_info import RuntimeInfoHook
 from eventloop.hooks.sampler_seed import DistSamplerSeedHook
+from eventloop.hooks.sync_buffers import SyncBuffersHook
+from eventloop.hooks.visualization import VisualizationHook
 
 __all__ = [
+    "ActivationStats",
+    "AmpOptimizerHook",
+    "BaseAveragedModel",
+    "CallbackHook",
+    "CheckInvalidLossHook",
     "CheckpointHook",
+    "ClosureHook",
+    "CosineAnnealingLrUpdaterHook",
+    "CosineAnnealingMomentumUpdaterHook",
+    "CosineRestartLrUpdaterHook",
+    "CyclicLrUpdaterHook",
+    "CyclicMomentumUpdaterHook",
     "DistSamplerSeedHook",
+    "EMAHook",
+    "EarlyStoppingHook",
+    "EmptyCacheHook",
+    "ExpLrUpdaterHook",
+    "ExponentialMovingAverage",
+    "FixedLrUpdaterHook",
+    "FlatCosineAnnealingLrUpdaterHook",
+    "Fp16OptimizerHook",
+    "GradientCumulativeFp16OptimizerHook",
+    "GradientCumulativeOptimizerHook",
     "Hook",
+    "InvLrUpdaterHook",
     "IterTimerHook",
+    "IterationTimer",
+    "LRScheduler",
+    "LinearAnnealingLrUpdaterHook",
+    "LinearAnnealingMomentumUpdaterHook",
     "LoggerHook",
+    "LrUpdaterHook",
+    "MemoryHook",
+    "MomentumAnnealingEMA",
+    "MomentumUpdaterHook",
+    "OneCycleLrUpdaterHook",
+    "OneCycleMomentumUpdaterHook",
     "OptimizerHook",
     "ParamSchedulerHook",
+    "PeriodicWriter",
+    "PolyLrUpdaterHook",
+    "PreciseBN",
+    "ProfilerHook",
     "RuntimeInfoHook",
+    "StepLrUpdaterHook",
+    "StepMomentumUpdaterHook",
+    "StochasticWeightAverage",
+    "SyncBuffersHook",
+    "TestHook",
+    "VisualizationHook",
+    "get_bn_modules",
     "on",
+    "on_rank",
+    "update_bn_stats",
 ]

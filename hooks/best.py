@@ -1,10 +1,13 @@
-"""Which of two scores is better."""
+"""Which scores are watched, and which of two is better."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, cast
+
+from eventloop.catalogue import suggest
 
 Rule = Literal["greater", "less"]
 
@@ -13,6 +16,103 @@ _GREATER = {
     "acc", "accuracy", "top", "top1", "top5", "ar", "auc", "auroc", "precision", "recall", "f1", "map", "mdice",
     "dice", "miou", "iou", "macc", "aacc", "psnr", "ssim", "bleu", "rouge", "kappa",
 }  # fmt: skip
+
+
+class Best(NamedTuple):
+    """The best score so far, the file that has it, and the metric; None, "" and "" before the first."""
+
+    score: float | None = None
+    name: str = ""
+    metric: str = ""
+
+
+class BestMetrics:
+    """Which metrics are watched, and what is better in each.
+
+    Args:
+        save_best: a metric, several, or "auto" for the first of the first validation.
+        rule: "greater" or "less", for all of them or one each; by default told from the names.
+        greater_keys, less_keys: parts of names, asked before `infer_rule` is.
+
+    Raises:
+        TypeError, ValueError: see the message.
+    """
+
+    def __init__(
+        self,
+        save_best: str | Sequence[str] | None,
+        rule: Rule | Sequence[Rule] | None = None,
+        greater_keys: str | Sequence[str] | None = None,
+        less_keys: str | Sequence[str] | None = None,
+    ) -> None:
+        self.metrics = _texts("save_best", save_best)
+        self._greater, self._less = _texts("greater_keys", greater_keys), _texts("less_keys", less_keys)
+        rules = _texts("rule", rule)
+        for each in rules:
+            if each not in ("greater", "less"):
+                raise ValueError(f"unknown rule {each!r}{suggest(each, ['greater', 'less'])}")
+        if "auto" in self.metrics and len(self.metrics) > 1:
+            raise ValueError(f"save_best='auto' stands alone, got {self.metrics}")
+        if len(rules) > 1 and len(rules) != len(self.metrics):
+            raise ValueError(f"give one rule, or one for each metric: got {len(rules)} for {self.metrics}")
+        if len(rules) == 1:
+            rules *= max(1, len(self.metrics))
+        self._given: list[str] = rules
+        self._rules: dict[str, Rule] = {}
+        for metric in self.metrics:
+            if metric != "auto":
+                self.rule_of(metric)
+
+    def __bool__(self) -> bool:
+        return bool(self.metrics)
+
+    def settle(self, metrics: Mapping[str, float]) -> None:
+        """Check the metrics of a validation, and settle what "auto" is.
+
+        Raises:
+            KeyError: one that is watched is not among them (with a suggestion).
+            ValueError: no rule is known for the first of them.
+        """
+        if self.metrics == ["auto"] and metrics:
+            self.metrics = [next(iter(metrics))]
+        for metric in self.metrics:
+            if metric not in metrics:
+                known = suggest(metric, [*metrics]) if metrics else ": it returned none"
+                raise KeyError(f"save_best={metric!r} is no metric of the validation{known}")
+
+    def rule_of(self, metric: str) -> Rule:
+        """What is better in a metric.
+
+        Raises:
+            ValueError: its name does not say.
+        """
+        if metric not in self._rules:
+            given = self._given[self.metrics.index(metric)] if self._given else None
+            self._rules[metric] = cast(Rule, given) if given else self._infer(metric)
+        return self._rules[metric]
+
+    def _infer(self, metric: str) -> Rule:
+        name = metric.lower()
+        for fits in (name.__eq__, name.__contains__):  # a whole name says more than a part of one
+            greater = any(fits(key.lower()) for key in self._greater)
+            less = any(fits(key.lower()) for key in self._less)
+            if greater and less:
+                raise ValueError(f"greater_keys and less_keys both fit {metric!r}: say its rule")
+            if greater or less:
+                return "greater" if greater else "less"
+        return infer_rule(metric)
+
+
+def _texts(what: str, value: object) -> list[str]:
+    """A text or several, each once."""
+    if value is None:
+        return []
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, Sequence) or not all(isinstance(each, str) for each in values):
+        raise TypeError(f"{what} must be a text or a list of them, got {value!r}")
+    if not values or (what != "rule" and len(set(values)) < len(values)):
+        raise ValueError(f"{what} must name something, each once, got {value!r}")
+    return list(values)
 
 
 def infer_rule(metric: str) -> Rule:

@@ -183,7 +183,7 @@ def test_best_says_of_itself_that_it_is_the_best(
     best_of(0.25, 0.75)
 
     saved = load_checkpoint(tmp_path / "run" / "best_acc_epoch_2.pth")["hooks"]["checkpoint"]
-    assert saved["best"] == {"score": 0.75, "name": "best_acc_epoch_2.pth", "metric": "acc"}
+    assert saved["bests"] == {"acc": [0.75, "best_acc_epoch_2.pth", "acc"]}
 
 
 @pytest.mark.parametrize(

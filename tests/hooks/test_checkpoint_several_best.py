@@ -1,0 +1,147 @@
+"""CheckpointHook: several best checkpoints, published ones, and what may be left out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.checkpoint import CheckpointError, load_checkpoint
+from eventloop.hooks import CheckpointHook
+from eventloop.hooks.best import BestMetrics
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+Scripted = Callable[..., dict[str, Any]]
+Files = Callable[..., list[str]]
+
+SCORES = [{"acc": 0.5, "loss": 3.0}, {"acc": 0.25, "loss": 2.0}, {"acc": 0.75, "loss": 2.5}]
+
+
+@pytest.fixture
+def train(make_trainer: Make, scripted: Scripted) -> Callable[..., Trainer]:
+    """Train an epoch for each of `SCORES` with one hook."""
+
+    def run(**options: Any) -> Trainer:
+        hook = CheckpointHook(**options)
+        trainer = make_trainer(max_epochs=len(SCORES), hooks=[hook], **scripted(*SCORES))
+        trainer.train()
+        return trainer
+
+    return run
+
+
+def hook_of(trainer: Trainer) -> CheckpointHook:
+    return next(hook for hook in trainer.hooks if isinstance(hook, CheckpointHook))
+
+
+def test_each_metric_has_its_best(train: Callable[..., Trainer], files: Files) -> None:
+    """With a list, the best of each is kept, and what it replaces is removed."""
+    trainer = train(save_best=["acc", "loss"], save_last=False)
+
+    assert files() == ["best_acc_epoch_3.pth", "best_loss_epoch_2.pth"]
+    assert {m: b.score for m, b in hook_of(trainer).bests.items()} == {"acc": 0.75, "loss": 2.0}
+    assert hook_of(trainer).best.metric == "acc"
+
+
+def test_one_rule_each(train: Callable[..., Trainer], files: Files) -> None:
+    """A rule for each metric goes by their order, one alone is for all."""
+    train(save_best=["acc", "loss"], rule=["less", "greater"], save_last=False)
+    assert files() == ["best_acc_epoch_2.pth", "best_loss_epoch_1.pth"]
+
+    train(save_best=["acc", "loss"], rule="less", save_last=False)
+    assert "best_loss_epoch_2.pth" in files()
+
+
+def test_best_scores_of_all_metrics_survive_a_resume(
+    train: Callable[..., Trainer], make_trainer: Make, scripted: Scripted, files: Files
+) -> None:
+    """A resumed run compares each metric with its own saved score."""
+    train(save_best=["acc", "loss"])
+    hook = CheckpointHook(save_best=["acc", "loss"])
+    resumed = make_trainer(max_epochs=4, hooks=[hook], **scripted({"acc": 0.6, "loss": 1.0}))
+    resumed.resume()
+    resumed.train()
+
+    assert {m: b.score for m, b in hook.bests.items()} == {"acc": 0.75, "loss": 1.0}
+    assert [name for name in files() if name.startswith("best")] == [
+        "best_acc_epoch_3.pth",
+        "best_loss_epoch_4.pth",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "keys", "rule"),
+    [
+        ("quality", {"greater_keys": "qual"}, "greater"),
+        ("acc", {"less_keys": ["acc"]}, "less"),
+        ("stop_loss", {"greater_keys": "stop_loss", "less_keys": "loss"}, "greater"),
+        ("accuracy", {"less_keys": "perplexity"}, "greater"),
+    ],
+)
+def test_keys_say_what_is_better(metric: str, keys: dict[str, Any], rule: str) -> None:
+    """`greater_keys` and `less_keys` are asked before the rules known here; a whole name says more than a part."""
+    assert BestMetrics(metric, **keys).rule_of(metric) == rule
+
+
+def test_published(train: Callable[..., Trainer], files: Files) -> None:
+    """At the end the last and the best are written again with the chosen keys, under a name that says their hash."""
+    trainer = train(save_best="acc", published_keys=["state_dict", "meta"])
+    made = [name for name in files() if "-" in name]
+
+    assert sorted(name.rsplit("-")[0] for name in made) == ["best_acc_epoch_3", "epoch_3"]
+    for name in made:
+        path = trainer.work_dir / name
+        assert load_checkpoint(path).keys() == {"state_dict", "meta"}
+        assert hashlib.sha256(path.read_bytes()).hexdigest()[:8] == path.stem.rsplit("-")[1]
+
+
+def test_a_key_that_is_not_there_to_publish(
+    train: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named, and the rest is published."""
+    trainer = train(published_keys=["state_dict", "ema"])
+
+    assert "epoch_3.pth has no ema to publish: it has meta, state_dict" in caplog.text
+    (path,) = trainer.work_dir.glob("epoch_3-*.pth")
+    assert [*torch.load(path, weights_only=True)] == ["state_dict"]
+
+
+def test_published_files_are_not_resumed_from(train: Callable[..., Trainer], make_trainer: Make) -> None:
+    """`resume()` takes the newest checkpoint that has everything, although a published one is newer."""
+    trainer = train(published_keys="state_dict")
+
+    assert make_trainer(max_epochs=4).resume() == trainer.work_dir / "epoch_3.pth"
+
+
+def test_left_out(train: Callable[..., Trainer], make_trainer: Make) -> None:
+    """Without optimizer and schedulers a checkpoint serves for its weights, and says why it cannot be resumed."""
+    trainer = train(save_optimizer=False, save_param_scheduler=False)
+    path = trainer.work_dir / "epoch_3.pth"
+
+    assert {"optimizer", "param_schedulers"}.isdisjoint(load_checkpoint(path))
+    with pytest.raises(
+        CheckpointError, match="cannot be resumed from, it has no optimizer, param_schedulers"
+    ):
+        make_trainer(max_epochs=4).resume(path)
+    make_trainer(max_epochs=4).load_checkpoint(path)
+
+
+def test_nothing_is_published_after_an_error(make_trainer: Make, tmp_path: Path) -> None:
+    """A run that failed publishes nothing."""
+
+    def fail(trainer: Trainer, event: Any) -> None:
+        if trainer.iter == 1:
+            raise RuntimeError("no more")
+
+    trainer = make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1, published_keys="state_dict")])
+    trainer.bus.subscribe(fail, "after_train_epoch", priority="LOWEST")
+    trainer.bus.subscribe(fail, "after_train_iter", priority="LOWEST")
+    with pytest.raises(RuntimeError, match="no more"):
+        trainer.train()
+
+    assert not list(trainer.work_dir.glob("*-*.pth"))
