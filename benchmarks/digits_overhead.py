@@ -28,6 +28,8 @@ import argparse
 import gc
 import io
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +71,50 @@ def bare(job: Job, epochs: int, directory: Path) -> Iterator[None]:
                 job.step(batch)
         yield
         yield
+
+
+WRITES_BYTES = """
+import os, sys
+folder, data = sys.argv[1], os.urandom(int(sys.argv[2]))
+for number, _ in enumerate(iter(lambda: sys.stdin.buffer.read(1), b"")):
+    file = os.open(f"{folder}/new", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.write(file, data)
+    os.fsync(file)
+    os.close(file)
+    os.replace(f"{folder}/new", f"{folder}/{number % 3}")
+    file = os.open(folder, os.O_RDONLY)
+    os.fsync(file)
+    os.close(file)
+    sys.stdout.write(".")
+    sys.stdout.flush()
+"""
+
+
+def bytes_alone(job: Job, epochs: int, directory: Path) -> Iterator[None]:
+    """The bare loop, beside a process that syncs as many bytes each epoch as a checkpoint has, and does nothing
+    else: what the machine itself charges for them."""
+    state = {"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()}
+    torch.save(state, directory / "size.pth")
+    size = 2 * (directory / "size.pth").stat().st_size  # momentum comes with the first step
+    other = subprocess.Popen(
+        [sys.executable, "-c", WRITES_BYTES, str(directory), str(size)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert other.stdin is not None
+    assert other.stdout is not None
+    try:
+        while True:
+            for _ in range(epochs):
+                for batch in job.loader:
+                    job.step(batch)
+                other.stdin.write(b".")
+                other.stdin.flush()
+            yield
+            other.stdout.read(epochs)
+            yield
+    finally:
+        other.stdin.close()
+        other.wait()
 
 
 def by_hand(job: Job, epochs: int, directory: Path) -> Iterator[None]:
@@ -133,6 +179,7 @@ def eventloop(
 
 OURS: dict[str, Training] = {
     BARE: bare,
+    "bare, bytes synced beside it": bytes_alone,
     "by hand": by_hand,
     "eventloop, hooks only": partial(eventloop, writers=False, saves=False),
     "eventloop, no checkpoint": partial(eventloop, saves=False),

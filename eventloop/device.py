@@ -71,7 +71,10 @@ class HostCopy:
         values = [0.0] * self._size
         for group in self._groups:
             if group.copied is None or group.pinned is None:
-                numbers = _stack(group.tensors).tolist()
+                if group.tensors[0].is_cpu:  # a dozen times cheaper than to stack them
+                    numbers = [tensor.item() for tensor in group.tensors]
+                else:
+                    numbers = _stack(group.tensors).tolist()
             else:
                 group.copied.synchronize()
                 numbers = group.pinned[: len(group.indices)].tolist()

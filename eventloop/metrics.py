@@ -76,7 +76,15 @@ class EventStorage:
             TypeError: `value` is no single number.
             ValueError: the name was put with another hint before.
         """
-        self.put_scalars({name: value}, smoothing_hint, cur_iter)
+        if self._prefix:
+            name = self._prefix + name
+        column = self._columns.get(name)
+        if column is None or column.smooth is not smoothing_hint:
+            column = self._begin(name, smoothing_hint)
+        column.values.append(value if type(value) is float else self._single_number(name, value))
+        column.moments.append(self._moment(cur_iter))
+        if len(column.values) > PENDING_LIMIT:
+            self._forget_half(column)
 
     def put_scalars(
         self, scalars: Mapping[str, Value], smoothing_hint: bool = True, cur_iter: int | None = None

@@ -1,0 +1,333 @@
+"""The peers' hooks for `hook_cost`, MMEngine's apart: their own classes, called as their own loops call them, with their
+own engine or trainer. Nothing is emulated, but a storage: fvcore has the buffer only.
+
+A peer is here where it does the work of the row: keeps the same numbers, or moves the same tensors. Peers are imported
+by name at run time, so that one which is not installed can be reported as such.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as torch_lr
+from torch.optim import swa_utils
+
+from benchmarks import _hook_mmengine
+from benchmarks._hook_bench import FOREVER, INTERVAL, Bench, Layers, Peer, quiet
+from benchmarks._hook_numbers import FOUR, LENGTHS, PUT
+from benchmarks._timing import Case
+
+TORCH, IGNITE, LIGHTNING, FVCORE, TRANSFORMERS = (
+    "torch", "pytorch-ignite", "lightning", "fvcore", "transformers",
+)  # fmt: skip
+
+
+# --- PyTorch -----------------------------------------------------------------------------------------------
+
+
+def averaged_model(bench: Bench, label: str) -> Case:
+    """AveragedModel with its foreach function."""
+    model = Layers()
+    average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9998))
+    names = {"update": average.update_parameters, "model": model}
+    return bench.iterations(label, "update(model)", names, part=100)
+
+
+# --- ignite ------------------------------------------------------------------------------------------------
+
+
+def engine_with(output: object) -> Any:
+    """An engine whose process function has returned `output`."""
+    engine = import_module("ignite.engine").Engine(lambda engine, batch: None)
+    engine.state.output, engine.state.metrics = output, {"loss": 0.5}
+    return engine
+
+
+def ignite_ema(bench: Bench, label: str) -> Case:
+    """EMAHandler, the function it attaches."""
+    handler = import_module("ignite.handlers").EMAHandler(Layers(), momentum=0.0002)
+    engine = engine_with(None)
+    handler.attach(engine)
+    names = {"update": handler._update_ema_model, "engine": engine}
+    return bench.iterations(label, "update(engine, 'ema_momentum')", names, part=100)
+
+
+def ignite_nan(bench: Bench, label: str) -> Case:
+    """TerminateOnNan, which reads each loss."""
+    with quiet():
+        handler = import_module("ignite.handlers").TerminateOnNan()
+    names = {"handler": handler, "engine": engine_with(bench.losses(1).losses[0].detach())}
+    return bench.iterations(label, "handler(engine)", names)
+
+
+def ignite_early_stopping(bench: Bench, label: str) -> Case:
+    """EarlyStopping with the same score."""
+    engine = engine_with(None)
+    with quiet():
+        handler = import_module("ignite.handlers").EarlyStopping(
+            FOREVER, lambda engine: engine.state.metrics["loss"], engine, mode="min"
+        )
+    return bench.iterations(label, "handler(engine)", {"handler": handler, "engine": engine})
+
+
+def ignite_scheduler(bench: Bench, label: str) -> Case:
+    """Its wrapper of one of PyTorch's schedulers, which takes `get_lr()` and leaves `step()` out: PyTorch's checks are
+    not made, and `get_last_lr()` stays behind."""
+    job = bench.losses(1)
+    job.optimizer.step()
+    job.optimizer._opt_called = True  # type: ignore[attr-defined]
+    scheduler = torch_lr.LinearLR(job.optimizer, 0.1, total_iters=FOREVER)
+    handler = import_module("ignite.handlers").LRScheduler(scheduler)
+    names = {"handler": handler, "engine": engine_with(None)}
+    return bench.iterations(label, "handler(engine)", names, part=5)
+
+
+def ignite_cosine(bench: Bench, label: str) -> Case:
+    """Its own cosine."""
+    handler = import_module("ignite.handlers").CosineAnnealingScheduler(
+        bench.losses(1).optimizer, "lr", 0.01, 1e-4, FOREVER
+    )
+    names = {"handler": handler, "engine": engine_with(None)}
+    return bench.iterations(label, "handler(engine)", names)
+
+
+# --- Lightning ---------------------------------------------------------------------------------------------
+
+
+def lightning_trainer(bench: Bench, **options: Any) -> tuple[Any, Any]:
+    """A Trainer that fits, and a module."""
+    lightning = import_module("lightning.pytorch")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+    with quiet():
+        trainer = lightning.Trainer(
+            accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, default_root_dir=str(bench.own_directory()), **options,
+        )  # fmt: skip
+    trainer.state.fn = import_module("lightning.pytorch.trainer.states").TrainerFn.FITTING
+    trainer.training = True
+    return trainer, Module(Layers())
+
+
+LIGHTNING_ITER = "callback.on_train_batch_end(trainer, module, None, None, 7)"
+
+
+def lightning_ema(bench: Bench, label: str, callback: str, **arguments: Any) -> Case:
+    """One of its averaging callbacks; the count of steps, which its loop advances, is advanced here."""
+    trainer, module = lightning_trainer(bench)
+    own = getattr(import_module("lightning.pytorch.callbacks"), callback)(**arguments)
+    own.setup(trainer, module, "fit")
+    loop = trainer.fit_loop.epoch_loop.automatic_optimization
+    steps = loop.optim_progress.optimizer.step.total
+    names = {"callback": own, "trainer": trainer, "module": module, "steps": steps}
+    return bench.iterations(label, f"steps.completed += 1; {LIGHTNING_ITER}", names, part=100)
+
+
+def lightning_early_stopping(bench: Bench, label: str) -> Case:
+    """EarlyStopping with the same score, as the tensor that it is there."""
+    trainer, module = lightning_trainer(bench)
+    callback = import_module("lightning.pytorch.callbacks").EarlyStopping(
+        "loss", patience=FOREVER, check_on_train_epoch_end=False
+    )
+    trainer._logger_connector._callback_metrics["loss"] = torch.tensor(0.5)
+    names = {"callback": callback, "trainer": trainer, "module": module}
+    return bench.iterations(label, "callback.on_validation_end(trainer, module)", names, part=5)
+
+
+def lightning_checkpoint(bench: Bench, label: str) -> Case:
+    """ModelCheckpoint by steps."""
+    trainer, module = lightning_trainer(bench)
+    callback = import_module("lightning.pytorch.callbacks").ModelCheckpoint(every_n_train_steps=1000)
+    trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = 7
+    names = {"callback": callback, "trainer": trainer, "module": module}
+    return bench.iterations(label, LIGHTNING_ITER, names)
+
+
+def lightning_memory(bench: Bench, label: str) -> Case:
+    """DeviceStatsMonitor, which says the machine's memory and load (of psutil) every 10 steps, into a logger that
+    does nothing."""
+    trainer, module = lightning_trainer(bench, log_every_n_steps=INTERVAL)
+    trainer.loggers = [import_module("lightning.pytorch.loggers.logger").DummyLogger()]
+    callback = import_module("lightning.pytorch.callbacks").DeviceStatsMonitor()
+    callback.setup(trainer, module, "fit")
+    names = {
+        "callback": callback, "trainer": trainer, "module": module, "loop": trainer.fit_loop.epoch_loop
+    }  # fmt: skip
+    body = f"loop._batches_that_stepped += 1; callback.on_train_batch_start(trainer, module, None, 7); {LIGHTNING_ITER}"
+    return bench.iterations(label, body, names, part=2)
+
+
+# --- transformers ------------------------------------------------------------------------------------------
+
+
+def transformers_early_stopping(bench: Bench, label: str) -> Case:
+    """EarlyStoppingCallback with the same score."""
+    transformers = import_module("transformers")
+    with quiet():
+        args = transformers.TrainingArguments(
+            str(bench.own_directory()), metric_for_best_model="loss", greater_is_better=False, use_cpu=True,
+            report_to="none",
+        )  # fmt: skip
+    state, control = transformers.TrainerState(best_metric=0.5), transformers.TrainerControl()
+    callback = transformers.EarlyStoppingCallback(FOREVER)
+    names = {
+        "callback": callback,
+        "args": args,
+        "state": state,
+        "control": control,
+        "scores": {"eval_loss": 0.5},
+    }
+    return bench.iterations(label, "callback.on_evaluate(args, state, control, metrics=scores)", names)
+
+
+# --- fvcore ------------------------------------------------------------------------------------------------
+
+
+class FvcoreStorage:
+    """The least a storage over fvcore's buffers does, which are detectron2's: names with a prefix, one hint each,
+    the latest values. It reads tensors at once."""
+
+    def __init__(self, length: int) -> None:
+        self._histories: dict[str, Any] = defaultdict(
+            import_module("fvcore.common.history_buffer").HistoryBuffer
+        )
+        self._hints: dict[str, bool] = {}
+        self._latest: dict[str, tuple[float, int]] = {}
+        self._prefix, self._iter, self._length = "", 7, length
+
+    def put_scalar(self, name: str, value: Any, smoothing_hint: bool = True) -> None:
+        """Put one."""
+        name = self._prefix + name
+        if self._hints.setdefault(name, smoothing_hint) is not smoothing_hint:
+            raise ValueError(name)
+        number = float(value)
+        self._histories[name].update(number, self._iter)
+        self._latest[name] = (number, self._iter)
+
+    def put_scalars(self, **values: Any) -> None:
+        """Put several."""
+        for name, value in values.items():
+            self.put_scalar(name, value)
+
+    def put_back(self, *names: str) -> None:
+        """Give the histories the length they are timed at."""
+        for name in names:
+            history = self._histories[name]
+            del history.values()[self._length :]
+            while len(history.values()) < self._length:
+                history.update(0.5, 7)
+
+
+def fv_storage(bench: Bench, label: str, length: int, tensor: bool = False) -> Case:
+    """One value."""
+    storage = FvcoreStorage(length)
+    storage.put_back("loss")
+    names = {"put": storage.put_scalar, "value": bench.losses(1).losses[0].detach() if tensor else 0.5}
+    return bench.iterations(
+        label, "put('loss', value)", names, part=2, after=lambda: storage.put_back("loss")
+    )
+
+
+def fv_storage_four(bench: Bench, label: str, length: int) -> Case:
+    """Four values."""
+    storage = FvcoreStorage(length)
+    storage.put_back(*FOUR)
+    names = {"put": storage.put_scalars, "values": dict.fromkeys(FOUR, 0.5)}
+    return bench.iterations(label, "put(**values)", names, part=2, after=lambda: storage.put_back(*FOUR))
+
+
+def fv_history(bench: Bench, label: str, length: int) -> Case:
+    """HistoryBuffer.update."""
+    history = import_module("fvcore.common.history_buffer").HistoryBuffer()
+    for index in range(length):
+        history.update(0.5, index)
+    return bench.iterations(label, "update(0.5, 7)", {"update": history.update}, part=2)
+
+
+def fv_schedule(bench: Bench, label: str, name: str, *arguments: Any) -> Case:
+    """A schedule of fvcore's is a function of the part of the run that is done; LambdaLR makes a rate of it, as
+    detectron2's LRMultiplier does."""
+    schedule = getattr(import_module("fvcore.common.param_scheduler"), name)(*arguments)
+    job = bench.losses(1)
+    job.optimizer.step()
+    scheduler = torch_lr.LambdaLR(job.optimizer, lambda step: schedule(min(step / FOREVER, 0.999)))
+    job.optimizer._opt_called = True  # type: ignore[attr-defined]
+    return bench.iterations(label, "scheduler.step()", {"scheduler": scheduler}, part=5)
+
+
+def fv_policies() -> list[Peer]:
+    """fvcore's schedule for each policy that it has."""
+    arguments: dict[str, tuple[Any, ...]] = {
+        "Fixed": ("ConstantParamScheduler", 1.0),
+        "Step": ("MultiStepParamScheduler", [1.0, 0.1, 0.01], None, [30_000, 60_000, 100_000]),
+        "Exp": ("ExponentialParamScheduler", 1.0, 0.02),
+        "Poly": ("PolynomialDecayParamScheduler", 1.0, 0.9),
+        "CosineAnnealing": ("CosineParamScheduler", 1.0, 0.01),
+        "LinearAnnealing": ("LinearParamScheduler", 1.0, 0.01),
+    }
+
+    def make(bench: Bench, label: str, given: tuple[Any, ...]) -> Case:
+        return fv_schedule(bench, label, *given)
+
+    return [
+        Peer(f"{policy} policy", f"fvcore {given[0]} in LambdaLR", FVCORE, partial(make, given=given))
+        for policy, given in arguments.items()
+    ]
+
+
+EARLY, TORCHS = "EarlyStoppingHook, a validation", "ParamSchedulerHook, PyTorch's LinearLR"
+FOREACH = "WeightAveraging, multi_avg_fn"
+AVERAGES: list[Peer] = [
+    Peer("EMAHook", "torch AveragedModel, multi_avg_fn", TORCH, averaged_model),
+    Peer("EMAHook", "ignite EMAHandler", IGNITE, ignite_ema),
+    Peer(
+        "EMAHook", "Lightning EMAWeightAveraging", LIGHTNING,
+        partial(lightning_ema, callback="EMAWeightAveraging", decay=0.9998),
+    ),
+    Peer(
+        "EMAHook", f"Lightning {FOREACH}", LIGHTNING,
+        partial(
+            lightning_ema, callback="WeightAveraging",
+            multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9998),
+        ),
+    ),
+]  # fmt: skip
+OTHERS: list[Peer] = [
+    Peer(TORCHS, "ignite LRScheduler", IGNITE, ignite_scheduler),
+    Peer("CosineAnnealing policy", "ignite CosineAnnealingScheduler", IGNITE, ignite_cosine),
+    Peer("CheckInvalidLossHook", "ignite TerminateOnNan", IGNITE, ignite_nan),
+    Peer(EARLY, "ignite EarlyStopping", IGNITE, ignite_early_stopping),
+    Peer(EARLY, "Lightning EarlyStopping", LIGHTNING, lightning_early_stopping),
+    Peer(EARLY, "transformers EarlyStoppingCallback", TRANSFORMERS, transformers_early_stopping),
+    Peer("CheckpointHook, not due", "Lightning ModelCheckpoint", LIGHTNING, lightning_checkpoint),
+    Peer("MemoryHook", "Lightning DeviceStatsMonitor", LIGHTNING, lightning_memory),
+]
+
+
+def fv_numbers() -> list[Peer]:
+    """What is put into histories of each length."""
+    storage, peers = "a storage over fvcore's HistoryBuffer", []
+    for length in LENGTHS:
+        rows = {
+            f"{PUT}a float": (storage, partial(fv_storage, length=length)),
+            f"{PUT}a tensor": (storage, partial(fv_storage, length=length, tensor=True)),
+            "EventStorage.put_scalars, 4 floats": (storage, partial(fv_storage_four, length=length)),
+            "HistoryBuffer.update": ("fvcore HistoryBuffer.update", partial(fv_history, length=length)),
+        }
+        peers += [
+            Peer(f"{row}, history {length:,}", label, FVCORE, make) for row, (label, make) in rows.items()
+        ]
+    return peers
+
+
+PEERS = [*_hook_mmengine.PEERS, *AVERAGES, *OTHERS, *fv_policies(), *fv_numbers()]
+"""All of them."""

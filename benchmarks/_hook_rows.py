@@ -1,0 +1,316 @@
+"""Each hook of `hook_cost` alone, and the same work by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler as torch_lr
+
+from benchmarks._hook_bench import (
+    BY_HAND,
+    FOREVER,
+    HISTORY,
+    INTERVAL,
+    OURS,
+    Bench,
+    Collected,
+    Layers,
+    remember,
+)
+from benchmarks._timing import Case
+from eventloop import param_schedulers
+from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrain, BeforeTrainEpoch
+from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
+from eventloop.hooks.checkpoint import CheckpointHook
+from eventloop.hooks.early_stopping import EarlyStoppingHook
+from eventloop.hooks.ema import EMAHook
+from eventloop.hooks.empty_cache import EmptyCacheHook
+from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
+from eventloop.hooks.iter_timer import IterTimerHook
+from eventloop.hooks.logger import LoggerHook
+from eventloop.hooks.memory import MIB, STATM, MemoryHook
+from eventloop.hooks.optimizer import OptimizerHook
+from eventloop.hooks.param_scheduler import ParamSchedulerHook
+from eventloop.hooks.runtime_info import RuntimeInfoHook
+from eventloop.hooks.sampler_seed import DistSamplerSeedHook
+from eventloop.writers import ConsoleWriter, JSONLWriter
+
+NUMBERS = ("loss", "time", "data_time", "step_time", "hook_time")
+"""What the default hooks put in each iteration."""
+AFTER_ITER = "hook.after_train_iter(trainer, event)"
+
+
+def runtime_info(bench: Bench) -> list[Case]:
+    """The numbers of `trainer.outputs`, put: a loss."""
+    trainer, hook = bench.trainer(), RuntimeInfoHook()
+    loss = bench.losses(1).losses[0]
+    trainer.outputs = {"loss": loss}
+    remember(trainer.metrics, ["loss"], HISTORY)
+    own = Collected(trainer.metrics)
+    names = {"hook": hook, "trainer": trainer, **own.names}
+    kept: list[Any] = []
+    return [
+        _with_events(bench, names, own),
+        bench.iterations(
+            BY_HAND,
+            "keep((loss.detach(), 7))",
+            {"loss": loss, "keep": kept.append},
+            part=2,
+            after=kept.clear,
+        ),
+        bench.background(lambda: _call(hook, trainer), trainer.metrics),
+    ]
+
+
+def iter_timer(bench: Bench) -> list[Case]:
+    """The time of the iteration and its three parts, put."""
+    trainer, hook = bench.trainer(), IterTimerHook()
+    hook.before_train_epoch(trainer, BeforeTrainEpoch())
+    remember(trainer.metrics, NUMBERS[1:], HISTORY)
+    own = Collected(trainer.metrics)
+    kept: list[Any] = []
+    body = (
+        "now = clock(); keep((now - last, 7)); keep((waited, 7)); keep((took, 7)); "
+        "keep((now - last - waited - took, 7)); last = now"
+    )
+    by_hand = {"clock": perf_counter, "keep": kept.append, "last": 0.0, "waited": 0.001, "took": 0.002}
+    return [
+        _with_events(bench, {"hook": hook, "trainer": trainer, **own.names}, own),
+        bench.iterations(BY_HAND, body, by_hand, part=2, after=kept.clear),
+        bench.background(lambda: _call(hook, trainer), trainer.metrics),
+    ]
+
+
+def optimizer(bench: Bench) -> list[Case]:
+    """zero_grad, backward and step of SGD; the losses are there."""
+    hook = OptimizerHook()
+    body = "optimizer.zero_grad(set_to_none=True); loss.backward(); optimizer.step()"
+    return _steps(bench, hook, body)
+
+
+def gradient_cumulative(bench: Bench) -> list[Case]:
+    """The same with a step every 4 iterations."""
+    hook = GradientCumulativeOptimizerHook(cumulative_iters=4)
+    body = (
+        "(loss / 4).backward(); count += 1"
+        "\nif count % 4 == 0: optimizer.step(); optimizer.zero_grad(set_to_none=True)"
+    )
+    return _steps(bench, hook, body)
+
+
+def _steps(bench: Bench, hook: OptimizerHook, by_hand: str) -> list[Case]:
+    count = max(bench.number // 40, 1) * 4
+    ours, theirs = bench.losses(count), bench.losses(count)
+    trainer = bench.trainer(ours.model, optimizer=ours.optimizer, default_hooks={"optimizer": hook})
+    event = AfterTrainIter(iter=7, batch_idx=7)
+    names = {"hook": hook, "trainer": trainer, "outputs": ours.outputs, "event": event}
+    plain = {"outputs": theirs.outputs, "optimizer": theirs.optimizer, "count": 0}
+    return [
+        bench.over(OURS, "for trainer.outputs in outputs", AFTER_ITER, count, names, lambda: ours.make(count)),
+        bench.over(BY_HAND, "for output in outputs", f"loss = output['loss']\n{by_hand}", count, plain, lambda: theirs.make(count)),
+    ]  # fmt: skip
+
+
+def logger(bench: Bench) -> list[Case]:
+    """Five numbers put in each iteration; every 10 the rate is put too and all is sent to a console and a JSONL
+    writer. By hand: a line printed and one written, of one value each."""
+    hook = LoggerHook(INTERVAL)
+    job = bench.losses(1)
+    trainer = bench.trainer(
+        job.model,
+        optimizer=job.optimizer,
+        default_hooks={"logger": hook},
+        writers=[ConsoleWriter(stream=io.StringIO()), JSONLWriter()],
+    )
+    numbers = dict.fromkeys(NUMBERS, 0.01) | {"loss": job.losses[0]}
+    remember(trainer.metrics, NUMBERS, HISTORY)
+    put = trainer.metrics.put_scalars
+    ours = {"hook": hook, "trainer": trainer, "put": put, "numbers": numbers}
+    console, lines = io.StringIO(), open(bench.own_directory() / "lines.jsonl", "w")  # noqa: SIM115
+    bench.stack.callback(lines.close)
+
+    def log(loss: torch.Tensor) -> None:
+        value = {"step": 8, "loss": loss.item(), "lr": 0.01, "time": 0.01}
+        print(value, file=console)
+        lines.write(json.dumps(value) + "\n")
+
+    by_hand = {"log": log, "loss": job.losses[0]}
+    return [
+        bench.iterations(
+            OURS, f"put(numbers); {AFTER_ITER}", ours, part=2, head="for event in events",
+            after=trainer.bus.flush,
+        ),
+        bench.iterations(BY_HAND, "pass", by_hand, part=2, end="log(loss)"),
+        bench.background(lambda: put(numbers), trainer.metrics),
+    ]  # fmt: skip
+
+
+def scheduler_of_torch(bench: Bench) -> list[Case]:
+    """One of PyTorch's schedulers, LinearLR, stepped each iteration."""
+    return _schedulers(bench, lambda optimizer: torch_lr.LinearLR(optimizer, 0.1, total_iters=FOREVER))
+
+
+def scheduler_by_name(bench: Bench) -> list[Case]:
+    """MMEngine's LinearLR by its name, a window of PyTorch's; by hand PyTorch's alone."""
+
+    def make(optimizer: torch.optim.Optimizer) -> Any:
+        return param_schedulers.LinearLR(optimizer, 0.1, end=FOREVER, by_epoch=False)
+
+    return _schedulers(bench, make)
+
+
+def _schedulers(bench: Bench, make: Callable[[torch.optim.Optimizer], Any]) -> list[Case]:
+    jobs = [bench.losses(1), bench.losses(1)]
+    for job in jobs:
+        job.optimizer.step()
+    hook, scheduler = ParamSchedulerHook(), make(jobs[0].optimizer)
+    trainer = bench.trainer(
+        jobs[0].model, max_epochs=FOREVER // 1000, optimizer=jobs[0].optimizer, schedulers=[scheduler],
+        default_hooks={"param_scheduler": hook},
+    )  # fmt: skip
+    hook.before_train(trainer, BeforeTrain())
+    alone = torch_lr.LinearLR(jobs[1].optimizer, 0.1, total_iters=FOREVER)
+    for job in jobs:
+        job.optimizer._opt_called = True  # type: ignore[attr-defined]
+    return [
+        bench.iterations(
+            OURS, AFTER_ITER, {"hook": hook, "trainer": trainer}, part=5, head="for event in events"
+        ),
+        bench.iterations(BY_HAND, "scheduler.step()", {"scheduler": alone}, part=5),
+    ]
+
+
+def ema(bench: Bench) -> list[Case]:
+    """An average of 100 tensors, 1,044,000 parameters, after a step of the optimizer. By hand:
+    `torch._foreach_lerp_` of lists made before."""
+    hook, model = EMAHook(momentum=0.0002), Layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trainer = bench.trainer(model, optimizer=optimizer, hooks=[hook])
+    hook.before_train(trainer, BeforeTrain())
+    hand = Layers()
+    sources = [parameter.data for parameter in hand.parameters()]
+    averages = [source.clone() for source in sources]
+    names = {"hook": hook, "trainer": trainer, "optimizer": optimizer}
+    by_hand = {"lerp": torch._foreach_lerp_, "averages": averages, "sources": sources}
+    body = f"hook._optimizer_stepped(optimizer, (), {{}}); {AFTER_ITER}"  # as the optimizer calls it
+    return [
+        bench.iterations(OURS, body, names, part=100, head="for event in events"),
+        bench.iterations(BY_HAND, "lerp(averages, sources, 0.0002)", by_hand, part=100),
+    ]
+
+
+def check_invalid_loss(bench: Bench) -> list[Case]:
+    """Every loss looked at, 50 together."""
+    trainer, hook = bench.trainer(), CheckInvalidLossHook(interval=50)
+    loss = bench.losses(1).losses[0]
+    trainer.outputs = {"loss": loss}
+    body = "if not isfinite(loss.item()): raise FloatingPointError"
+    return [
+        bench.iterations(OURS, AFTER_ITER, {"hook": hook, "trainer": trainer}, head="for event in events"),
+        bench.iterations(BY_HAND, body, {"isfinite": math.isfinite, "loss": loss}),
+    ]
+
+
+def empty_cache(bench: Bench) -> list[Case]:
+    """`after_iter=True`, on a machine whose device was not used."""
+    trainer, hook = bench.trainer(), EmptyCacheHook(after_iter=True)
+    names = {"hook": hook, "trainer": trainer}
+    return [
+        bench.iterations(OURS, "hook.after_iter(trainer, event)", names, head="for event in events"),
+        bench.iterations(BY_HAND, "empty()", {"empty": torch.cuda.empty_cache}),
+    ]
+
+
+def early_stopping(bench: Bench) -> list[Case]:
+    """A validation whose score is no better than the best."""
+    hook = EarlyStoppingHook("loss", patience=FOREVER)
+    trainer = bench.trainer(hooks=[hook], val_loader=[0])
+    hook.before_train(trainer, BeforeTrain())
+    event = AfterValEpoch(metrics={"loss": 0.5, "accuracy": 0.9})
+    names = {"hook": hook, "trainer": trainer, "event": event}
+    body = (
+        "best, wait = (score['loss'], 0) if score['loss'] < best else (best, wait + 1)"
+        "\nif wait >= patience: raise StopIteration"
+    )
+    by_hand = {"score": event.metrics, "best": 0.5, "wait": 0, "patience": FOREVER}
+    return [
+        bench.iterations(OURS, "hook.after_val_epoch(trainer, event)", names),
+        bench.iterations(BY_HAND, body, by_hand),
+    ]
+
+
+def memory(bench: Bench) -> list[Case]:
+    """The resident memory, put every 10 iterations."""
+    trainer, hook = bench.trainer(), MemoryHook(INTERVAL)
+    hook.before_train(trainer, BeforeTrain())
+    own = Collected(trainer.metrics)
+    names = {"hook": hook, "trainer": trainer, "event": AfterTrainIter(), **own.names}
+    kept: list[float] = []
+    by_hand = {"keep": kept.append, "read": Path(STATM).read_bytes, "mib": MIB}
+    return [
+        bench.iterations(
+            OURS, AFTER_ITER, names, head="for trainer.iter in ten", end=Collected.SOURCE, part=2,
+            after=own.settle,
+        ),
+        bench.iterations(
+            BY_HAND, "pass", by_hand, part=2, end="keep(int(read().split()[1]) * 4096 / mib)", after=kept.clear
+        ),
+    ]  # fmt: skip
+
+
+def checkpoint(bench: Bench) -> list[Case]:
+    """An iteration in which none is due."""
+    hook = CheckpointHook(interval=1000, by_epoch=False)
+    trainer = bench.trainer(default_hooks={"checkpoint": hook})
+    body = "if (trainer.iter + 1) % 1000 == 0: raise RuntimeError"
+    return [
+        bench.iterations(OURS, AFTER_ITER, {"hook": hook, "trainer": trainer}, head="for event in events"),
+        bench.iterations(BY_HAND, body, {"trainer": trainer}),
+    ]
+
+
+def sampler_seed(bench: Bench) -> list[Case]:
+    """The beginning of an epoch."""
+    trainer, hook = bench.trainer(), DistSamplerSeedHook()
+    names = {"hook": hook, "trainer": trainer, "event": BeforeTrainEpoch()}
+    by_hand = {"sampler": trainer.train_loader.sampler, "trainer": trainer}  # type: ignore[union-attr]
+    return [
+        bench.iterations(OURS, "hook.before_train_epoch(trainer, event)", names),
+        bench.iterations(BY_HAND, "sampler.set_epoch(trainer.epoch)", by_hand),
+    ]
+
+
+def _with_events(bench: Bench, names: dict[str, Any], own: Collected) -> Case:
+    return bench.iterations(
+        OURS, AFTER_ITER, names, part=2, head="for event in events", end=Collected.SOURCE, after=own.settle
+    )
+
+
+def _call(hook: Any, trainer: Any) -> None:
+    hook.after_train_iter(trainer, AfterTrainIter(iter=7, batch_idx=7))
+
+
+ROWS: dict[str, Callable[[Bench], list[Case]]] = {
+    "RuntimeInfoHook": runtime_info,
+    "IterTimerHook": iter_timer,
+    "OptimizerHook": optimizer,
+    "GradientCumulativeOptimizerHook": gradient_cumulative,
+    "LoggerHook and the puts": logger,
+    "ParamSchedulerHook, PyTorch's LinearLR": scheduler_of_torch,
+    "ParamSchedulerHook, LinearLR by name": scheduler_by_name,
+    "EMAHook": ema,
+    "CheckInvalidLossHook": check_invalid_loss,
+    "EmptyCacheHook": empty_cache,
+    "EarlyStoppingHook, a validation": early_stopping,
+    "MemoryHook": memory,
+    "CheckpointHook, not due": checkpoint,
+    "DistSamplerSeedHook, an epoch": sampler_seed,
+}
+"""Name, and the cases: ours, by hand where there is something to compare with, and the background's part."""

@@ -1,0 +1,201 @@
+"""What does each hook cost in an iteration, next to the same work by hand and to the peers' hooks in the same run?
+
+    python -m benchmarks.hook_cost --json benchmarks/results/hook_cost.json [--only EMAHook]
+
+Each hook is called directly, by its own method, with a trainer and events that were built once; so what is timed is
+the hook and no bus. By hand is what a careful author writes in a loop. The peers are called as their loops call them,
+every method they have for an iteration (`_hook_mmengine`, `_hook_peers`). The cases of a row take turns in rounds (see
+`_timing`), each row by itself: quote the ratios, which are of the same round.
+
+What is put into `trainer.metrics` is collected every 10 iterations, as the LoggerHook does, and that is part of ours.
+What the background does with it later (reading the values, the histories, the events) has a column of its own; the
+peers have no background, all they do is in their time. Histories have 1,000 values where nothing else is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import _hook_numbers, _hook_rows
+from benchmarks._hook_bench import BACKGROUND, BY_HAND, OURS, Bench
+from benchmarks._hook_peers import PEERS
+from benchmarks._timing import (
+    NOT_INSTALLED,
+    Taken,
+    command_line,
+    environment,
+    markdown_table,
+    measure,
+    pinned,
+    publish,
+    version_of,
+    yes_no,
+)
+
+ROWS = {**_hook_rows.ROWS, **_hook_numbers.ROWS}
+VERSIONS = tuple(dict.fromkeys(["torch", *(peer.distribution for peer in PEERS)]))
+PUT_GOAL_US = 1.5
+EMA_GOAL = 2.0
+GOALS = (
+    f"Goals: no hook slower than the fastest peer that does its work; EMA at most {EMA_GOAL:.0f}x the bare foreach by "
+    f"hand; put_scalar at most {PUT_GOAL_US} µs at any length of the history."
+)
+COLUMNS = [
+    "hook", "ours µs", "by hand µs", "x by hand", "best peer µs", "best peer", "x best peer",
+    "background µs", "goal met",
+]  # fmt: skip
+PEER_COLUMNS = ["hook", "peer", "µs", "ours / peer"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a row measured: every case by its label, and the peers that are not installed."""
+
+    name: str
+    taken: dict[str, Taken]
+    absent: list[str]
+
+    @property
+    def peers(self) -> list[str]:
+        """The labels of those that were timed."""
+        return [label for label in self.taken if label not in (OURS, BY_HAND, BACKGROUND)]
+
+    def ratio(self, other: str) -> float:
+        """Our time over another's, in the same round."""
+        return self.taken[OURS].ratio_to(self.taken[other])
+
+    @property
+    def best(self) -> str | None:
+        """The peer that takes the least time."""
+        return max(self.peers, key=self.ratio, default=None)
+
+    @property
+    def goals(self) -> dict[str, bool]:
+        """Each goal the row has, and whether it is met; two decimals decide, less is noise."""
+        goals = {}
+        if self.best is not None:
+            goals["not slower than the best peer"] = round(self.ratio(self.best), 2) <= 1.0
+        if self.name == "EMAHook":
+            goals[f"at most {EMA_GOAL:.0f}x bare foreach"] = self.ratio(BY_HAND) <= EMA_GOAL
+        if self.name.startswith(_hook_numbers.PUT):
+            goals[f"at most {PUT_GOAL_US} µs"] = self.taken[OURS].ns <= PUT_GOAL_US * 1e3
+        return goals
+
+
+def measure_row(name: str, options: argparse.Namespace) -> Row:
+    """Build the cases of a row and time them in turns."""
+    peers = [peer for peer in PEERS if peer.row == name]
+    absent = [peer.label for peer in peers if version_of(peer.distribution) == NOT_INSTALLED]
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        bench = Bench(Path(directory), stack, options.number)
+        cases = ROWS[name](bench)
+        for peer in peers:
+            if peer.label in absent:
+                continue
+            try:
+                cases.append(peer.make(bench, peer.label))
+            except ImportError:  # of what that hook needs besides: psutil, say
+                absent.append(peer.label)
+        with pinned():  # threads that were started before, the background's among them, stay free
+            return Row(name, measure(cases, rounds=options.rounds), absent)
+
+
+# --- the report --------------------------------------------------------------------------------------------
+
+
+def micro(taken: Taken | None) -> str:
+    """A time in µs, or nothing."""
+    return "" if taken is None else f"{taken.ns / 1e3:.2f}"
+
+
+def table_row(row: Row) -> list[str]:
+    """A line of the main table."""
+    best, goals = row.best, row.goals
+    peer = ["", NOT_INSTALLED if row.absent else "none", ""]
+    if best is not None:
+        peer = [micro(row.taken[best]), best, f"{row.ratio(best):.2f}"]
+    return [
+        row.name, micro(row.taken[OURS]), micro(row.taken.get(BY_HAND)),
+        f"{row.ratio(BY_HAND):.2f}" if BY_HAND in row.taken else "", *peer,
+        micro(row.taken.get(BACKGROUND)), yes_no(all(goals.values())) if goals else "no goal",
+    ]  # fmt: skip
+
+
+def peer_rows(rows: list[Row]) -> list[list[str]]:
+    """Every peer of every row."""
+    lines = []
+    for row in rows:
+        lines += [[row.name, p, micro(row.taken[p]), f"{row.ratio(p):.2f}"] for p in row.peers]
+        lines += [[row.name, label, NOT_INSTALLED, ""] for label in row.absent]
+    return lines
+
+
+def missed(rows: list[Row]) -> str:
+    """The goals that are not met."""
+    lines = [f"- {row.name}: {goal}" for row in rows for goal, met in row.goals.items() if not met]
+    return "\n".join(lines) or "All goals are met."
+
+
+def report(about: dict[str, str], rows: list[Row]) -> str:
+    """The whole page."""
+    parts = [
+        f"# {(__doc__ or '').splitlines()[0]}\n\n    {command_line('benchmarks.hook_cost')}",
+        "\n".join(f"- {name}: {value}" for name, value in about.items()),
+        "## Each hook alone, µs an iteration\n\n" + markdown_table(COLUMNS, map(table_row, rows)),
+        GOALS,
+        "## Goals not met\n\n" + missed(rows),
+        "## Every peer\n\n" + markdown_table(PEER_COLUMNS, peer_rows(rows)),
+    ]
+    return "\n\n".join(parts)
+
+
+def record(row: Row) -> dict[str, Any]:
+    """What the JSON keeps of a row."""
+    others = [label for label in row.taken if label not in (OURS, BACKGROUND)]
+    return {
+        "figures": {label: taken.record() for label, taken in row.taken.items()},
+        "ours_over": {label: round(row.ratio(label), 4) for label in others},
+        "not_installed": row.absent,
+        "goals": row.goals,
+    }
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=31, help="rounds the medians are over")
+    parser.add_argument(
+        "--number", type=int, default=2000, help="iterations in a block of the cheapest hooks"
+    )
+    parser.add_argument("--only", default="", help="rows whose name has this in it")
+    parser.add_argument("--json", type=Path, help="where to keep the figures")
+    parser.add_argument("--markdown", type=Path, help="where to keep the printed report")
+    options = parser.parse_args()
+    if not any(options.only in name for name in ROWS):
+        parser.error(f"no row has {options.only!r} in its name; there are: {', '.join(ROWS)}")
+    return options
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    options = arguments()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rows = [measure_row(name, options) for name in ROWS if options.only in name]
+    about = environment(*VERSIONS)
+    about["rounds"] = (
+        f"{options.rounds}, medians; up to {options.number} iterations in a block; one torch thread"
+    )
+    kept = {"environment": about, "rows": {row.name: record(row) for row in rows}}
+    publish(report(about, rows), kept, json=options.json, markdown=options.markdown)
+
+
+if __name__ == "__main__":
+    main()
