@@ -1,0 +1,155 @@
+"""The run of MMEngine's form: what its config asks for happens, and being stopped and resumed changes nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from eventloop import HOOKS, Trainer
+from eventloop.checkpoint import load_checkpoint
+from eventloop.hooks import CheckpointHook, EMAHook
+from eventloop.writers import read_jsonl
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mmengine_style.py"
+
+
+class Runs(NamedTuple):
+    """The same training twice: in one go, and stopped in mid-epoch and resumed by another trainer."""
+
+    example: Any
+    whole: Trainer
+    resumed: Trainer
+
+    def hook(self, trainer: Trainer, cls: type[Any]) -> Any:
+        return self.example.hook_of(trainer, cls)
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[Any]:
+    """The example as a module, on one core: its model is too small for more. Its hook is not left in the registry."""
+    spec = util.spec_from_file_location("mmengine_style", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield module
+    torch.set_num_threads(threads)
+    HOOKS.forget("ScoreTableHook")
+
+
+@pytest.fixture(scope="module")
+def runs(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Both of them, ended by the early stop."""
+    folder = tmp_path_factory.mktemp("mmengine_style")
+    whole = example.build(str(folder / "whole"))
+    whole.train()
+    first = example.build(str(folder / "resumed"))
+    example.stop_at(first, example.STOPPED_AT)
+    first.train()
+    first.close()
+    assert (first.iter, first.batch_idx) == (example.STOPPED_AT, example.STOPPED_AT % 22)
+    resumed = example.build(str(folder / "resumed"))
+    resumed.resume("auto")
+    resumed.train()
+    yield Runs(example, whole, resumed)
+    whole.close()
+    resumed.close()
+
+
+def test_script_runs(tmp_path: Path) -> None:
+    """As a user starts it: it is stopped, resumes, stops early, and finds its best score in the best checkpoint."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLE, str(tmp_path)],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    assert " 49  EMAHook.after_train_iter" in ran.stdout
+    assert "stopped after 100 iterations: somebody needs the machine" in ran.stdout
+    assert f"resuming from {tmp_path / 'iter_100.pth'}" in ran.stdout
+    assert "of 40 epochs: early stopping: accuracy has not become better in 3 validations" in ran.stdout
+    best, again = ran.stdout.splitlines()[-1].removeprefix("best: ").split("; loaded and validated again: ")
+    assert best.endswith(f", {again}")
+    assert float(again.rstrip("%")) > 95
+
+
+def test_early_stop_ends_both_runs_alike(runs: Runs) -> None:
+    """The patience that was used up before the interruption counts, so both end with the same epoch."""
+    assert runs.whole.stop_reason == runs.resumed.stop_reason
+    assert str(runs.whole.stop_reason).startswith("early stopping: accuracy has not become better in 3")
+    assert runs.whole.epoch == runs.resumed.epoch < 40
+
+
+def test_resumed_run_ends_bitwise_as_the_uninterrupted_one(runs: Runs) -> None:
+    """Weights and their average, rates, and the table of the example's own hook."""
+    whole, resumed = runs.whole, runs.resumed
+    averages = [runs.hook(trainer, EMAHook).ema_model.state_dict() for trainer in (whole, resumed)]
+    tables = [runs.hook(trainer, runs.example.ScoreTableHook).rows for trainer in (whole, resumed)]
+
+    for one, other in [(whole.model.state_dict(), resumed.model.state_dict()), (averages[0], averages[1])]:
+        assert one.keys() == other.keys()
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert whole.optimizer.param_groups[0]["lr"] == resumed.optimizer.param_groups[0]["lr"]
+    assert tables[0] == tables[1]
+    assert [epoch for epoch, _ in tables[0]] == [*range(1, whole.epoch + 1)]
+
+
+def test_best_checkpoint_has_the_averaged_weights(runs: Runs) -> None:
+    """A bare model that loads its `state_dict` has the score in the file's name, without any hook."""
+    trainer = runs.resumed
+    best = runs.hook(trainer, CheckpointHook).best
+    state = load_checkpoint(trainer.work_dir / best.name)["state_dict"]
+    model, accuracy = trainer.model, runs.example.Accuracy()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    model.eval()
+    with torch.no_grad():
+        for inputs, target in trainer.val_loader or ():
+            accuracy.update(model(inputs), target)
+    model.load_state_dict(before)
+
+    assert best.score == max(score for _, score in runs.hook(trainer, runs.example.ScoreTableHook).rows)
+    assert float(accuracy.compute()["accuracy"]) == best.score
+    assert not all(torch.equal(value, state[name]) for name, value in before.items())
+
+
+def test_files_are_those_of_the_config(runs: Runs) -> None:
+    """The two newest checkpoints and the best one, and a log with a validation of every epoch."""
+    for trainer in (runs.whole, runs.resumed):
+        best = runs.hook(trainer, CheckpointHook).best.name
+        kept = {f"epoch_{trainer.epoch - 1}.pth", f"epoch_{trainer.epoch}.pth", best}
+        rows = [row for row in read_jsonl(trainer.work_dir / "metrics.jsonl") if "event" not in row]
+        assert {path.name for path in trainer.work_dir.glob("*.pth")} == kept
+        assert [row["epoch"] for row in rows if row["mode"] == "val"] == [*range(1, trainer.epoch + 1)]
+
+
+def test_rates_follow_the_configs(runs: Runs) -> None:
+    """An epoch of linear warm-up by iteration, then the cosine by epoch."""
+    rows = read_jsonl(runs.whole.work_dir / "metrics.jsonl")
+    rates = {row["step"]: row["lr"] for row in rows if row.get("mode") == "train" and "lr" in row}
+
+    assert rates[11] == pytest.approx(2e-3 * (0.1 + 0.9 * 10 / 21))
+    assert rates[22] == rates[33] == pytest.approx(2e-3)
+    assert rates[22] > rates[55] > rates[77]
+
+
+def test_only_changed_default_hooks_differ(example: Any, tmp_path: Path) -> None:
+    """A default hook is configured, removed or left as it is; the config can be built from again."""
+    trainer = example.build(str(tmp_path))
+
+    assert {hook.name for hook in trainer.hooks} == {
+        "runtime_info", "optimizer", "timer", "logger", "param_scheduler", "checkpoint",
+        "EMAHook", "EarlyStoppingHook", "ScoreTableHook",
+    }  # fmt: skip
+    trainer.close()
