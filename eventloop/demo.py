@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from eventloop.trainer import Trainer
 from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
 
 VALIDATION = 360
+HINT = "\nCtrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once."
 SPLIT_SEED = 0
 """The split is the same whatever the run's seed, so that accuracies can be compared."""
 
@@ -78,21 +81,44 @@ def build(work_dir: Path, *, epochs: int, device: str, seed: int) -> Trainer:
     )
 
 
-def run(work_dir: Path, *, epochs: int, device: str, seed: int, resume: str | None) -> int:
-    """Train, show, save; returns the exit code: 0, or 130 when Ctrl-C ended it."""
+def prepare(work_dir: Path, *, epochs: int, device: str, seed: int, resume: str | None) -> Trainer:
+    """The demo's trainer, ready to train: all that can be wrong with what the user asked for is found here.
+
+    Raises:
+        ImportError, OSError, ValueError, RuntimeError: see the message.
+    """
     device = choose_device(device)
     if resume is None:
         work_dir = free_name(work_dir)
     trainer = build(work_dir, epochs=epochs, device=device, seed=seed)
     if resume is not None:
-        print(f"resuming from {trainer.resume(resume)}")
+        say(f"resuming from {trainer.resume(resume)}")
         check_epochs(trainer, epochs)
-    with graceful_interrupt(trainer):
+    return trainer
+
+
+def run(trainer: Trainer) -> bool:
+    """Train, show, save; returns False when Ctrl-C stopped it before its end.
+
+    Raises:
+        KeyboardInterrupt: at the second Ctrl-C.
+    """
+    with graceful_interrupt(trainer, hint=HINT):
         trainer.train()
-    interrupted = trainer.stop_reason is not None
-    trainer.close()
-    print(f"\n{closing_words(trainer)}")
-    return 130 if interrupted else 0
+        stopped = trainer.stop_reason is not None
+        trainer.close()
+    say(f"\n{closing_words(trainer)}")
+    return not stopped
+
+
+def say(text: str) -> None:
+    """Print; nobody need be there to read it, as in `eventloop demo | head`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter fails over the rest when it exits
+        os.close(nowhere)
 
 
 def check_epochs(trainer: Trainer, epochs: int) -> None:
@@ -133,8 +159,8 @@ def choose_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()  # also what "meta" cannot
+    except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"device {device!r} cannot be used here{suggest(device, ['auto', 'cpu', 'cuda'])} ({reason})"
@@ -149,7 +175,7 @@ def free_name(path: Path) -> Path:
     number = 2
     while (candidate := path.with_name(f"{path.name}-{number}")).exists():
         number += 1
-    print(
+    say(
         f"{path} holds a run already, which is left as it is: this one goes to {candidate} (--resume continues it)"
     )
     return candidate

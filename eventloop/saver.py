@@ -174,11 +174,16 @@ class SaverProcess:
         self._sent: Layout | None = None  # the layout that the process knows
         package = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-        with _ctrl_c_held():
+        reader, writer = os.pipe()
+        with (
+            _ctrl_c_held()
+        ):  # it holds `reader` too: left alone, it must not die of an answer that nobody reads
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "eventloop.saver_process"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+                [sys.executable, "-m", "eventloop.saver_process"], pass_fds=[reader],
+                stdin=subprocess.PIPE, stdout=writer, env={**os.environ, "PYTHONPATH": path},
             )  # fmt: skip
+        os.close(writer)
+        self._answers = os.fdopen(reader, "rb")
         self._reader = threading.Thread(target=self._read, name="eventloop saver", daemon=True)
         self._reader.start()
 
@@ -231,10 +236,8 @@ class SaverProcess:
                 stdin.close()
 
     def _read(self) -> None:
-        stdout = self._process.stdout
-        assert stdout is not None
-        with stdout:
-            while (answer := receive(stdout)) is not None:
+        with self._answers as answers:
+            while (answer := receive(answers)) is not None:
                 if answer == "ready":
                     self._ready.set()
                 else:

@@ -123,7 +123,7 @@ class RunScope(Scope):
             return
         trainer, failed, at_once = self.trainer, error is not None, ends_at_once(self.trainer)
         try:
-            text = None if error is None else f"{type(error).__name__}: {error}"
+            text = None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
             trainer.announce(AfterRun, reason=reason, error=text)
         except KeyboardInterrupt:
             failed = at_once = True

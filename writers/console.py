@@ -88,6 +88,8 @@ class ConsoleWriter(Writer):
                 if self._bar is not None:
                     self._bar.note(event.mode)
             case _:
+                if self._bar is not None and isinstance(event, ScalarsLogged):
+                    self._bar.note("")  # the evaluation that was noted is over
                 self._settle(ended=isinstance(event, AfterRun))
                 self._say(score_line(event) if isinstance(event, ScalarsLogged) else notice(event))
 

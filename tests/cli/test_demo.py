@@ -4,59 +4,46 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from eventloop.writers.jsonl import read_jsonl
-
-
-def demo(*arguments: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "eventloop", "demo", *arguments],
-        cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
+from eventloop import cli
+from eventloop.writers.jsonl import RESERVED, read_jsonl
+from tests.cli.conftest import Finished, Start, demo
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The directory and the output of one whole demo."""
-    cwd = tmp_path_factory.mktemp("demo")
-    ran = demo(cwd=cwd)
-    assert ran.returncode == 0, ran.stderr
-    return cwd / "runs" / "demo", ran.stdout
-
-
-def test_demo_reaches_97_percent(finished: tuple[Path, str]) -> None:
+def test_demo_reaches_97_percent(finished: Finished) -> None:
     """The main job learns real digits to at least 97 % validation accuracy."""
-    best = re.search(r"best accuracy\s+([\d.]+)%", finished[1])
+    best = re.search(r"best accuracy\s+([\d.]+)%", finished.output)
 
     assert best is not None
     assert float(best.group(1)) >= 97.0
 
 
-def test_demo_names_a_best_checkpoint_that_exists(finished: tuple[Path, str]) -> None:
+def test_demo_names_a_best_checkpoint_that_exists(finished: Finished) -> None:
     """The summary names the file with the best weights, and it is there."""
-    named = re.search(r"best accuracy .* in (\S+)", finished[1])
+    named = re.search(r"best accuracy .* in (\S+)", finished.output)
 
     assert named is not None
-    assert (finished[0].parent.parent / named.group(1)).is_file()
+    assert (finished.directory.parent.parent / named.group(1)).is_file()
 
 
-def test_demo_writes_checkpoints_jsonl_and_tensorboard(finished: tuple[Path, str]) -> None:
+def test_demo_writes_checkpoints_jsonl_and_tensorboard(finished: Finished) -> None:
     """Everything the demo promises is in its directory."""
-    directory = finished[0]
+    directory = finished.directory
 
     assert (directory / "epoch_10.pth").is_file()
     assert any(line.get("accuracy", 0) > 0.97 for line in read_jsonl(directory / "metrics.jsonl"))
     assert [*directory.glob("tensorboard/events.out.tfevents.*")]
 
 
-def test_demo_summary_shows_costs_and_deliveries(finished: tuple[Path, str]) -> None:
+def test_demo_summary_shows_costs_and_deliveries(finished: Finished) -> None:
     """The summary says what each handler cost and what each subscriber was given, and how to see the curves."""
-    output = finished[1]
+    output = finished.output
 
     assert re.search(r"handler\s+event\s+calls\s+µs/iteration\s+% of it", output)
     assert re.search(r"OptimizerHook.after_train_iter\s+after_train_iter\s+440\s", output)
@@ -65,91 +52,108 @@ def test_demo_summary_shows_costs_and_deliveries(finished: tuple[Path, str]) -> 
     assert "tensorboard --logdir runs/demo" in output
 
 
-def test_demo_prints_plain_lines_when_the_output_is_no_terminal(finished: tuple[Path, str]) -> None:
-    """Without a terminal there is a line per logging interval, and no escape code."""
-    assert re.search(r"Epoch\(train\)\s+\[1\]\[10/44\].*lr:.*eta:.*loss:", finished[1])
-    assert "\x1b" not in finished[1]
+def test_demo_prints_plain_lines_when_the_output_is_no_terminal(finished: Finished) -> None:
+    """Without a terminal there is a line per logging interval, with what the bar shows, and no escape code."""
+    line = r"Epoch\(train\)  \[1\]\[10/44\]  lr: \S+  eta: \d:\d\d:\d\d  [\d.]+ it/s  .*loss: \d"
+
+    assert re.search(line, finished.output)
+    assert "\x1b" not in finished.output
 
 
-def test_demo_leaves_an_existing_run_alone(finished: tuple[Path, str]) -> None:
+def test_demo_leaves_an_existing_run_alone(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A second run goes to the next free name and says so."""
-    cwd = finished[0].parent.parent
-    before = (finished[0] / "metrics.jsonl").read_bytes()
+    monkeypatch.chdir(finished.directory.parent.parent)
+    before = (finished.directory / "metrics.jsonl").read_bytes()
 
-    ran = demo("--epochs", "1", cwd=cwd)
+    assert cli.main(["demo", "--epochs", "1"]) == 0
 
-    assert ran.returncode == 0, ran.stderr
-    assert "this one goes to runs/demo-2" in ran.stdout
-    assert (cwd / "runs" / "demo-2" / "epoch_1.pth").is_file()
-    assert (finished[0] / "metrics.jsonl").read_bytes() == before
+    assert "this one goes to runs/demo-2" in capsys.readouterr().out
+    assert Path("runs/demo-2/epoch_1.pth").is_file()
+    assert (finished.directory / "metrics.jsonl").read_bytes() == before
 
 
-def test_ctrl_c_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
+def logged(directory: Path) -> list[tuple[str, int, float]]:
+    """Tag, step and value of every scalar in metrics.jsonl, in the order of the file."""
+    return [
+        (f"{line['mode']}/{name}", line["step"], value)
+        for line in read_jsonl(directory / "metrics.jsonl")
+        if "event" not in line
+        for name, value in line.items()
+        if name not in RESERVED
+    ]
+
+
+def test_tensorboard_shows_what_the_jsonl_has(finished: Finished) -> None:
+    """Read with TensorBoard's own reader, every logged scalar is there: same name, step and value, and no other."""
+    reader: Any = EventAccumulator(str(finished.directory / "tensorboard"), size_guidance={"scalars": 0})
+    reader.Reload()
+    shown = [
+        (tag, point.step, point.value) for tag in reader.Tags()["scalars"] for point in reader.Scalars(tag)
+    ]
+    expected = [(tag, step, torch.tensor(value).item()) for tag, step, value in logged(finished.directory)]
+
+    assert {"train/loss", "train/lr", "train/time", "val/accuracy", "val/loss"} <= {
+        tag for tag, _, _ in shown
+    }
+    assert sorted(shown) == sorted(expected)
+
+
+def losses(work_dir: Path, *arguments: str) -> list[float]:
+    """The losses that a short demo logs; it runs in this process."""
+    assert cli.main(["demo", "--epochs", "1", "--work-dir", str(work_dir), *arguments]) == 0
+    return [value for tag, _, value in logged(work_dir) if tag == "train/loss"]
+
+
+def test_seed_decides_the_run(tmp_path: Path) -> None:
+    """The same seed repeats the run, another one changes it."""
+    runs = [losses(tmp_path / str(i), "--seed", seed) for i, seed in enumerate(("1", "1", "2"))]
+
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[2][0]
+
+
+def test_a_device_that_is_asked_for_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--device cpu` trains there, whatever else the machine has."""
+    assert losses(tmp_path / "run", "--device", "cpu")
+
+    weights = torch.load(tmp_path / "run" / "epoch_1.pth", weights_only=True)["state_dict"]
+    assert {tensor.device.type for tensor in weights.values()} == {"cpu"}
+    assert "best accuracy" in capsys.readouterr().out
+
+
+def test_ctrl_c_stops_cleanly_and_resume_goes_on(start: Start, tmp_path: Path) -> None:
     """Ctrl-C ends at the iteration boundary with a checkpoint and the summary; --resume finishes the run."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "eventloop", "demo", "--epochs", "4", "--work-dir", "run"],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = start("--epochs", "6")
     assert process.stdout is not None
-    lines = iter(process.stdout.readline, "")
-    seen = next(line for line in lines if "[1][10/44]" in line)
+    assert any("[1][10/44]" in line for line in process.stdout)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
 
-    assert seen
     assert process.returncode == 130, errors
+    assert (
+        errors == "\nCtrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once.\n"
+    )
     assert "interrupted by Ctrl-C" in output
     assert "handler" in output
 
-    resumed = demo("--epochs", "4", "--work-dir", "run", "--resume", cwd=tmp_path)
+    resumed = demo("--epochs", "6", "--work-dir", "run", "--resume", cwd=tmp_path)
 
     assert resumed.returncode == 0, resumed.stderr
-    assert "resuming from run/iter_" in resumed.stdout
+    assert re.search(r"resuming from run/(iter|epoch)_", resumed.stdout)
     steps = [
         line["step"] for line in read_jsonl(tmp_path / "run" / "metrics.jsonl") if line.get("mode") == "val"
     ]
-    assert steps == [44, 88, 132, 176]
+    assert steps == [44, 88, 132, 176, 220, 264]
 
 
-def test_resuming_with_other_epochs_is_refused(finished: tuple[Path, str]) -> None:
+def test_resuming_with_other_epochs_is_refused(
+    finished: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The learning rate was planned for the epochs the run was begun with: another number is refused at once."""
-    ran = demo("--epochs", "11", "--resume", cwd=finished[0].parent.parent)
+    arguments = ["demo", "--epochs", "11", "--resume", "--work-dir", str(finished.directory)]
 
-    assert ran.returncode == 2
-    assert "resume it with --epochs 10, got --epochs 11" in ran.stderr
+    assert cli.main(arguments) == 2
 
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--device", "cdua"], "device 'cdua' cannot be used here: did you mean 'cuda'?"),
-        (["--resume"], "holds no readable checkpoint to resume from"),
-        (["--resume", "nowhere.pth"], "no checkpoint at nowhere.pth"),
-        (["--work-dir", "/proc/run"], "work_dir '/proc/run' cannot be written"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:
-    """What cannot be done is said in one line, without a traceback."""
-    ran = demo("--epochs", "1", *arguments, cwd=tmp_path)
-
-    assert ran.returncode == 2
-    assert message in ran.stderr
-    assert "Traceback" not in ran.stderr
-
-
-def test_epochs_below_one_are_refused(tmp_path: Path) -> None:
-    """--epochs 0 is refused by the command line."""
-    ran = demo("--epochs", "0", cwd=tmp_path)
-
-    assert ran.returncode == 2
-    assert "must be at least 1, got 0" in ran.stderr
-
-
-def test_help_needs_no_torch(tmp_path: Path) -> None:
-    """`eventloop --help` answers at once: it imports no torch."""
-    probe = "import sys; from eventloop.cli import _parser; _parser(); print('torch' in sys.modules)"
-    ran = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-
-    assert ran.stdout.strip() == "False"
+    assert "resume it with --epochs 10, got --epochs 11" in capsys.readouterr().err

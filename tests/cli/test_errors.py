@@ -1,0 +1,153 @@
+"""What the command says when something is wrong, and with which exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop import __version__, cli, demo
+from eventloop.writers.jsonl import read_jsonl
+from tests.cli.conftest import ENVIRONMENT
+
+
+def run(*arguments: str) -> int:
+    """The command, in this process."""
+    return cli.main(["demo", "--epochs", "1", *arguments])
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "cdua"], "device 'cdua' cannot be used here: did you mean 'cuda'?"),
+        (["--device", "meta"], "device 'meta' cannot be used here: known are auto, cpu, cuda"),
+        (["--device", "hpu"], "device 'hpu' cannot be used here"),
+        (["--resume"], "holds no readable checkpoint to resume from"),
+        (["--resume", "nowhere.pth"], "no checkpoint at nowhere.pth"),
+        (["--work-dir", "/proc/run"], "work_dir '/proc/run' cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be done is said in one line before anything is trained."""
+    assert run(*arguments) == 2
+
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.startswith("eventloop: ")
+    assert (errors.count("\n"), errors.endswith(" (--traceback shows where)\n")) == (1, True)
+
+
+def test_traceback_shows_where_bad_input_was_found() -> None:
+    """Asked for, the error itself is raised."""
+    with pytest.raises(ValueError, match="device 'cdua' cannot be used here"):
+        run("--device", "cdua", "--traceback")
+
+
+def test_epochs_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """--epochs 0 is refused by the command line."""
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["demo", "--epochs", "0"])
+
+    assert "must be at least 1, got 0" in capsys.readouterr().err
+
+
+FAULTY = """
+import sys
+from eventloop import cli, demo
+
+class Model(demo.DigitsCNN):
+    calls = 0
+    def forward(self, x):
+        Model.calls += 1
+        if Model.calls == 30:
+            raise {error}("in the middle")  # the line
+        return super().forward(x)
+
+demo.DigitsCNN = Model
+sys.exit(cli.main(["demo", "--epochs", "1", "--work-dir", "run"]))
+"""
+
+
+def test_an_error_while_training_shows_its_traceback(tmp_path: Path) -> None:
+    """It is no bad input: the traceback ends in the line that raised, after the writers were given everything; the
+    exit code is 1."""
+    (tmp_path / "script.py").write_text(FAULTY.format(error="ValueError"), encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, timeout=60, check=False,
+        env=ENVIRONMENT,
+    )  # fmt: skip
+
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("Traceback (most recent call last):\n")
+    assert 'raise ValueError("in the middle")  # the line\n' in ran.stderr
+    assert "\nValueError: in the middle\n" in ran.stderr
+    assert ran.stdout.endswith("Run ended at iteration 29: error: ValueError: in the middle\n")
+    assert [line["step"] for line in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in line] == [
+        10, 20, 29,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [RuntimeError, OSError, ImportError])
+def test_no_error_of_a_training_is_taken_for_bad_input(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its class, it is raised."""
+
+    class Model(demo.DigitsCNN):
+        def forward(self, x: Any) -> Any:
+            raise error("in the middle")
+
+    monkeypatch.setattr(demo, "DigitsCNN", Model)
+
+    with pytest.raises(error, match="in the middle"):
+        run("--work-dir", "run")
+
+
+def imported(*arguments: str) -> tuple[str, set[str]]:
+    """What `python -m eventloop` prints, and the top-level packages that it imports."""
+    ran = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "eventloop", *arguments],
+        capture_output=True, text=True, timeout=60, check=True,
+        env=ENVIRONMENT,
+    )  # fmt: skip
+    return ran.stdout, {line.split("|")[-1].strip().split(".")[0] for line in ran.stderr.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--help"], "train a small CNN on real handwritten digits"),
+        (["demo", "--help"], "130 ended by Ctrl-C"),
+        (["--version"], __version__),
+    ],
+)
+def test_help_imports_no_torch(arguments: list[str], says: str) -> None:
+    """Help is there at once: neither torch nor anything that imports it is loaded."""
+    output, packages = imported(*arguments)
+
+    assert says in output
+    assert "eventloop" in packages
+    assert packages.isdisjoint({"torch", "numpy", "sklearn", "tensorboard", "rich"})
+
+
+def test_help_says_what_the_exit_codes_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them."""
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["demo", "--help"])
+
+    words = " ".join(capsys.readouterr().out.split())
+    assert (
+        "exit codes: 0 done, 1 an error while training (with its traceback), 2 bad input (one line), "
+        in words
+    )
+    assert "130 ended by Ctrl-C" in words

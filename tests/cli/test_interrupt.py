@@ -1,0 +1,100 @@
+"""Ctrl-C, two times, as a user of `eventloop demo` presses it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from eventloop.checkpoint import find_checkpoints, load_checkpoint
+from tests.cli.conftest import Start
+
+HINT = "Ctrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once.\n"
+
+
+def wait_until(ready: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """Wait for a condition, as long as the process lives."""
+    looked = threading.Event()
+    while not ready():
+        assert process.poll() is None, process.communicate()
+        looked.wait(0.01)
+
+
+def press(process: subprocess.Popen[str]) -> str:
+    """Ctrl-C; returns what the process said on standard error until it answered."""
+    assert process.stderr is not None
+    process.send_signal(signal.SIGINT)
+    said = ""
+    while not said.endswith(HINT):
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    return said
+
+
+def full_pipe() -> tuple[int, int]:
+    """A pipe that takes no more, as the one to a pager that nobody scrolls."""
+    reader, writer = os.pipe()
+    os.write(writer, b"." * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
+    return reader, writer
+
+
+def test_a_writer_that_hangs_is_left(start: Start, tmp_path: Path) -> None:
+    """With an output that nobody reads: the first Ctrl-C saves and waits for it, the second ends, and names it."""
+    reader, writer = full_pipe()
+    process = start("--epochs", "1000", stdout=writer)
+    os.close(writer)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size, process)
+
+    press(process)
+    wait_until(
+        lambda: b"interrupted by Ctrl-C" in metrics.read_bytes() or [*metrics.parent.glob("iter_*")], process
+    )
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    os.close(reader)
+
+    assert process.returncode == 130, errors
+    assert re.fullmatch(
+        r"closed after 0\.2 s; events left undelivered: ConsoleWriter \(\d+\)\neventloop: ended by Ctrl-C\n",
+        errors,
+    )
+    assert load_checkpoint(find_checkpoints(tmp_path / "run")[-1])["meta"]["iter"] > 0
+
+
+def test_a_save_that_hangs_is_given_up(start: Start, tmp_path: Path) -> None:
+    """With a disk that hangs: the first Ctrl-C waits for the save, the second gives it up. Older ones are intact."""
+    process = start("--epochs", "1000")
+    assert process.stdout is not None
+    run = tmp_path / "run"
+    wait_until(lambda: [*run.glob("epoch_*.pth")], process)
+    process.send_signal(signal.SIGSTOP)
+    for epoch in range(
+        1, 1001
+    ):  # the name that a save has until it is whole: opening this one waits for a reader
+        pipe = run / f".epoch_{epoch}.pth.{process.pid}.tmp"
+        if not pipe.exists():
+            os.mkfifo(pipe)
+    process.send_signal(signal.SIGCONT)
+    held = {f"Epoch(val) [{epoch + 1}]" for epoch in range(len([*run.glob("epoch_*")]), 1000)}
+    assert any(line.split("  ")[0] in held for line in process.stdout)
+
+    press(process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 130, errors
+    assert re.fullmatch(
+        r"checkpoint run/epoch_\d+\.pth was given up; older ones are intact\neventloop: ended by Ctrl-C\n",
+        errors,
+    )
+    given_up = re.findall(r"run/(\S+) was given up", errors)[0]
+    assert not (run / f".{given_up}.{process.pid}.tmp").exists()
+    assert not (run / given_up).exists()
+    assert all(load_checkpoint(path)["meta"]["epoch"] for path in find_checkpoints(run))
