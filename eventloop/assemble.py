@@ -161,6 +161,7 @@ def attach_all(
         own, default_hooks, by_epoch=trainer.by_epoch, has_optimizer=trainer.optimizer is not None
     )
     _name_hooks(named)
+    trainer.hooks = [hook for _, hook in named]
     for _, hook in named:
         hook.check(trainer)
     for _, hook in named:
@@ -190,11 +191,7 @@ def _check_attachable(candidate: Any, what: str) -> None:
 def _with_defaults(
     own: list[Any], default_hooks: Mapping[str, Any], *, by_epoch: bool, has_optimizer: bool
 ) -> list[tuple[str | None, Any]]:
-    for name in default_hooks:
-        if name not in DEFAULT_HOOKS:
-            raise ValueError(
-                f"default_hooks has no {name!r}{suggest(name, [*DEFAULT_HOOKS])}; others go to hooks=[...]"
-            )
+    """The default hooks, as `default_hooks` changes them, and the others, each with the name of its state."""
     names = dict.fromkeys(map(id, own))
     named: list[tuple[str | None, Any]] = []
     for name, class_name in DEFAULT_HOOKS.items():
@@ -207,16 +204,33 @@ def _with_defaults(
                 )
             names[id(replaced)] = name
         elif name in default_hooks:
-            given = default_hooks[name]
-            if given is not None:
-                hook = build({"type": cls, **given}) if isinstance(given, Mapping) else given
-                _check_attachable(hook, "hook")
-                named.append((name, hook))
+            named += _given(name, default_hooks[name], {"type": cls})
         elif name == "checkpoint":
             named.append((name, cls(interval=1 if by_epoch else 1000)))
         elif name != "optimizer" or has_optimizer:
             named.append((name, cls()))
+    for name, given in default_hooks.items():
+        if name not in DEFAULT_HOOKS:
+            named += _additional(name, given)
     return named + [(names[id(hook)], hook) for hook in own]
+
+
+def _given(name: str, given: Any, defaults: Mapping[str, Any]) -> list[tuple[str | None, Any]]:
+    if given is None:
+        return []
+    hook = build({**defaults, **given}) if isinstance(given, Mapping) else given
+    _check_attachable(hook, "hook")
+    return [(name, hook)]
+
+
+def _additional(name: str, given: Any) -> list[tuple[str | None, Any]]:
+    """MMEngine's `default_hooks=dict(visualization=dict(type="VisualizationHook"))`: one more, under that name."""
+    if given is None or (isinstance(given, Mapping) and "type" not in given):
+        raise ValueError(
+            f"default_hooks has no {name!r}{suggest(name, [*DEFAULT_HOOKS])}; one of your own needs its type, or "
+            "goes to hooks=[...]"
+        )
+    return _given(name, given, {})
 
 
 def _name_hooks(named: list[tuple[str | None, Any]]) -> None:

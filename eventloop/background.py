@@ -127,6 +127,8 @@ class Background:
             for route in self._routes.get(event_type, ()):
                 if route.lane.options.overflow == "block" and not self.on_background_thread():
                     route.lane.wait_for_room(self.wake, self._check_stalls)
+        if not self.closed:  # also where nobody listens: what is posted is read here, not on the posting thread
+            self._start()
         self.inbox.append(posted)
 
     def relieve(self) -> None:

@@ -64,6 +64,16 @@ def _of_all_ranks(own: dict[str, tuple[float, int]]) -> list[dict[str, tuple[flo
     return ranks
 
 
+def _of_rank_0(metrics: dict[str, float]) -> dict[str, float]:
+    """The same on every rank: a metric object that does not reduce has another score on each, and hooks that decide
+    by it (the best checkpoint, a plateau, an early stop) would part the ranks."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return metrics
+    first = [metrics]
+    dist.broadcast_object_list(first, src=0)
+    return first[0]
+
+
 class Evaluation:
     """One pass over a loader: fed with what `val_step` returns, asked for the metrics at the end.
 
@@ -120,7 +130,7 @@ class Evaluation:
                 for key, score in _named(name, metric.compute()).items():
                     self._claim(key, f"evaluator {name!r}")
                     metrics[key] = float(score)
-        return metrics
+        return _of_rank_0(metrics)
 
     def _claim(self, name: str, source: str) -> None:
         if (owner := self._sources.setdefault(name, source)) != source:

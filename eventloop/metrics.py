@@ -30,6 +30,8 @@ Value = float | int | torch.Tensor
 PENDING_LIMIT = 8192
 """Values of one name that may wait for `collect` before the storage reads them itself, so that one nobody logs
 stays bounded."""
+CROWD = PENDING_LIMIT // 2
+"""Values of one name from which on the storage asks for a `collect`."""
 MEDIA_LIMIT = 256
 """Images and histograms that may wait for `collect_media`."""
 
@@ -51,6 +53,9 @@ class EventStorage:
         self.mode = "train"
         self.in_iteration = True
         """Whether what is put belongs to the iteration `iter` (its step is `iter + 1`), or to the moment before it."""
+        self.crowded = False
+        """Whether so much waits that it should be collected before its interval ends."""
+        self._gave_up = False
         self._columns: dict[str, Column] = {}
         self._on_device = False  # whether a tensor is pending that has to be copied from its device in time
         self._media: list[Medium] = []
@@ -78,13 +83,14 @@ class EventStorage:
         """
         if self._prefix:
             name = self._prefix + name
+        number = value if type(value) is float else self._single_number(name, value)
         column = self._columns.get(name)
         if column is None or column.smooth is not smoothing_hint:
             column = self._begin(name, smoothing_hint)
-        column.values.append(value if type(value) is float else self._single_number(name, value))
+        column.values.append(number)
         column.moments.append(self._moment(cur_iter))
-        if len(column.values) > PENDING_LIMIT:
-            self._forget_half(column)
+        if len(column.values) > CROWD:
+            self._crowd(column)
 
     def put_scalars(
         self, scalars: Mapping[str, Value], smoothing_hint: bool = True, cur_iter: int | None = None
@@ -95,13 +101,14 @@ class EventStorage:
         for name, value in scalars.items():
             if prefix:
                 name = prefix + name
+            number = value if type(value) is float else self._single_number(name, value)
             column = columns.get(name)
             if column is None or column.smooth is not smoothing_hint:
                 column = self._begin(name, smoothing_hint)
-            column.values.append(value if type(value) is float else self._single_number(name, value))
+            column.values.append(number)
             column.moments.append(moment)
-            if len(column.values) > PENDING_LIMIT:
-                self._forget_half(column)
+            if len(column.values) > CROWD:
+                self._crowd(column)
 
     def put_image(self, name: str, image: Any) -> None:
         """Put one image for the current iteration; `image_logged` delivers it, with the next `collect_media`.
@@ -136,6 +143,7 @@ class EventStorage:
     def collect(self, place: Place | None = None) -> Packet:
         """Take everything put since the last call, and start its way to the host. Does not wait."""
         columns, self._columns = [*self._columns.values()], {}
+        self.crowded = False
         copy = HostCopy(tensors_in(columns), self._pool) if self._on_device else None
         self._on_device = False
         packet = Packet(columns, self, place or Place(), copy)
@@ -239,8 +247,17 @@ class EventStorage:
         column = self._columns[name] = Column(name, smooth)
         return column
 
-    def _forget_half(self, column: Column) -> None:
-        """Nobody collects: keep the histories going, and the memory bounded."""
+    def _crowd(self, column: Column) -> None:
+        """Ask for a `collect`; where nobody hears it, keep the histories going, and the memory bounded."""
+        self.crowded = True
+        if len(column.values) <= PENDING_LIMIT:
+            return
+        if not self._gave_up:
+            self._gave_up = True
+            logger.warning(
+                "nobody collects the metrics (a LoggerHook does): their histories go on, and older values of %s and "
+                "others are logged nowhere", column.name,
+            )  # fmt: skip
         self._read_all()
         column.forget(PENDING_LIMIT // 2)
 

@@ -69,6 +69,7 @@ class Trainer:
             every epoch, or every 1000 iterations.
         hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class takes
             its place.
+        custom_hooks: MMEngine's name for `hooks`.
         default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
             checkpoint`: another hook, a config, or None to go without.
         work_dir: where files go; by default a new directory under runs/.
@@ -100,6 +101,7 @@ class Trainer:
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
         hooks: Sequence[Any] = (),
         writers: Sequence[Any] = (),
+        custom_hooks: Sequence[Any] = (),
         default_hooks: Mapping[str, Any] | None = None,
         work_dir: str | Path | None = None,
         device: str | torch.device | None = None,
@@ -141,7 +143,7 @@ class Trainer:
         self.checkpoint_dir = self.work_dir
         self.bus = bus if bus is not None else Bus()
         self.facts = CurrentRun(facts_of(self))
-        self.hooks, self.writers = attach_all(self, hooks, writers, default_hooks or {})
+        self.hooks, self.writers = attach_all(self, [*hooks, *custom_hooks], writers, default_hooks or {})
 
     # --- running -------------------------------------------------------------------------------------------
 

@@ -144,10 +144,21 @@ class CheckpointHook(Hook):
         work_dir = trainer.work_dir
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
         trainer.checkpoint_dir = self.directory
+        self._refuse_twin(trainer)
         if self._watched and trainer.val_loader is None:
             raise ValueError(
                 f"save_best={', '.join(self._watched.metrics)!r} needs a validation: give the Trainer a val_loader"
             )
+
+    def _refuse_twin(self, trainer: Trainer) -> None:
+        for hook in trainer.hooks:
+            if not isinstance(hook, CheckpointHook) or hook is self or hook.directory != self.directory:
+                continue
+            if hook._template == self._template and hook._by_epoch == self._by_epoch:
+                raise ValueError(
+                    f"two CheckpointHooks write the same names in {self.directory}, and would remove each other's: "
+                    "give one of them another filename_tmpl or out_dir"
+                )
 
     # --- when ----------------------------------------------------------------------------------------------
 

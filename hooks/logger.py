@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.events import (
@@ -19,6 +21,7 @@ from eventloop.hooks.hook import Hook, on
 from eventloop.optimizers import named_values
 from eventloop.priority import Priority
 from eventloop.schedule import positive
+from eventloop.scopes import ERROR
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -32,6 +35,8 @@ class LoggerHook(Hook):
         interval: iterations between two logs, counted from the start of the epoch, as in MMEngine.
         ignore_last: what is left at the end of an epoch goes with the next interval; False logs it at once. The
             rest of the run is logged at its end in either case.
+        out_dir: where the files of `work_dir` that end in one of `out_suffix` are copied to at the end of a run, in
+            a folder named as `work_dir`.
 
     Raises:
         TypeError, ValueError: `interval` is no positive int.
@@ -39,10 +44,30 @@ class LoggerHook(Hook):
 
     priority = Priority.BELOW_NORMAL
 
-    def __init__(self, interval: int = 10, ignore_last: bool = True) -> None:
+    def __init__(
+        self,
+        interval: int = 10,
+        ignore_last: bool = True,
+        out_dir: str | Path | None = None,
+        out_suffix: str | Sequence[str] = (".json", ".jsonl", ".log", ".csv", ".yaml", ".py"),
+    ) -> None:
         positive("interval", interval)
         self._interval = interval
         self._ignore_last = ignore_last
+        self._out_dir = None if out_dir is None else Path(out_dir)
+        self._out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
+
+    def check(self, trainer: Trainer) -> None:
+        """Refuse a second one: whichever logs first would take the other's values.
+
+        Raises:
+            ValueError: the trainer has another LoggerHook.
+        """
+        if sum(isinstance(hook, LoggerHook) for hook in trainer.hooks) > 1:
+            raise ValueError(
+                "the trainer has two LoggerHooks, and each would send what the other waits for: keep one, and let a "
+                "writer that wants less choose by `when` or by its own interval"
+            )
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Log at the interval, in the last iteration, and at the end of an epoch too short for an interval."""
@@ -50,7 +75,7 @@ class LoggerHook(Hook):
             due = self.every_n_train_iters(trainer, self._interval)
         else:
             due = self.every_n_inner_iters(event.batch_idx, self._interval) or self._is_tail(trainer, event)
-        if due or self.is_last_train_iter(trainer):
+        if due or trainer.metrics.crowded or self.is_last_train_iter(trainer):
             self._log(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
@@ -59,8 +84,11 @@ class LoggerHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Log what other hooks put at the end, and what a validation or test of its own put."""
+        """Log what other hooks put at the end, and what a validation or test of its own put; copy the logs."""
         self._log_rest(trainer)
+        if self._out_dir is not None and trainer.rank == 0 and event.reason != ERROR:
+            trainer.bus.flush()  # what is to be copied must be written
+            self._copy_logs(trainer.work_dir, self._out_dir / trainer.work_dir.name)
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
         """Log the metrics of a validation."""
@@ -69,6 +97,12 @@ class LoggerHook(Hook):
     def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
         """Log the metrics of a test."""
         self._log_metrics(trainer, "test", event.metrics)
+
+    def _copy_logs(self, work_dir: Path, target: Path) -> None:
+        target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(work_dir.iterdir()):
+            if path.is_file() and path.name.endswith(self._out_suffix):
+                shutil.copy2(path, target / path.name)
 
     def _is_tail(self, trainer: Trainer, event: AfterTrainIter) -> bool:
         length = trainer.position.length

@@ -91,7 +91,7 @@ def notice(event: Event) -> str:
             return f"Checkpoint loaded: {event.path}"
         case StopRequested() | PreemptionRequested():
             what = "Stop" if isinstance(event, StopRequested) else "Preemption"
-            return f"{what} requested at iteration {event.iter + 1}: {event.reason}"
+            return f"{what} requested: {event.reason}"
         case HandlerFailed():
             return f"{event.handler} FAILED ({event.count}x): {one_line(event.error)}"
         case EventsDropped():

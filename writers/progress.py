@@ -83,8 +83,8 @@ class ProgressBar:
         tail += "".join(
             f"  {name} {_short(name, latest[name]):>7}" for name in ("loss", "lr") if name in latest
         )
-        if pace.seconds:
-            tail += f" {1 / pace.seconds:>7.1f} it/s"
+        if pace.speed:
+            tail += f" {pace.speed:>12}"
         if eta := pace.eta(event):
             tail += f"  eta {eta:>7}"
         width = min(WIDTH, self._console.width - len(head) - len(tail) - 1)

@@ -82,3 +82,19 @@ def test_epochs_in_a_run_of_iterations_are_refused(make_trainer: Make) -> None:
         ValueError, match=r"CheckpointHook\(by_epoch=True\) in a run measured in iterations would"
     ):
         make_trainer(max_iters=9, hooks=[CheckpointHook(interval=1, by_epoch=True)])
+
+
+def test_hooks_that_would_remove_each_others_files(make_trainer: Callable[..., Trainer]) -> None:
+    """Two hooks need two names, or two directories."""
+    twins = [CheckpointHook(interval=1, max_keep_ckpts=1), CheckpointHook(interval=2)]
+    twins[1].name = "seldom"
+    with pytest.raises(
+        ValueError, match=r"two CheckpointHooks write the same names in .* another filename_tmpl"
+    ):
+        make_trainer(hooks=twins)
+
+    seldom = CheckpointHook(interval=2, filename_tmpl="seldom_{}.pth")
+    seldom.name = "seldom"
+    trainer = make_trainer(hooks=[CheckpointHook(interval=1, max_keep_ckpts=1), seldom], max_epochs=2)
+    trainer.train()
+    assert sorted(path.name for path in trainer.work_dir.glob("*.pth")) == ["epoch_2.pth", "seldom_2.pth"]

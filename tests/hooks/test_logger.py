@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch.optim.lr_scheduler import StepLR
 
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import Hook, LoggerHook, on
+from eventloop.metrics import CROWD
 from eventloop.trainer import Trainer
+from eventloop.writers import JSONLWriter
 
 Record = Callable[[Trainer], list[ScalarsLogged]]
 Make = Callable[..., Trainer]
@@ -286,3 +289,47 @@ def test_bad_interval_is_refused(interval: Any, message: str) -> None:
     """The interval is checked when the hook is built."""
     with pytest.raises((TypeError, ValueError), match=message):
         LoggerHook(interval)
+
+
+def test_a_long_interval_loses_nothing(
+    make_trainer: Callable[..., Trainer], record_scalars: Callable[[Trainer], list[ScalarsLogged]]
+) -> None:
+    """Values are sent before the storage would have to give one up, however long the interval."""
+    count = 2 * CROWD
+
+    def step(trainer: Trainer, batch: Any) -> None:
+        for i in range(CROWD // 2):
+            trainer.metrics.put_scalar("value", float(i), smoothing_hint=False)
+
+    trainer = make_trainer(max_epochs=1, hooks=[LoggerHook(interval=1000)])
+    trainer.bus.subscribe(step, "before_train_iter")
+    seen = record_scalars(trainer)
+    trainer.train()
+
+    assert sum("value" in event.scalars for event in seen) == trainer.iter * (CROWD // 2) >= count
+
+
+def test_without_a_subscriber_nothing_piles_up(make_trainer: Callable[..., Trainer]) -> None:
+    """A trainer without writers, as on ranks other than 0, keeps the histories and no packet."""
+    trainer = make_trainer(max_epochs=1, hooks=[LoggerHook(interval=1)])
+    trainer.train()
+    trainer.bus.flush()
+
+    assert not trainer.metrics._unread
+    assert len(trainer.metrics.history("loss")) == trainer.iter
+
+
+def test_logs_are_copied(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+    """With `out_dir` the logs are there too once the run has ended, whole, in a folder named as work_dir."""
+    hook = LoggerHook(interval=1, out_dir=tmp_path / "out", out_suffix=".jsonl")
+    trainer = make_trainer(max_epochs=1, hooks=[hook], writers=[JSONLWriter()])
+    trainer.train()
+
+    (copied,) = (tmp_path / "out" / trainer.work_dir.name).iterdir()
+    assert copied.read_text() == (trainer.work_dir / "metrics.jsonl").read_text() != ""
+
+
+def test_two_loggers_are_refused(make_trainer: Callable[..., Trainer]) -> None:
+    """Each would send what the other waits for."""
+    with pytest.raises(ValueError, match="the trainer has two LoggerHooks"):
+        make_trainer(hooks=[LoggerHook(), LoggerHook(interval=5)])

@@ -299,3 +299,21 @@ def test_bounded_when_nobody_collects() -> None:
 
     assert storage.pending <= PENDING_LIMIT
     assert len(storage.history("loss")) == count
+
+
+def test_a_refused_value_leaves_nothing(bus: Any) -> None:
+    """A name whose first value was refused is not there."""
+    storage = EventStorage()
+    with pytest.raises(TypeError, match="scalar 'x' must be a number"):
+        storage.put_scalar("x", "bad")  # type: ignore[arg-type]
+
+    assert storage.latest() == {}
+
+
+def test_giving_up_values_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """What nobody collects is not given up in silence."""
+    storage = EventStorage()
+    for storage.iter in range(2 * PENDING_LIMIT):
+        storage.put_scalar("loss", 1.0)
+
+    assert caplog.text.count("nobody collects the metrics (a LoggerHook does)") == 1

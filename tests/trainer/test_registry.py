@@ -76,7 +76,10 @@ def test_priority_and_name_are_set_on_the_object() -> None:
 
 def test_the_name_of_a_config_is_the_name_of_its_state(make_trainer: MakeTrainer) -> None:
     """Two hooks of one class with a state are told apart by the names in their configs."""
-    configs = [{"type": CheckpointHook, "name": name} for name in ("often", "seldom")]
+    configs = [
+        {"type": CheckpointHook, "name": name, "filename_tmpl": f"{name}_{{}}.pth"}
+        for name in ("often", "seldom")
+    ]
 
     trainer = make_trainer(hooks=configs)
 
@@ -233,7 +236,9 @@ def test_two_packages_with_one_name(tmp_path: Path) -> None:
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: b-plugin\nVersion: 1.0\n")
     (other / "entry_points.txt").write_text("[eventloop.hooks]\nPluginHook = b_plugin:PluginHook\n")
 
-    with pytest.raises(ValueError, match=r"several packages have a hook 'PluginHook': a_plugin:.*, b_plugin:"):
+    with pytest.raises(
+        ValueError, match=r"several packages have a hook 'PluginHook': a_plugin:.*, b_plugin:"
+    ):
         find_class("PluginHook")
 
 
@@ -244,6 +249,23 @@ def test_a_default_hooks_config_needs_no_type(make_trainer: MakeTrainer) -> None
     trainer.train()
 
     assert [path.name for path in trainer.work_dir.glob("*.pth")] == ["epoch_2.pth"]
+
+
+def test_a_default_hook_more(make_trainer: MakeTrainer) -> None:
+    """A name that is no default hook's adds one, where a type is given; MMEngine's `custom_hooks` are hooks too."""
+    register(Named)
+    trainer = make_trainer(
+        default_hooks={"mine": {"type": "Named", "n": 2}}, custom_hooks=[{"type": "Named", "n": 3}]
+    )
+
+    assert [(hook.name, hook.n) for hook in trainer.hooks if isinstance(hook, Named)] == [
+        ("mine", 2),
+        ("Named", 3),
+    ]
+    with pytest.raises(
+        ValueError, match=r"default_hooks has no 'loger': did you mean 'logger'.*needs its type"
+    ):
+        make_trainer(default_hooks={"loger": {"interval": 3}})
 
 
 def test_a_run_from_configs(make_trainer: MakeTrainer) -> None:

@@ -264,7 +264,7 @@ def test_a_run_of_unknown_length_counts(attach: Attach) -> None:
     bus.emit(ScalarsLogged(step=12, scalars={"loss": 0.5, "time": 0.5}))
     bus.close()
 
-    assert "iter   12  loss  0.5000     2.0 it/s" in plain(stream.getvalue())
+    assert "iter   12  loss  0.5000       2 it/s" in plain(stream.getvalue())
 
 
 def test_a_terminal_that_is_gone_is_named_and_never_raises(attach: Attach, account: Account) -> None:
