@@ -112,14 +112,17 @@ def latest_checkpoint(directory: str | Path, needed: Collection[str] = ()) -> Pa
     Raises:
         FileNotFoundError: there is none.
     """
+    lacking = ""
     for path in reversed(find_checkpoints(directory)):
         try:
             checkpoint = load_checkpoint(path)
         except CheckpointError:
             continue
-        if all(key in checkpoint for key in needed):
+        missing = [key for key in needed if key not in checkpoint]
+        if not missing:
             return path
-    raise FileNotFoundError(f"{directory} holds no readable checkpoint to resume from")
+        lacking = lacking or f"; {path.name} has no {', '.join(missing)}"
+    raise FileNotFoundError(f"{directory} holds no checkpoint to resume from{lacking}")
 
 
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:

@@ -41,8 +41,7 @@ class HistoryBuffer:
         Raises:
             ValueError: there is none.
         """
-        if not self._values:
-            raise ValueError("the history is empty: nothing was put under this name yet")
+        self._check()
         return self._values[-1][0]
 
     def values(self) -> list[tuple[float, int]]:
@@ -50,7 +49,13 @@ class HistoryBuffer:
         return list(self._values)  # one C call: the background may append meanwhile
 
     def window(self, iterations: int) -> list[float]:
-        """The values of the last `iterations` iterations."""
+        """The values of the last `iterations` iterations.
+
+        Raises:
+            ValueError: `iterations` is below 1.
+        """
+        if iterations < 1:
+            raise ValueError(f"a window must be at least 1 iteration long, got {iterations}")
         pairs = self.values()
         if not pairs:
             return []
@@ -58,18 +63,37 @@ class HistoryBuffer:
         return [value for value, iteration in pairs if iteration >= first]
 
     def median(self, iterations: int) -> float:
-        """Median over the last `iterations` iterations."""
+        """Median over the last `iterations` iterations.
+
+        Raises:
+            ValueError: there is no value, or `iterations` is below 1.
+        """
+        self._check()
         return median(self.window(iterations))
 
     def avg(self, iterations: int) -> float:
-        """Mean over the last `iterations` iterations."""
+        """Mean over the last `iterations` iterations.
+
+        Raises:
+            ValueError: there is no value, or `iterations` is below 1.
+        """
+        self._check()
         window = self.window(iterations)
         return sum(window) / len(window)
 
     @property
     def global_avg(self) -> float:
-        """Mean over everything."""
+        """Mean over everything.
+
+        Raises:
+            ValueError: there is no value.
+        """
+        self._check()
         return self._sum / self._count
+
+    def _check(self) -> None:
+        if not self._count:
+            raise ValueError("the history is empty: nothing was put under this name yet")
 
     def __len__(self) -> int:
         return self._count

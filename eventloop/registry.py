@@ -79,7 +79,7 @@ class Registry:
             raise TypeError(f"@register goes on a class, got {cls!r}")
         name = name or cls.__name__
         known = self._classes.get(name) or self._own(name)
-        if known is not None and known.__module__ != cls.__module__:
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"{name!r} is registered already, by {known.__module__}: choose another name")
         self._classes[name] = cls
         return cls

@@ -154,6 +154,7 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         # the gradients being finite and unscaled, what is left to do is optimizer.step()
         if found_inf.item():
             self._count = 0
+            self._allow_schedulers()
             trainer.announce(OptimizerStepSkipped, reason="non-finite gradients")
         else:
             super()._step(trainer)

@@ -30,7 +30,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--device", "cdua"], "device 'cdua' cannot be used here: did you mean 'cuda'?"),
         (["--device", "meta"], "device 'meta' cannot be used here: known are auto, cpu, cuda"),
         (["--device", "hpu"], "device 'hpu' cannot be used here"),
-        (["--resume"], "holds no readable checkpoint to resume from"),
+        (["--resume"], "holds no checkpoint to resume from"),
         (["--resume", "nowhere.pth"], "no checkpoint at nowhere.pth"),
         (["--work-dir", "/proc/run"], "work_dir '/proc/run' cannot be written"),
     ],

@@ -65,6 +65,19 @@ def test_skipped_step_is_no_step_for_schedulers(make_trainer: MakeTrainer) -> No
     assert optimizer.param_groups[0]["lr"] == 0.5**2
 
 
+def test_an_epoch_without_a_step_is_no_mistake(make_trainer: MakeTrainer) -> None:
+    """A scheduler by epoch steps after it without PyTorch's warning about the order of the calls."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = StepLR(optimizer, 1, gamma=0.5)
+    scheduler.by_epoch = True  # type: ignore[attr-defined]
+
+    hooks = [Amp({"init_scale": 64.0}, "float16"), Overflow(*range(100))]
+    make_trainer(model=model, optimizer=optimizer, schedulers=[scheduler], hooks=hooks, max_epochs=1).train()
+
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
 def test_a_window_with_a_non_finite_gradient_is_skipped_whole(
     make_trainer: MakeTrainer, make_batches: Batches
 ) -> None:

@@ -48,9 +48,20 @@ def test_history_is_bounded_and_its_global_average_is_not() -> None:
 
 
 def test_empty_history() -> None:
-    """The latest value of nothing is an error that says so."""
-    with pytest.raises(ValueError, match="the history is empty"):
-        HistoryBuffer().latest()
+    """Asked for a number, an empty history is an error that says so."""
+    empty = HistoryBuffer()
+    for ask in (empty.latest, lambda: empty.avg(1), lambda: empty.median(1), lambda: empty.global_avg):
+        with pytest.raises(ValueError, match="the history is empty"):
+            ask()
+
+
+def test_a_window_of_nothing() -> None:
+    """A window has at least one iteration."""
+    history = HistoryBuffer()
+    history.update(1.0, 0)
+
+    with pytest.raises(ValueError, match="a window must be at least 1 iteration long, got 0"):
+        history.avg(0)
 
 
 def test_history_without_room() -> None:

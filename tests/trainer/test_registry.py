@@ -161,6 +161,14 @@ def test_a_notebook_cell_run_twice() -> None:
     assert find_class("Cell") is second
 
 
+def test_two_classes_of_one_module_under_one_name() -> None:
+    """A name given to another class of the same module is taken, too."""
+    HOOKS.register(name="mine")(Named)
+
+    with pytest.raises(ValueError, match="'mine' is registered already"):
+        HOOKS.register(name="mine")(Anything)
+
+
 def test_register_on_something_else() -> None:
     """Only classes are registered."""
     with pytest.raises(TypeError, match="@register goes on a class, got"):

@@ -104,7 +104,7 @@ def test_auto_without_any_checkpoint(make_trainer: MakeTrainer, tmp_path: Path) 
     """`resume("auto")` says so when there is nothing to resume from."""
     trainer = make_trainer(work_dir=tmp_path / "new")
 
-    with pytest.raises(FileNotFoundError, match="new holds no readable checkpoint to resume from"):
+    with pytest.raises(FileNotFoundError, match="new holds no checkpoint to resume from"):
         trainer.resume()
 
 
