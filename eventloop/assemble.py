@@ -104,7 +104,9 @@ def make_work_dir(work_dir: str | Path | None) -> Path:
         probe.touch()
         probe.unlink(missing_ok=True)
     except OSError as error:
-        raise type(error)(error.errno, f"work_dir {str(path)!r} cannot be written: {error}") from error
+        raise type(error)(
+            error.errno, f"work_dir {str(path)!r} cannot be written: {error.strerror or error}"
+        ) from error
     return path
 
 

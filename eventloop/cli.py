@@ -77,14 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--epochs", type=_at_least_one, default=10, help="passes over the data (default: %(default)s)"
     )
-    demo.add_argument("--work-dir", type=Path, default=Path("runs/demo"), help="default: %(default)s")
+    demo.add_argument("--work-dir", type=Path, help="default: runs/demo, or the next free name")
     demo.add_argument(
         "--device", default="auto", help='"cpu", "cuda", ... (default: the accelerator if there is one)'
     )
     demo.add_argument("--seed", type=int, default=0, help="of weights and shuffling (default: %(default)s)")
     demo.add_argument(
         "--resume", nargs="?", const="auto", default=None, metavar="CHECKPOINT",
-        help="continue the run in --work-dir, from its newest checkpoint or the one given",
+        help="continue the run in --work-dir, or the one saved last, from its newest checkpoint or the one given",
     )  # fmt: skip
     demo.add_argument("--traceback", action="store_true", help="show where bad input was found")
     replay_command.add_parser(commands)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.catalogue import suggest
+from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
 from eventloop.position import length_of
@@ -20,6 +21,7 @@ from eventloop.trainer import Trainer
 from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
 
 VALIDATION = 360
+WORK_DIR = Path("runs/demo")
 HINT = "\nCtrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once."
 SPLIT_SEED = 0
 """The split is the same whatever the run's seed, so that accuracies can be compared."""
@@ -81,15 +83,19 @@ def build(work_dir: Path, *, epochs: int, device: str, seed: int) -> Trainer:
     )
 
 
-def prepare(work_dir: Path, *, epochs: int, device: str, seed: int, resume: str | None) -> Trainer:
+def prepare(work_dir: Path | None, *, epochs: int, device: str, seed: int, resume: str | None) -> Trainer:
     """The demo's trainer, ready to train: all that can be wrong with what the user asked for is found here.
 
     Raises:
         ImportError, OSError, ValueError, RuntimeError: see the message.
     """
     device = choose_device(device)
+    if device == "cpu":
+        torch.set_num_threads(1)  # so small a net is slower on two, and much slower where others use them
     if resume is None:
-        work_dir = free_name(work_dir)
+        work_dir = free_name(work_dir or WORK_DIR)
+    elif work_dir is None:
+        work_dir = newest_run(WORK_DIR)
     trainer = build(work_dir, epochs=epochs, device=device, seed=seed)
     if resume is not None:
         say(f"resuming from {trainer.resume(resume)}")
@@ -103,6 +109,10 @@ def run(trainer: Trainer) -> bool:
     Raises:
         KeyboardInterrupt: at the second Ctrl-C.
     """
+    if trainer.epoch >= (trainer.max_epochs or 0):
+        say(f"{trainer.work_dir} is complete: all {trainer.max_epochs} epochs are trained")
+        trainer.close()
+        return True
     with graceful_interrupt(trainer, hint=HINT):
         trainer.train()
         stopped = trainer.stop_reason is not None
@@ -119,6 +129,16 @@ def say(text: str) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter fails over the rest when it exits
         os.close(nowhere)
+
+
+def newest_run(path: Path) -> Path:
+    """The run that was saved last, of `path`, `path-2`, `path-3`, ...: the one that was just interrupted."""
+    saved = {
+        run: max(checkpoint.stat().st_mtime_ns for checkpoint in checkpoints)
+        for run in [path, *path.parent.glob(f"{path.name}-*")]
+        if (checkpoints := find_checkpoints(run))
+    }
+    return max(saved, key=lambda run: saved[run], default=path)
 
 
 def check_epochs(trainer: Trainer, epochs: int) -> None:
@@ -158,12 +178,13 @@ def choose_device(device: str) -> str:
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    known = ["auto", "cpu", "cuda"]
     try:
         torch.zeros(1, device=device).item()  # also what "meta" cannot
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"device {device!r} cannot be used here{suggest(device, ['auto', 'cpu', 'cuda'])} ({reason})"
+            f"device {device!r} cannot be used here{suggest(device, known) if device not in known else ''} ({reason})"
         ) from error
     return device
 

@@ -141,6 +141,10 @@ def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
     return takes
 
 
+_ELSEWHERE = frozenset({"batch_idx", "data_batch", "outputs", "metrics"})
+"""Second parameters of MMEngine's hooks: given the event, such a handler would go on with the wrong thing."""
+
+
 def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
     parameters = list(signature.parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -154,10 +158,14 @@ def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
         raise TypeError(f"{expected}, but nobody would pass {', '.join(unfilled)}")
     if len(required) > 2 or not (positional or variadic):
         raise TypeError(expected)
+    if len(positional) > 1 and positional[1].name in _ELSEWHERE:
+        raise TypeError(
+            f"{expected}: it is MMEngine's; here batch_idx and metrics are the event's, batch and outputs the trainer's"
+        )
     if len(required) == 2 or (variadic and not positional):
         if required and required[0] == "event":
             raise TypeError(f"{expected}: the trainer comes first")
         return "trainer"
-    if required == ["trainer"]:
+    if required in (["trainer"], ["runner"]):
         raise TypeError(f"{expected}: a handler with one parameter is given the event")
     return "event"

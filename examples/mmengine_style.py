@@ -14,7 +14,7 @@ What is called otherwise here:
                                                         default_hooks=dict(optimizer=...)
     val_evaluator = dict(type="Accuracy")               evaluator=..., a function or an object
     visualizer = dict(vis_backends=[...])               writers=[...]
-    resume = True                                       trainer.resume("auto")
+    resume = True                                       trainer.resume("auto"), which raises where there is nothing yet
 """
 # ruff: noqa: C408 (a config is written with dict(...), as MMEngine's users do)
 

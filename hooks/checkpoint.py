@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eventloop.checkpoint import SUFFIX, save_checkpoint
+from eventloop.checkpoint import SUFFIX, find_checkpoints, save_checkpoint
 from eventloop.events import (
     COMPLETED,
     AfterRun,
@@ -17,6 +17,7 @@ from eventloop.events import (
     AfterTrainEpoch,
     AfterTrainIter,
     AfterValEpoch,
+    BeforeTrain,
     CheckpointFailed,
     CheckpointSaved,
 )
@@ -159,6 +160,15 @@ class CheckpointHook(Hook):
                     f"two CheckpointHooks write the same names in {self.directory}, and would remove each other's: "
                     "give one of them another filename_tmpl or out_dir"
                 )
+
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Say so when this run's files will lie among another's."""
+        if trainer.iter == 0 and trainer.rank == 0 and (there := find_checkpoints(self.directory)):
+            logger.warning(
+                "%s holds checkpoints of another run, %s the newest: this one begins anew and will overwrite those "
+                "of the same names; trainer.resume() would go on with it, another work_dir keeps them apart",
+                self.directory, there[-1].name,
+            )  # fmt: skip
 
     # --- when ----------------------------------------------------------------------------------------------
 

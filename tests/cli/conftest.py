@@ -21,7 +21,7 @@ ENVIRONMENT = {
 COMMAND = [sys.executable, "-m", "eventloop", "demo"]
 
 
-def demo(*arguments: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def demo(*arguments: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """Run the demo to its end."""
     return subprocess.run(
         [*COMMAND, *arguments],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eventloop import cli
+from eventloop.demo import newest_run
 from eventloop.writers.jsonl import RESERVED, read_jsonl
 from tests.cli.conftest import Finished, Start, demo
 
@@ -72,6 +74,32 @@ def test_demo_leaves_an_existing_run_alone(
     assert "this one goes to runs/demo-2" in capsys.readouterr().out
     assert Path("runs/demo-2/epoch_1.pth").is_file()
     assert (finished.directory / "metrics.jsonl").read_bytes() == before
+
+
+def test_resuming_a_complete_run_changes_nothing(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says that there is nothing left to train, and leaves the files alone."""
+    monkeypatch.chdir(finished.directory.parent.parent)
+    before = {path.name: path.stat().st_mtime_ns for path in finished.directory.glob("*.pth")}
+
+    assert cli.main(["demo", "--resume", "--work-dir", "runs/demo"]) == 0
+
+    assert "runs/demo is complete: all 10 epochs are trained" in capsys.readouterr().out
+    assert {path.name: path.stat().st_mtime_ns for path in finished.directory.glob("*.pth")} == before
+
+
+def test_resume_finds_the_run_that_was_saved_last(tmp_path: Path) -> None:
+    """Without --work-dir it is the newest of runs/demo, runs/demo-2, ..., not the first."""
+    for number, name in enumerate(["demo", "demo-2", "demo-3"]):
+        (tmp_path / name).mkdir()
+        if name != "demo-3":
+            checkpoint = tmp_path / name / "epoch_1.pth"
+            checkpoint.touch()
+            os.utime(checkpoint, (number, number))
+
+    assert newest_run(tmp_path / "demo") == tmp_path / "demo-2"
+    assert newest_run(tmp_path / "none") == tmp_path / "none"
 
 
 def logged(directory: Path) -> list[tuple[str, int, float]]:

@@ -296,3 +296,19 @@ def test_older_is_removed_only_after_its_successor_is_durable(
 
     assert before_write == [[], epochs(1), epochs(2)]
     assert files() == epochs(3)
+
+
+def test_another_runs_checkpoints_are_noticed(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that begins anew among another's files says so; one that was resumed does not."""
+    make_trainer(max_epochs=1, hooks=[CheckpointHook(interval=1)]).train()
+    assert "holds checkpoints of another run" not in caplog.text
+
+    resumed = make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)])
+    resumed.resume()
+    resumed.train()
+    assert "holds checkpoints of another run" not in caplog.text
+
+    make_trainer(max_epochs=1, hooks=[CheckpointHook(interval=1)]).train()
+    assert "holds checkpoints of another run, epoch_2.pth the newest" in caplog.text

@@ -1,0 +1,205 @@
+"""`eventloop replay`: any writer, driven from a run's event log."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from eventloop import WRITERS, Trainer, cli
+from eventloop.event_log import read_events
+from eventloop.events import Event
+from eventloop.run import Run
+from eventloop.writers import CSVWriter, JSONLWriter, TensorBoardWriter, Writer, read_jsonl
+from eventloop.writers.event_log_writer import EventLogWriter
+from tests.trainer.conftest import batches, tiny_model
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training that wrote a log, and with the other writers too."""
+    directory = tmp_path_factory.mktemp("run")
+    model = tiny_model()
+    trainer = Trainer(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
+        train_loader=batches(12), val_loader=batches(2), max_epochs=2, work_dir=directory,
+        writers=[EventLogWriter(), JSONLWriter(), CSVWriter(), TensorBoardWriter()],
+    )  # fmt: skip
+    trainer.train()
+    trainer.close()
+    return directory
+
+
+def replay(*arguments: object) -> int:
+    """The command, in this process."""
+    return cli.main(["replay", *map(str, arguments)])
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    reader: Any = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    reader.Reload()
+    return {tag: [(p.step, p.value) for p in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+def test_jsonl_is_what_the_run_wrote(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Byte for byte; the closing line says how many events there were, and where they are."""
+    assert replay(run, "--to", "jsonl", "--out", tmp_path) == 0
+
+    made = tmp_path / "metrics.jsonl"
+    assert made.read_bytes() == (run / "metrics.jsonl").read_bytes()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"eventloop: {len(list(read_jsonl(made)))} events replayed, ")
+    assert said.err.endswith(f" left out into {made}\n")
+
+
+def test_csv_is_what_the_run_wrote(run: Path, tmp_path: Path) -> None:
+    """Byte for byte."""
+    assert replay(run, "--to", "csv", "--out", tmp_path) == 0
+
+    assert (tmp_path / "metrics.csv").read_bytes() == (run / "metrics.csv").read_bytes()
+
+
+def test_tensorboard_shows_what_the_run_showed(run: Path, tmp_path: Path) -> None:
+    """TensorBoard's own reader finds the same curves."""
+    assert replay(run, "--to", "tensorboard", "--out", tmp_path) == 0
+
+    shown = curves(run / "tensorboard")
+    assert curves(tmp_path / "tensorboard") == shown
+    assert "train/loss" in shown
+
+
+def test_the_console_shows_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the lines that a run without a terminal has, positions within the epoch included."""
+    assert replay(run, "--to", "console") == 0
+
+    shown = capsys.readouterr().out
+    assert "Epoch(train) [1][10/12]  " in shown
+    assert "Epoch(val) [2]  " in shown
+
+
+def test_only_chooses_events(run: Path, tmp_path: Path) -> None:
+    """Also such as the writer leaves out by default."""
+    assert (
+        replay(run, "--to", "jsonl", "--out", tmp_path, "--only", "after_train_iter", "after_val_epoch") == 0
+    )
+
+    rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    assert [row["event"] for row in rows] == (["after_train_iter"] * 12 + ["after_val_epoch"]) * 2
+
+
+class Notes(Writer):
+    """A writer of the user's own."""
+
+    path = Path()
+
+    def open(self, run: Run) -> None:
+        Notes.path = Path(run.work_dir, "notes")
+
+    def write(self, event: Event) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{event}\n")
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Make it known, for one test."""
+    WRITERS.register(Notes)
+    yield
+    WRITERS.forget("Notes")
+
+
+@pytest.mark.usefixtures("registered")
+def test_another_writer_is_found_by_its_class(run: Path, tmp_path: Path) -> None:
+    """Whatever a run's writers can be."""
+    assert replay(run, "--to", "Notes", "--out", tmp_path) == 0
+
+    assert len((tmp_path / "notes").read_text().splitlines()) == sum(
+        1 for _ in read_events(run, only="scalars_logged")
+    )
+
+
+def test_a_torn_tail_is_reported(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the closing line, with exit code 0: what was whole is there."""
+    (tmp_path / "events.evl").write_bytes((run / "events.evl").read_bytes()[:-3])
+
+    assert replay(tmp_path, "--to", "csv") == 0
+
+    assert " bytes are a torn record into " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "--to", "csv"], "no run at nowhere: give the run's directory or its events.evl"),
+        (["empty", "--to", "csv"], "empty holds no event log (events.evl): a run writes one with writers=[EventLog"),
+        (["text", "--to", "csv"], "text is not an event log: expected it to begin with"),
+        (["log", "--to", "tensorbord"], "unknown target 'tensorbord': did you mean 'tensorboard'?"),
+        (["log", "--to", "paper"], "unknown target 'paper': known are CSVWriter, "),
+        (["log", "--to", "Writer"], "unknown target 'Writer'"),
+        (["log", "--to", "csv", "--only", "scalar_logged"], "unknown event 'scalar_logged': did you mean 'scalars_l"),
+        (["log", "--to", "csv", "--only", "after_run"], "CSVWriter takes none of after_run: it takes before_train, s"),
+        (["log", "--to", "console", "--out", "x"], "--out is for targets that write files: the console has none"),
+        (["log", "--to", "csv", "--out", "full"], "full/metrics.csv exists already: choose another --out, or remove"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, run: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """What cannot be done is said before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("no log")
+    (tmp_path / "log").write_bytes((run / "events.evl").read_bytes())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "metrics.csv").touch()
+
+    assert replay(*arguments) == 2
+
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"eventloop: {message}")
+    assert (errors.count("\n"), errors.endswith(" (--traceback shows where)\n")) == (1, True)
+
+
+def test_traceback_shows_where(tmp_path: Path) -> None:
+    """Asked for, the error itself is raised."""
+    with pytest.raises(FileNotFoundError, match="no run at"):
+        replay(tmp_path / "nowhere", "--to", "csv", "--traceback")
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_full_disk_is_one_line_and_exit_code_1(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no bad input, and no secret."""
+    (tmp_path / "notes").symlink_to("/dev/full")
+
+    assert replay(run, "--to", "Notes", "--out", tmp_path) == 1
+
+    assert (
+        capsys.readouterr().err == "eventloop: [Errno 28] No space left on device (--traceback shows where)\n"
+    )
+
+
+def test_who_reads_no_further_ends_it_quietly(run: Path) -> None:
+    """`eventloop replay ... --to console | head -1` prints no traceback."""
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "eventloop", "replay", str(run), "--to", "console"],
+        stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    os.close(writing)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
