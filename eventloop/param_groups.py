@@ -14,7 +14,10 @@ Value = float | torch.Tensor
 
 
 def groups_of(optimizer: Any) -> list[Group]:
-    """The param groups of one optimizer, or of several by name, in order."""
+    """The param groups of one optimizer, or of several by name, in order. Those of one are its own list, not a copy:
+    schedules ask in each iteration, and see what was added or loaded meanwhile."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer.param_groups
     return [group for each in named_optimizers(optimizer).values() for group in each.param_groups]
 
 

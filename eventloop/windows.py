@@ -84,8 +84,8 @@ class Window:
 
     def step(self) -> None:
         """Count one epoch, or iteration; inside the window move the value."""
-        self.last_step += 1
-        if self.active:
+        self.last_step = step = self.last_step + 1
+        if self.begin <= step and (self.end is None or step < self.end):  # active, without a call
             self._advance()
 
     def get_last_value(self) -> list[Any]:
@@ -131,13 +131,15 @@ class Window:
             )
 
     def _advance(self) -> None:
-        self._check_groups()
-        self._shadow.pull()
-        if self._scheduler is None:
-            self._scheduler = self._make(self._shadow)
+        shadow, scheduler = self._shadow, self._scheduler
+        if len(self.optimizer.param_groups) != shadow.size:
+            self._refuse_groups()
+        shadow.pull()
+        if scheduler is None:
+            self._scheduler = self._make(shadow)
         else:
-            self._scheduler.step()
-        self._shadow.push()
+            scheduler.step()
+        shadow.push()
 
     def _make(self, shadow: _Shadow) -> LRScheduler:
         scheduler = self._schedule(shadow)  # which makes its first step
@@ -149,13 +151,12 @@ class Window:
             raise TypeError("ReduceLROnPlateau is stepped with a metric: use ReduceOnPlateauLR")
         return scheduler
 
-    def _check_groups(self) -> None:
-        had, has = len(self._shadow.param_groups), len(self.optimizer.param_groups)
-        if had != has:
-            raise RuntimeError(
-                f"{type(self).__name__} was built for {had} param groups, and the optimizer has {has} now: "
-                "build schedulers after the last add_param_group"
-            )
+    def _refuse_groups(self) -> None:
+        has = len(self.optimizer.param_groups)
+        raise RuntimeError(
+            f"{type(self).__name__} was built for {self._shadow.size} param groups, and the optimizer has {has} now: "
+            "build schedulers after the last add_param_group"
+        )
 
 
 class PlateauWindow(Window):
@@ -180,14 +181,19 @@ class PlateauWindow(Window):
             self.last_step += 1
         elif self.active:
             assert isinstance(self._scheduler, ReduceLROnPlateau)
-            self._check_groups()
+            if len(self.optimizer.param_groups) != self._shadow.size:
+                self._refuse_groups()
             self._shadow.pull()
             self._scheduler.step(metric)
             self._shadow.push()
 
 
 class _Shadow(Optimizer):
-    """A value of an optimizer's param groups, less the floor, as the `lr` of groups without parameters."""
+    """A value of an optimizer's param groups, less the floor, as the `lr` of groups without parameters.
+
+    `pull` and `push` are in every iteration: the groups are paired once (loading a checkpoint gives the optimizer another
+    list of them), and plain floats, the usual case, are read and written without a call.
+    """
 
     _opt_called = (
         True  # PyTorch warns of a scheduler that is stepped before its optimizer; a shadow never steps
@@ -197,6 +203,7 @@ class _Shadow(Optimizer):
         self._real, self._name = optimizer, param_name
         groups = optimizer.param_groups
         self._floors = [floor] * len(groups) if isinstance(floor, int | float) else list(floor)
+        self.size = len(groups)
         super().__init__(
             [
                 {
@@ -208,16 +215,30 @@ class _Shadow(Optimizer):
             ],
             {},
         )
+        self._pair_up()
+
+    def _pair_up(self) -> None:
+        self._paired = self._real.param_groups
+        self._pairs = [*zip(self.param_groups, self._paired, self._floors, strict=True)]
 
     def pull(self) -> None:
         """Take the values as they are: others may have moved them."""
-        for shadow, group, low in zip(self.param_groups, self._real.param_groups, self._floors, strict=True):
-            shadow["lr"] = read_value(group, self._name) - low
+        if self._real.param_groups is not self._paired:
+            self._pair_up()
+        name = self._name
+        for shadow, group, low in self._pairs:
+            value = group.get(name)
+            shadow["lr"] = (value if type(value) is float else read_value(group, name)) - low
 
     def push(self) -> None:
         """Give the values back."""
-        for shadow, group, low in zip(self.param_groups, self._real.param_groups, self._floors, strict=True):
-            write_value(group, self._name, shadow["lr"] + low)
+        name = self._name
+        for shadow, group, low in self._pairs:
+            value = shadow["lr"] + low
+            if type(group.get(name)) is float:
+                group[name] = value
+            else:
+                write_value(group, name, value)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Do nothing: there are no parameters."""

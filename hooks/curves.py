@@ -55,13 +55,12 @@ class Steps:
             positive("step", step)
         else:
             raise TypeError(f"step must be an int or a list of ints, got {step!r}")
-        self._step = step
+        self._every = step if isinstance(step, int) else 0
+        self._at = () if isinstance(step, int) else tuple(step)
 
     def decays(self, progress: int) -> int:
         """How often by then."""
-        if isinstance(self._step, int):
-            return progress // self._step
-        return bisect_right(self._step, progress)
+        return progress // self._every if self._every else bisect_right(self._at, progress)
 
 
 class Minimum:
@@ -99,15 +98,19 @@ class Periods:
             raise ValueError(
                 f"restart_weights must be as many as periods, got {len(weights)} for {len(periods)}"
             )
-        self._periods, self._weights = periods, weights
         self._ends = [*accumulate(periods)]
+        self._last = len(periods) - 1
+        self._spans = [*zip((0, *self._ends), periods, weights, strict=False)]
+        """Where each begins, its length, its weight."""
         self.total = self._ends[-1]
 
     def at(self, progress: int) -> tuple[float, float]:
         """The part of the period that is done, from 0 to 1, and the period's weight."""
-        index = min(bisect_right(self._ends, progress), len(self._ends) - 1)
-        began = self._ends[index] - self._periods[index]
-        return min((progress - began) / self._periods[index], 1.0), self._weights[index]
+        index = bisect_right(self._ends, progress)
+        if index > self._last:
+            return 1.0, self._spans[-1][2]
+        began, length, weight = self._spans[index]
+        return (progress - began) / length, weight
 
 
 class Cycles:
@@ -142,8 +145,9 @@ class Cycles:
 
     def value(self, base: float, progress: int, max_iters: int) -> float:
         """The value of a group with this base at an iteration."""
-        self.check(max_iters)
         length = max_iters // self.times
+        if not length:
+            self.check(max_iters)
         cycle, at = divmod(progress, length)
         if cycle >= self.times:
             cycle, at = self.times - 1, length
@@ -173,17 +177,17 @@ class OneCycle:
 
     def value(self, start: float, peak: float, last: float, progress: int, total: int) -> float:
         """The value at an iteration of `total`; at the last one, and after it, `last`."""
-        progress = min(progress, total - 1)
-        phases = [(self._pct * total - 1, start, peak), (total - 1.0, peak, last)]
+        end = total - 1.0
+        at = min(progress, end)
+        began = self._pct * total - 1
+        if at <= began:  # a rise of a single step has no slope: it is at its end
+            return self._anneal(start, peak, at / began if began > 0 else 1.0)
         if self._three:
-            phases[1:] = [(2 * self._pct * total - 2, peak, start), (total - 1.0, start, last)]
-        began = 0.0
-        for end, low, high in phases:
-            if progress <= end:
-                # a rise of a single step has no slope: it is at its end
-                return self._anneal(low, high, (progress - began) / (end - began) if end > began else 1.0)
-            began = end
-        return last
+            top, began = began, 2 * self._pct * total - 2
+            if at <= began:
+                return self._anneal(peak, start, (at - top) / (began - top))
+            peak = start
+        return self._anneal(peak, last, (at - began) / (end - began))
 
 
 def check_given(what: str, given: Any) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Mapping
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 
 from eventloop.catalogue import suggest
 from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
-from eventloop.hooks.best import Rule, infer_rule, is_better
+from eventloop.hooks.best import Rule, infer_rule
 from eventloop.hooks.hook import Hook
 from eventloop.priority import Priority
 from eventloop.schedule import positive
@@ -75,14 +75,29 @@ class EarlyStoppingHook(Hook):
             _check_word("rule", rule, ["greater", "less"])
         _check_word("delta_mode", delta_mode, ["abs", "rel"])
         self._monitor, self._rule = monitor, rule if rule is not None else infer_rule(monitor)
-        self._min_delta, self._delta_mode = float(min_delta), delta_mode
+        self._sign = 1.0 if self._rule == "greater" else -1.0
+        """Of a score times this, more is better."""
+        self._min_delta, self._relative = float(min_delta), delta_mode == "rel"
         self._strict, self._check_finite = strict, check_finite
         self._patience, self._threshold = patience, stopping_threshold
-        self.best: float | None = None
-        """The best score so far."""
+        self._goal = inf if stopping_threshold is None else stopping_threshold * self._sign
+        self.best = None
         self.wait = 0
         """Validations since."""
         self._training = self._warned = False
+
+    @property
+    def best(self) -> float | None:
+        """The best score so far."""
+        return self._best
+
+    @best.setter
+    def best(self, score: float | None) -> None:
+        self._best = score
+        self._to_beat = -inf  # what the next score times the sign has to be above
+        if score is not None:
+            delta = self._min_delta * abs(score) if self._relative else self._min_delta
+            self._to_beat = score * self._sign + delta
 
     def check(self, trainer: Trainer) -> None:
         """Refuse a trainer that never validates.
@@ -98,8 +113,11 @@ class EarlyStoppingHook(Hook):
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Leave a run stopped that was."""
         self._training = True
-        if self.best is not None and (why := self._enough(self.best)):
-            trainer.stop(f"early stopping, before: {why}")
+        if self.best is None:
+            return
+        signed = self.best * self._sign
+        if self.wait >= self._patience or signed > self._goal:
+            trainer.stop(f"early stopping, before: {self._why(self.best, signed)}")
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """What is validated from here on does not count."""
@@ -113,38 +131,36 @@ class EarlyStoppingHook(Hook):
         """
         if not self._training or event.reason != COMPLETED:
             return
-        if self._monitor not in event.metrics:
+        score = event.metrics.get(self._monitor)
+        if score is None:
             self._tell_missing(event.metrics)
             return
-        score = _of_rank_0(trainer, float(event.metrics[self._monitor]))
-        if self._check_finite and not math.isfinite(score):
+        if type(score) is not float:
+            score = float(score)
+        if trainer.world_size > 1:
+            score = _of_rank_0(score)
+        if isfinite(score):
+            signed = score * self._sign
+        elif self._check_finite:
             trainer.stop(f"early stopping: {self._monitor} is {score}")
             return
-        if self._improves(score):
+        else:
+            signed = -inf  # it beats no best, no threshold
+        if signed > self._to_beat:
             self.best, self.wait = score, 0
         else:
             self.wait += 1
-        if why := self._enough(score):
-            trainer.stop(f"early stopping: {why}")
+        if self.wait >= self._patience or signed > self._goal:
+            trainer.stop(f"early stopping: {self._why(score, signed)}")
 
-    def _improves(self, score: float) -> bool:
-        """True for the first score, and for one that beats the best by more than `min_delta`."""
-        if self.best is None:
-            return is_better(score, None, self._rule)
-        delta = self._min_delta * (abs(self.best) if self._delta_mode == "rel" else 1.0)
-        return is_better(score, self.best + (delta if self._rule == "greater" else -delta), self._rule)
-
-    def _enough(self, score: float) -> str:
-        """Why to stop, or ""."""
-        if self._threshold is not None and is_better(score, self._threshold, self._rule):
+    def _why(self, score: float, signed: float) -> str:
+        if self._threshold is not None and signed > self._goal:
             return f"{self._monitor} is {score:g}, better than stopping_threshold={self._threshold:g}"
-        if self.wait >= self._patience:
-            best = "none" if self.best is None else f"{self.best:g}"
-            return (
-                f"{self._monitor} has not become better in {self.wait} validations (patience={self._patience}), "
-                f"the best was {best}"
-            )
-        return ""
+        best = "none" if self.best is None else f"{self.best:g}"
+        return (
+            f"{self._monitor} has not become better in {self.wait} validations (patience={self._patience}), "
+            f"the best was {best}"
+        )
 
     def _tell_missing(self, metrics: Mapping[str, float]) -> None:
         known = suggest(self._monitor, [*metrics]) if metrics else ": it returned none"
@@ -170,10 +186,8 @@ class EarlyStoppingHook(Hook):
         self.best, self.wait = state["best"], int(state["wait"])
 
 
-def _of_rank_0(trainer: Trainer, score: float) -> float:
+def _of_rank_0(score: float) -> float:
     """Metrics that a user's evaluator did not reduce differ between ranks: one that stops alone hangs the others."""
-    if trainer.world_size == 1:
-        return score
     scores = [score]
     dist.broadcast_object_list(scores, src=0)
     return scores[0]
@@ -193,7 +207,7 @@ def _check_numbers(min_delta: object, threshold: object) -> None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name} must be a number, got {value!r}")
-        if not math.isfinite(value):
+        if not isfinite(value):
             raise ValueError(f"{name} must be a finite number, got {value}")
         if name == "min_delta" and value < 0:
             raise ValueError(f"min_delta must be at least 0, got {value}")

@@ -58,7 +58,8 @@ class StepLrUpdaterHook(LrUpdaterHook):
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
         """max(base_lr gamma^n, min_lr) after n steps."""
-        return max(base_lr * self._gamma ** self._steps.decays(self.progress(trainer)), self._min)
+        value: float = base_lr * self._gamma ** self._steps.decays(self.progress(trainer))
+        return max(value, self._min)
 
 
 class ExpLrUpdaterHook(LrUpdaterHook):
@@ -77,7 +78,8 @@ class ExpLrUpdaterHook(LrUpdaterHook):
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
         """base_lr gamma^p."""
-        return float(base_lr * self._gamma ** self.progress(trainer))
+        value: float = base_lr * self._gamma ** self.progress(trainer)
+        return value
 
 
 class InvLrUpdaterHook(LrUpdaterHook):
@@ -96,7 +98,8 @@ class InvLrUpdaterHook(LrUpdaterHook):
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
         """base_lr (1 + gamma p)^-power."""
-        return float(base_lr * (1 + self._gamma * self.progress(trainer)) ** -self._power)
+        value: float = base_lr * (1 + self._gamma * self.progress(trainer)) ** -self._power
+        return value
 
 
 class PolyLrUpdaterHook(LrUpdaterHook):
@@ -117,8 +120,8 @@ class PolyLrUpdaterHook(LrUpdaterHook):
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
         """min_lr + (base_lr - min_lr) (1 - p / P)^power."""
-        left = 1 - min(self.progress(trainer) / self.max_progress(trainer), 1.0)
-        return float(self._min + (base_lr - self._min) * left**self._power)
+        value: float = self._min + (base_lr - self._min) * (1 - self.done(trainer)) ** self._power
+        return value
 
 
 class CosineAnnealingLrUpdaterHook(LrUpdaterHook):
@@ -142,8 +145,7 @@ class CosineAnnealingLrUpdaterHook(LrUpdaterHook):
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
         """min + (base_lr - min) (1 + cos(pi p / P)) / 2."""
-        done = min(self.progress(trainer) / self.max_progress(trainer), 1.0)
-        return annealing_cos(base_lr, self._minimum.of(base_lr), done)
+        return annealing_cos(base_lr, self._minimum.of(base_lr), self.done(trainer))
 
 
 class LinearAnnealingLrUpdaterHook(LrUpdaterHook):
@@ -167,8 +169,7 @@ class LinearAnnealingLrUpdaterHook(LrUpdaterHook):
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
         """base_lr + (min - base_lr) p / P."""
-        done = min(self.progress(trainer) / self.max_progress(trainer), 1.0)
-        return annealing_linear(base_lr, self._minimum.of(base_lr), done)
+        return annealing_linear(base_lr, self._minimum.of(base_lr), self.done(trainer))
 
 
 class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):

@@ -47,6 +47,7 @@ class ParamUpdaterHook(Hook):
         self.warmup_iters = warmup_iters
         self.warmup_ratio = warmup_ratio
         self.warmup_by_epoch = warmup_by_epoch
+        self._initial_name = f"initial_{self.param_name}"
         self._built_with: list[float] = []
 
     def check(self, trainer: Trainer) -> None:
@@ -77,9 +78,10 @@ class ParamUpdaterHook(Hook):
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Take the initial values as they are now: a checkpoint may have been loaded."""
-        missing = f"initial_{self.param_name}"
         for group, value in zip(groups_of(trainer.optimizer), self._built_with, strict=False):
-            group.setdefault(missing, value)  # of a run without schedule, whose last value may be any
+            group.setdefault(
+                self._initial_name, value
+            )  # of a run without schedule, whose last value may be any
         initial = self._initial(trainer)
         if initial[: len(self._built_with)] != self._built_with:
             logger.warning(
@@ -109,6 +111,13 @@ class ParamUpdaterHook(Hook):
         """The epoch, or iteration, the run is at."""
         return trainer.epoch if self.by_epoch else trainer.iter
 
+    def done(self, trainer: Trainer) -> float:
+        """The part of the run that is done, from 0 to 1."""
+        part = self.progress(trainer) / self.max_progress(trainer)
+        if part < 1.0:
+            return part
+        return 1.0
+
     def max_progress(self, trainer: Trainer) -> int:
         """The epochs, or iterations, of the run.
 
@@ -136,12 +145,24 @@ class ParamUpdaterHook(Hook):
     # --- inside --------------------------------------------------------------------------------------------
 
     def _set(self, trainer: Trainer) -> None:
-        done, length = trainer.iter, self._warmup_length(trainer)
-        factor = self._warmup_factor(done / length) if done < length else None
+        # in every iteration of a policy by iteration: what is the usual case, plain floats, calls no helper
+        name, initial = self.param_name, self._initial_name
+        factor = None if self.warmup is None else self._factor_now(trainer)
         for group in groups_of(trainer.optimizer):
-            initial_value(group, self.param_name)  # of a group that was added in the run
+            if type(group.get(initial)) is not float:  # of a group that was added in the run
+                initial_value(group, name)
             value = self._regular(trainer, group)
-            write_value(group, self.param_name, value if factor is None else self._warm(value, factor))
+            if factor is not None:
+                value = self._warm(value, factor)
+            if type(group.get(name)) is float:
+                group[name] = value
+            else:
+                write_value(group, name, value)
+
+    def _factor_now(self, trainer: Trainer) -> float | None:
+        """The factor of the warm-up, None after it."""
+        done, length = trainer.iter, self._warmup_length(trainer)
+        return self._warmup_factor(done / length) if done < length else None
 
     def _warmup_length(self, trainer: Trainer) -> int:
         """In iterations; 0 without warm-up."""

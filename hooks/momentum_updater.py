@@ -112,7 +112,8 @@ class StepMomentumUpdaterHook(MomentumUpdaterHook):
 
     def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
         """max(base_momentum gamma^n, min_momentum) after n steps."""
-        return max(base_momentum * self._gamma ** self._steps.decays(self.progress(trainer)), self._min)
+        value: float = base_momentum * self._gamma ** self._steps.decays(self.progress(trainer))
+        return max(value, self._min)
 
 
 class CosineAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
@@ -136,8 +137,7 @@ class CosineAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
 
     def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
         """min + (base - min) (1 + cos(pi p / P)) / 2."""
-        done = min(self.progress(trainer) / self.max_progress(trainer), 1.0)
-        return annealing_cos(base_momentum, self._minimum.of(base_momentum), done)
+        return annealing_cos(base_momentum, self._minimum.of(base_momentum), self.done(trainer))
 
 
 class LinearAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
@@ -161,8 +161,7 @@ class LinearAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
 
     def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
         """base + (min - base) p / P."""
-        done = min(self.progress(trainer) / self.max_progress(trainer), 1.0)
-        return annealing_linear(base_momentum, self._minimum.of(base_momentum), done)
+        return annealing_linear(base_momentum, self._minimum.of(base_momentum), self.done(trainer))
 
 
 class CyclicMomentumUpdaterHook(MomentumUpdaterHook):

@@ -85,6 +85,49 @@ def test_training_equals_a_hand_written_loop_bitwise(
     assert_same(trainer.model, by_hand(make_batches(batches) * epochs, windows)[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("every", [2, 3, 5, 7, 49])
+def test_gradients_are_those_of_a_divided_loss_bitwise(
+    make_trainer: MakeTrainer, dtype: torch.dtype, every: int
+) -> None:
+    """In any type, and for a loss of shape (1,) too."""
+    weight = torch.nn.Parameter(torch.rand(5, dtype=dtype))
+    model, theirs = torch.nn.Module(), weight.detach().clone().requires_grad_()
+    model.weight = weight
+
+    def loss_of(weight: torch.Tensor) -> torch.Tensor:
+        return weight.sin().sum(0, keepdim=True)
+
+    hook = Cumulative(every)
+    trainer = make_trainer(
+        model=model, optimizer=torch.optim.SGD([weight], lr=0.0), batches=every, hooks=[hook],
+        train_step=lambda trainer, batch: loss_of(weight),
+    )  # fmt: skip
+    trainer.train()
+    for _ in range(every):
+        (loss_of(theirs) / every).backward()
+
+    assert weight.grad is not None
+    assert theirs.grad is not None
+    assert torch.equal(weight.grad, theirs.grad)
+
+
+def test_subclass_with_its_own_backward_gets_the_divided_loss(
+    make_trainer: MakeTrainer, make_batches: Batches
+) -> None:
+    """As the one for mixed precision, which scales it."""
+
+    class Own(Cumulative):
+        def _backward(self, loss: torch.Tensor) -> None:
+            (loss * 2.0).backward(torch.full_like(loss, 0.5))
+
+    trainer = make_trainer(hooks=[Own(2)], batches=4)
+
+    trainer.train()
+
+    assert_same(trainer.model, by_hand(make_batches(4), [2, 2])[0])
+
+
 def test_run_measured_in_iterations(make_trainer: MakeTrainer, make_batches: Batches) -> None:
     """The tail is that of `max_iters`, wherever the loader begins anew."""
     trainer = make_trainer(hooks=[Cumulative(3)], batches=4, max_iters=7)

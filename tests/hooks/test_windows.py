@@ -207,6 +207,19 @@ def test_rate_that_is_a_tensor_stays_one() -> None:
     assert rate.item() == 0.5
 
 
+def test_optimizer_that_loaded_a_state_is_moved_on() -> None:
+    """Loading gives an optimizer new groups: the window goes on from their values, and moves those."""
+    optimizer = sgd()
+    scheduler = StepLR(optimizer, 1, 0.5)
+    saved = optimizer.state_dict()
+    scheduler.step()
+    optimizer.load_state_dict(saved)
+
+    scheduler.step()
+
+    assert scheduler.get_last_value() == [0.5]
+
+
 def test_groups_added_later_are_an_error() -> None:
     """Their base would be a guess."""
     optimizer = sgd()
