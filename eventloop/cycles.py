@@ -149,7 +149,12 @@ class ReduceOnPlateauLR(PlateauWindow):
         factor: float = 0.1, patience: int = 10, threshold: float = 1e-4,
         threshold_rule: Literal["rel", "abs"] = "rel", cooldown: int = 0,
         min_value: float | Sequence[float] = 0.0, eps: float = 1e-8, *, begin: int = 0, end: int | None = None,
+        by_epoch: bool = True,
     ) -> None:  # fmt: skip
+        if not by_epoch:
+            raise ValueError(
+                "ReduceOnPlateauLR counts validations: by_epoch=False would mean nothing, leave it out"
+            )
         if rule not in ("less", "greater"):
             raise ValueError(f"rule must be 'less' or 'greater', got {rule!r}")
         number("factor", factor, above=0, below=1)

@@ -84,6 +84,8 @@ class EarlyStoppingHook(Hook):
         self.best = None
         self.wait = 0
         """Validations since."""
+        self._invalid = ""
+        """The score that was no number, and stopped the run."""
         self._training = self._warned = False
 
     @property
@@ -113,6 +115,8 @@ class EarlyStoppingHook(Hook):
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Leave a run stopped that was."""
         self._training = True
+        if self._invalid and self._check_finite:
+            trainer.stop(f"early stopping, before: {self._invalid}")
         if self.best is None:
             return
         signed = self.best * self._sign
@@ -142,7 +146,8 @@ class EarlyStoppingHook(Hook):
         if isfinite(score):
             signed = score * self._sign
         elif self._check_finite:
-            trainer.stop(f"early stopping: {self._monitor} is {score}")
+            self._invalid = f"{self._monitor} is {score}"
+            trainer.stop(f"early stopping: {self._invalid}")
             return
         else:
             signed = -inf  # it beats no best, no threshold
@@ -150,6 +155,8 @@ class EarlyStoppingHook(Hook):
             self.best, self.wait = score, 0
         else:
             self.wait += 1
+        if signed > self._goal:
+            self.best = score  # by less than min_delta perhaps; a resumed run is to know that it is enough
         if self.wait >= self._patience or signed > self._goal:
             trainer.stop(f"early stopping: {self._why(score, signed)}")
 
@@ -173,7 +180,10 @@ class EarlyStoppingHook(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         """What was counted, and of which metric."""
-        return {"monitor": self._monitor, "rule": self._rule, "best": self.best, "wait": self.wait}
+        return {
+            "monitor": self._monitor, "rule": self._rule, "best": self.best, "wait": self.wait,
+            "invalid": self._invalid,
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting; scores of another metric are not compared with."""
@@ -184,6 +194,7 @@ class EarlyStoppingHook(Hook):
             )  # fmt: skip
             return
         self.best, self.wait = state["best"], int(state["wait"])
+        self._invalid = str(state["invalid"])
 
 
 def _of_rank_0(score: float) -> float:

@@ -193,6 +193,12 @@ class ParamUpdaterHook(Hook):
         return [initial_value(group, self.param_name) for group in groups_of(trainer.optimizer)]
 
     def _refuse_second(self, trainer: Trainer) -> None:
+        for hook in trainer.hooks:
+            if isinstance(hook, ParamUpdaterHook) and hook is not self and hook.param_name == self.param_name:
+                raise ValueError(
+                    f"{type(self).__name__} and {type(hook).__name__} both set {self.param_name} anew each time, so "
+                    "the later one alone would count: give one of the two"
+                )
         build_schedulers(trainer)
         for scheduler in trainer.schedulers:
             moves = {getattr(scheduler, "param_name", "lr")}

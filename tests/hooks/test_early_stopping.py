@@ -222,6 +222,38 @@ def test_stopped_run_stays_stopped(make_trainer: Make, scripted: Scripted, stopp
     assert trainer.stop_reason.startswith("early stopping, before: acc has not become better")
 
 
+@pytest.mark.parametrize(
+    ("options", "scores", "reason"),
+    [
+        ({}, [0.5, float("nan")], "acc is nan"),
+        (
+            {"stopping_threshold": 0.9, "min_delta": 0.5},
+            [0.85, 0.91],
+            "acc is 0.91, better than stopping_threshold",
+        ),
+    ],
+)
+def test_whatever_stopped_it_is_remembered(
+    run: Run,
+    make_trainer: Make,
+    scripted: Scripted,
+    options: dict[str, Any],
+    scores: list[float],
+    reason: str,
+) -> None:
+    """A score that is no number, and one that is enough though hardly better than the best, stop a resumed run too."""
+    saving = CheckpointHook(interval=9)
+    first = run(EarlyStoppingHook("acc", **options), *scores, max_epochs=6, hooks=[saving])
+    path = first.work_dir / "epoch_2.pth"
+
+    again = resumed(make_trainer, scripted, path, EarlyStoppingHook("acc", **options))
+    again.train()
+
+    assert again.epoch == 2
+    assert again.stop_reason is not None
+    assert again.stop_reason.startswith(f"early stopping, before: {reason}")
+
+
 def test_more_patience_goes_on(make_trainer: Make, scripted: Scripted, stopped: Path) -> None:
     """A stopped run that is given more patience uses it."""
     trainer = resumed(make_trainer, scripted, stopped, EarlyStoppingHook("acc", patience=3))

@@ -321,6 +321,15 @@ def test_trainer_without_an_optimizer_is_refused(make_trainer: MakeTrainer) -> N
         make_trainer(hooks=[Halve()], optimizer=None)
 
 
+def test_two_updaters_of_one_value_are_refused(make_trainer: MakeTrainer) -> None:
+    """The later one alone would count."""
+    first, second = Halve(), Halve()
+    second.name = "second"
+
+    with pytest.raises(ValueError, match="Halve and Halve both set lr anew each time"):
+        make_trainer(hooks=[first, second])
+
+
 def test_second_schedule_of_the_rate_is_refused(make_trainer: MakeTrainer) -> None:
     """Whichever came last would win."""
     model = torch.nn.Linear(2, 1)

@@ -489,6 +489,7 @@ def untyped(value: object) -> Any:
         (lambda o: OneCycleLR(o, 1.0, 4, 0.25), ValueError, "pct_start=0.25 of total_steps=4 is a rise of one step"),
         (lambda o: CosineRestartLR(o, [2], [1, 1]), ValueError, "restart_weights must be as many as periods, got 2 for 1"),
         (lambda o: ReduceOnPlateauLR(o, rule=untyped("lower")), ValueError, "rule must be 'less' or 'greater', got 'lower'"),
+        (lambda o: ReduceOnPlateauLR(o, by_epoch=False), ValueError, "ReduceOnPlateauLR counts validations: by_epoch=False"),
         (lambda o: ReduceOnPlateauLR(o, factor=1.0), ValueError, "factor must be above 0 and below 1, got 1.0"),
         (lambda o: Window(o, lambda o: untyped(3)), TypeError, "schedule must return a scheduler of torch.optim.lr_scheduler, got 3"),
         (lambda o: Window(o, lambda o: untyped(3), begin=5), TypeError, "schedule must return a scheduler of torch.optim.lr_scheduler, got 3"),
