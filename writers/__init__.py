@@ -2,6 +2,7 @@
 
 from eventloop.writers.console import ConsoleWriter
 from eventloop.writers.csv_writer import CSVWriter
+from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.image_files import ImageFileWriter
 from eventloop.writers.jsonl import JSONLWriter, read_jsonl
 from eventloop.writers.tensorboard import TensorBoardWriter
@@ -12,6 +13,7 @@ from eventloop.writers.writer import Writer
 __all__ = [
     "CSVWriter",
     "ConsoleWriter",
+    "EventLogWriter",
     "ImageFileWriter",
     "JSONLWriter",
     "TensorBoardWriter",

@@ -135,7 +135,7 @@ def _import_library() -> ModuleType:
         from eventloop.writers import tensorboard_records  # imports numpy too
     except ImportError as error:
         raise ImportError(
-            "TensorBoardWriter needs tensorboard: pip install 'torch-eventloop[demo]'"
+            "TensorBoardWriter needs tensorboard and google-crc32c: pip install 'torch-eventloop[demo]'"
         ) from error
     return tensorboard_records
 

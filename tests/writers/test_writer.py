@@ -163,6 +163,7 @@ def test_public_names_are_sorted_and_there() -> None:
     assert names == [
         "CSVWriter",
         "ConsoleWriter",
+        "EventLogWriter",
         "ImageFileWriter",
         "JSONLWriter",
         "TensorBoardWriter",

@@ -1,0 +1,233 @@
+"""A run again, from its event log: onto a bus, or straight into writers.
+
+    replay("runs/digits", bus, only="scalars_logged")
+    replay("runs/digits", TensorBoardWriter(), work_dir="runs/digits/again")
+
+Handlers and writers see the events in the order of the run, as fast as they can take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from os import PathLike
+from pathlib import Path
+from time import sleep
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from eventloop.bus import Bus
+from eventloop.catalogue import find_event
+from eventloop.event_log import EventReader, OnTorn, TornTail
+from eventloop.events import Event
+from eventloop.run import Run
+
+FOLDER = "replay"
+"""Where writers write unless told, within the run's directory: beside its own files, never into them."""
+BUS_BATCH = 256
+"""Events between two waits for a bus's background subscribers: a queue for as many drops none."""
+POLL_SECONDS = 0.0005
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """What a replay drives besides a bus: `eventloop.writers.Writer` is one."""
+
+    @property
+    def events(self) -> tuple[str | type[Event], ...]:
+        """What it is given; "*" for every event."""
+
+    @property
+    def batch(self) -> bool:
+        """True: `write_batch` is called, instead of `write`."""
+
+    def open(self, run: Run) -> None:
+        """Called before the first event."""
+
+    def write(self, event: Event) -> None:
+        """Called with each event."""
+
+    def write_batch(self, events: list[Event]) -> None:
+        """Called with several."""
+
+    def flush(self) -> None:
+        """Called after the last event."""
+
+    def close(self) -> None:
+        """Called at the end, also after an error."""
+
+
+class ReplayReport(msgspec.Struct, frozen=True):
+    """What became of a log's events."""
+
+    emitted: int
+    """Events that were emitted, or given to the writers."""
+    left_out: int
+    """Events that `only` did not name, or no writer takes."""
+    unknown: dict[str, int]
+    """Events that nothing imported declares: name and count."""
+    unreadable: dict[str, int]
+    """Events whose fields are not those of the class any more: name and count."""
+    damaged: int
+    """Bytes whose checksum is wrong, before the last whole record."""
+    torn: TornTail | None
+    """What is behind the last whole record, if anything is."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.emitted:,} events replayed, {self.left_out:,} left out"]
+        for counts, what in (
+            (self.unknown, "of an unknown type"),
+            (self.unreadable, "not readable any more"),
+        ):
+            if counts:
+                names = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
+                lines.append(f"{sum(counts.values()):,} {what}: {names}")
+        if self.damaged:
+            lines.append(f"{self.damaged:,} bytes were damaged")
+        if self.torn is not None:
+            lines.append(f"the last {self.torn.size:,} bytes are a torn record")
+        return "; ".join(lines)
+
+
+def replay(
+    run: str | PathLike[str],
+    onto: Bus | Sink | Sequence[Sink],
+    *,
+    only: str | type[Event] | Sequence[str | type[Event]] | None = None,
+    on_torn: OnTorn = "warn",
+    work_dir: str | PathLike[str] | None = None,
+) -> ReplayReport:
+    """Drive a bus, or writers, with the events of a run's log.
+
+        report = replay("runs/digits", bus, only=("scalars_logged", "after_val_epoch"))
+        report.emitted, report.unknown, report.torn
+
+    On a bus each event is emitted as in the run, background-born ones too, so everybody who is subscribed hears it;
+    a handler that takes the trainer is given None. The replay waits for background subscribers now and then, so that
+    no queue of at least 256 events overflows, and is flushed at the end. Writers are opened, driven and closed here,
+    without a bus and a thread, so an error of theirs is raised; they are told of the run what the log knows.
+
+    Args:
+        run: the directory of the run, or its log.
+        onto: a bus, a writer that is attached to none, or several writers.
+        only: names or classes of events; all others are left out.
+        on_torn: what a torn tail, and damaged bytes before it, do: "warn", "ignore", or "raise".
+        work_dir: where the writers write; `replay` in the run's directory by default.
+
+    Raises:
+        FileNotFoundError: there is no run, or no log in it.
+        EventLogError: no event log, one of another version, or a torn one with `on_torn="raise"`.
+        TypeError, ValueError: an unknown event, something that is neither a bus nor a writer, or a bad option.
+        RuntimeError: the bus is closed.
+        Exception: whatever a handler or a writer raised.
+    """
+    writers = _check_target(onto, work_dir)
+    reader = EventReader(run, only=only, on_torn=on_torn)
+    if isinstance(onto, Bus):
+        emitted, left_out = _onto_bus(reader, onto), 0
+    else:
+        target = reader.path.parent / FOLDER if work_dir is None else Path(work_dir)
+        emitted, left_out = _into_writers(reader, writers, target)
+    left_out += reader.left_out
+    return ReplayReport(emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn)
+
+
+def _check_target(onto: Any, work_dir: object) -> list[Sink]:
+    if isinstance(onto, Bus):
+        if onto.closed:
+            raise RuntimeError("the bus is closed and delivers no more: replay onto a new one")
+        if work_dir is not None:
+            raise ValueError(
+                "work_dir is for writers that replay opens; those of a bus have been told already"
+            )
+        return []
+    writers = list(onto) if isinstance(onto, Sequence) else [onto]
+    for writer in writers:
+        if isinstance(writer, type) or not isinstance(writer, Sink):
+            raise TypeError(f"replay drives a Bus, a writer or several writers, got {writer!r}")
+    if not writers:
+        raise ValueError("replay needs a bus or at least one writer, got none")
+    return writers
+
+
+# --- a bus ------------------------------------------------------------------------------------------------
+
+
+def _onto_bus(reader: EventReader, bus: Bus) -> int:
+    emitted = 0
+    for record in reader:
+        bus.emit(record.event)
+        emitted += 1
+        if emitted % BUS_BATCH == 0:
+            _settle(bus)
+    _settle(bus)
+    bus.flush()
+    bus.poll()  # a lane's account has a failure a moment before the bus does, and `flush` waits for both
+    return emitted
+
+
+def _settle(bus: Bus) -> None:
+    """Wait until the background subscribers have what was emitted. Not by `bus.flush`, at which some writers do what
+    is worth doing once. A subscriber that hangs is given up after its `stall_timeout`."""
+    while any(stats.queued for stats in bus.stats()):
+        sleep(POLL_SECONDS)
+    bus.poll()
+
+
+# --- writers ----------------------------------------------------------------------------------------------
+
+
+def _into_writers(reader: EventReader, writers: list[Sink], work_dir: Path) -> tuple[int, int]:
+    """How many events the writers were given, and how many none of them takes."""
+    wanted = [_types_of(writer) for writer in writers]
+    everything = None in wanted
+    taken = {kind for kinds in wanted for kind in kinds or ()}
+    emitted = left_out = 0
+    opened = False
+    with ExitStack() as closing:
+        for records in reader.blocks():
+            events = [record.event for record in records]
+            if not opened:
+                work_dir.mkdir(parents=True, exist_ok=True)
+                facts = _facts(reader.run, events, work_dir)
+                for writer in writers:
+                    closing.callback(writer.close)
+                    writer.open(facts)
+                opened = True
+            for writer, kinds in zip(writers, wanted, strict=True):
+                _feed(writer, events if kinds is None else [e for e in events if type(e) in kinds])
+            count = len(events) if everything else sum(type(event) in taken for event in events)
+            emitted += count
+            left_out += len(events) - count
+        if opened:
+            for writer in writers:
+                writer.flush()
+    return emitted, left_out
+
+
+def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
+    """What a writer takes; None for everything."""
+    return None if "*" in writer.events else frozenset(find_event(event) for event in writer.events)
+
+
+def _feed(writer: Sink, events: list[Event]) -> None:
+    if not events:
+        return
+    if writer.batch:
+        writer.write_batch(events)
+    else:
+        for event in events:
+            writer.write(event)
+
+
+def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:
+    """What is known of the run; of a log without its facts, what the first event says."""
+    if run is not None:
+        return msgspec.structs.replace(run, work_dir=str(work_dir))
+    first = events[0]
+    return Run(
+        work_dir=str(work_dir),
+        max_iters=getattr(first, "max_iters", None),
+        max_epochs=getattr(first, "max_epochs", None),
+    )

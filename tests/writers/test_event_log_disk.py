@@ -1,0 +1,142 @@
+"""A disk that gets full under a writer of a training: the writer fails, visibly, and the training does not notice."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop import Trainer
+from eventloop.event_log import read_events
+from eventloop.events import HandlerFailed
+from eventloop.hooks.hook import Hook
+from eventloop.writers import JSONLWriter, TensorBoardWriter
+from eventloop.writers.appending import write_all
+from eventloop.writers.event_log_writer import EventLogWriter
+from eventloop.writers.writer import Writer
+from tests.trainer.conftest import batches, tiny_model
+
+WRITERS: dict[str, tuple[Callable[[], Writer], int]] = {
+    "jsonl": (lambda: JSONLWriter(events="*"), 2),
+    "tensorboard": (TensorBoardWriter, 4),
+    "event_log_writer": (EventLogWriter, 4),
+}
+"""By module: a writer, and which of its writes meets the full disk."""
+
+
+class Drains(Hook):
+    """Has what was emitted written after each epoch, so that the disk gets full in the middle of the training."""
+
+    def after_train_epoch(self, trainer: Trainer, event: Any) -> None:
+        trainer.bus.flush()
+
+
+def train(work_dir: Path, *writers: Writer) -> tuple[Trainer, list[HandlerFailed]]:
+    """A training of 3 epochs, and what it was told of failures."""
+    torch.manual_seed(0)
+    model = tiny_model()
+    trainer = Trainer(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=torch.nn.functional.cross_entropy,
+        train_loader=batches(4), max_epochs=3, work_dir=work_dir, writers=writers, hooks=[Drains()],
+        default_hooks={"checkpoint": None},
+    )  # fmt: skip
+    failures: list[HandlerFailed] = []
+    trainer.bus.subscribe(failures.append, "handler_failed")
+    trainer.train()
+    return trainer, failures
+
+
+def fill_disk(patch: pytest.MonkeyPatch, module: str, number: int) -> None:
+    """From the `number`-th on the writes of a module find room for half of what they write."""
+    calls = 0
+
+    def write(file: FileIO, data: bytes) -> None:
+        nonlocal calls
+        calls += 1
+        if calls < number:
+            write_all(file, data)
+            return
+        file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(importlib.import_module(f"eventloop.writers.{module}"), "write_all", write)
+
+
+@pytest.mark.parametrize("module", WRITERS)
+def test_a_full_disk_changes_no_weight(module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Training goes on to its end, with the same weights as without the writer, which is told of as failed: in
+    handler_failed on the training thread, and in the summary."""
+    make, number = WRITERS[module]
+    fill_disk(monkeypatch, module, number)
+    writer = make()
+    without, _ = train(tmp_path / "without")
+    trainer, failures = train(tmp_path / "with", writer)
+    name = type(writer).__name__
+
+    assert trainer.iter == without.iter == 12
+    for key, value in without.model.state_dict().items():
+        assert torch.equal(trainer.model.state_dict()[key], value)
+    assert [(failed.handler, failed.error) for failed in failures] == [
+        (name, "OSError: [Errno 28] No space left on device")
+    ]
+    assert "not everything was delivered:" in trainer.summary()
+    assert f"{name}: " in trainer.summary().split("not everything was delivered:")[1]
+    for each in (without, trainer):
+        each.close()
+
+
+def test_the_log_ends_with_its_last_whole_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Half of a record is taken back, as far as the disk allows, and a next run goes on behind."""
+    with monkeypatch.context() as patched:
+        fill_disk(patched, "event_log_writer", 4)
+        train(tmp_path, EventLogWriter())[0].close()
+    reader = read_events(tmp_path)
+    kept = len(list(reader))
+    assert (kept > 0, reader.torn) == (True, None)
+
+    train(tmp_path, EventLogWriter())[0].close()
+    reader = read_events(tmp_path)
+    sequence = [record.sequence for record in reader]
+    assert sequence == list(range(len(sequence)))
+    assert (len(sequence) > kept, reader.damaged, reader.torn) == (True, 0, None)
+
+
+LIMITED = """
+import resource
+from eventloop.bus import Bus
+from eventloop.event_log import read_events
+from eventloop.events import AfterTrainIter
+from eventloop.run import Run
+from eventloop.writers.event_log_writer import EventLogWriter
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+bus = Bus()
+EventLogWriter().attach(bus, lambda: Run(work_dir="."))
+for iteration in range(1000):
+    bus.emit(AfterTrainIter(iter=iteration))
+    if iteration % 20 == 0:
+        bus.flush()
+(stats,) = bus.stats()
+reader = read_events(".")
+kept = [record.event.iter for record in reader]
+print(stats.error, stats.delivered == len(kept), kept == list(range(len(kept))), reader.torn)
+"""
+
+
+def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
+    """The system's own limit, met in the middle of a write: what was delivered is there, and nothing is torn."""
+    ran = subprocess.run(
+        [sys.executable, "-c", LIMITED], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+
+    assert ran.stdout == "[error] OSError: [Errno 27] File too large True True None\n"

@@ -1,0 +1,255 @@
+"""The event log: every event of a run, in order, in one file that `replay` drives any writer from."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from io import FileIO
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eventloop.bus import Bus
+from eventloop.catalogue import event_name, find_event
+from eventloop.events import Event
+from eventloop.log_format import FILE_NAME, HEADER, RUN_TAG, find_end, pack, read_header
+from eventloop.run import Run
+from eventloop.subscription import Subscription
+from eventloop.writers.appending import write_all
+from eventloop.writers.writer import Writer
+
+logger = logging.getLogger("eventloop")
+
+PIECE = 256
+"""Events encoded between two system calls, in which a training thread gets the interpreter: about half a millisecond."""
+
+
+class EventLogWriter(Writer):
+    """Appends every event to `<work_dir>/<filename>`: what any other writer would have written of the run can be made
+    from it afterwards.
+
+        Trainer(..., writers=[ConsoleWriter(), EventLogWriter()], work_dir="runs/digits")
+
+        eventloop replay runs/digits --to tensorboard      # or, in Python:
+        replay("runs/digits", bus, only="scalars_logged")
+
+    `eventloop.log_format` describes the format, `read_events` reads it. A resumed run appends, and the sequence goes on; what a
+    kill or a full disk left of half a record is removed first. Iterations that are run again are in the log again,
+    behind another `before_run`.
+
+    What was written survives a kill of the process; after `fsync_interval` seconds, and after `flush`, it survives a
+    crash of the machine. Syncing has a thread of its own, so that a slow disk holds up no writing. After a write that
+    failed the file ends with the last whole record.
+
+    Args:
+        filename: relative to the run's work_dir, or absolute.
+        events: what to write, names or classes; "*" for every event.
+        fsync_interval: seconds between a write and its sync, at most; 0 to sync each write, None for never.
+        name: what reports call the writer; needed for a second one.
+
+    Raises:
+        TypeError, ValueError: an unknown event, or a negative interval. When it is attached: `EventLogError`, the
+            file that is there is no event log.
+    """
+
+    events: tuple[str | type[Event], ...] = ("*",)
+    batch = True
+
+    def __init__(
+        self,
+        filename: str | PathLike[str] = FILE_NAME,
+        *,
+        events: str | type[Event] | Sequence[str | type[Event]] = "*",
+        fsync_interval: float | None = 1.0,
+        name: str | None = None,
+    ) -> None:
+        self.filename = filename
+        chosen = (events,) if isinstance(events, str | type) else tuple(events)
+        self.events = tuple("*" if event == "*" else find_event(event) for event in chosen)
+        self.fsync_interval = _check_interval(fsync_interval)
+        self.name = name
+        self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+        self._file: FileIO | None = None
+        self._sync: _Sync | None = None
+        self._size = self._sequence = self._rank = 0
+        self._tags: dict[type[Event], str] = {}
+
+    def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
+        path = Path(run().work_dir, self.filename)
+        if path.is_file():
+            with FileIO(path) as file:
+                read_header(file, path)
+        return super().attach(bus, run)
+
+    def open(self, run: Run) -> None:
+        path = Path(run.work_dir, self.filename)
+        self._file, self._size, self._sequence = _open_log(path)
+        self._rank = run.rank
+        if self.fsync_interval is not None:
+            _sync_directory(path.parent)  # or a new file may have its bytes after a crash, and no name
+            self._sync = _Sync(self._file.fileno(), self.fsync_interval)
+        self._append(self._record(time.time(), RUN_TAG, run))
+
+    def write(self, event: Event) -> None:
+        self.write_batch([event])
+
+    def write_batch(self, events: list[Event]) -> None:
+        for start in range(0, len(events), PIECE):
+            now = time.time()
+            records = []
+            for event in events[start : start + PIECE]:
+                kind = type(event)
+                tag = self._tags.get(kind) or self._tags.setdefault(kind, event_name(kind))
+                records.append(self._record(now, tag, event))
+                self._sequence += 1
+            self._append(b"".join(records))
+
+    def flush(self) -> None:
+        if self._sync is not None:
+            self._sync.now()
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        sync, self._sync = self._sync, None
+        if file is not None:
+            try:
+                if sync is not None:
+                    sync.close()
+            finally:
+                file.close()
+
+    def _record(self, now: float, tag: str, body: Event | Run) -> bytes:
+        try:
+            payload = self._encode((tag, self._sequence, now, self._rank, body))
+        except (TypeError, ValueError, OverflowError, RecursionError):  # one such event must not end the log
+            payload = self._encode((tag, self._sequence, now, self._rank, self._in_words(body)))
+        return pack(payload) + payload
+
+    def _in_words(self, body: Event | Run) -> dict[str, Any]:
+        """The fields, as texts where msgpack has nothing for them."""
+        fields = msgspec.structs.asdict(body)
+        for name, value in fields.items():
+            try:
+                self._encode(value)
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                fields[name] = str(value)
+        return fields
+
+    def _append(self, data: bytes) -> None:
+        assert self._file is not None
+        try:
+            write_all(self._file, data)
+        except OSError:
+            with suppress(OSError):  # what there was room for is half a record
+                self._file.truncate(self._size)
+            raise
+        self._size += len(data)
+        if self._sync is not None:
+            self._sync.soon()
+
+
+class _Sync:
+    """Syncs a file some time after it was written, on a thread of its own. An error is raised by the next call: after
+    a failed sync nobody knows what is on the disk, and trying again would say that all is well.
+
+    Args:
+        interval: seconds; 0 to sync at once, on the caller's thread.
+    """
+
+    def __init__(self, descriptor: int, interval: float) -> None:
+        self._descriptor = descriptor
+        self._interval = interval
+        self._timer: threading.Timer | None = None
+        self._error: OSError | None = None
+
+    def soon(self) -> None:
+        """Sync within the interval."""
+        self._raise()
+        if not self._interval:
+            os.fsync(self._descriptor)
+        elif self._timer is None:
+            self._timer = threading.Timer(self._interval, self._run)
+            self._timer.daemon = True
+            self._timer.name = "eventloop fsync"
+            self._timer.start()
+
+    def now(self) -> None:
+        """Sync."""
+        self._raise()
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Sync for the last time."""
+        if (timer := self._timer) is not None:
+            timer.cancel()
+            timer.join()
+        self.now()
+
+    def _run(self) -> None:
+        self._timer = None  # first: what is written meanwhile needs another one
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            self._error = error
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def _open_log(path: Path) -> tuple[FileIO, int, int]:
+    """Open a log to append to, or make one: the file, its size, and the sequence number of the next event.
+
+    Raises:
+        EventLogError: what is there is no event log.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = FileIO(path, "ab+")
+    try:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(0)
+        if not size or not read_header(file, path):
+            if size:
+                file.truncate(0)
+            write_all(file, HEADER)
+            return file, len(HEADER), 0
+        end, sequence = find_end(file, size)
+        if end < size:
+            file.truncate(end)
+            logger.warning(
+                "%s: the last %s bytes were no whole record and are removed: a kill or a full disk cut it short",
+                path, f"{size - end:,}",
+            )  # fmt: skip
+    except BaseException:
+        file.close()
+        raise
+    return file, end, sequence
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_interval(interval: Any) -> float | None:
+    if interval is None:
+        return None
+    if isinstance(interval, bool) or not isinstance(interval, int | float):
+        raise TypeError(f"fsync_interval must be a number of seconds or None, got {interval!r}")
+    if not 0 <= interval < threading.TIMEOUT_MAX:
+        raise ValueError(f"fsync_interval must be 0 seconds or more, got {interval}")
+    return float(interval)
+
+
+def _plain(value: Any) -> Any:
+    """What msgspec has no encoding for: a number of numpy, or anything as its text."""
+    return value.item() if hasattr(value, "item") else str(value)
