@@ -22,7 +22,9 @@ import anyio.lowlevel
 from eventloop.events import Event
 from eventloop.filters import Passes
 from eventloop.health import Health
-from eventloop.lane import Lane, LaneOptions, Route
+from eventloop.lane import Lane, Route
+from eventloop.lane_options import LaneOptions, Offload
+from eventloop.process_lane import ProcessLane
 from eventloop.runners import TaskLane, ThreadLane
 
 logger = logging.getLogger("eventloop")
@@ -74,20 +76,25 @@ class Background:
 
     # --- subscribing (any thread) --------------------------------------------------------------------------
 
-    def add_lane(self, name: str, fn: Callable[..., Any], options: LaneOptions, *, thread: bool) -> Lane:
+    def add_lane(
+        self, name: str, fn: Callable[..., Any], options: LaneOptions, offload: Offload | None
+    ) -> Lane:
         """Start a subscriber's lane; the first one starts the loop.
 
         Raises:
+            TypeError: offload="process", and no process could import the subscriber.
             RuntimeError: the background side is closed.
         """
         if self.closed:
             raise RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
         self._start()
-        if thread:
-            thread_lane = ThreadLane(name, fn, options, self.health.report)
-            self.lanes.append(thread_lane)
-            thread_lane.start()
-            return thread_lane
+        if offload is not None:
+            own_thread = (ProcessLane if offload == "process" else ThreadLane)(
+                name, fn, options, self.health.report
+            )
+            self.lanes.append(own_thread)
+            own_thread.start()
+            return own_thread
         lane = TaskLane(name, fn, options, self.health.report, self._call_soon)
         self.lanes.append(lane)
         self._call_soon(lambda: self._tasks and self._tasks.start_soon(lane.run, name=f"eventloop {name}"))
@@ -96,6 +103,7 @@ class Background:
     def remove_lane(self, lane: Lane) -> None:
         """End a lane whose subscription was cancelled."""
         lane.give_up("cancelled")
+        lane.release()
         with suppress(ValueError):  # closed, it has let go of its lanes
             self.lanes.remove(lane)
 
@@ -127,7 +135,9 @@ class Background:
             for route in self._routes.get(event_type, ()):
                 if route.lane.options.overflow == "block" and not self.on_background_thread():
                     route.lane.wait_for_room(self.wake, self._check_stalls)
-        if not self.closed:  # also where nobody listens: what is posted is read here, not on the posting thread
+        if (
+            not self.closed
+        ):  # also where nobody listens: what is posted is read here, not on the posting thread
             self._start()
         self.inbox.append(posted)
 
@@ -330,6 +340,7 @@ class Background:
         for lane in self.lanes:
             if lane.buffer:
                 lane.wake()
+            lane.release()  # of one that stalled: who found that out was perhaps the emitting thread
         self._check_stalls()
         self.health.tell_drops(self.lanes, DROP_REPORT_SECONDS)
 

@@ -9,7 +9,7 @@
     async def post_to_slack(event): ...
 
 A plain function runs at once on the emitting thread, in priority order; a coroutine function, or a function with
-`offload="thread"`, runs in the background and never holds up an emit. This module imports no torch.
+`offload="thread"` or `"process"`, runs in the background and never holds up an emit. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from eventloop.catalogue import find_event
 from eventloop.events import Event
 from eventloop.filters import Predicate
 from eventloop.handler import handler_name
-from eventloop.lane import LaneOptions, OnError, Overflow
+from eventloop.lane_options import LaneOptions, OnError, Overflow
 from eventloop.priority import Priority
 from eventloop.render import bus_table
 from eventloop.signal import EventSignal
@@ -73,7 +73,7 @@ class Bus:
         name: str | None = None,
         offload: str | None = None,
         queue: int = 1024,
-        overflow: Overflow = "drop_oldest",
+        overflow: Overflow = "spill",
         on_error: OnError = "disable",
         stall_timeout: float = 60.0,
         batch: bool = False,
@@ -104,7 +104,7 @@ class Bus:
         name: str | None = None,
         offload: str | None = None,
         queue: int = 1024,
-        overflow: Overflow = "drop_oldest",
+        overflow: Overflow = "spill",
         on_error: OnError = "disable",
         stall_timeout: float = 60.0,
         batch: bool = False,
@@ -121,9 +121,13 @@ class Bus:
             once: fire a single time, then unsubscribe.
             when: a predicate of the event.
             name: what reports call it; the function's own name by default.
-            offload: "thread" sends a plain function off the emitting thread.
-            queue, overflow: how many events may wait for a background subscriber, and what happens beyond:
-                "drop_oldest", "drop_newest", "latest" (keep one), "block" (the emitting thread waits).
+            offload: where a plain function runs off the emitting thread: "thread", or "process" for what is heavy in
+                Python. A process imports `fn`, so it must be a function of a module (not of the script that is run),
+                or a method of an object that pickles. It is killed when it stalls and started again when it dies;
+                what it had not finished it is sent again: each event is delivered at least once.
+            queue, overflow: how many events may wait for a background subscriber, and what happens beyond: "spill"
+                (they wait in a temporary file of at most 1 GiB), "drop_oldest", "drop_newest", "latest" (keep one),
+                "block" (the emitting thread waits).
             on_error: what the error of a background subscriber does: "disable" it, "log" and go on, or "raise"
                 on the training thread at the next iteration boundary.
             stall_timeout: seconds one delivery may last before the subscriber is given up.

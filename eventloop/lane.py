@@ -1,7 +1,7 @@
 """One background subscriber: its bounded queue, what happens when that is full, and its account.
 
 For every lane, at any moment, `accepted == delivered + failed + dropped + queued`; `queued` includes the
-delivery under way.
+delivery under way, and what has spilled to a file.
 """
 
 from __future__ import annotations
@@ -11,38 +11,20 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from eventloop.events import Event
 from eventloop.filters import Passes
+from eventloop.lane_options import LaneOptions
+from eventloop.spill import Spill
 
 logger = logging.getLogger("eventloop")
-
-Overflow = Literal["drop_oldest", "drop_newest", "latest", "block"]
-OnError = Literal["disable", "log", "raise"]
 
 _LOOK_SECONDS = 0.05
 """How often a thread that waits for room looks whether there will ever be any."""
 
 Delivery = Event | list[Event]
-
-
-@dataclass(frozen=True, slots=True)
-class LaneOptions:
-    """How a background subscriber is fed; the words are those of `bus.on`.
-
-    `on_flush` and `on_close` are called on the subscriber's own thread, after what was emitted before.
-    """
-
-    queue: int = 1024
-    overflow: Overflow = "drop_oldest"
-    on_error: OnError = "disable"
-    stall_timeout: float = 60.0
-    batch: bool = False
-    on_flush: Callable[[], object] | None = None
-    on_close: Callable[[], object] | None = None
 
 
 class Account(NamedTuple):
@@ -55,6 +37,7 @@ class Account(NamedTuple):
     failed: int
     queued: int
     peak: int
+    spilled: int
 
 
 class Lane(ABC):
@@ -81,6 +64,9 @@ class Lane(ABC):
         self._flush_at: int | None = None
         self._flushed = threading.Event()
         self._account = threading.Lock()
+        self._spill = Spill(name, self._capacity, self._account)  # stays empty with another policy
+        self._spills = options.overflow == "spill"
+        self._feeding = threading.Lock()
         self._room = threading.Condition()
         self._drops_told = 0
         self._drops_told_at = float("-inf")
@@ -95,8 +81,9 @@ class Lane(ABC):
         """The account of this moment."""
         with self._account:
             return Account(
-                self.calls, self.seconds, self.delivered, self.dropped, self.failed, self.queued, self.peak
-            )
+                self.calls, self.seconds, self.delivered, self.dropped, self.failed, self.queued, self.peak,
+                self._spill.total,
+            )  # fmt: skip
 
     @property
     def done(self) -> bool:
@@ -111,14 +98,28 @@ class Lane(ABC):
             self._accept(event)
 
     def _accept(self, event: Event) -> None:
+        if not self._spills:
+            self._enter(event)
+            return
+        with self._feeding:  # not the account's lock: who looks at that waits for no disk
+            frame = self._spill.frame(event) if self._full() and not self.done else None
+            self._enter(event, frame)
+            if frame:
+                self._spill.write_out()
+
+    def _enter(self, event: Event, frame: bytes | None = None) -> None:
         with self._account:
             self.accepted += 1
-            if self.done or (self._full() and not self._make_room()):
+            full = self._full()
+            if self.done or (full and not (frame or self._make_room())):
                 self.dropped += 1
                 self._turned_away += 1
+                return
+            if full and frame:
+                self._spill.add(frame, event)
             else:
                 self.buffer.append(event)
-                self.peak = max(self.peak, len(self.buffer))
+            self.peak = max(self.peak, len(self.buffer) + self._spill.count)
 
     def lose(self, event: Event | None = None, passes: Passes | None = None) -> None:
         """Charge the lane with an event that was dropped before it reached the queue."""
@@ -142,10 +143,10 @@ class Lane(ABC):
             return False
 
     def _full(self) -> bool:
-        return len(self.buffer) >= self._capacity
+        return len(self.buffer) >= self._capacity or self._spill.count > 0
 
     def _make_room(self) -> bool:
-        if self.options.overflow == "drop_newest":
+        if self.options.overflow in ("drop_newest", "spill"):
             return False
         if self.options.overflow != "block":  # there the producer has waited already
             self.buffer.popleft()
@@ -209,6 +210,14 @@ class Lane(ABC):
         if not self.done:
             self.ended_by = "closed"
             self._notify()
+        with self._account:
+            self._spill.discard()
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the file of a lane that has ended."""
+        if self.done:
+            self._spill.release()
 
     def give_up(self, reason: str) -> None:
         """Take no more events, count what is queued as dropped, and let nobody wait."""
@@ -216,8 +225,9 @@ class Lane(ABC):
             if self.ended_by:
                 return
             self.ended_by = reason
-            self.dropped += len(self.buffer)
+            self.dropped += len(self.buffer) + self._spill.count
             self.buffer.clear()
+            self._spill.discard()
         self._notify()
 
     def check_stall(self, now: float) -> None:
@@ -253,6 +263,10 @@ class Lane(ABC):
 
     def _take(self) -> Delivery | None:
         """The next delivery, None when there is nothing to do."""
+        while self._spill.count and not self.buffer and not self.ended_by:
+            lost = self._spill.refill(self.buffer)
+            with self._account:
+                self.dropped += lost
         with self._account:
             if not self.buffer or self.ended_by:
                 return None
@@ -308,6 +322,7 @@ class Lane(ABC):
             self._call_back(self.options.on_close, "on_close")
         self.closed.set()
         self._flushed.set()
+        self.release()
 
     def _call_back(self, callback: Callable[[], object] | None, what: str) -> None:
         if callback is None:

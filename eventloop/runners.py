@@ -10,7 +10,8 @@ from typing import Any
 
 import anyio
 
-from eventloop.lane import Delivery, Lane, LaneOptions, Report
+from eventloop.lane import Delivery, Lane, Report
+from eventloop.lane_options import LaneOptions
 
 _POLITE_SECONDS = 0.001
 """How long a lane's thread may hold the interpreter before it offers it to the training thread."""

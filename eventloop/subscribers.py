@@ -65,7 +65,7 @@ class Subscribers:
             )  # fmt: skip
             if background:
                 subscription.lane = self._background.add_lane(
-                    subscription.name, fn, options.lane, thread=options.offload == "thread"
+                    subscription.name, fn, options.lane, options.offload
                 )
             self._subscriptions.append(subscription)
             for event_type in self._types_of(subscription):

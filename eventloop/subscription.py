@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Protocol, Self, get_args
 
 import msgspec
 
@@ -14,10 +15,10 @@ from eventloop.catalogue import event_name, suggest
 from eventloop.events import Event
 from eventloop.filters import Passes, Predicate, check_filter, describe_filter, first_only, make_filter
 from eventloop.handler import Handler, RunsOn, handler_name, is_coroutine_function
-from eventloop.lane import Lane, LaneOptions, OnError, Overflow, Route
+from eventloop.lane import Lane, Route
+from eventloop.lane_options import LaneOptions, Offload, OnError, Overflow
 from eventloop.priority import Priority, get_priority
 
-Offload = Literal["thread"]
 DEFAULT_LANE = LaneOptions()
 
 
@@ -37,14 +38,17 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     """Time spent in them: measured for background subscribers, estimated from samples for sync handlers."""
     delivered: int
     dropped: int
-    """Never handed to the subscriber: its queue was full, or it had been disabled."""
+    """Never handed to the subscriber: there was no room for it, or the subscriber had been disabled."""
     failed: int
     """Handed over, and the subscriber raised or stalled."""
     queued: int
-    """Still on the way, the delivery under way included."""
+    """Still on the way: in its queue or its spill file, the delivery under way included."""
     peak_queued: int
+    """The most that ever waited, in queue and file."""
     error: str = ""
     """The last error, and whether the subscriber was ended by it."""
+    spilled: int = 0
+    """How many were more than its queue could take, and waited encoded; see `overflow="spill"`."""
 
 
 class DrainReport(msgspec.Struct, frozen=True):
@@ -108,10 +112,7 @@ def make_options(
     if name is not None and not (isinstance(name, str) and name.strip()):
         raise TypeError(f"name must be a text that is not empty, got {name!r}")
     name = handler_name(fn)
-    if offload == "process":
-        raise ValueError(f"{name}: offload='process' is not available yet: use offload='thread'")
-    if offload not in (None, "thread"):
-        raise ValueError(f"{name}: unknown offload {offload!r}{suggest(str(offload), ['thread'])}, or None")
+    checked = _check_offload(name, offload)
     if offload and is_coroutine_function(fn):
         raise ValueError(
             f"{name} is a coroutine function and runs on the background loop: offload must be None"
@@ -120,9 +121,21 @@ def make_options(
         changed = [f for f in lane.__slots__ if getattr(lane, f) != getattr(DEFAULT_LANE, f)]
         raise ValueError(
             f"{name} is a sync handler, called at once and never queued; {', '.join(changed)} would do nothing: "
-            "make it a coroutine function, or pass offload='thread'"
+            "make it a coroutine function, or pass offload='thread' or 'process'"
         )
-    return Options(number, every, start, once, when, "thread" if offload else None, lane)
+    return Options(number, every, start, once, when, checked, lane)
+
+
+def _check_offload(name: str, offload: str | None) -> Offload | None:
+    if offload == "process":
+        if not hasattr(signal, "pthread_sigmask"):
+            raise ValueError(f"{name}: offload='process' needs a POSIX system: use offload='thread'")
+        return "process"
+    if offload not in (None, "thread"):
+        raise ValueError(
+            f"{name}: unknown offload {offload!r}{suggest(str(offload), [*get_args(Offload)])}, or None"
+        )
+    return "thread" if offload else None
 
 
 def _check_lane(lane: LaneOptions) -> None:
@@ -131,8 +144,6 @@ def _check_lane(lane: LaneOptions) -> None:
     if lane.queue < 1:
         raise ValueError(f"queue must be at least 1, got {lane.queue}")
     if lane.overflow not in get_args(Overflow):
-        if str(lane.overflow) == "spill":
-            raise ValueError("overflow='spill' is not available yet: use 'drop_oldest' or 'block'")
         raise ValueError(
             f"unknown overflow {lane.overflow!r}{suggest(str(lane.overflow), [*get_args(Overflow)])}"
         )
@@ -236,7 +247,7 @@ class Subscription:
         now = lane.account
         return SubscriptionStats(
             self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped, now.failed,
-            now.queued, now.peak, f"{ended} {lane.last_error}".strip(),
+            now.queued, now.peak, f"{ended} {lane.last_error}".strip(), now.spilled,
         )  # fmt: skip
 
     @property

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import msgspec
 
 from eventloop.bus import Bus
 from eventloop.events import Event, ScalarsLogged
-from eventloop.lane import Overflow
+from eventloop.lane_options import Overflow
 from eventloop.run import Run
 from eventloop.subscription import Subscription
 
@@ -28,19 +31,31 @@ class Writer:
 
             def write(self, event):
                 print(event.step, event.scalars["loss"])
+
+    A writer that is heavy in Python runs in a process: `writer.offload = "process"`, or the same in its class. There
+    it is made anew from its class and the arguments of its constructor, which must pickle; the class must be in a
+    module, and what was set on the writer since does not reach it. When its process dies another one goes on: it
+    calls `open` again, and a few events are written a second time.
     """
 
     events: tuple[str | type[Event], ...] = (ScalarsLogged,)
     """What `write` is called with: classes or names, or "*" for every event."""
-    offload: ClassVar[str] = "thread"
+    offload: str = "thread"
+    """Where its methods run: on a "thread" of its own, or in a "process"."""
     queue: ClassVar[int] = 16_384
-    overflow: ClassVar[Overflow] = "drop_oldest"
+    overflow: ClassVar[Overflow] = "spill"
     batch: ClassVar[bool] = False
     """True: `write_batch` is called with all that is waiting, instead of `write`."""
     name: str | None = None
     """What reports call it; the class's name by default. Two writers of a class on one bus need two names."""
 
     _opened = False
+    _made_with: functools.partial[Any] | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", _remembering(cls.__init__))  # noqa: B010  # mypy knows no other way
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
         """Subscribe to the bus. `run` is asked for the facts of the run when the first event arrives."""
@@ -74,6 +89,24 @@ class Writer:
     def close(self) -> None:
         """Let go of files and connections."""
 
+    # --- in a process; see eventloop.target ----------------------------------------------------------------
+
+    def worker_recipe(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        """What makes a writer like this one in another process."""
+        return (type(self) if self._made_with is None else self._made_with), ()
+
+    def worker_facts(self) -> Run:
+        """The run, as it is when the first event is sent."""
+        return self._get_run()
+
+    def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
+        """Ready to open. Where a worker died the run goes on from the first event that it had not acknowledged, so
+        that a writer that cuts off what is about to be written again cuts off no more than that."""
+        if restarts:
+            step = getattr(first, "step", getattr(first, "iter", facts.start_iter))
+            facts = msgspec.structs.replace(facts, start_iter=max(facts.start_iter, step))
+        self._get_run = lambda: facts
+
     def _deliver(self, delivery: Event | list[Event]) -> None:
         if not self._opened:
             self.open(self._get_run())
@@ -91,3 +124,15 @@ class Writer:
         if self._opened:
             self._opened = False
             self.close()
+
+
+def _remembering(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that keeps its arguments; of several, the outermost one's."""
+
+    @functools.wraps(init)
+    def remember(self: Writer, /, *args: Any, **kwargs: Any) -> None:
+        if self._made_with is None:
+            self._made_with = functools.partial(type(self), *args, **kwargs)
+        init(self, *args, **kwargs)
+
+    return remember

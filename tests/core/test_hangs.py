@@ -12,7 +12,8 @@ import pytest
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, HandlerFailed
-from eventloop.lane import Delivery, Lane, LaneOptions
+from eventloop.lane import Delivery, Lane
+from eventloop.lane_options import LaneOptions
 from eventloop.runners import ThreadLane
 from tests.conftest import DEADLINE, Held
 
@@ -214,7 +215,7 @@ def test_cancelled_task_is_torn_out_of_its_delivery(bus: Bus) -> None:
 
 def test_a_hung_subscriber_does_not_hold_up_emits(bus: Bus, held: Held) -> None:
     """Emitting goes on at once, and the account stays exact."""
-    subscription = hang(bus, held, "thread", queue=10)
+    subscription = hang(bus, held, "thread", queue=10, overflow="drop_oldest")
     emit(bus, 5000, start=1)
     stats = subscription.stats
 

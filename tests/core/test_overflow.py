@@ -38,7 +38,12 @@ def total(stats: SubscriptionStats) -> int:
 @in_both_kinds
 @pytest.mark.parametrize(
     ("overflow", "kept"),
-    [("drop_oldest", [0, 7, 8, 9]), ("drop_newest", [0, 1, 2, 3]), ("latest", [0, 9])],
+    [
+        ("spill", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ("drop_oldest", [0, 7, 8, 9]),
+        ("drop_newest", [0, 1, 2, 3]),
+        ("latest", [0, 9]),
+    ],
 )
 def test_full_queue_keeps_what_its_policy_says(
     bus: Bus, held: Held, kind: str, overflow: str, kept: list[int]
@@ -58,7 +63,7 @@ def test_full_queue_keeps_what_its_policy_says(
 
 
 @in_both_kinds
-@pytest.mark.parametrize("overflow", ["drop_oldest", "drop_newest", "latest"])
+@pytest.mark.parametrize("overflow", ["spill", "drop_oldest", "drop_newest", "latest"])
 def test_a_batch_subscriber_overflows_alike(bus: Bus, held: Held, kind: str, overflow: str) -> None:
     """The events of a batch under way are queued until it has ended."""
     subscription = hold(bus, held, kind, queue=3, overflow=overflow, batch=True)
@@ -73,7 +78,7 @@ def test_a_batch_subscriber_overflows_alike(bus: Bus, held: Held, kind: str, ove
 
 
 @in_both_kinds
-@pytest.mark.parametrize("overflow", ["drop_oldest", "drop_newest", "latest", "block"])
+@pytest.mark.parametrize("overflow", ["spill", "drop_oldest", "drop_newest", "latest", "block"])
 @pytest.mark.parametrize("batch", [False, True])
 def test_account_is_exact_at_any_moment(bus: Bus, kind: str, overflow: Any, batch: bool) -> None:
     """`emitted == delivered + failed + dropped + queued`, whenever it is looked at, failures included."""
@@ -130,7 +135,7 @@ def test_drops_are_told_as_an_event(bus: Bus, held: Held, kind: str) -> None:
     mailed: list[EventsDropped] = []
     bus.subscribe(watch, EventsDropped, offload="thread")
     bus.subscribe(mailed.append, "events_dropped")
-    subscription = hold(bus, held, kind, queue=2)
+    subscription = hold(bus, held, kind, queue=2, overflow="drop_oldest")
     emit(bus, 9, start=1)
     assert there.wait(DEADLINE)
     assert mailed == []
@@ -145,7 +150,7 @@ def test_drops_nobody_was_told_of_are_told_at_the_close(held: Held) -> None:
     told: list[EventsDropped] = []
     bus = Bus()
     bus.subscribe(told.append, EventsDropped)
-    hold(bus, held, "thread", queue=2)
+    hold(bus, held, "thread", queue=2, overflow="drop_newest")
     for start in (1, 11):
         emit(bus, 10, start)
         bus.stats()
@@ -189,7 +194,9 @@ def test_filtered_events_are_in_no_account(bus: Bus) -> None:
 
 def test_queue_of_one_event_type_may_be_overrun_by_another(bus: Bus, held: Held) -> None:
     """A subscriber has one queue for all of its events, in the order of the emits."""
-    subscription = bus.subscribe(held, "after_train_iter", "after_val", offload="thread", queue=2)
+    subscription = bus.subscribe(
+        held, "after_train_iter", "after_val", offload="thread", queue=2, overflow="drop_oldest"
+    )
     emit(bus, 1)
     assert held.entered.wait(DEADLINE)
     for event in (AfterTrainIter(iter=1), AfterVal(), AfterVal()):

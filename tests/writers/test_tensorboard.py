@@ -165,7 +165,9 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes when the writer is built, and says what to install."""
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
 
-    with pytest.raises(ImportError, match=r"needs tensorboard and google-crc32c: pip install 'torch-eventloop\[demo\]'"):
+    with pytest.raises(
+        ImportError, match=r"needs tensorboard and google-crc32c: pip install 'torch-eventloop\[demo\]'"
+    ):
         TensorBoardWriter()
 
 

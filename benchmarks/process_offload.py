@@ -1,0 +1,207 @@
+"""What does a writer cost that is heavy in Python, on a thread and in a process?
+
+    python -m benchmarks.process_offload --json benchmarks/results/process_offload.json
+
+A loop of steps of about a millisecond (a PyTorch matrix product on one thread, which lets go of the interpreter)
+emits `after_train_iter` and, every 40 steps, one event to a writer that burns 20 ms of Python: a histogram, an image
+with a checksum in Python, a request to a slow client. Cases of one round: no writer; the writer in a process; on a
+thread; inline in the loop. A step's time is that of a block of steps, the writer's work that is done after the block
+is not in it: the block has as many steps as the writer needs to keep up.
+
+The second table is about the writers of eventloop: one image and one histogram every 40 steps, to a TensorBoardWriter
+in either place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+
+import torch
+
+from benchmarks._burn import Report, burn
+from benchmarks._timing import (
+    Case,
+    Taken,
+    command_line,
+    environment,
+    markdown_table,
+    measure,
+    publish,
+    yes_no,
+)
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, Event, HistogramLogged, ImageLogged
+from eventloop.process_lane import ProcessLane
+from eventloop.run import Run
+from eventloop.subscription import Subscription
+from eventloop.writers import TensorBoardWriter
+
+EVERY = 40
+GOAL = 1.05
+MATRIX = 256
+IMAGE = (512, 512, 3)
+VALUES = 100_000
+BURN_SECONDS = 0.020
+NO_WRITER, PROCESS, THREAD, INLINE = "no writer", "process", "thread", "inline"
+
+
+def turns() -> int:
+    """How many turns of the writer's loop take `BURN_SECONDS` of a processor."""
+    tried = 100_000
+    took = []
+    for _ in range(10):
+        began = process_time()
+        burn(Report(step=0, turns=tried))
+        took.append(process_time() - began)
+    return round(tried * BURN_SECONDS / min(took))
+
+
+class Steps:
+    """A loop of steps that lets a bus know; `events` makes what it logs every 40 of them."""
+
+    def __init__(self, bus: Bus | None, events: Callable[[int], list[Event]], number: int) -> None:
+        self.bus = bus
+        self.worst: list[float] = []
+        self._events = events
+        self._number = number
+        self._left, self._right = torch.rand(MATRIX, MATRIX), torch.rand(MATRIX, MATRIX)
+        self._repeat = 1
+        self._repeat = max(1, round(0.001 / min(self._step() for _ in range(50))))
+
+    def __call__(self) -> None:
+        """One block."""
+        bus, longest = self.bus or Bus(), 0.0
+        for index in range(self._number):
+            longest = max(longest, self._step())
+            bus.emit(AfterTrainIter(iter=index))
+            if self.bus is not None and index % EVERY == 0:
+                for event in self._events(index):
+                    bus.emit(event)
+        self.worst.append(longest)
+
+    def _step(self) -> float:
+        began = perf_counter()
+        for _ in range(self._repeat):
+            torch.mm(self._left, self._right)
+        return perf_counter() - began
+
+    def settle(self) -> None:
+        """What is left to the writer."""
+        if self.bus is not None:
+            self.bus.flush(60)
+
+
+def heavy_cases(stack: ExitStack, number: int) -> dict[str, Steps]:
+    """The writer that burns, in every place."""
+    cases, work = {}, turns()
+    for place in (NO_WRITER, PROCESS, THREAD, INLINE):
+        bus = stack.enter_context(Bus()) if place != NO_WRITER else None
+        if bus is not None:
+            ready(bus.subscribe(burn, Report, offload=None if place == INLINE else place))
+        cases[place] = Steps(bus, lambda step: [Report(step=step, turns=work)], number)
+    return cases
+
+
+def tensorboard_cases(stack: ExitStack, number: int) -> dict[str, Steps]:
+    """An image and a histogram for TensorBoard."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    pixels = torch.randint(255, IMAGE, dtype=torch.uint8).numpy().tobytes()
+    values = torch.randn(VALUES).numpy().tobytes()
+
+    def media(step: int) -> list[Event]:
+        return [
+            ImageLogged(step=step, name="image", data=pixels, shape=IMAGE),
+            HistogramLogged(step=step, name="weights", data=values, shape=(VALUES,)),
+        ]
+
+    cases = {}
+    for place in (NO_WRITER, PROCESS, THREAD):
+        bus = stack.enter_context(Bus()) if place != NO_WRITER else None
+        if bus is not None:
+            writer = TensorBoardWriter(Path(folder, place))
+            writer.offload = place
+            ready(writer.attach(bus, lambda: Run(folder)))
+        cases[place] = Steps(bus, media, number)
+    return cases
+
+
+def ready(subscription: Subscription) -> None:
+    """Wait until a worker process has imported what it needs: a run has hours, this has seconds."""
+    if isinstance(subscription.lane, ProcessLane):
+        subscription.lane.wait_ready(60)
+
+
+def rows(cases: dict[str, Steps], taken: dict[str, Taken]) -> list[list[str]]:
+    """One row for each place."""
+    base = taken[NO_WRITER]
+    return [
+        [
+            place,
+            f"{taken[place].median * 1e3:.3f}",
+            f"{taken[place].ratio_to(base):.3f}",
+            f"{median(steps.worst) * 1e3:.1f}",
+        ]
+        for place, steps in cases.items()
+    ]
+
+
+def worker_mib(bus: Bus | None) -> str:
+    """The resident size of the one worker of a bus, from Linux's /proc."""
+    lanes = [s.lane for s in bus._subscribers._subscriptions] if bus is not None else []
+    for lane in lanes:
+        if isinstance(lane, ProcessLane) and lane.worker is not None:
+            text = Path(f"/proc/{lane.worker.pid}/status").read_text(encoding="ascii")
+            return f"{int(text.split('VmRSS:')[1].split()[0]) / 1024:.0f} MiB"
+    return "unknown"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=400, help="in a block")
+    parser.add_argument("--json", type=Path, help="where to keep the figures")
+    parser.add_argument("--markdown", type=Path, help="where to keep the printed report")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    options = arguments()
+    torch.set_num_threads(1)
+    columns = ["the writer runs in a", "step, ms", "over no writer", "longest step, ms"]
+    about = environment("torch", "msgspec", "tensorboard")
+    record: dict[str, object] = {"environment": about}
+    parts = [
+        f"# What does a heavy writer cost?\n\n    {command_line('benchmarks.process_offload')}",
+        "\n".join(f"- {name}: {value}" for name, value in about.items()),
+    ]
+    with ExitStack() as stack:
+        for title, make in {
+            f"{BURN_SECONDS * 1e3:g} ms of Python every {EVERY} steps": heavy_cases,
+            f"TensorBoardWriter: a {IMAGE[0]}×{IMAGE[1]} image and a histogram of {VALUES:,} values every {EVERY} steps": tensorboard_cases,
+        }.items():
+            cases = make(stack, options.steps)
+            taken = measure(
+                [Case(place, steps, options.steps, steps.settle) for place, steps in cases.items()],
+                rounds=options.rounds,
+            )
+            ratio = taken[PROCESS].ratio_to(taken[NO_WRITER])
+            parts.append(f"## {title}\n\n" + markdown_table(columns, rows(cases, taken)))
+            parts.append(
+                f"Goal: a step with the writer in a process takes at most {GOAL} times as long as without: "
+                f"{ratio:.3f}, {yes_no(ratio <= GOAL)}. The worker has {worker_mib(cases[PROCESS].bus)}."
+            )
+            record[title] = {place: asdict(taken[place]) for place in cases}
+    publish("\n\n".join(parts), record, json=options.json, markdown=options.markdown)
+
+
+if __name__ == "__main__":
+    main()

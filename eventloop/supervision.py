@@ -1,0 +1,188 @@
+"""What is done about a worker process that dies or hangs; `process_lane` says what follows for the subscriber."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from eventloop.catalogue import event_name
+from eventloop.events import Event
+from eventloop.flights import Flights
+from eventloop.lane import Delivery, Lane, Report
+from eventloop.lane_options import LaneOptions
+from eventloop.worker_process import WorkerProcess
+
+logger = logging.getLogger("eventloop")
+
+DEATHS_IN_A_ROW = 3
+DEATHS = 20
+RESTART_SECONDS = 0.1
+"""Pause before a restart, twice as long after each further death in a row; after the first there is none."""
+START_SECONDS = 120.0
+"""How long a worker may take to import what it needs."""
+_ACK_SLACK = 0.1
+"""An acknowledgement comes by so much later than the delivery ended."""
+_LOOK_SECONDS = 1.0
+
+
+class SupervisedLane(Lane):
+    """A lane with a worker; everything here is for the lane's thread."""
+
+    def __init__(
+        self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report, *, batch: bool
+    ) -> None:
+        super().__init__(name, fn, options, report)
+        self.worker: WorkerProcess | None = None
+        self.deaths = 0
+        self._batch = batch
+        self._flights = Flights()
+        self._close_sent = self._finished = False
+        self._since = 0.0  # when what this worker is at began
+        self._in_a_row = 0
+        self._start_at = 0.0
+        self._flushes = 0  # asked for and not answered
+        self._worker_flushed = threading.Event()
+        self._worker_ready = threading.Event()
+
+    @property
+    def _ready(self) -> bool:
+        return self._worker_ready.is_set()
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._flights.sent or self._flushes or self._close_sent)
+
+    def _overdue(self) -> float:
+        """Seconds until the worker has been at one thing for too long."""
+        if self._ready and not self._busy:
+            return float("inf")
+        limit = self.options.stall_timeout + _ACK_SLACK if self._ready else START_SECONDS
+        return self._since + limit - monotonic()
+
+    def _patience(self) -> float | None:
+        return None if self._ready and not self._busy else max(0.0, min(_LOOK_SECONDS, self._overdue()))
+
+    def _stalled(self) -> None:
+        assert self.worker is not None
+        self.worker.end()
+        limit = self.options.stall_timeout if self._ready else START_SECONDS
+        if not self._ready or not self._flights.sent:
+            what = "on_close" if self._close_sent else "on_flush" if self._ready else "its start"
+            self._lost(f"it spent more than {limit:g} s on {what}")
+            return
+        flight, took = self._flights.waiting[0], monotonic() - self._since
+        error = TimeoutError(
+            f"subscriber {self.name} spent more than stall_timeout={limit:g} s on one delivery; its worker process "
+            "was killed"
+        )
+        self._land(len(flight))
+        with self._account:
+            self.failed += len(flight)
+            self.calls += 1
+            self.seconds += took
+        if self.options.on_error == "disable":
+            self.last_error = str(error)
+            logger.error("%s", error)
+            self._report(self, error, self._item_of(flight), took)
+            self._drop_flights()
+            self.give_up("stalled")
+        else:
+            self._failure(error, self._item_of(flight), took)
+            self._moved()
+            self._lost("killed for stalling")
+
+    def _lost(self, how: str) -> None:
+        """The worker is dead: start another one, and send again what was not acknowledged, unless it is no use."""
+        self.worker = None
+        if self._flushes:
+            self._complain(ChildProcessError(f"its worker process died: {how}"), "on_flush")
+            self._flushes = 0
+            self._worker_flushed.set()
+        if self._close_sent and not self._flights.waiting:
+            self._complain(ChildProcessError(f"its worker process died: {how}"), "on_close")
+            self._finished = True
+        elif self.ended_by:  # nobody waits for the rest
+            self._drop_flights()
+            self._finished = True
+        elif self._died_too_often():
+            self._bury(how)
+        else:
+            again = self._flights.suspects = self._flights.events
+            logger.warning(
+                "the worker process of %s died (%s) and is started again; %d events are sent again",
+                self.name, how, again,
+            )  # fmt: skip
+
+    def _died_too_often(self) -> bool:
+        self.deaths += 1
+        self._in_a_row += 1
+        pause = RESTART_SECONDS * 2 ** (self._in_a_row - 2) if self._in_a_row > 1 else 0.0
+        self._start_at = monotonic() + pause
+        return self._in_a_row >= DEATHS_IN_A_ROW or self.deaths >= DEATHS
+
+    def _bury(self, how: str) -> None:
+        """What it died over has failed; unless errors are only logged, it was the last worker."""
+        flight = self._flights.waiting[0] if self._ready and self._flights.sent else None
+        last = self.options.on_error == "disable" or self.deaths >= DEATHS or flight is None
+        lost = [event for flight in self._flights.waiting for event in flight] if last else list(flight or [])
+        times = (
+            f"{self._in_a_row} times without a sign of life" if self._in_a_row > 1 else f"{self.deaths} times"
+        )
+        over = f" over {_describe(flight[0])}" if flight else "" if self._ready else " before it was ready"
+        error = ChildProcessError(
+            f"its worker process died {times}{over} (the last: {how}); {len(lost)} events lost"
+        )
+        with self._account:
+            self.failed += len(lost)
+        self._in_a_row = 0
+        self._flights.suspects = self._flights.events - len(lost)
+        if last:
+            self._flights.clear()
+            self._end_by(error, self._item_of(lost))
+        else:
+            self._flights.waiting.popleft()
+            self._failure(error, self._item_of(lost), 0.0)
+            self._moved()
+
+    def _end_by(self, error: Exception, item: Delivery | None) -> None:
+        """Whatever `on_error` says, nothing more can be delivered."""
+        self.last_error = f"{type(error).__name__}: {error}"
+        logger.error("background subscriber %s failed and is disabled", self.name, exc_info=error)
+        self._report(self, error, item, 0.0)
+        self.give_up("error")
+        self._drop_flights()
+        self._finished = True
+
+    def _drop_flights(self) -> None:
+        """What was sent, and is not delivered any more."""
+        with self._account:
+            self.dropped += self._flights.events
+        self._flights.clear()
+        self._moved()
+
+    def _item_of(self, flight: list[Event]) -> Delivery | None:
+        return flight if self._batch or len(flight) != 1 else flight[0]
+
+    def _land(self, count: int) -> None:
+        self._flights.land(count)
+        self._since = monotonic()
+        self._in_a_row = 0
+
+    def _moved(self) -> None:
+        if self.options.overflow == "block":
+            with self._room:
+                self._room.notify_all()
+
+    def _complain(self, error: BaseException, what: str) -> None:
+        """Tell of an error that is no event's."""
+        self.last_error = f"{type(error).__name__}: {error} (in {what})"
+        logger.error("background subscriber %s failed in %s", self.name, what, exc_info=error)
+        self._report(self, error, None, 0.0)
+
+
+def _describe(event: Event) -> str:
+    iteration = getattr(event, "iter", None)
+    return event_name(type(event)) + ("" if iteration is None else f" of iteration {iteration}")

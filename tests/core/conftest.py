@@ -1,0 +1,21 @@
+"""What the tests of the core share."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from eventloop import spill
+
+
+@pytest.fixture
+def small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of spill files, with chunks and segments so small that a few events fill several."""
+    folder = tmp_path / "spill"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(spill, "CHUNK_BYTES", 400)
+    monkeypatch.setattr(spill, "SEGMENT_BYTES", 1600)
+    return folder

@@ -1,0 +1,141 @@
+"""What the tests run in worker processes; imported there by name. Each writes what it saw to the file LOG."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+from eventloop.events import AfterTrainIter, Event
+
+
+class MealServed(Event):
+    """A user's event."""
+
+    dish: str
+    place: Path = Path()
+
+
+def log(line: object) -> None:
+    """One line, whole even when the worker is killed."""
+    with open(os.environ["LOG"], "a", encoding="utf-8", buffering=1) as file:
+        file.write(f"{line}\n")
+
+
+def note(event: AfterTrainIter) -> None:
+    log(event.iter)
+
+
+def note_slowly(event: AfterTrainIter) -> None:
+    log(event.iter)
+    sleep(0.02)
+
+
+def note_batch(events: list[AfterTrainIter]) -> None:
+    log(" ".join(str(event.iter) for event in events))
+
+
+def note_pid(event: Event) -> None:
+    log(f"{os.getpid()} {os.getppid()} {os.nice(0)}")
+
+
+def note_lunch(event: MealServed) -> None:
+    log(f"{type(event).__module__} {event.dish} {event.place}")
+
+
+def note_anything(event: Event) -> None:
+    log(f"{type(event).__name__} {event}")
+
+
+def note_modules(event: Event) -> None:
+    log(" ".join(name for name in ("torch", "numpy", "__mp_main__") if name in sys.modules))
+
+
+def note_stdin(event: Event) -> None:
+    log(repr(sys.stdin.read()))
+
+
+def speak(event: AfterTrainIter) -> None:
+    print(f"heard {event.iter}")  # noqa: T201
+
+
+class Chosen(Exception):
+    """An exception that pickles."""
+
+
+class Stubborn(Exception):
+    """An exception that does not come back from a pickle."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one)
+
+
+def fail(event: AfterTrainIter) -> None:
+    log(event.iter)
+    raise Chosen(f"no to {event.iter}")
+
+
+def fail_stubbornly(event: AfterTrainIter) -> None:
+    raise Stubborn("no", "never")
+
+
+def leave(event: AfterTrainIter) -> None:
+    sys.exit("goodbye")
+
+
+def hang(event: AfterTrainIter) -> None:
+    log(event.iter)
+    threading.Event().wait()
+
+
+def hang_at_two(event: AfterTrainIter) -> None:
+    log(event.iter)
+    if event.iter == 2:
+        threading.Event().wait()
+
+
+def die_at_two(event: AfterTrainIter) -> None:
+    log(event.iter)
+    if event.iter == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_at_once(event: AfterTrainIter) -> None:
+    os._exit(7)
+
+
+def flushed() -> None:
+    log("flushed")
+
+
+def closed() -> None:
+    log("closed")
+
+
+def fail_to_close() -> None:
+    raise Chosen("not closed")
+
+
+class Refuses:
+    """Cannot be made again."""
+
+    def __call__(self, event: Event) -> None:
+        pass
+
+    def __reduce__(self) -> Any:
+        return no_such, ()
+
+
+def no_such() -> None:
+    raise Chosen("cannot be made in a worker")
+
+
+class DiesWhenMade(Refuses):
+    """Kills the process it is made in."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (9,)

@@ -1,0 +1,54 @@
+"""What the tests of spilling share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, Event
+from eventloop.frames import Frames
+from eventloop.subscription import Subscription, SubscriptionStats
+from tests.conftest import DEADLINE, Held
+
+SIZE = len(Frames().encode(AfterTrainIter(iter=1)))
+"""Bytes of an event of `emit` in a file, as long as its number is small."""
+
+in_both_kinds = pytest.mark.parametrize("kind", ["loop", "thread"])
+
+
+class Anything(Event):
+    """An event that may hold what no file can."""
+
+    value: Any = None
+
+
+def emit(bus: Bus, times: int, start: int = 0) -> None:
+    for i in range(start, start + times):
+        bus.emit(AfterTrainIter(iter=i))
+
+
+def hold(bus: Bus, held: Held, kind: str = "thread", **options: Any) -> Subscription:
+    """Subscribe `held`, with a queue of 3, and give it the event 0 it is busy with."""
+    fn, offload = (held, "thread") if kind == "thread" else (held.in_a_task, None)
+    options = {"queue": 3, **options}
+    subscription = bus.subscribe(fn, "after_train_iter", offload=offload, name="held", **options)
+    emit(bus, 1)
+    assert held.entered.wait(DEADLINE)
+    return subscription
+
+
+def total(stats: SubscriptionStats) -> int:
+    return stats.delivered + stats.failed + stats.dropped + stats.queued
+
+
+def open_in(folder: Path) -> int:
+    """How many files of a folder this process holds open, with names or without."""
+    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(link).startswith(f"{folder}/") for link in links if link.is_symlink())
+
+
+sees_open_files = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")

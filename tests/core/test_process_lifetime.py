@@ -1,0 +1,228 @@
+"""Worker processes at the edges of a program: its main script, its exit, its death, its forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from tests.conftest import DEADLINE
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+ROOT = str(Path(__file__).parents[2])
+
+HANDLERS = """
+import os, time
+def note(event):
+    with open("log.txt", "a") as file:
+        print(os.getpid(), event.iter, file=file)
+def hang(event):
+    note(event)
+    time.sleep(3600)
+def closed():
+    with open("log.txt", "a") as file:
+        print("closed", file=file)
+"""
+
+SETUP = """
+import os, sys, time
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter
+import my_handlers
+print("main is run", flush=True)
+def emit(bus, n):
+    for i in range(n):
+        bus.emit(AfterTrainIter(iter=i))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a script with a module of handlers beside it, in its folder."""
+    (tmp_path / "my_handlers.py").write_text(HANDLERS, encoding="utf-8")
+
+    def start(program: str) -> subprocess.Popen[str]:
+        path = tmp_path / "main.py"
+        path.write_text(SETUP + program, encoding="utf-8")
+        return subprocess.Popen(
+            [sys.executable, str(path)], env={"PATH": "", "PYTHONPATH": ROOT}, cwd=tmp_path, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    return start
+
+
+Script = Callable[..., "subprocess.Popen[str]"]
+
+
+def logged(tmp_path: Path) -> list[str]:
+    path = tmp_path / "log.txt"
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = monotonic() + DEADLINE
+    while not condition():
+        assert monotonic() < deadline
+        sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    """True when there is no such process, or only its remains."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_main_script_without_a_guard_is_run_once(script: Script, tmp_path: Path) -> None:
+    """A worker does not import it again, and finds what lies beside it."""
+    ran = script(
+        """
+bus = Bus()
+bus.subscribe(my_handlers.note, "after_train_iter", offload="process", on_close=my_handlers.closed)
+emit(bus, 3)
+bus.close()
+"""
+    )
+    out, err = ran.communicate(timeout=60)
+
+    assert (out, err, ran.returncode) == ("main is run\n", "", 0)
+    assert [line.split()[-1] for line in logged(tmp_path)] == ["0", "1", "2", "closed"]
+
+
+def test_function_of_the_main_script_is_refused(script: Script) -> None:
+    """At the line that subscribes it."""
+    ran = script(
+        """
+def mine(event):
+    pass
+Bus().subscribe(mine, "after_train_iter", offload="process")
+"""
+    )
+    _, err = ran.communicate(timeout=60)
+
+    assert "TypeError: mine cannot be sent to a worker process: mine is defined in __main__" in err
+
+
+def test_exit_without_close_delivers_and_leaves_no_worker(script: Script, tmp_path: Path) -> None:
+    """As to other background subscribers."""
+    ran = script(
+        """
+bus = Bus(drain_timeout=20)
+bus.subscribe(my_handlers.note, "after_train_iter", offload="process", on_close=my_handlers.closed)
+emit(bus, 100)
+"""
+    )
+    _, err = ran.communicate(timeout=60)
+    lines = logged(tmp_path)
+
+    assert (err, ran.returncode) == ("", 0)
+    assert len(lines) == 101
+    assert gone(int(lines[0].split()[0]))
+
+
+def test_exit_does_not_wait_for_a_worker_that_hangs(script: Script, tmp_path: Path) -> None:
+    """It is killed."""
+    ran = script(
+        """
+bus = Bus(drain_timeout=2)
+bus.subscribe(my_handlers.hang, "after_train_iter", offload="process", name="hung")
+emit(bus, 2)
+"""
+    )
+    _, err = ran.communicate(timeout=60)
+
+    assert "events left undelivered: hung (2)" in err
+    until(lambda: gone(int(logged(tmp_path)[0].split()[0])))
+
+
+def test_killed_program_leaves_no_worker(script: Script, tmp_path: Path) -> None:
+    """Its worker delivers what it was sent, and ends, although a forked child of the program holds the pipes."""
+    ran = script(
+        """
+bus = Bus()
+sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process", on_close=my_handlers.closed)
+assert sub.lane.wait_ready(20)
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+emit(bus, 50)
+bus.flush()
+os.kill(os.getpid(), 9)
+"""
+    )
+    assert ran.stdout is not None
+    assert ran.stderr is not None
+    ran.stdout.readline()
+    child = int(ran.stdout.readline())
+    try:
+        ran.wait(60)
+        until(lambda: logged(tmp_path)[-1:] == ["closed"])
+        worker = int(logged(tmp_path)[0].split()[0])
+        until(lambda: gone(worker))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        ran.stdout.close()
+        ran.stderr.close()
+
+
+def test_fork_leaves_the_parents_worker_alone(script: Script, tmp_path: Path) -> None:
+    """A forked child's bus is inert; the parent's goes on, and its worker ends while the child lives."""
+    ran = script(
+        """
+bus = Bus()
+sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process")
+assert sub.lane.wait_ready(20)
+child = os.fork()
+if child == 0:
+    emit(bus, 5)
+    bus.close()
+    time.sleep(60)
+    os._exit(0)
+emit(bus, 3)
+assert bus.close(20)
+assert sub.lane.closed.is_set()
+os.kill(child, 9)
+os.waitpid(child, 0)
+"""
+    )
+    _, err = ran.communicate(timeout=60)
+
+    assert (err, ran.returncode) == ("", 0)
+    assert [line.split()[-1] for line in logged(tmp_path)] == ["0", "1", "2"]
+
+
+def test_ctrl_c_ends_no_worker(script: Script, tmp_path: Path) -> None:
+    """It reaches the whole group, and the program decides."""
+    ran = script(
+        """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+bus = Bus()
+sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process", on_close=my_handlers.closed)
+while sub.lane.worker is None:
+    time.sleep(0.001)
+for signum in (signal.SIGINT, signal.SIGTERM):
+    os.kill(sub.lane.worker.pid, signum)
+assert sub.lane.wait_ready(20)
+for signum in (signal.SIGINT, signal.SIGTERM):
+    os.kill(sub.lane.worker.pid, signum)
+emit(bus, 3)
+assert bus.close(20)
+assert sub.lane.deaths == 0
+"""
+    )
+    _, err = ran.communicate(timeout=60)
+
+    assert (err, ran.returncode) == ("", 0)
+    assert logged(tmp_path)[-1] == "closed"
