@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import anyio
 import anyio.lowlevel
 
-from eventloop.events import Event
+from eventloop.events import Event, EventsDropped, HandlerFailed
 from eventloop.filters import Passes
 from eventloop.health import Health
 from eventloop.lane import Lane, Route
@@ -206,10 +206,12 @@ class Background:
         complete = self.route_now(deadline - monotonic()) and complete
         if not complete:
             self._route_rest()  # a coroutine holds the loop
-        for lane in self.lanes:
-            lane.close_soon()
-        for lane in self.lanes:
-            complete = self._wait(lane.wait_closed, deadline) and complete
+        for lanes in self._closing_order():
+            for lane in lanes:
+                lane.close_soon()
+            for lane in lanes:
+                complete = self._wait(lane.wait_closed, deadline) and complete
+            complete = self.route_now(deadline - monotonic()) and complete
         for lane in self.lanes:
             lane.abandon()
         self._stopping = True
@@ -222,6 +224,14 @@ class Background:
             logger.warning("closed after %g s; events left undelivered: %s", timeout, left or "none")
         self._let_go()
         return complete
+
+    def _closing_order(self) -> tuple[list[Lane], list[Lane]]:
+        """Who hears of failures and drops comes last: the others may fail over what they still have."""
+        listening = {
+            route.lane for kind in (HandlerFailed, EventsDropped) for route in self._routes.get(kind, ())
+        }
+        first = [lane for lane in self.lanes if lane not in listening]
+        return first, [lane for lane in self.lanes if lane in listening]
 
     def _wait(self, wait: Callable[[float], bool], deadline: float) -> bool:
         """Wait in slices: whoever waits for a coroutine that holds the loop has to find it stalled himself."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import threading
 import weakref
+from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from eventloop.background import Background
@@ -15,6 +19,9 @@ if TYPE_CHECKING:
 _buses: weakref.WeakSet[Bus] = weakref.WeakSet()
 _open: dict[Background, float] = {}
 """Background sides that may still owe somebody an event, with the seconds each may take to deliver at exit."""
+
+FORK_SECONDS = 1.0
+"""How long a fork may wait, in all, for threads that are writing a log line."""
 
 
 def watch(bus: Bus, background: Background) -> None:
@@ -43,5 +50,43 @@ def _silence_all() -> None:
         bus.become_inert()
 
 
+class _Held(threading.local):
+    """The locks that the forking thread took."""
+
+    def __init__(self) -> None:
+        self.locks: list[threading.RLock] = []
+
+
+_held = _Held()
+
+
+def _hold_logs() -> None:
+    """Let no thread be in the middle of a log line when the process is copied. Background subscribers log, and are
+    logged about. The child renews the handlers' locks, but not the one inside a file that is being flushed: the
+    child's first line to it would wait forever for a thread that is not there. (Standard output and error are safe.)
+    """
+    if not _open:
+        return
+    deadline = monotonic() + FORK_SECONDS  # a line that nobody reads may never end
+    for handler in _log_handlers():
+        lock = handler.lock
+        if lock is not None and lock.acquire(timeout=max(0.0, deadline - monotonic())):
+            _held.locks.append(lock)
+
+
+def _let_logs_go() -> None:
+    """In parent and child, where logging may have renewed a lock: then there is nothing to release."""
+    while _held.locks:
+        with suppress(RuntimeError):
+            _held.locks.pop().release()
+
+
+def _log_handlers() -> list[logging.Handler]:
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    own = [logger.handlers for logger in loggers if isinstance(logger, logging.Logger)]
+    return [*dict.fromkeys(handler for handlers in own for handler in handlers)]
+
+
 if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_logs, after_in_parent=_let_logs_go, after_in_child=_let_logs_go)
     os.register_at_fork(after_in_child=_silence_all)

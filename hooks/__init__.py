@@ -15,6 +15,7 @@ from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.early_stopping import EarlyStoppingHook
 from eventloop.hooks.ema import EMAHook
 from eventloop.hooks.empty_cache import EmptyCacheHook
+from eventloop.hooks.garbage_collection import GarbageCollectionHook
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.iter_timer import IterTimerHook
@@ -78,6 +79,7 @@ __all__ = [
     "FixedLrUpdaterHook",
     "FlatCosineAnnealingLrUpdaterHook",
     "Fp16OptimizerHook",
+    "GarbageCollectionHook",
     "GradientCumulativeFp16OptimizerHook",
     "GradientCumulativeOptimizerHook",
     "Hook",

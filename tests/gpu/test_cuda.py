@@ -16,7 +16,18 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop.checkpoint import load_checkpoint
 from eventloop.device import HostCopy, PinnedPool
 from eventloop.events import AfterTrainIter, ScalarsLogged
-from eventloop.hooks import CheckpointHook, Hook, LoggerHook, OptimizerHook
+from eventloop.hooks import (
+    AmpOptimizerHook,
+    CheckInvalidLossHook,
+    CheckpointHook,
+    EarlyStoppingHook,
+    Hook,
+    LoggerHook,
+    MemoryHook,
+    OptimizerHook,
+)
+from eventloop.hooks.ema import EMAHook
+from eventloop.hooks.garbage_collection import GarbageCollectionHook
 from eventloop.priority import Priority
 from eventloop.snapshot import Snapshot
 from eventloop.trainer import Trainer
@@ -84,6 +95,37 @@ def test_default_stack_never_waits_for_the_device(tmp_path: Path) -> None:
     trainer.train()
 
     assert trainer.iter == 40
+
+
+def test_full_stack_never_waits_for_the_device(tmp_path: Path) -> None:
+    """Nor with an average of the weights, bfloat16, accumulated and clipped gradients, every loss checked, memory
+    measured, early stopping and garbage collected at every second iteration."""
+    trainer = make_trainer(
+        tmp_path,
+        max_epochs=5,
+        val_loader=[(torch.randn(8, 16), torch.zeros(8, dtype=torch.long))],
+        val_interval=5,
+        hooks=[
+            NoSync(),
+            AmpOptimizerHook(dtype="bfloat16", cumulative_iters=2, grad_clip={"max_norm": 1.0}),
+            EMAHook(),
+            CheckInvalidLossHook(interval=4),
+            MemoryHook(interval=1, reset_peak=True),
+            EarlyStoppingHook(monitor="loss", patience=100),
+            GarbageCollectionHook(interval=2),
+            LoggerHook(interval=1),
+            CheckpointHook(interval=4, max_keep_ckpts=2),
+        ],
+        writers=[JSONLWriter()],
+    )
+    trainer.bus.on("after_train_epoch", priority="HIGHEST", every=5)(  # the validation may wait
+        lambda event: torch.cuda.set_sync_debug_mode("default")
+    )
+
+    trainer.train()
+
+    assert trainer.iter == 5 * SAMPLES // BATCH
+    assert len(trainer.metrics.history("memory/max_allocated").values()) == trainer.iter
 
 
 def test_every_value_reaches_the_background_with_its_iteration(tmp_path: Path) -> None:

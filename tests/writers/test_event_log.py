@@ -111,7 +111,7 @@ def test_numpy_numbers_are_numbers(attach: Attach, path: Path) -> None:
     assert record.event == ScalarsLogged(scalars={"half": 0.5, "three": 3.0})
 
 
-class FolderMade(Event):
+class FolderFilled(Event):
     """An event of the user's own, with a type that msgpack does not know."""
 
     folder: Path
@@ -120,18 +120,18 @@ class FolderMade(Event):
 
 def test_an_event_of_the_users_own_comes_back(attach: Attach, path: Path) -> None:
     """A field of another type is written as text, and made of it again."""
-    write(attach(EventLogWriter()), FolderMade(folder=Path("a/b"), size=3))
+    write(attach(EventLogWriter()), FolderFilled(folder=Path("a/b"), size=3))
 
-    assert [record.event for record in read_events(path)] == [FolderMade(folder=Path("a/b"), size=3)]
+    assert [record.event for record in read_events(path)] == [FolderFilled(folder=Path("a/b"), size=3)]
 
 
 def test_an_event_that_cannot_be_encoded_does_not_end_the_log(attach: Attach, path: Path) -> None:
     """A number that msgpack has no room for is a text; readers count that event, and go on."""
-    write(attach(EventLogWriter()), *scalars(1), FolderMade(folder=Path("a"), size=2**70), *scalars(2))
+    write(attach(EventLogWriter()), *scalars(1), FolderFilled(folder=Path("a"), size=2**70), *scalars(2))
 
     reader = read_events(path)
     assert [record.sequence for record in reader] == [0, 2]
-    assert reader.unreadable == {"folder_made": 1}
+    assert reader.unreadable == {"folder_filled": 1}
 
 
 def test_only_chosen_events_are_written(attach: Attach, path: Path) -> None:
@@ -200,12 +200,12 @@ def test_an_event_with_other_fields_is_counted(attach: Attach, path: Path) -> No
     """Fields of another type, or required ones that are missing, make the event unreadable and no other."""
     write(attach(EventLogWriter()), *scalars(1))
     append(path, "scalars_logged", step="five")
-    append(path, "folder_made")
+    append(path, "folder_filled")
 
     reader = read_events(path)
 
     assert [record.event for record in reader] == scalars(1)
-    assert reader.unreadable == {"scalars_logged": 1, "folder_made": 1}
+    assert reader.unreadable == {"scalars_logged": 1, "folder_filled": 1}
 
 
 def test_only_reads_some_events(attach: Attach, path: Path) -> None:

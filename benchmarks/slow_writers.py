@@ -1,0 +1,382 @@
+"""What do writers cost the steps of a training, when they are slow, when what they write is large, and when they are
+given everything?
+
+    python -m benchmarks.slow_writers --json benchmarks/results/slow_writers.json
+
+Three questions, each answered beside what people write by hand with torch's `SummaryWriter`, in the same run:
+
+- a writer that sleeps 50 ms over each write, one write every 10 steps (a slow disk, a remote file system);
+- an image of 512x512 or a histogram of 100,000 values: what it adds to the call and the 20 steps after it;
+- JSON lines, TensorBoard and a console, 10 scalars in every step.
+
+A turn is so many steps of one training, which goes on where it ended. Cases take turns in interleaved rounds; what a
+turn left to the background is finished untimed before the next one begins. A case is compared with the same loop
+without writers in the same round, and what is quoted is the median over the rounds of that ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
+from eventloop import Bus, Trainer
+from eventloop.events import Event
+from eventloop.hooks import LoggerHook
+from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
+from eventloop.writers.writer import Writer
+
+FOREVER = 1_000_000
+EVERY = 10
+"""Steps from one slow write to the next."""
+SLOW_SECONDS = 0.05
+SCALARS = 10
+AFTER = 20
+"""Steps after a medium whose time is charged to it."""
+APART = 3 * AFTER
+"""Steps from one medium to the next; in the middle of them, so many steps without one are the comparison."""
+Training = Callable[[int, Path], Iterator[list[float]]]
+"""Trains so many steps at each `next` and yields when each began, and the end; a second `next` finishes the rest."""
+Put = Callable[[Any, int], None]
+
+
+class Job:
+    """A perceptron, its data and its step: one or two milliseconds on one core, so that a write every 10 steps is more than a slow disk can take."""
+
+    def __init__(self, steps: int) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(128, 192), nn.ReLU(), nn.Linear(192, 192), nn.ReLU(), nn.Linear(192, 10)
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
+        self.batches = [(torch.rand(64, 128), torch.randint(10, (64,)))] * steps
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """The forward pass."""
+        inputs, target = batch
+        return F.cross_entropy(self.model(inputs), target)
+
+    def step(self, batch: Any) -> torch.Tensor:
+        """Forward, backward and step."""
+        loss = self.loss(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class SlowWriter(Writer):
+    """Writes to a disk that takes its time."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    def write(self, event: Event) -> None:
+        """Sleep."""
+        time.sleep(SLOW_SECONDS)
+        self.written += 1
+
+
+def nothing(target: Any, step: int) -> None:
+    """No medium."""
+
+
+def ours(
+    steps: int, directory: Path, *, writers: Callable[[], list[Writer]] = list, interval: int = EVERY,
+    scalars: int = 1, put: Put = nothing, accounts: list[str] | None = None,
+) -> Iterator[list[float]]:  # fmt: skip
+    """eventloop's default stack without checkpoints, and these writers."""
+    job, made = Job(steps), writers()
+    trainer = Trainer(
+        job.model, optimizer=job.optimizer, max_epochs=FOREVER, default_hooks={"checkpoint": None},
+        hooks=[LoggerHook(interval=interval)], writers=made, work_dir=directory, bus=Bus(drain_timeout=600.0),
+    )  # fmt: skip
+    running = trainer.epochs()
+    try:
+        while True:
+            next(running)
+            began: list[float] = []
+            for number, batch in enumerate(trainer.batches(job.batches)):
+                began.append(perf_counter())
+                put(trainer.metrics, number)
+                loss = job.loss(batch)
+                more = {f"scalar_{i}": loss.detach() * i for i in range(1, scalars)}
+                trainer.outputs = {"loss": loss, **more}
+            yield [*began, perf_counter()]
+            trainer.bus.flush()
+            if accounts is not None:
+                accounts.append(account(trainer, made))
+            yield []
+    finally:
+        running.close()  # type: ignore[attr-defined]
+        trainer.close()
+
+
+def account(trainer: Trainer, writers: list[Writer]) -> str:
+    """What became of what the slow writer was to be given: its account, and its own count.
+
+    Raises:
+        RuntimeError: they do not add up.
+    """
+    stats = next(row for row in trainer.bus.stats() if row.name == "SlowWriter")
+    due = trainer.iter // EVERY
+    assert isinstance(writers[0], SlowWriter)
+    written = writers[0].written
+    if stats.delivered + stats.dropped + stats.failed + stats.queued != due or written != stats.delivered:
+        raise RuntimeError(f"{due} events were due, {written} were written, and the account says {stats}")
+    return f"{due} due, {stats.delivered} written, {stats.dropped} dropped, {stats.queued} queued"
+
+
+def by_hand(
+    steps: int, directory: Path, *, slow: bool = False, everything: bool = False, tensorboard: bool = True,
+    put: Put = nothing,
+) -> Iterator[list[float]]:  # fmt: skip
+    """A loop with torch's SummaryWriter, whose file may be slow; `everything`: a JSON line and a print too."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    job, iteration = Job(steps), 0
+    writer = SummaryWriter(str(directory)) if tensorboard else None
+    if slow and writer is not None:
+        writer.add_scalar("loss", 0.0, 0)
+        make_slow(writer)
+    console = io.StringIO()
+    with open(directory / "metrics.jsonl", "w") as lines:
+        while True:
+            began = []
+            for number, batch in enumerate(job.batches):
+                began.append(perf_counter())
+                put(writer, number)
+                loss = job.step(batch)
+                iteration += 1
+                if writer is not None and everything:
+                    values = {f"scalar_{i}": (loss * i).item() for i in range(SCALARS)}
+                    for name, value in values.items():
+                        writer.add_scalar(name, value, iteration)
+                    lines.write(json.dumps({"step": iteration, **values}) + "\n")
+                    print(
+                        iteration, *(f"{name}: {value:.4f}" for name, value in values.items()), file=console
+                    )
+                elif writer is not None and iteration % EVERY == 0:
+                    writer.add_scalar("loss", loss.item(), iteration)
+            yield [*began, perf_counter()]
+            if writer is not None:
+                writer.flush()
+            yield []
+
+
+def make_slow(writer: Any) -> None:
+    """Let each record that reaches the file take as long as with the slow writer."""
+    records = writer.file_writer.event_writer._async_writer._writer
+    write = records.write
+
+    def slowly(data: bytes) -> None:
+        time.sleep(SLOW_SECONDS)
+        write(data)
+
+    records.write = slowly
+
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (3, 512, 512), dtype=np.uint8)
+VALUES = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+
+
+def put_ours(kind: str, metrics: Any, number: int) -> None:
+    """Put a medium where one is due."""
+    if number % APART == 0:
+        metrics.put_image("image", IMAGE) if kind == "image" else metrics.put_histogram("values", VALUES)
+
+
+def put_by_hand(kind: str, writer: Any, number: int) -> None:
+    """The same with SummaryWriter."""
+    if number % APART == 0:
+        writer.add_image("image", IMAGE) if kind == "image" else writer.add_histogram("values", VALUES)
+
+
+# --- taking turns ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def training(cases: dict[str, Training], steps: int) -> Iterator[dict[str, Iterator[list[float]]]]:
+    """Every case with a directory of its own, and ended at the end."""
+    with tempfile.TemporaryDirectory() as directory:
+        started = {}
+        for number, (name, case) in enumerate(cases.items()):
+            own = Path(directory) / str(number)
+            own.mkdir()
+            started[name] = case(steps, own)
+        yield started
+        for turns in started.values():
+            turns.close()  # type: ignore[attr-defined]
+
+
+def measure(
+    cases: dict[str, Training], steps: int, rounds: int, warm_up: int
+) -> dict[str, list[list[float]]]:
+    """The times of every step of every turn, by case; each round begins with another case."""
+    taken: dict[str, list[list[float]]] = {name: [] for name in cases}
+    names = [*cases]
+    with training(cases, steps) as started:
+        for turn in range(-warm_up, rounds):
+            if turn == 0:
+                gc.collect()
+                gc.freeze()
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                began = next(started[name])
+                next(started[name])
+                if turn >= 0:
+                    taken[name].append([after - before for before, after in pairwise(began)])
+    gc.unfreeze()
+    return taken
+
+
+def ratios(own: list[list[float]], bare: list[list[float]]) -> tuple[float, float, float]:
+    """Of the median, the 99th percentile and the mean of a turn's steps, medians over the rounds."""
+    figures: list[Callable[[list[float]], float]] = [
+        statistics.median,
+        lambda steps: statistics.quantiles(steps, n=100, method="inclusive")[98],
+        statistics.fmean,
+    ]
+    p50, p99, mean = (
+        statistics.median(figure(a) / figure(b) for a, b in zip(own, bare, strict=True)) for figure in figures
+    )
+    return p50, p99, mean
+
+
+def added(turns: list[list[float]]) -> float:
+    """Seconds that a medium adds to its step and the next ones, beside as many steps without one: a median."""
+    found = []
+    for steps in turns:
+        for start in range(0, len(steps) - APART + 1, APART):
+            with_it = sum(steps[start : start + AFTER + 1])
+            without = sum(steps[start + APART - AFTER - 1 : start + APART])
+            found.append(with_it - without)
+    return statistics.median(found)
+
+
+# --- the three questions -----------------------------------------------------------------------------------
+
+Goal = dict[str, str]
+
+
+def goal(what: str, wanted: float, measured: float, unit: str = "x") -> Goal:
+    """A line of the table of goals."""
+    return {
+        "goal": what, "wanted": f"<= {wanted:g}{unit}", "measured": f"{measured:.3f}{unit}",
+        "met": yes_no(measured <= wanted),
+    }  # fmt: skip
+
+
+def slow(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:
+    """The writer that sleeps."""
+    accounts: list[str] = []
+    cases: dict[str, Training] = {
+        "eventloop, no writer": ours,
+        "eventloop, slow writer": partial(ours, writers=lambda: [SlowWriter()], accounts=accounts),
+        "by hand, no writer": partial(by_hand, tensorboard=False),
+        "by hand, slow SummaryWriter": partial(by_hand, slow=True),
+    }
+    return compare(cases, options, "slow writer", 1.02, 1.10, extra={"accounts": accounts})
+
+
+def all_writers() -> list[Writer]:
+    """What a training is usually given."""
+    return [ConsoleWriter(stream=io.StringIO()), JSONLWriter(), TensorBoardWriter()]
+
+
+def everything(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:
+    """All writers, 10 scalars in every step."""
+    cases: dict[str, Training] = {
+        "eventloop, no writer": partial(ours, interval=1, scalars=SCALARS),
+        "eventloop, three writers": partial(ours, writers=all_writers, interval=1, scalars=SCALARS),
+        "by hand, no writer": partial(by_hand, tensorboard=False),
+        "by hand, three writers": partial(by_hand, everything=True),
+    }
+    return compare(cases, options, "three writers, every step", 1.03, 1.15, extra={"scalars": SCALARS})
+
+
+def compare(
+    cases: dict[str, Training], options: argparse.Namespace, what: str, p50: float, p99: float, *,
+    extra: dict[str, Any],
+) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:  # fmt: skip
+    """Measure four cases: ours without and with, by hand without and with; rows, goals and what to keep."""
+    taken = measure(cases, options.steps, options.rounds, options.warm_up)
+    bare, full, hand_bare, hand_full = taken
+    own, hand = ratios(taken[full], taken[bare]), ratios(taken[hand_full], taken[hand_bare])
+    rows = [[name, *(f"{ratio:.3f}x" for ratio in found)] for name, found in ((full, own), (hand_full, hand))]
+    met = [goal(f"{what}: p50", p50, own[0]), goal(f"{what}: p99", p99, own[1])]
+    return rows, met, {"ratios": {full: own, hand_full: hand}, **extra}
+
+
+def media(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:
+    """Images and histograms."""
+    cases: dict[str, Training] = {}
+    for kind in ("image", "histogram"):
+        cases[f"eventloop, {kind}"] = partial(
+            ours, writers=lambda: [TensorBoardWriter()], put=partial(put_ours, kind)
+        )
+        cases[f"SummaryWriter, {kind}"] = partial(by_hand, put=partial(put_by_hand, kind))
+    steps = max(1, options.steps // APART) * APART
+    taken = measure(cases, steps, options.rounds, options.warm_up)
+    found = {name: added(turns) * 1e3 for name, turns in taken.items()}
+    met = [
+        goal(name, 5.0, milliseconds, " ms") for name, milliseconds in found.items() if "eventloop" in name
+    ]
+    return [[name, f"{value:+.2f} ms"] for name, value in found.items()], met, {"added_ms": found}
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=" ".join((__doc__ or "").split("\n\n")[0].split()))
+    parser.add_argument("--steps", type=int, default=600, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--warm-up", type=int, default=2, help="rounds to leave out")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    about = environment("torch", "tensorboard")
+    slow_rows, slow_goals, slow_kept = slow(options)
+    media_rows, media_goals, media_kept = media(options)
+    all_rows, all_goals, all_kept = everything(options)
+    met = [*slow_goals, *media_goals, *all_goals]
+    columns = ["", "p50", "p99", "mean"]
+    report = "\n\n".join(
+        [
+            f"# {' '.join((__doc__ or '').split(chr(10) * 2)[0].split())}",
+            f"`{command_line('benchmarks.slow_writers')}`",
+            ", ".join(f"{name} {value}" for name, value in about.items()),
+            markdown_table([*met[0]], [[*each.values()] for each in met]),
+            f"## A writer that sleeps 50 ms, every {EVERY} steps, beside no writer",
+            markdown_table(columns, slow_rows) + f"\n\nAt the end: {slow_kept['accounts'][-1]}.",
+            f"## A 512x512 image, 100,000 values: added to the call and the next {AFTER} steps",
+            markdown_table(["", "added"], media_rows),
+            f"## JSON lines, TensorBoard and console, {SCALARS} scalars in every step, beside no writer",
+            markdown_table(columns, all_rows),
+        ]
+    )
+    record = {
+        "environment": about, "options": {"steps": options.steps, "rounds": options.rounds}, "goals": met,
+        "slow": slow_kept, "media": media_kept, "everything": all_kept,
+    }  # fmt: skip
+    publish(report, record, json=options.json, markdown=options.markdown)
+
+
+if __name__ == "__main__":
+    main()
