@@ -37,6 +37,7 @@ class SlowWriter(Writer):
 
     events = (AfterTrainIter, ScalarsLogged)
     queue = 1024
+    overflow = "drop_oldest"  # the default, a file, would keep memory as flat and the disk busy
 
     def write(self, event: Event) -> None:
         """Be slow."""
