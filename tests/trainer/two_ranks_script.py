@@ -24,7 +24,7 @@ from eventloop.hooks.precise_bn import PreciseBN
 from eventloop.hooks.sync_buffers import SyncBuffersHook, sync_buffers
 from eventloop.writers import JSONLWriter, TensorBoardWriter
 
-FOLDER = Path(sys.argv[1])
+FOLDER = Path(sys.argv[-1])  # of the script; the tests that import it do not use this
 SAID: dict[str, Any] = {}
 
 
