@@ -320,6 +320,7 @@ class Lane(ABC):
     def _finish(self) -> None:
         if self.ended_by != "stalled":
             self._call_back(self.options.on_close, "on_close")
+        self._spill.release()  # before who waits for the end looks
         self.closed.set()
         self._flushed.set()
         self.release()
