@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks._hook_bench import BY_HAND, OURS, Bench, Collected, remember
 from benchmarks._timing import Case
+from eventloop import hooks as lr
 from eventloop.history import HistoryBuffer
-from eventloop.hooks import lr_policies as lr
 from eventloop.hooks.lr_updater import LrUpdaterHook
 from eventloop.metrics import EventStorage
 

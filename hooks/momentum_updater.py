@@ -16,7 +16,7 @@ from eventloop.hooks.curves import (
     check_given,
     per_group,
 )
-from eventloop.hooks.lr_policies import refuse_by_epoch
+from eventloop.hooks.lr_cycles import refuse_by_epoch
 from eventloop.hooks.lr_updater import ParamUpdaterHook
 from eventloop.optimizers import named_optimizers
 from eventloop.param_groups import Group, groups_of, initial_value, number, write_value

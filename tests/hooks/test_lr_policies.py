@@ -13,16 +13,14 @@ from torch.optim import SGD
 from torch.optim import lr_scheduler as torch_lr
 
 from eventloop.hooks import Hook
+from eventloop.hooks.lr_cycles import CosineRestartLrUpdaterHook, CyclicLrUpdaterHook, OneCycleLrUpdaterHook
 from eventloop.hooks.lr_policies import (
     CosineAnnealingLrUpdaterHook,
-    CosineRestartLrUpdaterHook,
-    CyclicLrUpdaterHook,
     ExpLrUpdaterHook,
     FixedLrUpdaterHook,
     FlatCosineAnnealingLrUpdaterHook,
     InvLrUpdaterHook,
     LinearAnnealingLrUpdaterHook,
-    OneCycleLrUpdaterHook,
     PolyLrUpdaterHook,
     StepLrUpdaterHook,
 )

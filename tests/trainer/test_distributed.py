@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ranks import run_ranks
 
 PROGRAM = """
 import json, os, sys, warnings
@@ -79,22 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
     """What two processes of one training have to say."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(folder / "rendezvous")], cwd=folder, text=True,
-            env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[2]), "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        said = [process.communicate(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, err) in zip(processes, said, strict=True):
-        assert process.returncode == 0, err
-    return [json.loads(out) for out, _ in said]
+    return run_ranks(PROGRAM, folder)
 
 
 def test_ranks_know_themselves(ranks: list[dict[str, Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import os
 import signal
@@ -14,40 +13,13 @@ from pathlib import Path
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import BeforeTrain, Event, ScalarsLogged
+from eventloop.events import BeforeTrain, ScalarsLogged
 from eventloop.subscription import SubscriptionStats
 from eventloop.writers.csv_writer import CSVWriter
+from tests.writers.csv_rows import one_by_one, rows, train, val, write
 
 Attach = Callable[..., Bus]
 Account = Callable[[Bus], SubscriptionStats]
-Row = dict[str, str]
-
-
-def write(bus: Bus, *events: Event) -> None:
-    for event in events:
-        bus.emit(event)
-    bus.close()
-
-
-def one_by_one(bus: Bus, *events: Event) -> None:
-    """Each event in a delivery of its own."""
-    for event in events:
-        bus.emit(event)
-        bus.flush()
-    bus.close()
-
-
-def rows(path: Path) -> list[Row]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, strict=True))
-
-
-def train(*steps: int, **scalars: float) -> list[ScalarsLogged]:
-    return [ScalarsLogged(step=step, iter=step - 1, scalars=scalars or {"loss": step / 4}) for step in steps]
-
-
-def val(step: int, **scalars: float) -> ScalarsLogged:
-    return ScalarsLogged(mode="val", step=step, iter=step, scalars=scalars)
 
 
 @pytest.fixture
