@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from eventloop.meter import PERIOD, WARM_UP
 from eventloop.render import table
 from eventloop.subscription import SubscriptionStats
 
@@ -12,13 +13,15 @@ if TYPE_CHECKING:
 
 
 def cost_table(stats: list[SubscriptionStats], iterations: int, iteration_seconds: float) -> str:
-    """What each synchronous handler cost: microseconds per iteration, and its share of one."""
+    """What each synchronous handler cost: microseconds per iteration, and its share of one. What is called once in
+    a run is spread over its iterations too."""
     rows = []
     for s in sorted((s for s in stats if s.runs_on == "sync" and s.calls), key=lambda s: -s.seconds):
         per_iteration = s.seconds / max(1, iterations)
         share = per_iteration / iteration_seconds if iteration_seconds else 0.0
         rows.append([s.name, s.event, f"{s.calls:,}", f"{per_iteration * 1e6:,.1f}", f"{share:.2%}"])
-    return table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
+    costs = table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
+    return f"{costs}\ncalls are counted; times are estimated from every {PERIOD}th call, and from all of the first {WARM_UP}"
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:
