@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import monotonic, perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 
+from eventloop.deferred import Deferred, Posted
 from eventloop.events import Event, EventsDropped, HandlerFailed
 from eventloop.filters import Passes
 from eventloop.health import Health
@@ -39,33 +40,18 @@ INBOX_LIMIT = 65_536
 DROP_REPORT_SECONDS = 1.0
 
 
-class Deferred(Protocol):
-    """Events that can only be made later, when a value has left the device."""
-
-    def ready(self) -> bool:
-        """True when `events` will not wait."""
-
-    def events(self) -> Iterable[Event]:
-        """Make the events; called once, on the background loop."""
-
-
-class _Posted(NamedTuple):
-    deferred: Deferred
-    types: tuple[type[Event], ...]
-
-
 class Background:
     """The loop's thread, the inbox, and the lanes it feeds."""
 
     def __init__(self) -> None:
-        self.inbox: deque[Event | _Posted | Callable[[], None]] = deque()
+        self.inbox: deque[Event | Posted | Callable[[], None]] = deque()
         self.lanes: list[Lane] = []
         self.health = Health(lambda event, but: self._call_soon(lambda: self.route(event, but)))
         self.latest = self.health.latest  # of the events that are born here
         self.closed = False
         self.complete = True  # what `close` returned
         self._routes: dict[type[Event], tuple[Route, ...]] = {}
-        self._waiting: deque[Event | _Posted | Callable[[], None]] = deque()
+        self._waiting: deque[Event | Posted | Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -130,7 +116,7 @@ class Background:
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
         """Hand over events that are still to be made; a full blocking subscriber to `types` holds the caller."""
-        posted = _Posted(deferred, tuple(types))
+        posted = Posted(deferred, tuple(types))
         for event_type in posted.types:
             for route in self._routes.get(event_type, ()):
                 if route.lane.options.overflow == "block" and not self.on_background_thread():
@@ -151,11 +137,11 @@ class Background:
         while len(self.inbox) > INBOX_LIMIT:
             self._drop(self.inbox.popleft())
 
-    def _drop(self, item: Event | _Posted | Callable[[], None]) -> None:
+    def _drop(self, item: Event | Posted | Callable[[], None]) -> None:
         if isinstance(item, Event):
             for route in self._routes.get(type(item), ()):
                 route.lane.lose(item, route.passes)
-        elif isinstance(item, _Posted):  # how many events it would have become nobody knows: one of a type
+        elif isinstance(item, Posted):  # how many events it would have become nobody knows: one of a type
             for event_type in item.types:
                 for route in self._routes.get(event_type, ()):
                     route.lane.lose()
@@ -318,13 +304,13 @@ class Background:
             item = self._waiting.popleft()
             if isinstance(item, Event):
                 self.route(item)
-            elif not isinstance(item, _Posted):
+            elif not isinstance(item, Posted):
                 item()
             elif not self._make(item):
                 self._waiting.appendleft(item)
                 return
 
-    def _make(self, posted: _Posted) -> bool:
+    def _make(self, posted: Posted) -> bool:
         """Route the events of a deferred that is ready; one that fails is dropped, and holds nobody up."""
         try:
             if not posted.deferred.ready():

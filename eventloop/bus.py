@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet
 
 from eventloop import lifetime
-from eventloop.background import Background, Deferred
+from eventloop.background import Background
 from eventloop.capture import capture
 from eventloop.catalogue import find_event
+from eventloop.deferred import Deferred
 from eventloop.events import Event
 from eventloop.filters import Predicate
 from eventloop.handler import handler_name

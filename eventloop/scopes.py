@@ -33,6 +33,8 @@ from eventloop.events import (
     BeforeValEpoch,
     Event,
 )
+from eventloop.subscription import DrainReport
+from eventloop.summary import shortfalls
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -130,7 +132,26 @@ class RunScope(Scope):
             raise
         finally:
             trainer.failure = None
-            trainer.end_run(failed=failed, at_once=at_once)
+            _drain(trainer, failed=failed, at_once=at_once)
+
+
+def _drain(trainer: Trainer, *, failed: bool, at_once: bool) -> None:
+    """Deliver everything; after an error also close every writer, because nobody may come back to do so.
+    `at_once`, or when Ctrl-C comes meanwhile, writers get a moment, and what they have not taken then is left."""
+    trainer.running = False
+    try:
+        report = trainer.bus.close(AT_ONCE_SECONDS if at_once else None) if failed else trainer.bus.flush()
+    except KeyboardInterrupt:
+        _tell_shortfalls(trainer.bus.close(AT_ONCE_SECONDS), at_once=True)
+        raise
+    _tell_shortfalls(report, at_once=at_once)
+
+
+def _tell_shortfalls(report: DrainReport, *, at_once: bool) -> None:
+    if at_once and not report.complete:
+        return  # `close` has said what it leaves
+    for line in shortfalls(report.stats):
+        logger.warning("not everything was delivered: %s", line)
 
 
 class TrainScope(Scope):

@@ -30,10 +30,9 @@ from eventloop.position import LoaderPosition, length_of
 from eventloop.resume import TrainerState
 from eventloop.run import CurrentRun
 from eventloop.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
-from eventloop.scopes import AT_ONCE_SECONDS, EpochScope, RunScope, TrainScope
+from eventloop.scopes import EpochScope, RunScope, TrainScope
 from eventloop.steps import LossFn, forward, predict, train_outputs, val_outputs
-from eventloop.subscription import DrainReport
-from eventloop.summary import shortfalls, summarize
+from eventloop.summary import summarize
 
 logger = logging.getLogger("eventloop")
 
@@ -329,23 +328,6 @@ class Trainer:
         self.asked_to_stop = self._requested is not None
         self.position.go_on()
         self.facts.run = facts_of(self)
-
-    def end_run(self, *, failed: bool, at_once: bool = False) -> None:
-        """Deliver everything; after an error also close every writer, because nobody may come back to do so.
-        `at_once`, or when Ctrl-C comes meanwhile, writers get a moment, and what they have not taken then is left."""
-        self.running = False
-        try:
-            report = self.bus.close(AT_ONCE_SECONDS if at_once else None) if failed else self.bus.flush()
-        except KeyboardInterrupt:
-            self._report(self.bus.close(AT_ONCE_SECONDS), at_once=True)
-            raise
-        self._report(report, at_once=at_once)
-
-    def _report(self, report: DrainReport, *, at_once: bool) -> None:
-        if at_once and not report.complete:
-            return  # `close` has said what it leaves
-        for line in shortfalls(report.stats):
-            logger.warning("not everything was delivered: %s", line)
 
     def begin_epoch(self) -> None:
         """A training epoch begins."""

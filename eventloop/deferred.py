@@ -1,0 +1,25 @@
+"""Events that are promised now and made later, on the background side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from eventloop.events import Event
+
+
+class Deferred(Protocol):
+    """Events that can only be made later, when a value has left the device."""
+
+    def ready(self) -> bool:
+        """True when `events` will not wait."""
+
+    def events(self) -> Iterable[Event]:
+        """Make the events; called once, on the background loop."""
+
+
+class Posted(NamedTuple):
+    """A deferred in the inbox, and the types of what it will make, where they are known."""
+
+    deferred: Deferred
+    types: tuple[type[Event], ...]
