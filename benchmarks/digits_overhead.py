@@ -147,7 +147,7 @@ def by_hand(job: Job, epochs: int, directory: Path) -> Iterator[None]:
 def eventloop(
     job: Job, epochs: int, directory: Path, *, writers: bool = True, saves: bool = True
 ) -> Iterator[None]:
-    """The default stack, seven hooks and three writers; or without the writers, or without the checkpoints."""
+    """The default stack, nine hooks and three writers; or without the writers, or without the checkpoints."""
     from eventloop import Trainer
     from eventloop.hooks import CheckpointHook
     from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
@@ -169,8 +169,8 @@ def eventloop(
                     trainer.outputs = {"loss": job.loss(batch)}
             yield
             trainer.bus.flush()
-            if checkpoint is not None and checkpoint._saving is not None:
-                checkpoint._saving.written.result()  # the event that says so comes with the next iteration
+            if checkpoint is not None:
+                checkpoint.saves.finish(trainer)
             yield
     finally:
         running.close()  # type: ignore[attr-defined]

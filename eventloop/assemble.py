@@ -29,6 +29,8 @@ DEFAULT_HOOKS = {
     "logger": "LoggerHook",
     "param_scheduler": "ParamSchedulerHook",
     "checkpoint": "CheckpointHook",
+    "garbage_collection": "GarbageCollectionHook",
+    "preemption": "PreemptionHook",
 }
 """Name, which is also the hook's key in a checkpoint, and class of the hooks every trainer has."""
 

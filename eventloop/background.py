@@ -31,6 +31,9 @@ from eventloop.runners import TaskLane, ThreadLane
 logger = logging.getLogger("eventloop")
 
 POLL_SECONDS = 0.2
+BUSY_POLL_SECONDS = 0.01
+"""How often the loop looks at the least, and at the most, into the inbox: so often that it finds about `AT_ONCE`."""
+AT_ONCE = 16
 DEVICE_POLL_SECONDS = 0.002
 """How often the loop asks whether a value has left the device."""
 CHUNK = 512
@@ -50,12 +53,15 @@ class Background:
         self.latest = self.health.latest  # of the events that are born here
         self.closed = False
         self.complete = True  # what `close` returned
+        self.never_waits = False
+        """Nobody has time any more: a blocking subscriber that is full takes what comes all the same."""
         self._routes: dict[type[Event], tuple[Route, ...]] = {}
         self._waiting: deque[Event | Posted | Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._wake: anyio.Event | None = None
+        self._pause = POLL_SECONDS
         self._stopping = False
         self._ending = False
         self._started = threading.Event()
@@ -107,7 +113,7 @@ class Background:
         """The hand-over of a subscriber with overflow="block": straight into its queue, or wait."""
 
         def feed(event: Event) -> None:
-            if self.on_background_thread():
+            if self.never_waits or self.on_background_thread():
                 lane.put(event, passes)
             else:
                 lane.put_or_wait(event, passes, self.wake, self._check_stalls)
@@ -117,9 +123,9 @@ class Background:
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
         """Hand over events that are still to be made; a full blocking subscriber to `types` holds the caller."""
         posted = Posted(deferred, tuple(types))
-        for event_type in posted.types:
-            for route in self._routes.get(event_type, ()):
-                if route.lane.options.overflow == "block" and not self.on_background_thread():
+        if not (self.never_waits or self.on_background_thread()):
+            for route in (route for kind in posted.types for route in self._routes.get(kind, ())):
+                if route.lane.options.overflow == "block":
                     route.lane.wait_for_room(self.wake, self._check_stalls)
         if (
             not self.closed
@@ -282,11 +288,13 @@ class Background:
                         self._end()
                 except Exception:
                     logger.exception("the background loop failed and goes on; please report this")
-                with anyio.move_on_after(DEVICE_POLL_SECONDS if self._waiting else POLL_SECONDS):
+                with anyio.move_on_after(DEVICE_POLL_SECONDS if self._waiting else self._pause):
                     await self._wake.wait()
             self._tasks.cancel_scope.cancel()
 
     async def _route_inbox(self) -> None:
+        found = max(1, len(self.inbox))
+        self._pause = min(POLL_SECONDS, max(BUSY_POLL_SECONDS, self._pause * AT_ONCE / found))
         for turn in range(1, len(self.inbox) + 1):
             if not self.inbox:
                 break  # the emitting thread has dropped some

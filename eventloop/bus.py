@@ -301,6 +301,11 @@ class Bus:
         complete = self._background.flush(self.drain_timeout if timeout is None else timeout)
         return DrainReport(complete, self._subscribers.stats())
 
+    def never_wait(self) -> None:
+        """From now on no emit waits for a blocking subscriber: one that is full takes more than its queue holds.
+        For a run that is ended at once."""
+        self._background.never_waits = True
+
     def close(self, timeout: float | None = None) -> DrainReport:
         """Deliver what was emitted, close the subscribers, stop the thread, within `timeout` seconds.
         Sync handlers go on working; closing again does nothing.

@@ -1,180 +1,282 @@
-"""Checkpoints on disk: a mapping of plain values and tensors, written so that a name is whole or absent.
+"""Checkpoints on disk: a directory each, which is there whole or is no checkpoint.
 
-Keys are MMEngine's: `meta` (counters), `state_dict` (the model), `optimizer`, `param_schedulers`, `hooks`
-(by name) and `rng`. `torch.load(path, weights_only=True)` reads it: nothing in it needs code to be run.
+`state.pth` is the state as `torch.save` writes it: a mapping with MMEngine's keys `meta` (counters), `state_dict`
+(the model), `optimizer`, `param_schedulers`, `hooks` (by name) and `rng`; plain `torch.load(path, weights_only=True)`
+reads it. `manifest.json` says what it is and has the SHA-256 of every file; it is written last.
+
+What holds at every moment, also after a power cut: a directory that has its name has all its bytes; none is
+written over; none is removed before its successor is durable. The newest and the best are found by reading the
+manifests that are there, so there is no pointer that could be wrong.
 """
 
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Collection, Mapping
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
+from eventloop import __version__
 from eventloop.catalogue import suggest
+from eventloop.disk import DISK, Disk, Sink, make_directories, write_file
+from eventloop.manifest import MANIFEST, CheckpointError, Label, Manifest, encode_manifest, tensor_table
+from eventloop.shelf import (
+    PAYLOAD,
+    SUFFIXES,
+    Found,
+    aside,
+    find_checkpoints,
+    leftovers,
+    remove_checkpoint,
+    scan,
+)
+from eventloop.verify import open_verified
 
-SUFFIX = ".pth"
-SUFFIXES = (SUFFIX, ".pt", ".ckpt")
-"""What the name of a file must end in to be found as a checkpoint."""
-_TEMPORARY = ".tmp"
+__all__ = [
+    "PAYLOAD",
+    "SUFFIXES",
+    "CheckpointError",
+    "Found",
+    "Serialized",
+    "find_checkpoints",
+    "latest_checkpoint",
+    "leftovers",
+    "load_best",
+    "load_checkpoint",
+    "load_newest",
+    "remove_checkpoint",
+    "save_checkpoint",
+    "scan",
+]
 
+logger = logging.getLogger("eventloop")
 
-class CheckpointError(RuntimeError):
-    """A checkpoint cannot be read, or does not fit what it is loaded into."""
+_NO_LABEL = Label()
 
 
 class Serialized:
-    """A checkpoint as the bytes `torch.save` makes of it."""
+    """A state as the bytes `torch.save` makes of it, with what a manifest says of its tensors."""
 
-    def __init__(self, checkpoint: Mapping[str, Any]) -> None:
+    def __init__(self, state: Mapping[str, Any]) -> None:
         memory = io.BytesIO()
-        torch.save(dict(checkpoint), memory)
-        self._bytes = memory.getbuffer()
-
-    def write(self, file: BinaryIO) -> None:
-        """Write them, in one piece."""
-        file.write(self._bytes)
+        torch.save(dict(state), memory)
+        self.bytes = memory.getbuffer()
+        self.contents = describe(state)
 
 
-def save_checkpoint(checkpoint: Mapping[str, Any] | Serialized, path: Path) -> int:
-    """Write a checkpoint durably and return its size in bytes.
+def describe(state: Mapping[str, Any]) -> Manifest:
+    """What can be told of a state by looking at it."""
+    meta = state.get("meta", {})
+    position = meta.get("position", {})
+    return Manifest(
+        iter=meta.get("iter", 0), epoch=meta.get("epoch", 0), batch_idx=position.get("batch_idx", 0),
+        max_iters=meta.get("max_iters"), max_epochs=meta.get("max_epochs"),
+        time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), eventloop=__version__, torch=str(torch.__version__),
+        keys=tuple(state), tensors=tuple(tensor_table(state)),
+    )  # fmt: skip
 
-    The bytes go to a new name beside `path`, are synced, and take the name only then: a crash leaves what was
-    at `path` before, or the whole new file. An error leaves the old file and no half of a new one.
+
+def save_checkpoint(
+    state: Mapping[str, Any] | Serialized,
+    path: Path,
+    label: Label = _NO_LABEL,
+    *,
+    disk: Disk = DISK,
+    given_up: threading.Event | None = None,
+) -> int:
+    """Write a checkpoint durably and return the size of its payload in bytes.
+
+    Everything is written into a new directory of another name and synced, the manifest last; then the directory
+    takes the name `path`, and that is synced. A crash before leaves what was there, a crash after leaves the new
+    one. Where `path` is taken, the former holder of the name is there until the new one is durable beside it.
+    After an error nothing of the new one is left, and another try begins with new files: a system that failed to
+    sync a file has forgotten which of its bytes are not on the disk.
+
+    Args:
+        label: what the manifest is to say besides what the state says of itself.
+        disk: for tests.
+        given_up: ends the save when it is set.
 
     Raises:
         OSError: the disk is full, the directory cannot be written, ...
+        SaveGivenUp: `given_up` was set.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
+    make_directories(path.parent, disk)
+    work = aside(path, "tmp")
+    disk.make_directory(work)
     try:
-        with open(temporary, "wb") as file:  # over what a killed process of the same number may have left
-            if isinstance(checkpoint, Serialized):
-                checkpoint.write(file)
-            else:  # to an opened file: torch.save to a path holds the interpreter longer
-                torch.save(dict(checkpoint), file)
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-        os.replace(temporary, path)
+        size = _fill(work, state, label, disk, given_up)
+        _take_name(work, path, disk)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what is left of it has no name that anybody looks for
+            disk.remove(work)
         raise
-    sync_directory(path.parent)
     return size
 
 
-def sync_directory(directory: Path) -> None:
-    """Make renames and removals in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def _fill(
+    work: Path,
+    state: Mapping[str, Any] | Serialized,
+    label: Label,
+    disk: Disk,
+    given_up: threading.Event | None,
+) -> int:
+    payload = write_file(work / PAYLOAD, partial(_write_state, state), disk=disk, given_up=given_up)
+    contents = state.contents if isinstance(state, Serialized) else describe(state)
+    manifest = _manifest(contents, label, payload)
+    write_file(work / MANIFEST, lambda sink: sink.write(manifest), disk=disk, given_up=given_up)
+    disk.sync_directory(work)
+    return payload.bytes
+
+
+def _write_state(state: Mapping[str, Any] | Serialized, sink: Sink) -> None:
+    if isinstance(state, Serialized):
+        sink.write(state.bytes)
+        return
+    try:  # through an opened file: torch.save to a path holds the interpreter longer
+        torch.save(dict(state), sink)  # type: ignore[arg-type]
+    except RuntimeError:
+        if sink.failure is not None:  # torch says only that its file is too short
+            raise sink.failure from None
+        raise
+
+
+def _manifest(contents: Manifest, label: Label, payload: Any) -> bytes:
+    fields = {name: getattr(contents, name) for name in contents.__struct_fields__}
+    said = {name: getattr(label, name) for name in label.__struct_fields__}
+    return encode_manifest(Manifest(**{**fields, **said, "files": {PAYLOAD: payload}}))
+
+
+def _take_name(work: Path, path: Path, disk: Disk) -> None:
+    name = path
+    if path.exists():
+        name = next(p for n in itertools.count(1) if not (p := path.with_name(f"{path.name}-{n}")).exists())
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        disk.rename(work, name)
+        disk.sync_directory(path.parent)
+        if name != path:
+            _take_over(name, path, disk)
+    except BaseException:
+        moved = not work.exists()  # else what has the name is not ours
+        if moved and (name == path or path.exists()):
+            with suppress(OSError):
+                remove_checkpoint(name, disk)
+        raise
+
+
+def _take_over(beside: Path, path: Path, disk: Disk) -> None:
+    """Give what is durable `beside` a name that is taken; after an error its former holder has it again."""
+    former = aside(path, "old")
+    try:
+        disk.rename(path, former)
+        disk.rename(beside, path)
+        disk.sync_directory(path.parent)
+        disk.remove(former)
+    except OSError as error:
+        if beside.exists():
+            if not path.exists():
+                disk.rename(former, path)
+            raise
+        logger.warning("%s is saved, but what had the name before could not be removed: %s", path, error)
 
 
 def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """Read a checkpoint, executing nothing from it.
+    """Read a checkpoint, executing nothing from it. The hash of every file is checked first.
+
+    Args:
+        path: the directory; or a single file, which has no hashes that could be checked.
 
     Raises:
-        FileNotFoundError: there is no such file (with the checkpoints that are there).
-        CheckpointError: it is no checkpoint, or torn.
+        FileNotFoundError: there is nothing of that name (with the checkpoints that are there).
+        CheckpointError: it is no checkpoint, incomplete, damaged, or of a later version.
     """
     path = Path(path)
-    if not path.is_file():
+    if path.suffix in SUFFIXES and not path.exists() and path.with_suffix("").is_dir():
+        path = path.with_suffix("")  # what MMEngine would have called a file
+    if not path.exists():
         there = [p.name for p in find_checkpoints(path.parent)]
         hint = suggest(path.name, there) if there else f": {path.parent} holds no checkpoint"
         raise FileNotFoundError(f"no checkpoint at {path}{hint}")
+    with open_verified(path, PAYLOAD) if path.is_dir() else open(path, "rb") as file:
+        return _read_state(file, path, map_location)
+
+
+def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]:
     try:
-        checkpoint = torch.load(path, map_location=map_location, weights_only=True)
+        state = torch.load(file, map_location=map_location, weights_only=True)
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
+    if not isinstance(state, dict) or "state_dict" not in state:
         raise CheckpointError(f"{path} is no checkpoint of eventloop: expected a mapping with a 'state_dict'")
-    return checkpoint
+    return state
 
 
-def find_checkpoints(directory: str | Path) -> list[Path]:
-    """The regular checkpoints of a directory, oldest first (by time, then by the number in the name)."""
-    found = [
-        p
-        for p in Path(directory).glob("*")
-        if p.suffix in SUFFIXES and p.is_file() and not p.name.startswith((".", "best_"))
-    ]
-    return sorted(found, key=lambda p: (p.stat().st_mtime_ns, len(p.name), p.name))
-
-
-def latest_checkpoint(directory: str | Path, needed: Collection[str] = ()) -> Path:
-    """The newest checkpoint that can be read and has the keys that are `needed`; a published one has few.
+def load_newest(directory: str | Path, needed: Collection[str] = ()) -> tuple[Path, dict[str, Any]]:
+    """The newest checkpoint that is whole and has the keys that are `needed`, and its state; those that cannot be
+    used are named in the log.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    lacking = ""
-    for path in reversed(find_checkpoints(directory)):
-        try:
-            checkpoint = load_checkpoint(path)
-        except CheckpointError:
-            continue
-        missing = [key for key in needed if key not in checkpoint]
-        if not missing:
-            return path
-        lacking = lacking or f"; {path.name} has no {', '.join(missing)}"
-    raise FileNotFoundError(f"{directory} holds no checkpoint to resume from{lacking}")
+    found = scan(directory)
+    return _first_whole(Path(directory), found.paths[::-1], found.damaged, needed)
 
 
-def unwrap(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside what distributes or compiles it, so that its checkpoint fits either."""
-    while True:
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):
-            model = inner
-        else:
-            return model
+def load_best(
+    directory: str | Path, metric: str | None = None, needed: Collection[str] = ()
+) -> tuple[Path, dict[str, Any]]:
+    """The best checkpoint that is whole, as `load_newest`.
 
-
-def check_model_state(
-    model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str
-) -> list[str]:
-    """Check that weights fit a model; return the lines about names that exist on one side only.
+    Args:
+        metric: of several that were watched; by default the first one of the newest best checkpoint.
 
     Raises:
-        CheckpointError: shapes differ, or with `strict` names are missing or unexpected: every one is named,
-            with both shapes.
+        FileNotFoundError: there is none that was saved as the best of that metric.
     """
-    own = model.state_dict()
-    wrong = [
-        f"{name}: the checkpoint has {_shape(state[name])}, the model {_shape(own[name])}"
-        for name in own
-        if name in state and _shape(state[name]) != _shape(own[name])
-    ]
-    strangers = [
-        f"{name}: {_shape(own[name])} in the model, not in the checkpoint"
-        for name in own
-        if name not in state
-    ]
-    strangers += [
-        f"{name}: {_shape(state[name])} in the checkpoint, not in the model"
-        for name in state
-        if name not in own
-    ]
-    if wrong or (strict and strangers):
-        lines = "\n  ".join(wrong + (strangers if strict else []))
-        raise CheckpointError(f"{source} is of another model; nothing was loaded:\n  {lines}")
-    return strangers
+    found = scan(directory)
+    known = found.watched()
+    if metric is None and known:
+        metric = known[0]
+    if metric not in known:
+        what = f"of {metric!r}{suggest(metric, known)}" if metric and known else "at all"
+        raise FileNotFoundError(
+            f"{directory} holds no best checkpoint {what}: CheckpointHook(save_best=...) saves one"
+        )
+    return _first_whole(Path(directory), found.ranking(metric), found.damaged, needed)
 
 
-def load_model_state(
-    model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str
-) -> list[str]:
-    """Load weights after `check_model_state`; a refused model is left as it was."""
-    strangers = check_model_state(model, state, strict=strict, source=source)
-    model.load_state_dict(state, strict=False)
-    return strangers
+def _first_whole(
+    directory: Path, paths: Sequence[Path], damaged: Sequence[str], needed: Collection[str]
+) -> tuple[Path, dict[str, Any]]:
+    passed = list(damaged)
+    for path in paths:
+        try:
+            state = load_checkpoint(path)
+        except CheckpointError as error:
+            passed.append(str(error))
+            continue
+        if missing := [key for key in needed if key not in state]:
+            passed.append(f"{path.name} has no {', '.join(missing)}")
+            continue
+        for reason in passed:
+            logger.warning("passed over for %s: %s", path, reason)
+        return path, state
+    reasons = "".join(f"; {reason}" for reason in passed)
+    raise FileNotFoundError(f"{directory} holds no checkpoint to resume from{reasons}")
 
 
-def _shape(value: Any) -> tuple[int, ...] | str:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+def latest_checkpoint(directory: str | Path, needed: Collection[str] = ()) -> Path:
+    """The path of `load_newest`.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    return load_newest(directory, needed)[0]

@@ -1,4 +1,4 @@
-"""The command line: `eventloop demo`, `eventloop replay`."""
+"""The command line: `eventloop demo`, `eventloop checkpoints`, `eventloop replay`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from eventloop import __version__, replay_command
+from eventloop import __version__, checkpoints_command, replay_command
+from eventloop.terminal import at_least_one
 
 LAST_WORDS_SECONDS = 0.2
 
 
 EXIT_CODES = """\
 exit codes: 0 done, 1 an error while training (with its traceback), 2 bad input (one line), 130 ended by Ctrl-C:
-the first stops after the iteration, with a checkpoint and the summary; a second one ends at once"""
+the first stops after the iteration, with a checkpoint and the summary; a second one ends at once; 143 ended by SIGTERM,
+138 by SIGUSR1, as the first Ctrl-C does"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A second Ctrl-C ends the process from here: whatever hangs in another thread, it hangs no longer."""
     options = _parser().parse_args(arguments)
     try:
-        return replay_command.run(options) if options.command == "replay" else _demo(options)
+        return _COMMANDS[options.command](options)
     except KeyboardInterrupt:
         _end_at_once(130)
         return 130
@@ -48,7 +50,7 @@ def _demo(options: argparse.Namespace) -> int:
             raise
         print(f"eventloop: {error} (--traceback shows where)", file=sys.stderr)
         return 2
-    return 0 if demo.run(trainer) else 130
+    return demo.run(trainer)
 
 
 def _end_at_once(code: int) -> None:
@@ -75,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="train a small CNN on real handwritten digits", epilog=EXIT_CODES)
     demo.add_argument(
-        "--epochs", type=_at_least_one, default=10, help="passes over the data (default: %(default)s)"
+        "--epochs", type=at_least_one, default=10, help="passes over the data (default: %(default)s)"
     )
     demo.add_argument("--work-dir", type=Path, help="default: runs/demo, or the next free name")
     demo.add_argument(
@@ -83,16 +85,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--seed", type=int, default=0, help="of weights and shuffling (default: %(default)s)")
     demo.add_argument(
-        "--resume", nargs="?", const="auto", default=None, metavar="CHECKPOINT",
-        help="continue the run in --work-dir, or the one saved last, from its newest checkpoint or the one given",
+        "--resume", nargs="?", const="auto", default=None, metavar="auto|best|PATH",
+        help="continue the run in --work-dir, or the one saved last: from its newest whole checkpoint (auto, also "
+        "where nothing is given), from its best one, or from the one at a path",
     )  # fmt: skip
     demo.add_argument("--traceback", action="store_true", help="show where bad input was found")
+    checkpoints_command.add_parser(commands)
     replay_command.add_parser(commands)
     return parser
 
 
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+_COMMANDS = {"demo": _demo, "checkpoints": checkpoints_command.run, "replay": replay_command.run}

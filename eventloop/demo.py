@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
 from eventloop.position import length_of
+from eventloop.terminal import say
 from eventloop.trainer import Trainer
 from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
 
@@ -98,13 +97,13 @@ def prepare(work_dir: Path | None, *, epochs: int, device: str, seed: int, resum
         work_dir = newest_run(WORK_DIR)
     trainer = build(work_dir, epochs=epochs, device=device, seed=seed)
     if resume is not None:
-        say(f"resuming from {trainer.resume(resume)}")
+        say(f"resuming from {trainer.resume(resume, changed='keep')}")
         check_epochs(trainer, epochs)
     return trainer
 
 
-def run(trainer: Trainer) -> bool:
-    """Train, show, save; returns False when Ctrl-C stopped it before its end.
+def run(trainer: Trainer) -> int:
+    """Train, show, save; returns the exit code: 0, 130 when Ctrl-C stopped it before its end, or that of a signal.
 
     Raises:
         KeyboardInterrupt: at the second Ctrl-C.
@@ -112,23 +111,16 @@ def run(trainer: Trainer) -> bool:
     if trainer.epoch >= (trainer.max_epochs or 0):
         say(f"{trainer.work_dir} is complete: all {trainer.max_epochs} epochs are trained")
         trainer.close()
-        return True
+        return 0
     with graceful_interrupt(trainer, hint=HINT):
-        trainer.train()
-        stopped = trainer.stop_reason is not None
+        try:
+            trainer.train()
+            code = 130 if trainer.stop_reason is not None else 0
+        except SystemExit as ended:  # a scheduler's signal: everything is saved, and the words are still due
+            code = int(ended.code or 0)
         trainer.close()
     say(f"\n{closing_words(trainer)}")
-    return not stopped
-
-
-def say(text: str) -> None:
-    """Print; nobody need be there to read it, as in `eventloop demo | head`."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter fails over the rest when it exits
-        os.close(nowhere)
+    return code
 
 
 def newest_run(path: Path) -> Path:

@@ -102,7 +102,9 @@ class Lane(ABC):
             self._enter(event)
             return
         with self._feeding:  # not the account's lock: who looks at that waits for no disk
-            frame = self._spill.frame(event) if self._full() and not self.done else None
+            with self._account:  # else a refill might move the last events from the file while this looks
+                full = self._full()
+            frame = self._spill.frame(event) if full and not self.done else None
             self._enter(event, frame)
             if frame:
                 self._spill.write_out()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,12 @@ from eventloop.events import (
 from eventloop.position import length_of
 from eventloop.schedule import Evaluate, Schedule
 from eventloop.scopes import EpochScope, EvalScope
+from eventloop.stopping import Pass
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
 
 _END = object()
 
@@ -44,12 +48,13 @@ class TrainLoop:
     def epochs(self) -> Iterator[int]:
         """Yield the index of each epoch that is left; an iteration-based run is one epoch."""
         trainer = self._trainer
+        trainer.stops.edge()
         if not (trainer.by_epoch and trainer.batch_idx):
             self._evaluate()  # what is due at the start, or was when a checkpoint was taken
         while not self._finished():
             began_at, began_in = trainer.iter, trainer.epoch
             yield trainer.epoch
-            if trainer.stopping:
+            if trainer.stops.edge():
                 return
             if trainer.iter == began_at and trainer.epoch == began_in:
                 raise RuntimeError(
@@ -67,6 +72,9 @@ class TrainLoop:
         """
         trainer = self._trainer
         bus, clock, by_epoch = trainer.bus, trainer.clock, trainer.by_epoch
+        polls = trainer.stops.together or not by_epoch
+        length = length_of(loader) if by_epoch else None
+        self._pass = Pass(trainer.stops, length, endless=length is None)
         began = asked = clock.begin()
         for batch in self._batches(loader):
             if trainer.asked_to_stop and trainer.stopping and trainer.position.at_end:
@@ -80,6 +88,8 @@ class TrainLoop:
                     trainer.announce(BeforeTrainIter, batch_idx=trainer.batch_idx)
             except SkipIteration:
                 trainer.batch_idx += 1
+                if by_epoch:
+                    self._pass.stops(trainer.batch_idx)
                 if self._cut_short():
                     return
                 asked = perf_counter()
@@ -91,14 +101,15 @@ class TrainLoop:
             trainer.completed_iteration()
             clock.commit(perf_counter() - began)
             bus.poll(trainer)
-            if (trainer.asked_to_stop or not by_epoch) and self._iteration_boundary():
+            if (trainer.asked_to_stop or polls) and self._iteration_boundary():
                 return
             began = asked = clock.begin()
+        self._pass.end(trainer.batch_idx)
 
     def _iteration_boundary(self) -> bool:
         """Evaluate where a run measured in iterations says so; True when the epoch ends here."""
         trainer = self._trainer
-        if trainer.by_epoch or trainer.stopping:
+        if self._pass.stops(trainer.batch_idx) or trainer.by_epoch or trainer.stopping:
             return self._cut_short()
         self._evaluate()
         return trainer.stopping or self._finished()
@@ -122,13 +133,27 @@ class TrainLoop:
         trainer = self._trainer
         while True:
             before = trainer.iter
-            yield from trainer.position.open(loader)
+            try:
+                yield from trainer.position.open(loader)
+            except RuntimeError as error:
+                if not self._ends_without(error):
+                    raise
+                return
             if trainer.iter == before and not trainer.position.skipped:
                 raise ValueError(
                     "a whole pass over the train loader trained no iteration: it is empty, or every batch was skipped"
                 )
             if trainer.by_epoch:
                 return
+
+    def _ends_without(self, error: RuntimeError) -> bool:
+        """True when a batch cannot be had, and none is needed: the signal that stops the run went to all processes, and
+        ended the loader's workers. Other ranks may need one."""
+        trainer = self._trainer
+        if trainer.stops.together or not trainer.stopping:
+            return False
+        logger.warning("the run is stopping, and its loader gave no further batch: %s", error)
+        return True
 
     def _evaluate(self) -> None:
         """Run the evaluations that are due now, less those that were completed before a checkpoint was taken."""
@@ -139,6 +164,7 @@ class TrainLoop:
         for mode in self._schedule.after(done, total or 0)[trainer.position.evaluated :]:
             if not trainer.stopping:
                 evaluate(trainer, mode, scheduled=True)
+                trainer.stops.edge()
 
 
 _EVENTS: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
@@ -188,8 +214,8 @@ def check_loader(trainer: Trainer, mode: str) -> Iterable[Any]:
 
 def _run_pass(trainer: Trainer, mode: Evaluate, loader: Iterable[Any], evaluation: Evaluation) -> bool:
     before, after, _ = _EVENTS[mode]
-    bus, length = trainer.bus, length_of(loader)
-    batches = 0
+    bus = trainer.bus
+    passing, batches = Pass(trainer.stops, length_of(loader)), 0
     for batch_idx, batch in enumerate(loader):
         trainer.batch = to_device(batch, trainer.device)
         if bus.wants(before):
@@ -201,8 +227,9 @@ def _run_pass(trainer: Trainer, mode: Evaluate, loader: Iterable[Any], evaluatio
             trainer.announce(after, batch_idx=batch_idx)
         batches += 1
         bus.poll(trainer)
-        if trainer.stopping and batches != length:
+        if passing.stops(batches):
             return False
+    passing.end(batches)
     if not batches:
         raise ValueError(f"the {mode} loader is empty: a pass over it gave no batch")
     return True

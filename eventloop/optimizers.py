@@ -19,6 +19,11 @@ def named_optimizers(optimizer: Any) -> dict[str, Any]:
     return dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
 
 
+def each_optimizer(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers of a trainer."""
+    return list(named_optimizers(optimizer).values())
+
+
 def named_values(what: str, optimizer: Any) -> Iterator[tuple[str, Any]]:
     """Each optimizer with the name of its metric: `what`, or `what/<name>` where there are several by name."""
     for name, each in named_optimizers(optimizer).items():

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary, finalize
 
 import torch
+from torch.utils.data import DataLoader
 
-from eventloop.rng import rng_state, set_rng_state
+from eventloop.readers import IndexReader, Reader, length_of, reader_of
+from eventloop.rng import generators_of, random_state, samplers_of, set_generators
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
+
+__all__ = ["LoaderPosition", "Within", "length_of", "set_sampler_epoch"]
+
+Within = Literal["", "iter", "epoch"]
 
 
 class LoaderPosition:
     """The pass over the train loader: which one, and the random state it began with.
 
     The order of a shuffled pass is decided when it is opened. To find it again after a resume, the pass is opened
-    under the random state it was opened with then, the batches that were trained on are taken and dropped (they
-    are read once more), and the random state of the checkpoint is put back.
+    under the random state it was opened with then, what was trained on is left out (`eventloop.readers`), and
+    the random state of the checkpoint is put back.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -27,7 +34,13 @@ class LoaderPosition:
         self.length: int | None = None
         self._opened_with: dict[str, Any] = {}
         self._generators: list[torch.Tensor] = []  # a checkpoint's, for when the loader is opened
+        self._loader_state: Mapping[str, Any] | None = None  # the same
         self._resuming = False
+        self._current: tuple[Any, Reader] | None = None
+        self._by_index: WeakKeyDictionary[Any, Reader] = WeakKeyDictionary()  # they may keep workers
+        # held from outside the trainer, which is full of cycles: workers whose queues are collected together with
+        # their loader never hear that they may go, and each is waited for, for five seconds
+        finalize(self, self._by_index.clear).atexit = False
         self.skipped = 0
         self.evaluated = 0
         """Scheduled evaluations that were completed since the last training iteration."""
@@ -52,44 +65,56 @@ class LoaderPosition:
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of the pass, after a resume the ones that are left."""
         self.length = length_of(loader)
-        self.skipped = self._trainer.batch_idx if self._resuming else 0
+        skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
-        _set_generators(loader, self._generators)
+        set_generators(loader, self._generators)
         self._generators = []
-        if self.skipped:
-            yield from self._rest(loader, self.skipped)
-            return
-        self._trainer.batch_idx = 0
-        self._seed_sampler(loader, self._passes)
-        self._passes += 1
-        self._opened_with = random_state(loader)
-        yield from loader
-
-    def _rest(self, loader: Iterable[Any], skip: int) -> Iterator[Any]:
-        if self.length is not None and skip >= self.length and not _generators_of(loader):
-            return  # nothing is left, and no sampler has anything to draw at the end
+        reader = self._reader(loader)
+        if self._loader_state is not None:
+            reader.load_state_dict(loader, self._loader_state)
+            self._loader_state = None
+        if not skip:
+            self._trainer.batch_idx = 0
+            self._passes += 1
         self._seed_sampler(loader, self._passes - 1)
-        now = random_state(loader)
-        set_random_state(loader, self._opened_with)
-        iterator = iter(loader)
-        for _ in range(skip):
-            next(iterator, None)
-        set_random_state(loader, now)
-        yield from iterator
+        if not skip:
+            self._opened_with = random_state(loader)
+        yield from reader.open(loader, skip, self._opened_with)
+
+    def _reader(self, loader: Iterable[Any]) -> Reader:
+        if self._current is None or self._current[0] is not loader:
+            reader = self._by_index.get(loader) if isinstance(loader, DataLoader) else None
+            self._current = loader, reader or reader_of(loader)
+        reader = self._current[1]
+        if isinstance(reader, IndexReader):
+            self._by_index[loader] = reader
+        return reader
 
     def _seed_sampler(self, loader: Iterable[Any], number: int) -> None:
         """Let a distributed sampler shuffle anew; in a run measured in epochs a hook does so, by the epoch."""
         if not self._trainer.by_epoch:
             set_sampler_epoch(loader, number)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What `open` needs to find the place again."""
+    def state_dict(self, within: Within = "") -> dict[str, Any]:
+        """What `open` needs to find the place again.
+
+        Args:
+            within: "iter" or "epoch", what has just ended and is not counted yet.
+
+        Raises:
+            TypeError: the loader's own state could be saved, but not be loaded with `weights_only=True`.
+        """
+        batch_idx = {"": self._trainer.batch_idx, "iter": self._trainer.batch_idx + 1, "epoch": 0}[within]
+        loader = self._loader_state
+        if loader is None:
+            loader = {} if self._current is None else self._current[1].state_dict(self._current[0], batch_idx)
         return {
-            "batch_idx": self._trainer.batch_idx,
+            "batch_idx": batch_idx,
             "passes": self._passes,
-            "opened_with": self._opened_with,
-            "generators": [g.get_state() for g in _generators_of(self._trainer.loader)],
-            "evaluated": self.evaluated,
+            "opened_with": {} if within == "epoch" else self._opened_with,  # the next pass is opened anew
+            "generators": self._generators or [g.get_state() for g in generators_of(self._trainer.loader)],
+            "evaluated": 0 if within else self.evaluated,
+            "loader": loader,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -98,47 +123,20 @@ class LoaderPosition:
         self._passes = int(state["passes"])
         self._opened_with = dict(state["opened_with"])
         self._generators = list(state["generators"])
+        self._loader_state = state.get("loader")
         self.evaluated = int(state["evaluated"])
         self._resuming = self._trainer.batch_idx > 0
 
-
-def length_of(loader: Iterable[Any] | None) -> int | None:
-    """Batches of one pass, None where the loader does not say."""
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except TypeError:
-        return None
+    def rescale(self, saved: int, own: int) -> None:
+        """A pass of `saved` batches goes on as one of `own`, after as large a part of it."""
+        self._trainer.batch_idx = self._trainer.batch_idx * own // max(saved, 1)
+        self._resuming = self._trainer.batch_idx > 0
 
 
 def set_sampler_epoch(loader: Iterable[Any], epoch: int) -> None:
     """Tell the loader's sampler, or its batch sampler's, which epoch begins; does nothing where none asks."""
-    for sampler in _samplers_of(loader):
+    for sampler in samplers_of(loader):
         set_epoch = getattr(sampler, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
             return
-
-
-def _samplers_of(loader: Iterable[Any] | None) -> list[Any]:
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    return [getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None), batch_sampler]
-
-
-def _generators_of(loader: Iterable[Any] | None) -> list[torch.Generator]:
-    """The random generators a loader and its samplers have of their own."""
-    owned = [getattr(owner, "generator", None) for owner in (loader, *_samplers_of(loader))]
-    return list({id(g): g for g in owned if isinstance(g, torch.Generator)}.values())
-
-
-def random_state(loader: Iterable[Any]) -> dict[str, Any]:
-    return {"rng": rng_state(), "generators": [g.get_state() for g in _generators_of(loader)]}
-
-
-def set_random_state(loader: Iterable[Any], state: Mapping[str, Any]) -> None:
-    set_rng_state(state["rng"])
-    _set_generators(loader, state["generators"])
-
-
-def _set_generators(loader: Iterable[Any], states: list[torch.Tensor]) -> None:
-    for generator, state in zip(_generators_of(loader), states, strict=False):
-        generator.set_state(state.clone())  # torch reads a state from the start of its storage

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from eventloop.terminal import drop_output
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.replay import Sink
@@ -55,9 +56,7 @@ def run(options: argparse.Namespace) -> int:
         report = replay(options.run, writer, only=options.only, on_torn="ignore", work_dir=out)
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads on, as in `eventloop replay ... --to console | head`
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter fails over the rest when it exits
-        os.close(nowhere)
+        drop_output()
         return 0
     except OSError as error:
         return _failed(options, error, 1)

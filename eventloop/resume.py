@@ -6,18 +6,11 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eventloop.checkpoint import (
-    CheckpointError,
-    check_model_state,
-    latest_checkpoint,
-    load_checkpoint,
-    load_model_state,
-    unwrap,
-)
+from eventloop.checkpoint import CheckpointError, load_best, load_checkpoint, load_newest
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
 from eventloop.optimizers import (
     check_optimizer_state,
@@ -26,17 +19,20 @@ from eventloop.optimizers import (
     optimizer_state,
 )
 from eventloop.plain import plain
+from eventloop.position import Within
 from eventloop.rng import rng_state, set_rng_state
+from eventloop.settings import Changed, Settings, check_changed, refusal, told
+from eventloop.shelf import NEEDED
+from eventloop.weights import check_model_state, load_model_state, unwrap
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
+__all__ = ["SCHEMA", "TrainerState", "Within"]
+
 logger = logging.getLogger("eventloop")
 
 SCHEMA = 1
-_NEEDED = ("meta", "optimizer", "param_schedulers", "hooks", "rng")
-
-Within = Literal["", "iter", "epoch"]
 
 
 class TrainerState:
@@ -44,6 +40,7 @@ class TrainerState:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        self.settings = Settings(trainer)
 
     def gather(self, path: str, *, within: Within = "") -> dict[str, Any]:
         """The state as a mapping of live tensors, after `before_save_checkpoint` handlers had their say.
@@ -73,12 +70,6 @@ class TrainerState:
 
     def _meta(self, within: Within) -> dict[str, Any]:
         trainer = self._trainer
-        position = trainer.position.state_dict()
-        if within:
-            position["batch_idx"] = position["batch_idx"] + 1 if within == "iter" else 0
-            position["evaluated"] = 0
-        if within == "epoch":
-            position["opened_with"] = {}  # the next pass is opened anew
         return {
             "schema": SCHEMA,
             "iter": trainer.iter + (within == "iter"),
@@ -87,17 +78,20 @@ class TrainerState:
             "max_epochs": trainer.max_epochs,
             "optimizer": class_names(trainer.optimizer),
             "param_schedulers": [type(scheduler).__name__ for scheduler in trainer.schedulers],
-            "position": position,
+            "position": trainer.position.state_dict(within),
+            "settings": self.settings.state_dict(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "torch": str(torch.__version__),
         }
 
-    def resume(self, path: str | Path) -> Path:
+    def resume(self, path: str | Path, changed: Changed = "refuse") -> Path:
         """See `Trainer.resume`."""
+        check_changed(changed)
         trainer = self._trainer
-        found = latest_checkpoint(trainer.checkpoint_dir, _NEEDED) if str(path) == "auto" else Path(path)
-        checkpoint = self._read(found)
-        missing = [key for key in _NEEDED if key not in checkpoint]
+        trainer.copying.join()
+        found, checkpoint = self._find(path)
+        checkpoint = self._announce(found, checkpoint)
+        missing = [key for key in NEEDED if key not in checkpoint]
         if missing:
             raise CheckpointError(
                 f"{found} cannot be resumed from, it has no {', '.join(missing)}: load_checkpoint takes its weights"
@@ -106,14 +100,33 @@ class TrainerState:
         check_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
         self._check_parts(checkpoint, found)
         self._check_hooks(checkpoint["meta"], found)
+        changes = self.settings.compare(checkpoint["meta"])
+        if changed == "refuse" and (message := refusal(found, changes)) is not None:
+            raise CheckpointError(message)
         load_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
         load_optimizer_state(trainer.optimizer, checkpoint["optimizer"])
-        for scheduler, state in zip(trainer.schedulers, checkpoint["param_schedulers"], strict=True):
-            scheduler.load_state_dict(state)
+        self.settings.go_on(changed, changes, checkpoint["meta"])
+        for number, state in enumerate(checkpoint["param_schedulers"]):
+            if changed == "apply":
+                state = self.settings.scheduler_state(number, state)
+            trainer.schedulers[number].load_state_dict(state)
         self._restore_counters(checkpoint["meta"])
+        for change in changes:
+            if change.name == "loader_length":
+                trainer.position.rescale(change.saved, change.own)
+        for line in told(changed, changes):
+            logger.warning("%s: %s", found, line)
         self._restore_hooks(checkpoint["hooks"], found)
         set_rng_state(checkpoint["rng"])
         return found
+
+    def _find(self, path: str | Path) -> tuple[Path, dict[str, Any]]:
+        directory = self._trainer.checkpoint_dir
+        if str(path) == "auto":
+            return load_newest(directory, NEEDED)
+        if str(path) == "best":
+            return load_best(directory, needed=NEEDED)
+        return Path(path), load_checkpoint(path)
 
     def _check_hooks(self, meta: Mapping[str, Any], path: Path) -> None:
         """A hook that saves something else than it was, an average for the weights, is needed to make it good."""
@@ -138,14 +151,15 @@ class TrainerState:
 
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
         """See `Trainer.load_checkpoint`."""
-        checkpoint = self._read(Path(path))
+        self._trainer.copying.join()
+        checkpoint = self._announce(Path(path), load_checkpoint(path))
         load_model_state(
             unwrap(self._trainer.model), checkpoint["state_dict"], strict=strict, source=str(path)
         )
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _announce(self, path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
         trainer = self._trainer
-        trainer.checkpoint = load_checkpoint(path)
+        trainer.checkpoint = checkpoint
         try:
             trainer.announce(AfterLoadCheckpoint, path=str(path))
             return trainer.checkpoint

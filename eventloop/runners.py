@@ -13,8 +13,11 @@ import anyio
 from eventloop.lane import Delivery, Lane, Report
 from eventloop.lane_options import LaneOptions
 
-_POLITE_SECONDS = 0.001
-"""How long a lane's thread may hold the interpreter before it offers it to the training thread."""
+_POLITE_SECONDS = 0.0001
+"""How long a lane's thread may hold the interpreter at a stretch: less than a tenth of a short step."""
+_BREATH_SECONDS = 0.002
+"""How long it then leaves the interpreter alone. What a training emits comes in bursts, when the loop looks, and would
+slow down several steps on end; so the burst is spread over many, each hardly slower."""
 
 
 class TaskLane(Lane):
@@ -108,12 +111,16 @@ class ThreadLane(Lane):
                 held += self._deliver(item)
                 if held > _POLITE_SECONDS:
                     held = 0.0
-                    sleep(0)  # lets go of the interpreter lock; it does not wait
+                    sleep(0.0 if self._in_a_hurry() else _BREATH_SECONDS)  # 0 only lets go of the interpreter
             self._flush_if_due()
             if self.ended_by or (self._closing and not self.buffer):
                 break
             self._ready.wait()
         self._finish()
+
+    def _in_a_hurry(self) -> bool:
+        """Somebody waits for what is queued, or it grows faster than it is taken out."""
+        return self._closing or self._flush_at is not None or len(self.buffer) > self._capacity // 4
 
     def _deliver(self, item: Delivery) -> float:
         try:

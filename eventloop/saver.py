@@ -1,9 +1,10 @@
-"""Writing checkpoints without holding up the training thread: on a thread first, then in a process.
+"""Writing checkpoints without holding up the training thread.
 
-`torch.save` is Python, and Python on a second thread takes the interpreter from the training thread: the save of a
-1 MB state costs it 3 ms that way, more than the save itself. A process costs it the copy into shared memory. But a
-process has to import torch, for seconds, so it is started only by a run that has lasted a while; until it is ready,
-and wherever it cannot be had, the thread writes.
+Three things happen to a state. It is copied: what is small or may change at any time at once, the parameters and the
+optimizer's state beside the next forward and backward pass (`Rest`). It is serialised, hashed and written: Python,
+on a second thread, takes the interpreter from the training thread, so a process does that, from the copy in shared
+memory. But a process has to import torch, for seconds, so it is started only by a run that has lasted a while; until
+it is ready, and wherever it cannot be had, a thread writes. Then it is durable, and what it replaces is removed.
 """
 
 from __future__ import annotations
@@ -11,142 +12,263 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import pickle
-import signal
-import struct
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
-from glob import escape
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
-from eventloop.checkpoint import Serialized
-from eventloop.saver_thread import InPieces, SaveGivenUp, SaverThread, Written, attempt, settle
-from eventloop.snapshot import Layout, Packed, Snapshot, tensors_of
+from eventloop.checkpoint import Serialized, leftovers, remove_checkpoint
+from eventloop.disk import DISK, SaveGivenUp
+from eventloop.saver_client import Job, ProcessGoneError, SaverProcess, Written
+from eventloop.saver_thread import SaverThread
+from eventloop.snapshot import Packed, Rest, Snapshot, tensors_of
 
 logger = logging.getLogger("eventloop")
 
-Write = Callable[[Mapping[str, Any] | Serialized, Path], int]
+State = Mapping[str, Any] | Serialized
+Write = Callable[[State, Job, threading.Event], int]
+"""`(state, job, given_up) -> bytes`: writes durably, and raises SaveGivenUp soon after `given_up` is set."""
 
 START_AFTER_SECONDS = 3.0
 """Age of a saver from which a save starts the process."""
 SMALL = 1 << 20
 """Bytes of tensors up to which a state is serialised on the training thread rather than on the writing thread."""
+AT_ONCE = 8 << 20
+"""Bytes of tensors up to which everything is copied at once: about a millisecond, less than handing it over is worth."""
 AT_ONCE_SECONDS = 0.1
 """How long a save that nobody waits for any more is waited for all the same: most are done by then."""
 EXIT_SECONDS = 10.0
 """How long the interpreter's exit waits for a save whose saver nobody closed; as long as for a bus."""
-_LENGTH = struct.Struct("<Q")
 
 Left = Literal["", "given up", "process"]
 """What `Saver.abandon` left of a save: nothing, no file, or a process that finishes it alone."""
 
 
+class SaveReplacedError(RuntimeError):
+    """A newer state took the place of one that was waiting to be written."""
+
+
+class _Task:
+    """A save on its way."""
+
+    def __init__(self, copy: Packed | State, job: Job, snapshot: Snapshot | None) -> None:
+        self.copy, self.job, self.snapshot = copy, job, snapshot
+        self.written: Future[Written] = Future()
+        self.begun = threading.Event()
+        """Set once it is being written, and can no longer be replaced."""
+        self.by_process = False
+
+    @property
+    def rest(self) -> Rest | None:
+        """What is still being copied of it."""
+        return self.copy.rest if isinstance(self.copy, Packed) else None
+
+
 class Saver:
-    """Copies a state at once and makes it durable later; one save at a time.
+    """Copies a state at once or soon, and makes it durable later.
 
     Args:
-        write: how the thread writes; `save_checkpoint`.
+        write: how the thread writes.
         start_after: seconds from which on a process is worth its start; None never.
+        spare: have a second set of buffers, so that a state can be copied while another is being written: the one
+            that is copied waits, and a newer one takes its place. Without, the save before must be done.
     """
 
-    def __init__(self, write: Write, *, start_after: float | None = START_AFTER_SECONDS) -> None:
+    def __init__(
+        self, write: Write, *, start_after: float | None = START_AFTER_SECONDS, spare: bool = False
+    ) -> None:
         self._write = write
         self._start_after = start_after
         self._born = monotonic()
-        self._snapshot = Snapshot()
-        self._thread: SaverThread | None = None
-        self._under_way: tuple[Future[Written], Path, bool] | None = None  # True: a process has it
+        self._snapshots = [Snapshot() for _ in range(2 if spare else 1)]
+        self._copier: SaverThread | None = None
+        self._writer: SaverThread | None = None
+        self._tasks: list[_Task] = []  # under way: the one being written first
+        self._lock = threading.Lock()  # of what decides whether a task is written or replaced
         self._given_up = threading.Event()
         self.process: SaverProcess | None = None
 
-    def save(self, state: Mapping[str, Any], path: Path, replaces: Sequence[Path] = ()) -> Future[Written]:
-        """Copy `state` and start writing it; once it is durable, remove the files it `replaces`.
-        The save before must be done: its buffers are used again."""
+    def save(
+        self, state: Mapping[str, Any], job: Job, *, later: Callable[[], Collection[int]] | None = None
+    ) -> Future[Written]:
+        """Copy `state` and start writing it; once it is durable, remove what it replaces.
+
+        Args:
+            later: asked for a large state, what need not be copied at once: see `Snapshot.pack`. The caller calls
+                `join` before those change.
+
+        Raises:
+            RuntimeError: the save before is under way, and there are no spare buffers.
+        """
         _open.add(self)
-        process = self._ready_process(state)
-        if process is not None:
-            packed = self._snapshot.pack(state)
-            written = process.save(
-                packed, path, replaces, otherwise=lambda: self._write_now(packed.unpack(), path, replaces)
-            )
+        self._writer = self._writer or SaverThread("checkpoint")
+        task = self._task(state, job, later)
+        self._tasks.append(task)
+        if task.rest is not None and task.rest.left:
+            self._copier = self._copier or SaverThread("checkpoint copy")
+            self._copier.do(lambda: self._finish_copy(task))
         else:
-            if self._thread is None:
-                self._thread = SaverThread()
-            copy = self._copy(state)
-            written = self._thread.save(lambda: self._write_now(copy, path, replaces))
-        self._under_way = written, path, process is not None
-        return written
+            self._hand_over(task)
+        return task.written
+
+    @property
+    def busy(self) -> bool:
+        """True while a save is under way."""
+        self._tasks = [task for task in self._tasks if not task.written.done()]
+        return bool(self._tasks)
+
+    def drop_waiting(self) -> None:
+        """Replace the save that waits for its turn by none; one that is being written by now is waited for."""
+        if self.busy:
+            for task in self._tasks[1:]:
+                self._replace(task)
+
+    def join(self) -> None:
+        """Return once what is being copied may be changed."""
+        for task in self._tasks:
+            if task.rest is not None:
+                task.rest.join()
 
     def close(self) -> None:
-        """Let the thread and the process go, after what they are writing."""
-        if self._thread is not None:
-            self._thread.end()
-            self._thread = None
+        """Let the threads and the process go, after what they are writing."""
+        for thread in (self._copier, self._writer):  # in this order: the first gives the second its work
+            if thread is not None:
+                thread.end()
+        self._copier = self._writer = None
         if self.process is not None:
             self.process.close()
         _open.discard(self)
 
     def abandon(self, timeout: float = AT_ONCE_SECONDS) -> Left:
-        """Let the thread and the process go, and wait for a save under way no longer than `timeout` seconds. A
+        """Let the threads and the process go, and wait for a save under way no longer than `timeout` seconds. A
         process then finishes it alone; a thread gives it up and removes what it wrote. No other file is touched.
         The saver is of no use afterwards."""
         _open.discard(self)
-        if self._under_way is None:
-            return ""
-        written, path, by_process = self._under_way
-        if not wait([written], timeout).not_done:
-            by_process = False
+        tasks = list(self._tasks)
+        pending = wait([task.written for task in tasks], timeout).not_done
         self._given_up.set()
-        if self._thread is not None:
-            self._thread.end(AT_ONCE_SECONDS)
+        for thread in (self._copier, self._writer):
+            if thread is not None:
+                thread.end(AT_ONCE_SECONDS)
         if self.process is not None:
             self.process.leave()
-            if by_process and self.process.exit_code is None:
-                return "process"
-        if written.done() and not isinstance(written.exception(), SaveGivenUp):
-            return ""
-        remove_temporary(path)  # of a thread that hangs: it will find no file to rename
-        return "given up"
+        if any(task.by_process and task.written in pending for task in tasks) and self._process_lives():
+            return "process"
+        unwritten = [
+            task
+            for task in tasks
+            if not task.written.done() or isinstance(task.written.exception(), SaveGivenUp)
+        ]
+        for task in unwritten:
+            _remove_unfinished(
+                task.job.path, os.getpid()
+            )  # of a thread that hangs: it will find nothing to rename
+        return "given up" if unwritten else ""
 
-    def start_process(self, state: Mapping[str, Any]) -> None:
-        """Start the process, where states like this one can be shared with one."""
-        if not hasattr(os, "memfd_create") or any(t.is_cuda for t in tensors_of(state)):
-            self._start_after = None  # no memory to share, or memory that a device cannot write to at speed
+    def start_process(self) -> None:
+        """Start the process, where memory can be shared with one."""
+        if not hasattr(os, "memfd_create"):
+            self._start_after = None
             return
-        self._snapshot = Snapshot(shared=True)
+        self._snapshots = [Snapshot(shared=True) for _ in self._snapshots]
         self.process = SaverProcess()
 
-    def _copy(self, state: Mapping[str, Any]) -> Mapping[str, Any] | Serialized:
-        tensors = list(tensors_of(state))
-        if sum(t.nbytes for t in tensors) <= SMALL and not any(t.is_cuda for t in tensors):
-            return Serialized(state)
-        return self._snapshot.pack(state).unpack()
+    # --- copying -------------------------------------------------------------------------------------------
 
-    def _write_now(
-        self, copy: Mapping[str, Any] | Serialized, path: Path, replaces: Sequence[Path]
-    ) -> Written:
-        self._snapshot.wait()
+    def _task(self, state: Mapping[str, Any], job: Job, later: Callable[[], Collection[int]] | None) -> _Task:
+        ready = self._process_ready()
+        snapshot = self._free_snapshot()
+        tensors = list(tensors_of(state))
+        size = sum(t.nbytes for t in tensors)
+        if size <= SMALL and not ready and not any(t.is_cuda for t in tensors):
+            return _Task(Serialized(state), job, None)
+        packed = snapshot.pack(state, later() if later is not None and size > AT_ONCE else ())
+        return _Task(packed, job, snapshot)
+
+    def _free_snapshot(self) -> Snapshot:
+        """Buffers that nothing is written from; the save that waits for its turn gives up its own."""
+        if self.busy and len(self._snapshots) < 2:
+            raise RuntimeError("the save before is under way: wait for it, or make the Saver with spare=True")
+        self.drop_waiting()
+        used = [task.snapshot for task in self._tasks if not task.written.done()]
+        return next(snapshot for snapshot in self._snapshots if snapshot not in used)
+
+    def _replace(self, task: _Task) -> None:
+        """Take a task's buffers, unless it is being written by now: then wait for it."""
+        self.join()
+        with self._lock:
+            if not task.begun.is_set():
+                task.begun.set()
+                task.written.set_exception(SaveReplacedError("a newer state was to be saved"))
+                return
+        wait([task.written])
+
+    def _finish_copy(self, task: _Task) -> None:
+        rest = task.rest
+        assert rest is not None
+        try:
+            rest.copy()
+        except Exception as error:
+            if not task.written.done():
+                task.written.set_exception(error)
+            return
+        self._hand_over(task)
+
+    # --- writing -------------------------------------------------------------------------------------------
+
+    def _hand_over(self, task: _Task) -> None:
+        assert self._writer is not None
+        self._writer.do(lambda: self._settle(task))
+
+    def _settle(self, task: _Task) -> None:
+        with self._lock:
+            if task.begun.is_set():
+                return  # replaced
+            task.begun.set()
+        try:
+            written = self._attempt(task)
+        except Exception as error:
+            task.written.set_exception(error)
+        else:
+            task.written.set_result(written)
+
+    def _attempt(self, task: _Task) -> Written:
+        copy, job = task.copy, task.job
         if self._given_up.is_set():
-            raise SaveGivenUp(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not isinstance(copy, Serialized):
-            copy = InPieces(copy, self._given_up)
-        written = self._write(copy, path), perf_counter()
-        remove_files(replaces)
+            raise SaveGivenUp(f"{job.path} was given up")
+        if not isinstance(copy, Packed):
+            return self._write_here(copy, job)
+        if copy.rest is not None:
+            copy.rest.wait()
+        if self.process is not None and self.process.ready and copy.layout.shared:
+            task.by_process = True
+            try:
+                return self.process.save(copy, job)
+            except ProcessGoneError as error:  # what it cannot do, a thread may; its error is what counts
+                task.by_process = False
+                logger.warning(
+                    "a checkpoint is written by a thread, because the process could not: %s", error
+                )
+                _remove_unfinished(job.path, self.process.pid)
+        return self._write_here(copy.unpack(), job)
+
+    def _write_here(self, state: State, job: Job) -> Written:
+        written = Written(self._write(state, job, self._given_up), perf_counter())
+        remove_replaced(job.replaces)
         return written
 
-    def _ready_process(self, state: Mapping[str, Any]) -> SaverProcess | None:
-        if self._start_after is None or monotonic() - self._born < self._start_after:
-            return None
-        if self.process is None:
-            self.start_process(state)
-        return self.process if self.process is not None and self.process.ready else None
+    def _process_ready(self) -> bool:
+        """True once the process is there; starts it when the time has come."""
+        young = self._start_after is None or monotonic() - self._born < self._start_after
+        if self.process is None and not young and not self.busy:  # it has buffers of its own
+            self.start_process()
+        return self.process is not None and self.process.ready
+
+    def _process_lives(self) -> bool:
+        return self.process is not None and self.process.exit_code is None
 
 
 _open: set[Saver] = set()
@@ -164,138 +286,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_open.clear)  # the threads and the process are the parent's
 
 
-class SaverProcess:
-    """A worker that writes what lies in shared memory. It is no fork: it knows nothing of this process but what it
-    is sent, and ends when this process does."""
-
-    def __init__(self) -> None:
-        self._ready = threading.Event()
-        self._pending: tuple[Future[Written], Callable[[], Written]] | None = None
-        self._sent: Layout | None = None  # the layout that the process knows
-        package = str(Path(__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-        reader, writer = os.pipe()
-        with (
-            _ctrl_c_held()
-        ):  # it holds `reader` too: left alone, it must not die of an answer that nobody reads
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "eventloop.saver_process"], pass_fds=[reader],
-                stdin=subprocess.PIPE, stdout=writer, env={**os.environ, "PYTHONPATH": path},
-            )  # fmt: skip
-        os.close(writer)
-        self._answers = os.fdopen(reader, "rb")
-        self._reader = threading.Thread(target=self._read, name="eventloop saver", daemon=True)
-        self._reader.start()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """How it ended, None while it runs."""
-        return self._process.poll()
-
-    @property
-    def ready(self) -> bool:
-        """True once it has imported what it needs, and while it lives."""
-        return self._ready.is_set()
-
-    def wait_ready(self, timeout: float) -> bool:
-        """Wait for that."""
-        return self._ready.wait(timeout)
-
-    def save(
-        self, packed: Packed, path: Path, replaces: Sequence[Path], otherwise: Callable[[], Written]
-    ) -> Future[Written]:
-        """Let the process write; when it dies over it, `otherwise` does, on the thread that notices."""
-        written: Future[Written] = Future()
-        self._pending = (written, otherwise)
-        try:
-            layout = None if packed.layout is self._sent else packed.layout
-            send(self._process.stdin, (packed.structure, layout, path, list(replaces)))
-            self._sent = packed.layout
-        except OSError:
-            self._answered(ConnectionError("the checkpoint process is gone"))
-        return written
-
-    def close(self) -> None:
-        """End the process once it is done."""
-        self.leave()
-        self._reader.join()
-
-    def leave(self) -> None:
-        """Let the process end once it is done, without waiting for it."""
-        stdin = self._process.stdin
-        if stdin is not None and not stdin.closed:
-            os.set_blocking(stdin.fileno(), False)  # one that hangs does not read
-            with suppress(OSError):  # a forked loader worker may hold the pipe too, so its end would not do
-                send(stdin, None)
-            with suppress(OSError):
-                stdin.close()
-
-    def _read(self) -> None:
-        with self._answers as answers:
-            while (answer := receive(answers)) is not None:
-                if answer == "ready":
-                    self._ready.set()
-                else:
-                    self._answered(answer)
-        self._ready.clear()
-        self._answered(ConnectionError("the checkpoint process died"))
-        self._process.wait()
-
-    def _answered(self, answer: Written | Exception) -> None:
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        written, otherwise = pending
-        if isinstance(
-            answer, Exception
-        ):  # what the process cannot do, this one may; its error is the one that counts
-            logger.warning("a checkpoint is written by a thread, because the process could not: %s", answer)
-            answer = attempt(otherwise)
-        settle(written, answer)
-
-
-@contextmanager
-def _ctrl_c_held() -> Iterator[None]:
-    """What is started meanwhile is deaf to Ctrl-C, which reaches the whole group, from its first moment on: while it
-    imports torch it would die of it, with a traceback on the terminal."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-
-
-def remove_temporary(path: Path) -> None:
-    """Remove what this process wrote of `path` under another name."""
-    remove_files([*path.parent.glob(f".{escape(path.name)}.{os.getpid()}.*")])
-
-
-def remove_files(paths: Sequence[Path]) -> None:
-    """Remove files; one that cannot be removed is named and left."""
+def remove_replaced(paths: Sequence[Path]) -> None:
+    """Remove checkpoints; one that cannot be removed is named and left."""
     for path in paths:
         try:
-            path.unlink(missing_ok=True)
+            if path.exists():
+                remove_checkpoint(path)
         except OSError as error:
             logger.warning("a checkpoint that was replaced could not be removed: %s", error)
 
 
-def send(stream: IO[bytes] | None, message: object) -> None:
-    """Write one message."""
-    assert stream is not None
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.write(_LENGTH.pack(len(body)) + body)
-    stream.flush()
-
-
-def receive(stream: IO[bytes]) -> Any:
-    """Read one message; None says to end, and so does the end of the stream. Only ever between this process and its own child."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    body = stream.read(_LENGTH.unpack(head)[0])
-    return pickle.loads(body)
+def _remove_unfinished(path: Path, process: int) -> None:
+    """Remove what a process that writes no more has begun of a checkpoint; others may be writing beside it."""
+    for left in leftovers(path.parent, process):
+        if left.name.startswith(f".{path.name}."):
+            with suppress(OSError):
+                DISK.remove(left)

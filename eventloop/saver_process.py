@@ -1,4 +1,4 @@
-"""The process that writes checkpoints: `python -m eventloop.saver_process`, started by `eventloop.saver`."""
+"""The process that writes checkpoints: `python -m eventloop.saver_process`, started by `eventloop.saver_client`."""
 
 from __future__ import annotations
 
@@ -11,33 +11,43 @@ from typing import Any
 import torch
 
 from eventloop.checkpoint import Serialized, save_checkpoint
-from eventloop.saver import receive, remove_files, send
+from eventloop.saver import remove_replaced
+from eventloop.saver_client import Job, Written, receive, send
 from eventloop.snapshot import Layout, Packed, tensors_of
 
 _IN_MEMORY = 32 << 20
+NICENESS = 10
+"""It gives way to the training's threads. When a save is waited for they stand still, and it has their time."""
 
 
 def main() -> None:
-    """Write what comes on standard input, until that ends; answer each with its size or its error."""
+    """Write what comes on standard input, until that ends; answer each with what was written or the error."""
     # Ctrl-C and a scheduler's SIGTERM reach the whole group: the parent decides, and this save is finished
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    os.nice(NICENESS)
     torch.set_num_threads(1)
+    torch.serialization.set_crc32_options(False)  # the manifest has SHA-256
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a print of some library must not look like an answer
     layout = Layout([], [])
     send(answers, "ready")
     while (message := receive(sys.stdin.buffer)) is not None:
-        structure, changed, path, replaces = message
+        structure, changed, job = message
         layout = changed or layout
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            written = save_checkpoint(_cheapest(Packed(structure, layout).unpack()), path), perf_counter()
+            answer: Written | Exception = _save(Packed(structure, layout).unpack(), job)
         except Exception as error:
-            send(answers, error)
-        else:
-            remove_files(replaces)
-            send(answers, written)
+            answer = error
+        send(answers, answer)
+
+
+def _save(state: dict[str, Any], job: Job) -> Written:
+    size = save_checkpoint(_cheapest(state), job.path, job.label)
+    written = Written(size, perf_counter())
+    remove_replaced(job.replaces)
+    return written
 
 
 def _cheapest(state: dict[str, Any]) -> dict[str, Any] | Serialized:

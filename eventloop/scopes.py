@@ -92,6 +92,8 @@ class Scope:
         if error is not None and not left:
             trainer.failure = error
         failure = trainer.failure if error is not None else None
+        if ends_at_once(trainer):
+            trainer.bus.never_wait()
         reason = COMPLETED if self.complete else trainer.stop_reason or COMPLETED
         if error is not None:
             reason = LEFT if failure is None else ERROR
@@ -99,7 +101,7 @@ class Scope:
             self.end(reason, failure)
         except Exception as closing:
             if error is None:
-                trainer.failure = closing if trainer.running else None
+                trainer.failure = closing
                 raise
             if left:  # raised from a generator's close, it would be swallowed by the interpreter
                 logger.exception("a handler failed while a hand-written loop was being left")
@@ -120,27 +122,45 @@ class RunScope(Scope):
         if self._outermost:
             self.trainer.announce(BeforeRun)
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if not self._outermost:
+            super().__exit__(kind, error, tb)
+            return
+        trainer = self.trainer
+        try:
+            try:
+                super().__exit__(kind, error, tb)
+            except BaseException as closing:
+                trainer.during_run.__exit__(type(closing), closing, closing.__traceback__)
+                raise
+            trainer.during_run.__exit__(kind, error, tb)
+        finally:
+            trainer.failure = None
+            trainer.stops.end_run()
+
     def end(self, reason: str, error: BaseException | None) -> None:
         if not self._outermost:
             return
-        trainer, failed, at_once = self.trainer, error is not None, ends_at_once(self.trainer)
+        trainer, at_once = self.trainer, ends_at_once(self.trainer)
+        closes = error is not None or trainer.ends_program
         try:
             text = None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
             trainer.announce(AfterRun, reason=reason, error=text)
         except KeyboardInterrupt:
-            failed = at_once = True
+            closes = at_once = True
             raise
         finally:
-            trainer.failure = None
-            _drain(trainer, failed=failed, at_once=at_once)
+            _drain(trainer, closes=closes, at_once=at_once)
 
 
-def _drain(trainer: Trainer, *, failed: bool, at_once: bool) -> None:
-    """Deliver everything; after an error also close every writer, because nobody may come back to do so.
+def _drain(trainer: Trainer, *, closes: bool, at_once: bool) -> None:
+    """Deliver everything; after an error, or a signal, also close every writer, because nobody may come back to do so.
     `at_once`, or when Ctrl-C comes meanwhile, writers get a moment, and what they have not taken then is left."""
     trainer.running = False
     try:
-        report = trainer.bus.close(AT_ONCE_SECONDS if at_once else None) if failed else trainer.bus.flush()
+        report = trainer.bus.close(AT_ONCE_SECONDS if at_once else None) if closes else trainer.bus.flush()
     except KeyboardInterrupt:
         _tell_shortfalls(trainer.bus.close(AT_ONCE_SECONDS), at_once=True)
         raise

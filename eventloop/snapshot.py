@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+
+from eventloop.buffers import Buffer
+
+
+class ChangedWhileCopiedError(RuntimeError):
+    """A tensor was changed while it was being copied: the copy is neither of what was before nor of what is now."""
 
 
 class Snapshot:
     """A copy of nested state on the host, into buffers that are reused from one snapshot to the next.
 
     A fresh buffer costs seven times a reused one. The tensors under one top-level key share one buffer per type:
-    torch writes a state three times faster when it need not write a storage for each tensor. From CUDA the copies
-    go to pinned memory on the current stream: `take` returns at once, the state may be changed by later kernels,
-    and `wait` is for the thread that writes.
+    torch writes a state three times faster when it need not write a storage for each tensor.
+
+    What may change at any time is copied by `pack`, before it returns. What changes only in an optimizer's step may
+    be copied later, beside the forward and backward pass that come first: on a CPU by whatever thread calls
+    `Rest.copy`, from CUDA by a stream of its own, ordered after what the device has been given to do so far.
 
     Args:
-        shared: put the buffers where another process can map them; not for states on CUDA devices.
+        shared: put the buffers where another process can map them.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
         self._shared = shared
         self._places: list[_Place] = []
         self._layout = Layout([], [])
-        self._copied: list[torch.cuda.Event] = []
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Copy `state`; the result is overwritten by the next `take` or `pack`."""
         return self.pack(state).unpack()
 
-    def pack(self, state: Mapping[str, Any]) -> Packed:
-        """Copy `state`; the result can be sent to another process if the snapshot is shared."""
+    def pack(self, state: Mapping[str, Any], later: Collection[int] = ()) -> Packed:
+        """Copy `state`, but for what its `rest` is to copy; the result is overwritten by the next one.
+
+        Args:
+            later: the `data_ptr` of tensors that may be copied until somebody calls `Rest.join`.
+        """
         sources: list[torch.Tensor] = []
         structure: dict[str, Any] = {}
         places: list[_Place] = []
@@ -42,20 +54,27 @@ class Snapshot:
             places += [(key, t.dtype, t.shape, t.is_cuda) for t in sources[first:]]
         if places != self._places:
             self._layout, self._places = self._allocate(places), places
-        if sources:
-            with torch.no_grad():
-                torch._foreach_copy_(self._layout.views, sources, non_blocking=True)
-        self._copied = []
-        for device in {source.device for source in sources if source.is_cuda}:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(device))
-            self._copied.append(event)
-        return Packed(structure, self._layout)
+        now, rest = _Pairs(), _Pairs()
+        for source, view in zip(sources, self._layout.views, strict=True):
+            (rest if source.data_ptr() in later else now).append(source, view)
+        now.copy()
+        copied = [torch.cuda.current_stream(device).record_event() for device in now.devices()]
+        return Packed(structure, self._layout, self._rest(rest, copied))
 
-    def wait(self) -> None:
-        """Wait until the copies are there; not for the training thread."""
-        for event in self._copied:
-            event.synchronize()
+    def _rest(self, pairs: _Pairs, copied: list[torch.cuda.Event]) -> Rest:
+        beside = []
+        for device in pairs.devices():
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)
+            stream = self._streams[device]
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                own = pairs.take(device)
+                own.copy()
+                for source in own.sources:
+                    source.record_stream(stream)  # its memory is not to be given away before it is read
+                beside.append((device, stream.record_event()))
+        return Rest(pairs, copied, beside)
 
     def _allocate(self, places: list[_Place]) -> Layout:
         """One buffer for each key, type and kind of memory, and a slot in it for each tensor."""
@@ -73,39 +92,93 @@ class Snapshot:
         return Layout(slots, buffers)
 
 
-class Buffer:
-    """Flat memory for `size` elements. Pickled, a shared one stands for its memory, not for its contents."""
+class _Pairs:
+    """Tensors and where they are to be copied to."""
 
-    def __init__(self, size: int, dtype: torch.dtype, *, pinned: bool = False, shared: bool = False) -> None:
-        self.size, self.dtype = size, dtype
-        self._file: int | None = None
-        if shared and size:
-            # memory without a name: it is gone when both processes are, however they end
-            self._file = os.memfd_create("eventloop snapshot")
-            os.truncate(self._file, size * torch.empty((), dtype=dtype).element_size())
-            self.tensor = _map(f"/proc/self/fd/{self._file}", size, dtype)
-        else:
-            self.tensor = torch.empty(size, dtype=dtype, pin_memory=pinned)
+    def __init__(self) -> None:
+        self.sources: list[torch.Tensor] = []
+        self.views: list[torch.Tensor] = []
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self._file is None:
-            return Buffer, (self.size, self.dtype)
-        return mapped, (f"/proc/{os.getpid()}/fd/{self._file}", self.size, self.dtype)
+    def append(self, source: torch.Tensor, view: torch.Tensor) -> None:
+        self.sources.append(source)
+        self.views.append(view)
 
-    def __del__(self) -> None:
-        if getattr(self, "_file", None) is not None:
-            os.close(self._file)  # type: ignore[arg-type]
+    def devices(self) -> set[torch.device]:
+        """The CUDA devices among them."""
+        return {source.device for source in self.sources if source.is_cuda}
+
+    def take(self, device: torch.device) -> _Pairs:
+        """Those of a device, which are no longer here."""
+        taken, kept = _Pairs(), _Pairs()
+        for source, view in zip(self.sources, self.views, strict=True):
+            (taken if source.device == device else kept).append(source, view)
+        self.sources, self.views = kept.sources, kept.views
+        return taken
+
+    def copy(self) -> None:
+        """Copy them; from CUDA on the current stream, without waiting."""
+        if self.sources:
+            with torch.no_grad():
+                torch._foreach_copy_(self.views, self.sources, non_blocking=True)
 
 
-def mapped(path: str, size: int, dtype: torch.dtype) -> Buffer:
-    """The buffer of another process."""
-    buffer = Buffer(0, dtype)
-    buffer.tensor = _map(path, size, dtype)
-    return buffer
+class Rest:
+    """What of a snapshot is still being copied.
 
+    Any thread may call `copy`, once; the thread that trains calls `join` before it changes what is copied.
+    """
 
-def _map(path: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_file(path, shared=True, size=size, dtype=dtype)
+    def __init__(
+        self,
+        pairs: _Pairs,
+        copied: list[torch.cuda.Event],
+        beside: list[tuple[torch.device, torch.cuda.Event]],
+    ) -> None:
+        self._pairs, self._beside = pairs, beside
+        self._events = [*copied, *(event for _, event in beside)]
+        self._versions = [source._version for source in pairs.sources]
+        self._done = threading.Event()
+        if not pairs.sources:
+            self._done.set()
+
+    @property
+    def left(self) -> bool:
+        """True when there is something for `copy` to do."""
+        return not self._done.is_set()
+
+    def copy(self) -> None:
+        """Copy what is left of it on the CPU.
+
+        Raises:
+            ChangedWhileCopiedError: somebody changed a tensor without `join`, so the copy is of no use.
+        """
+        sources = self._pairs.sources
+        try:
+            self._pairs.copy()
+            changed = sum(
+                source._version != version for source, version in zip(sources, self._versions, strict=True)
+            )
+        finally:
+            self._pairs = _Pairs()
+            self._done.set()
+        if changed:
+            raise ChangedWhileCopiedError(
+                f"{changed} tensors of the parameters or of the optimizer's state were changed while they were "
+                "copied, by something else than the optimizer's step: change them in a handler before the "
+                "checkpoint's, or use CheckpointHook(overlap=False)"
+            )
+
+    def join(self) -> None:
+        """Return once what is copied may be changed: on a CPU now, on a device by what it is given from now on."""
+        self._done.wait()
+        for device, event in self._beside:
+            torch.cuda.current_stream(device).wait_event(event)
+
+    def wait(self) -> None:
+        """Wait until all of the snapshot is there; not for the training thread."""
+        self._done.wait()
+        for event in self._events:
+            event.synchronize()
 
 
 class Slot(NamedTuple):
@@ -128,6 +201,8 @@ class Layout:
     def __init__(self, slots: list[Slot], buffers: list[Buffer]) -> None:
         self._slots, self._buffers = slots, buffers
         self.views = [slot.view(buffers) for slot in slots]
+        self.shared = all(buffer.shared for buffer in buffers)
+        """Another process can see them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layout, (self._slots, self._buffers)
@@ -140,10 +215,11 @@ class Ref(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Nested state with a `Ref` for each tensor, and the layout that has them."""
+    """Nested state with a `Ref` for each tensor, the layout that has them, and what of them is still to come."""
 
     structure: dict[str, Any]
     layout: Layout
+    rest: Rest | None = None
 
     def unpack(self) -> dict[str, Any]:
         """The state, its tensors views of the layout's buffers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from eventloop.assemble import (
 )
 from eventloop.bus import Bus
 from eventloop.clock import StepClock
+from eventloop.copying import Copying
 from eventloop.evaluate import Evaluators, name_evaluators
-from eventloop.events import Event, StopRequested
+from eventloop.events import Event
 from eventloop.loops import TrainLoop, check_loader, evaluate
 from eventloop.metrics import EventStorage
 from eventloop.optimizers import Optimizers
@@ -31,7 +32,9 @@ from eventloop.resume import TrainerState
 from eventloop.run import CurrentRun
 from eventloop.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
 from eventloop.scopes import EpochScope, RunScope, TrainScope
+from eventloop.settings import Changed
 from eventloop.steps import LossFn, forward, predict, train_outputs, val_outputs
+from eventloop.stopping import Stopping
 from eventloop.summary import summarize
 
 logger = logging.getLogger("eventloop")
@@ -70,7 +73,7 @@ class Trainer:
             its place.
         custom_hooks: MMEngine's name for `hooks`.
         default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
-            checkpoint`: another hook, a config, or None to go without.
+            checkpoint, garbage_collection, preemption`: another hook, a config, or None to go without.
         work_dir: where files go; by default a new directory under runs/.
         device: where batches, and the model, are moved; by default both stay where they are.
         bus: an existing bus to announce on.
@@ -129,15 +132,17 @@ class Trainer:
         self.outputs: Any = None
         self.checkpoint: dict[str, Any] | None = None
         self.stop_reason: str | None = None
+        self.stop_signal: int | None = None
         self.failure: BaseException | None = None
-        self._requested: str | None = None
-        self.asked_to_stop = False
-        self.running = False
+        self.asked_to_stop = self.running = self.ends_program = False
+        self.stops = Stopping(self)
+        self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
         self.metrics = EventStorage()
         self.loader: Iterable[Any] | None = train_loader
         self.clock = StepClock()
         self.position = LoaderPosition(self)
         self.state = TrainerState(self)
+        self.copying = Copying(self)
         self.work_dir = make_work_dir(work_dir)
         self.checkpoint_dir = self.work_dir
         self.bus = bus if bus is not None else Bus()
@@ -195,27 +200,25 @@ class Trainer:
             yield from TrainLoop(self, self._schedule).iterations(loader)
 
     def stop(self, reason: str) -> None:
-        """End the run at the next iteration boundary, with every closing event.
+        """End the run at the next iteration boundary, with every closing event. On several ranks all of them end at
+        one boundary: this one when each has asked, the next one when some have.
 
         Raises:
             ValueError: no reason is given.
         """
-        self.request_stop(reason)
-        if self.stop_reason is None:
-            self.stop_reason = self._requested or reason
-            self.announce(StopRequested, reason=self.stop_reason)
-        self._requested = None
+        self.stops.ask(reason)
+        self.stops.poll()
 
-    def request_stop(self, reason: str) -> None:
-        """`stop` for signal handlers: sets the reason, and leaves the event to the iteration boundary.
+    def request_stop(self, reason: str, *, signum: int | None = None) -> None:
+        """`stop` for signal handlers: sets the reason, and leaves the events to the iteration boundary.
+
+        Args:
+            signum: the signal; any but SIGINT is announced as a preemption.
 
         Raises:
             ValueError: no reason is given.
         """
-        if not reason:
-            raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
-        self._requested = self._requested or reason
-        self.asked_to_stop = True
+        self.stops.ask(reason, signum)
 
     def _train(self, schedule: Schedule) -> None:
         loop, loader = TrainLoop(self, schedule), check_loader(self, "train")
@@ -255,20 +258,30 @@ class Trainer:
 
     # --- saving and resuming -------------------------------------------------------------------------------
 
-    def resume(self, path: str | Path = "auto") -> Path:
+    def resume(self, path: str | Path = "auto", changed: Changed = "refuse") -> Path:
         """Continue from a checkpoint: model, optimizer, schedulers, hooks, counters, random state, loader position.
+
+        trainer.resume("auto", changed="apply")  # with the learning rate that was edited meanwhile
 
         Args:
             path: a file, or "auto" for the newest readable checkpoint in `work_dir`.
+            changed: what to do where the trainer was built with other settings than the checkpoint's run:
+                hyper-parameters of the optimizer, arguments of schedulers, batch size, lengths of loader and data
+                set, number of processes, autocast. "refuse" lists them. "keep" goes on with the checkpoint's
+                hyper-parameters and arguments, "apply" with this trainer's: a value that a schedule has moved is
+                scaled, a schedule goes on from there by its new arguments. The rest is this trainer's with either.
+                `max_epochs`, `max_iters` and hooks may always differ. What differs and is not refused is logged.
 
         Returns:
             The file it was read from.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
-            CheckpointError: it cannot be read, or is of another model; nothing live was touched.
+            CheckpointError: it cannot be read, is of another model, or of a run with other settings; nothing live
+                was touched.
+            ValueError: `changed` is none of the three.
         """
-        return self.state.resume(path)
+        return self.state.resume(path, changed)
 
     def load_checkpoint(self, path: str | Path, *, strict: bool = True) -> None:
         """Load the weights of a checkpoint, and nothing else of it.
@@ -294,9 +307,7 @@ class Trainer:
     @property
     def stopping(self) -> bool:
         """True at an iteration boundary after somebody asked for a stop; loops poll it."""
-        if self._requested is not None:
-            self.stop(self._requested)
-        return self.stop_reason is not None
+        return self.stops.poll()
 
     @property
     def mode(self) -> str:
@@ -323,9 +334,11 @@ class Trainer:
             raise RuntimeError(
                 "the trainer's bus is closed (a run that failed closes its writers): build a new Trainer and resume"
             )
-        self.running = True
-        self.stop_reason = self.failure = None
-        self.asked_to_stop = self._requested is not None
+        self.stops.begin_run()
+        self.running, self.ends_program = True, False
+        self.failure = None
+        self.during_run = ExitStack()
+        self.state.settings.note()
         self.position.go_on()
         self.facts.run = facts_of(self)
 

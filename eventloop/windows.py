@@ -74,8 +74,9 @@ class Window:
         self.last_step = 0
         if self.active:
             self._advance()
-        else:  # a scheduler that refuses its arguments does so here, not in the middle of the run
-            self._make(_Shadow(optimizer, self.param_name, floor))
+        # a scheduler that refuses its arguments does so here, not in the middle of the run
+        made = self._scheduler or self._make(_Shadow(optimizer, self.param_name, floor))
+        self._built = dict(made.state_dict())
 
     @property
     def active(self) -> bool:
@@ -103,6 +104,10 @@ class Window:
             "by_epoch": self.by_epoch,
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
         }
+
+    def built_state(self) -> dict[str, Any]:
+        """A state with the arguments of PyTorch's scheduler in it, whether or not its window has begun."""
+        return {**self.state_dict(), "scheduler": self._built}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken; the optimizer's own state has to be loaded before.

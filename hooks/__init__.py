@@ -49,6 +49,7 @@ from eventloop.hooks.param_scheduler import ParamSchedulerHook
 from eventloop.hooks.periodic_writer import PeriodicWriter
 from eventloop.hooks.pet_timer import TestHook
 from eventloop.hooks.precise_bn import PreciseBN
+from eventloop.hooks.preemption import PreemptionHook
 from eventloop.hooks.profiler import ProfilerHook
 from eventloop.hooks.runtime_info import RuntimeInfoHook
 from eventloop.hooks.sampler_seed import DistSamplerSeedHook
@@ -99,6 +100,7 @@ __all__ = [
     "PeriodicWriter",
     "PolyLrUpdaterHook",
     "PreciseBN",
+    "PreemptionHook",
     "ProfilerHook",
     "RuntimeInfoHook",
     "StepLrUpdaterHook",

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eventloop.checkpoint import unwrap
 from eventloop.events import AfterTrain, BeforeTrain
 from eventloop.hooks.hook import Hook
 from eventloop.module_hooks import ModuleSubscription, match_modules
 from eventloop.schedule import positive
+from eventloop.weights import unwrap
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer

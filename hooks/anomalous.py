@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from eventloop.checkpoint import unwrap
+from eventloop.weights import unwrap
 
 logger = logging.getLogger("eventloop")
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.utils.data import DataLoader
 
-from eventloop.checkpoint import unwrap
 from eventloop.hooks.bn_population import Population, merge_ranks
 from eventloop.loops import to_device
-from eventloop.position import random_state, set_random_state
+from eventloop.rng import random_state, set_random_state
+from eventloop.weights import unwrap
 
 Forward = Callable[[torch.nn.Module, Any], Any]
 _END = object()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint import SUFFIX, find_checkpoints, save_checkpoint
+from eventloop.checkpoint import find_checkpoints, save_checkpoint, scan
 from eventloop.events import (
     COMPLETED,
     AfterRun,
@@ -18,51 +17,38 @@ from eventloop.events import (
     AfterTrainIter,
     AfterValEpoch,
     BeforeTrain,
-    CheckpointFailed,
-    CheckpointSaved,
 )
 from eventloop.hooks.best import Best, BestMetrics, Rule, is_better
-from eventloop.hooks.checkpoint_options import check_options, published
+from eventloop.hooks.checkpoint_options import WhenBusy, check_options, folder_template
 from eventloop.hooks.hook import Hook
-from eventloop.hooks.publish import publish
+from eventloop.hooks.publish import PublishedFormat, Publisher
+from eventloop.hooks.saves import Record, Saves, Saving
+from eventloop.manifest import Label, score
 from eventloop.priority import Priority
 from eventloop.saver import Saver
-from eventloop.saver_thread import Written
+from eventloop.saver_client import Job
 from eventloop.scopes import ERROR, LEFT, ends_at_once
 
 if TYPE_CHECKING:
-    from eventloop.resume import Within
+    from eventloop.position import Within
     from eventloop.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 
-
-class _Record(NamedTuple):
-    """What the hook says of the files there are; a save that fails puts it back."""
-
-    bests: dict[str, Best]
-    kept: list[str]
-    saved_at: int
-
-
-class _Saving(NamedTuple):
-    """A checkpoint on its way to the disk; `written` gives its size, and when it was durable."""
-
-    path: Path
-    began: float
-    written: Future[Written]
-    before: _Record
+_NONE: Mapping[str, float] = {}
 
 
 class CheckpointHook(Hook):
-    """Saves the whole state of the trainer under `work_dir`; any file it wrote can be resumed from.
+    """Saves the whole state of the trainer under `work_dir`; any checkpoint it wrote can be resumed from.
 
         CheckpointHook(interval=1, max_keep_ckpts=3, save_best="accuracy")
 
-    The state is copied at once; a thread writes it, in a longer run a process. `checkpoint_saved` is
-    emitted when the bytes are durable, `checkpoint_failed` when they are not, in the first iteration after. The
-    saves of the end of a run are waited for; a second Ctrl-C leaves them to the process, or gives them up. Nothing
-    older is removed before its successor is durable.
+    Each is a directory with `state.pth`, which plain `torch.load(weights_only=True)` reads, and `manifest.json`; see
+    `eventloop.checkpoint`. What of the state only an optimizer's step changes is copied while the next forward and
+    backward pass run, everything else at once; a thread writes it, in a longer run a process. `checkpoint_saved` is
+    emitted when the bytes are durable, `checkpoint_failed` when they are not, in the first iteration after. The best
+    ones and those of the end of a run are waited for; a second Ctrl-C leaves them to the process, or gives them up.
+    Nothing older is removed before its successor is durable.
 
     Args:
         interval: save every so many epochs or iterations; -1 never.
@@ -76,9 +62,18 @@ class CheckpointHook(Hook):
         greater_keys, less_keys: parts of metrics' names that tell so, before the rules known here.
         published_keys: at the end of the run the last checkpoint and the best ones are written once more with these
             keys alone, as `<name>-<first 8 digits of the SHA-256>.pth`; `published_keys="state_dict"` for weights.
-        save_optimizer, save_param_scheduler: False leaves them out; such a file cannot be resumed from.
-        out_dir: another directory; the files go to a folder in it named as `work_dir`.
-        filename_tmpl: with one `{}` for the number; `epoch_{}.pth` or `iter_{}.pth` by default.
+        published_format: "safetensors" writes the tensors of one key as such a file (extra `safetensors`) in place of
+            "pth"; of tied weights one is written. The metadata has iter, epoch and the version.
+        save_optimizer, save_param_scheduler: False leaves them out; such a one cannot be resumed from.
+        out_dir: another directory; the checkpoints go to a folder in it named as `work_dir`.
+        filename_tmpl: with one `{}` for the number; `epoch_{}` or `iter_{}` by default. A suffix `.pth` is dropped:
+            a checkpoint is a directory.
+        overlap: False copies everything at once: for handlers that change parameters themselves and can neither come
+            before this hook nor call `trainer.copying.join()`. A change without either makes the save fail, if it is
+            noticed: one through `.data`, or on a device, is not.
+        when_busy: when a checkpoint of the interval is due while the one before is being written: "wait" for that,
+            "skip" the new one, or "replace" the one that is waiting to be written, which takes the memory of a second
+            copy. What is skipped or replaced is told by `checkpoint_failed`. The best and the last are never.
 
     Raises:
         TypeError, ValueError: see the message.
@@ -99,29 +94,33 @@ class CheckpointHook(Hook):
         greater_keys: str | Sequence[str] | None = None,
         less_keys: str | Sequence[str] | None = None,
         published_keys: str | Sequence[str] | None = None,
+        published_format: PublishedFormat = "pth",
         save_optimizer: bool = True,
         save_param_scheduler: bool = True,
         out_dir: str | Path | None = None,
         filename_tmpl: str | None = None,
+        overlap: bool = True,
+        when_busy: WhenBusy = "wait",
     ) -> None:
-        check_options(interval, save_begin, max_keep_ckpts, filename_tmpl)
+        check_options(interval, save_begin, max_keep_ckpts, overlap, when_busy)
         self._interval, self._by_epoch, self._begin = interval, by_epoch, save_begin
         self._save_last, self._max_keep = save_last, max_keep_ckpts
         self._watched = BestMetrics(save_best, rule, greater_keys, less_keys)
-        self._published = published(published_keys)
+        self._publisher = Publisher(published_keys, published_format)
         self._left_out = [
             key
             for key, kept in (("optimizer", save_optimizer), ("param_schedulers", save_param_scheduler))
             if not kept
         ]
         self._out_dir = None if out_dir is None else Path(out_dir)
-        self._template = filename_tmpl
+        self._template = folder_template(filename_tmpl)
+        self._overlap, self._when_busy = overlap, when_busy
         self.directory = Path()
         self.bests: dict[str, Best] = {}
         self._kept: list[str] = []
         self._saved_at = -1
-        self._saver: Saver | None = None
-        self._saving: _Saving | None = None
+        self._sequence = 0
+        self.saves = Saves(self._new_saver, self._saved, self._failed)
 
     @property
     def best(self) -> Best:
@@ -146,6 +145,7 @@ class CheckpointHook(Hook):
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
         trainer.checkpoint_dir = self.directory
         self._refuse_twin(trainer)
+        self._publisher.check(trainer.model)
         if self._watched and trainer.val_loader is None:
             raise ValueError(
                 f"save_best={', '.join(self._watched.metrics)!r} needs a validation: give the Trainer a val_loader"
@@ -174,8 +174,7 @@ class CheckpointHook(Hook):
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Report what has become durable, and save when an iteration is due."""
-        if self._saving is not None and self._saving.written.done():
-            self._finish(trainer)
+        self.saves.report_done(trainer)
         if not self._by_epoch and self.every_n_train_iters(trainer, self._interval, self._begin):
             self._save(trainer, self._name(trainer.iter + 1, by_epoch=False), within="iter")
 
@@ -194,12 +193,11 @@ class CheckpointHook(Hook):
         if not self._watched or event.reason != COMPLETED:
             return
         self._watched.settle(event.metrics)
-        if self._saving is not None and self._saving.before.bests != self.bests:
-            self._finish(trainer)  # a best that could not be saved is not one to compare with
         for metric in self._watched.metrics:
-            score = event.metrics[metric]
-            if is_better(score, self.bests.get(metric, Best()).score, self._watched.rule_of(metric)):
-                self._save(trainer, self._best_name(trainer, metric), best=(metric, score))
+            value = event.metrics[metric]
+            if is_better(value, self.bests.get(metric, Best()).score, self._watched.rule_of(metric)):
+                self._save(trainer, self._best_name(trainer, metric), best=metric, metrics=event.metrics)
+        self.saves.finish(trainer)  # a best that could not be saved is not one to compare with
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
         number = trainer.epoch if trainer.by_epoch else trainer.iter
@@ -209,107 +207,117 @@ class CheckpointHook(Hook):
         """Save at the end, unless an error ended it, and wait until everything is durable."""
         if ends_at_once(trainer):
             return
-        self._finish(trainer)  # a save that failed is tried once more
+        self.saves.finish(trainer)  # a save that failed is tried once more
+        if event.reason == ERROR and trainer.failure is not None and trainer.rank == 0 and not self._left_out:
+            trainer.failure.add_note(self._where_to_resume())
         at_end = self._save_last and event.reason not in (ERROR, LEFT)
         if at_end and trainer.iter != self._saved_at and trainer.iter > 0:
             whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
             number = trainer.epoch if whole_epochs else trainer.iter
             self._save(trainer, self._name(number, by_epoch=whole_epochs))
-        self._finish(trainer)
-        if self._published and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
+        self.saves.finish(trainer)
+        if self._publisher and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
             names = dict.fromkeys([*self._kept[-1:], *(best.name for best in self.bests.values())])
             for name in names:
-                logger.info("published %s", publish(self.directory / name, self._published))
+                if (made := self._publisher.publish(self.directory / name, trainer.model)) is not None:
+                    logger.info("published %s", made)
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
         """Let the writing thread and process go."""
         try:
+            trainer.copying.end()
             if not ends_at_once(trainer):
-                self._finish(trainer)
-                if self._saver is not None:
-                    self._saver.close()
-                    self._saver = None
+                self.saves.close(trainer)
         finally:  # Ctrl-C, now or before
-            if self._saver is not None:
-                self._abandon(trainer, self._saver)
+            self.saves.abandon(trainer)
 
     # --- how -----------------------------------------------------------------------------------------------
 
     def _save(
-        self, trainer: Trainer, name: str, *, within: Within = "", best: tuple[str, float] | None = None
+        self,
+        trainer: Trainer,
+        name: str,
+        *,
+        within: Within = "",
+        best: str = "",
+        metrics: Mapping[str, float] = _NONE,
     ) -> None:
         if trainer.bus.failing is not None:
             return  # a handler before this one failed: the state is not one to come back to
-        self._finish(trainer)
         path, began = self.directory / name, perf_counter()
-        before = _Record(self.bests, self._kept, self._saved_at)
-        if best is not None:
-            metric, score = best
-            self.bests = {
-                **self.bests,
-                metric: Best(score, name, metric),
-            }  # the file is to say of itself that it is the best
+        trainer.copying.join()  # hooks that are asked for their states may change parameters meanwhile
+        skips = self._make_room(trainer, must=bool(best) or not within)
+        if skips and trainer.world_size == 1:
+            self.saves.skip(trainer, path)
+            return
+        before = Record(self.bests, self._kept, self._saved_at)
+        if best:  # the checkpoint is to say of itself that it is the best
+            self.bests = {**self.bests, best: Best(metrics[best], name, best)}
         else:
             self._saved_at = trainer.iter + (within == "iter")
             self._kept = [*(kept for kept in self._kept if kept != name), name]
         state = trainer.state.gather(str(path), within=within)
         for key in self._left_out:
             del state[key]
-        if trainer.rank != 0:
-            return
-        if self._saver is None:
-            self._saver = Saver(lambda copy, path: save_checkpoint(copy, path))
-        written = self._saver.save(state, path, replaces=self._surplus(before.bests))
-        self._saving = _Saving(path, began, written, before)
+        if skips:  # the other ranks do not know: they have gathered, with whatever collectives that took
+            self.bests, self._kept, self._saved_at = before
+            self.saves.skip(trainer, path)
+        elif trainer.rank == 0:
+            job = Job(path, self._label(best, metrics), self._surplus(before.bests))
+            self.saves.begin(trainer, state, job, before, overlap=self._overlap, began=began)
 
-    def _finish(self, trainer: Trainer) -> None:
-        """Wait for the save under way, if any, and report it."""
-        saving = self._saving
-        if saving is None:
-            return
-        path = str(saving.path)
-        try:
-            size, durable = saving.written.result()
-        except Exception as error:  # a full disk comes as an OSError, or as torch's RuntimeError
-            logger.exception("checkpoint %s was not saved; older ones are intact", path)
-            self._failed(trainer, saving, f"{type(error).__name__}: {error}")
-            return
-        self._saving = None  # not before: Ctrl-C leaves it as it is
+    def _new_saver(self) -> Saver:
+        return Saver(
+            lambda state, job, given_up: save_checkpoint(state, job.path, job.label, given_up=given_up),
+            spare=self._when_busy == "replace",
+        )
+
+    def _make_room(self, trainer: Trainer, *, must: bool) -> bool:
+        """Make room for a save that is due while others are under way; True when it is to be left out."""
+        if must or self._when_busy == "wait":
+            self.saves.finish(trainer)
+        elif self._when_busy == "replace":
+            self.saves.drop_waiting(trainer)
+        return self.saves.busy and self._when_busy == "skip"
+
+    def _label(self, best: str, metrics: Mapping[str, float]) -> Label:
+        if not self._sequence:
+            self._sequence = max((m.sequence for m in scan(self.directory).manifests.values()), default=0)
+        self._sequence += 1
+        return Label(
+            sequence=self._sequence,
+            best={best: self._watched.rule_of(best)} if best else {},
+            metrics={metric: score(value) for metric, value in metrics.items()},
+        )
+
+    def _saved(self, saving: Saving) -> None:
         if self._max_keep > 0:
             self._kept = self._kept[-self._max_keep :]
-        trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=durable - saving.began)
 
-    def _failed(self, trainer: Trainer, saving: _Saving, error: str) -> None:
-        self._saving = None
-        self.bests, self._kept, self._saved_at = saving.before
-        seconds = perf_counter() - saving.began
-        trainer.announce(CheckpointFailed, path=str(saving.path), seconds=seconds, error=error)
-
-    def _abandon(self, trainer: Trainer, saver: Saver) -> None:
-        """Wait for nothing any more, and say what becomes of the save under way."""
-        self._saver = None
-        left, saving = saver.abandon(), self._saving
-        if saving is None:
-            return
-        if not left:
-            self._finish(trainer)
-        elif left == "process":
-            self._saving = None
-            logger.warning("checkpoint %s is still being written, by a process that finishes it", saving.path)
+    def _failed(self, saving: Saving) -> None:
+        if self.saves.under_way:  # the record is also that of others: only its own name goes
+            self._kept = [name for name in self._kept if name != saving.path.name]
         else:
-            logger.warning("checkpoint %s was given up; older ones are intact", saving.path)
-            self._failed(trainer, saving, "given up: the run was ended at once")
+            self.bests, self._kept, self._saved_at = saving.before
 
-    def _surplus(self, former: Mapping[str, Best]) -> list[Path]:
-        """The files that are to go once the one being saved is durable."""
+    def _where_to_resume(self) -> str:
+        """What to tell with an error that ended the training; a resumed run has the names of the one before."""
+        known = [*(best.name for best in self.bests.values()), *self._kept]
+        if self.saves.newest or known:
+            return (
+                f"the newest checkpoint to resume from is {self.saves.newest or self.directory / known[-1]}"
+            )
+        return f"there is no checkpoint to resume from in {self.directory}: none was saved before this error"
+
+    def _surplus(self, former: Mapping[str, Best]) -> tuple[Path, ...]:
+        """What is to go once the one being saved is durable."""
         names = self._kept[: -self._max_keep] if self._max_keep > 0 else []
         now = {best.name for best in self.bests.values()}
         names = [*names, *(best.name for best in former.values() if best.name not in now)]
-        return [self.directory / name for name in names]
+        return tuple(self.directory / name for name in names)
 
     def _name(self, number: int, *, by_epoch: bool) -> str:
-        template = self._template or (f"epoch_{{}}{SUFFIX}" if by_epoch else f"iter_{{}}{SUFFIX}")
-        return template.format(number)
+        return (self._template or ("epoch_{}" if by_epoch else "iter_{}")).format(number)
 
     def state_dict(self) -> dict[str, Any]:
         """The files it keeps and the best one."""

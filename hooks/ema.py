@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from eventloop.checkpoint import unwrap
 from eventloop.events import (
     COMPLETED,
     AfterLoadCheckpoint,
@@ -35,6 +34,7 @@ from eventloop.hooks.average_swap import Swap
 from eventloop.hooks.averages import BaseAveragedModel
 from eventloop.hooks.hook import Hook
 from eventloop.optimizers import named_optimizers
+from eventloop.weights import unwrap
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -233,6 +233,7 @@ class EMAHook(Hook):
         self._see_loaded()
         if self._average is not None and self._average.steps:
             self._evaluating.add(mode)
+            trainer.copying.join()
             self._swap.put(self._average, self._model_of(trainer))
 
     def _swap_back(self, mode: str) -> None:

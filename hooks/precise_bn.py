@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from eventloop.checkpoint import unwrap
-from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrainEpoch
+from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrain, BeforeTrainEpoch
 from eventloop.hooks.bn_statistics import Forward, get_bn_modules, update_bn_stats
 from eventloop.hooks.hook import Hook
 from eventloop.metrics import EventStorage
+from eventloop.weights import unwrap
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -31,7 +32,7 @@ class PreciseBN(Hook):
     It runs after the optimizer and the schedulers, and before the checkpoint and the evaluation of the same
     epoch or iteration, so both have the precise statistics. Training itself goes on exactly as without it:
     layers in training mode normalize by their batch. A run that is stopped gets no pass at its end, and a pass
-    that a stop cuts short changes nothing. Its time counts as evaluation, in no iteration's. Where the model has
+    that a stop cuts short changes nothing: the run that goes on, or resumes, makes it before anything else. Its time counts as evaluation, in no iteration's. Where the model has
     no layer to update, a warning is logged once, at the start.
 
     Args:
@@ -69,6 +70,7 @@ class PreciseBN(Hook):
         self._data_loader, self._forward, self._unbiased = data_loader, forward, unbiased
         self._told = False
         self._ran_at = -1
+        self._missed: list[str] = []  # the layers of a pass that a stop cut short
 
     def check(self, trainer: Trainer) -> None:
         """Settle the unit.
@@ -86,6 +88,12 @@ class PreciseBN(Hook):
             )
         if self._data_loader is None and trainer.train_loader is not None:
             _check_loader(trainer.train_loader, "train_loader")
+
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Make the pass that a stop cut short, before the evaluation that was to follow it."""
+        if self._missed and (self._data_loader is not None or trainer.loader is not None):
+            with _training(unwrap(trainer.model), self._missed):
+                self.update_stats(trainer)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
         """Say so once when there is nothing to do: now layers have the modes they are trained in."""
@@ -132,14 +140,24 @@ class PreciseBN(Hook):
         with trainer.clock.excluding(), _aside(trainer):
             ran = update_bn_stats(
                 trainer.model, loader, self._num_iter, forward=self._forward_of(trainer), device=trainer.device,
-                unbiased=self._unbiased, stop=lambda: trainer.stopping,
+                unbiased=self._unbiased, stop=lambda: trainer.asked_to_stop,
             )  # fmt: skip
+        names = {layer: name for name, layer in unwrap(trainer.model).named_modules()}
+        self._missed = [] if ran else [names[layer] for layer in layers]
         if ran:
             logger.info("precise statistics of %d batch norm layers from %d batches", len(layers), ran)
         else:
             logger.info(
                 "precise statistics were not made, the run is stopping: they are the running averages"
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a stop left to be done."""
+        return {"missed": list(self._missed)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do it when training begins."""
+        self._missed = list(state["missed"])
 
     def _forward_of(self, trainer: Trainer) -> Forward | None:
         step = trainer.custom_step
@@ -169,6 +187,21 @@ def _aside(trainer: Trainer) -> Iterator[None]:
         yield
     finally:
         trainer.model, trainer.batch, trainer.outputs, trainer.metrics = model, batch, outputs, metrics
+
+
+@contextmanager
+def _training(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
+    """The modes of a training in which batch norm layers of other names are frozen; none has begun yet."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train()
+        for name, module in model.named_modules():
+            if isinstance(module, _BatchNorm) and name not in names:
+                module.eval()
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def _check_loader(loader: object, name: str) -> None:

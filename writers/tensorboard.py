@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
+from eventloop.bus import Bus
 from eventloop.events import (
     AfterRun,
     BeforeTrain,
@@ -23,8 +26,36 @@ from eventloop.events import (
     TextLogged,
 )
 from eventloop.run import Run
+from eventloop.subscription import Subscription
 from eventloop.writers.appending import write_all
-from eventloop.writers.writer import Writer
+from eventloop.writers.handover import Handover
+from eventloop.writers.writer import Writer, check_place
+
+
+class Begun(msgspec.Struct):
+    """What a writer's thread was given before a process went on."""
+
+    opened: bool = False
+    """Anything: the settings and the graph are in its file."""
+    restarted: bool = False
+    """A beginning of training: TensorBoard was told which steps are run again."""
+    ended: bool = False
+    """An end of a run, which the HParams tab takes in once."""
+
+    def note(self, event: Event) -> None:
+        """One more event."""
+        self.opened = True
+        training = isinstance(event, ScalarsLogged) and event.mode == "train"
+        self.restarted = self.restarted or training or isinstance(event, BeforeTrain)
+        self.ended = self.ended or isinstance(event, AfterRun)
+
+
+class Continued(Run, frozen=True):
+    """A run whose beginning another writer has written."""
+
+    folder: str = ""
+    opened: bool = False
+    ended: bool = False
 
 
 class TensorBoardWriter(Writer):
@@ -35,6 +66,14 @@ class TensorBoardWriter(Writer):
     Ten scalars of one event take 30 us of the interpreter. `SummaryWriter.add_scalar` takes 500 us for them, and
     `EventFileWriter` with one record for all ten takes 90 us: the rest is a checksum in pure Python, a second queue
     and a second thread. So this writes the records itself, one an event, on the thread that it has already.
+
+    Runs without images and histograms never start a process. At the first one a process goes on, in a file of its own,
+    and is given all that comes from then on: while a thread encodes an image of 512 by 512, Python's other threads wait,
+    and training steps took 2.0 to 2.1 times as long, beside 1.1 to 1.2 times with a process. Scalars alone are cheaper
+    on the thread. They move too, because TensorBoard takes a folder's files one after another: it reads no more of a
+    file once a later one is there, and the mark of a resumed run in one file takes away what others hold. The process
+    is another subscription, named "..., in a process". A writer that no process can import (a class of the script that is
+    run, say) stays on its thread, and so does one with `offload="thread"`.
 
     When training goes on from a checkpoint, TensorBoard is told to forget the steps that will be run again, so that
     no curve doubles. Of a histogram's values those that are not finite are a curve of their own, `{name}/nonfinite`.
@@ -47,6 +86,7 @@ class TensorBoardWriter(Writer):
         graph: the model's graph, from `trace_graph(model, inputs)`.
         bins: of histograms: how many, between the least and the greatest value; or "tensorflow", the default of
             `SummaryWriter`: bins that grow by 10 % with their distance from 0, the same in all histograms.
+        offload: "thread" or "process" for everything from the start; "auto" by default, as said above.
 
     Raises:
         ImportError: tensorboard is not installed.
@@ -54,6 +94,7 @@ class TensorBoardWriter(Writer):
     """
 
     events = (ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, BeforeTrain, AfterRun)
+    offload = "auto"
 
     def __init__(
         self,
@@ -64,7 +105,10 @@ class TensorBoardWriter(Writer):
         metrics: Sequence[str] = (),
         graph: bytes | None = None,
         bins: int | str = "tensorflow",
+        offload: str | None = None,
     ) -> None:
+        if offload is not None:
+            self.offload = check_place(offload)
         self.log_dir = log_dir
         self.name = name
         self.hparams = _check_hparams(hparams)
@@ -75,14 +119,34 @@ class TensorBoardWriter(Writer):
         self._file: FileIO | None = None
         self._start = 0  # where training goes on, until TensorBoard is told
         self._ended = False  # whether the HParams tab was told how the run ended, which it takes in once
+        self._begun = Begun()
+        self._handover: Handover | None = None  # where this is the writer that goes on
+
+    def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
+        """Subscribe to the bus: on a thread, until there is an image or a histogram; see `Writer.attach`."""
+        if self.offload != "auto" or self.overflow == "block" or not self._can_be_sent():
+            return super().attach(bus, run)
+        self._get_run = run
+        handover = Handover(bus, self)
+        thread = self._subscribe(bus, "thread", when=handover.before_media)
+        handover.begin(thread)
+        return thread
 
     def open(self, run: Run) -> None:
-        folder = Path(run.work_dir, "tensorboard") if self.log_dir is None else Path(self.log_dir)
+        continued = run if isinstance(run, Continued) else Continued(run.work_dir, folder=self._folder(run))
+        folder = Path(continued.folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = FileIO(folder / _file_name(), "xb")
         self._start = run.start_iter
-        self._ended = not self.hparams
+        self._ended = not self.hparams or continued.ended
         self._record(self._lib.begin())
+        if not continued.opened:
+            self._begin()
+
+    def _folder(self, run: Run) -> str:
+        return os.path.abspath(Path(run.work_dir, "tensorboard") if self.log_dir is None else self.log_dir)
+
+    def _begin(self) -> None:
         if self.hparams:
             for record in self._lib.hparams(self.hparams, self.metrics):
                 self._record(record)
@@ -115,6 +179,35 @@ class TensorBoardWriter(Writer):
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    # --- from the thread to a process ----------------------------------------------------------------------
+
+    def stays(self, event: Event) -> bool:
+        """True until the first image or histogram; see `Handover`."""
+        if isinstance(event, ImageLogged | HistogramLogged):
+            return False
+        self._begun.note(event)
+        return True
+
+    def go_on_in_process(self, bus: Bus, handover: Handover) -> Subscription:
+        """Subscribe a writer made like this one, in a process."""
+        assert self._made_with is not None
+        writer: TensorBoardWriter = self._made_with()
+        writer._get_run, writer._handover, writer._begun = self._get_run, handover, self._begun
+        writer.log_dir = self.log_dir
+        return writer._subscribe(bus, "process", name=f"{self._called}, in a process", when=handover.wanted)
+
+    def worker_facts(self) -> Run:
+        """The run, and what is written of it already, once it is written."""
+        run = super().worker_facts()
+        if self._handover is None:
+            return run
+        self._handover.wait_for_thread()
+        facts = msgspec.structs.asdict(run) | {"folder": self._folder(run), "opened": self._begun.opened}
+        start = 0 if self._begun.restarted else run.start_iter
+        return Continued(**facts | {"start_iter": start, "ended": self._begun.ended})
+
+    # --- writing -------------------------------------------------------------------------------------------
 
     def _restart(self) -> None:
         """Whatever an interrupted run wrote of later steps is about to be written again. A run that only evaluates a

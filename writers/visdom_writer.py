@@ -15,7 +15,7 @@ from typing import Any
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.run import Run
 from eventloop.writers.lines import is_rate
-from eventloop.writers.writer import Writer
+from eventloop.writers.writer import Writer, check_place
 
 logger = logging.getLogger("eventloop")
 
@@ -34,6 +34,10 @@ class VisdomWriter(Writer):
     writer fails with the number of points that were not drawn. What a server forgot when it was restarted is not
     drawn again. NaN and the infinities are gaps in the curve.
 
+    It runs in a process where that can import its class and its arguments pickle, else on a thread: to draw ten values
+    takes 32 ms of the interpreter, one request each, and drawn every 20 steps of 0.5 ms they made a step 1.33 times as
+    long; in a process 1.05 times. What it logs goes to that process's standard error.
+
     When training begins, points of later steps that an earlier run left in the environment are removed. A step has
     one point on a curve: the last one.
 
@@ -50,6 +54,7 @@ class VisdomWriter(Writer):
         retry_interval: seconds between two attempts to reach a server that went away.
         backlog: how many points may wait for it.
         name: what reports call the writer; needed for a second one.
+        offload: "process", "thread", or "auto", the default.
 
     Raises:
         ImportError: visdom is not installed.
@@ -58,6 +63,7 @@ class VisdomWriter(Writer):
 
     events = (ScalarsLogged, BeforeTrain)
     batch = True
+    offload = "auto"
 
     def __init__(
         self,
@@ -74,7 +80,10 @@ class VisdomWriter(Writer):
         retry_interval: float = 10.0,
         backlog: int = 100_000,
         name: str | None = None,
+        offload: str | None = None,
     ) -> None:
+        if offload is not None:
+            self.offload = check_place(offload)
         _check(window_size=window_size, backlog=backlog)
         self.window_size = window_size
         self.interested_keys = _check_keys(interested_keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -10,9 +11,13 @@ import msgspec
 
 from eventloop.bus import Bus
 from eventloop.events import Event, ScalarsLogged
+from eventloop.filters import Predicate
 from eventloop.lane_options import Overflow
 from eventloop.run import Run
 from eventloop.subscription import Subscription
+from eventloop.target import pack
+
+PLACES = ("auto", "thread", "process")
 
 
 class Writer:
@@ -32,8 +37,8 @@ class Writer:
             def write(self, event):
                 print(event.step, event.scalars["loss"])
 
-    A writer that is heavy in Python runs in a process: `writer.offload = "process"`, or the same in its class. There
-    it is made anew from its class and the arguments of its constructor, which must pickle; the class must be in a
+    A writer that is heavy in Python runs in a process: `writer.offload = "process"`, or the same in its class; with
+    "auto" where a process can have it, and on a thread where not. There it is made anew from its class and the arguments of its constructor, which must pickle; the class must be in a
     module, and what was set on the writer since does not reach it. When its process dies another one goes on: it
     calls `open` again, and a few events are written a second time.
     """
@@ -41,7 +46,7 @@ class Writer:
     events: tuple[str | type[Event], ...] = (ScalarsLogged,)
     """What `write` is called with: classes or names, or "*" for every event."""
     offload: str = "thread"
-    """Where its methods run: on a "thread" of its own, or in a "process"."""
+    """Where its methods run: on a "thread" of its own, in a "process", or "auto": there if it can be sent there."""
     queue: ClassVar[int] = 16_384
     overflow: ClassVar[Overflow] = "spill"
     batch: ClassVar[bool] = False
@@ -60,11 +65,7 @@ class Writer:
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
         """Subscribe to the bus. `run` is asked for the facts of the run when the first event arrives."""
         self._get_run = run
-        return bus.subscribe(
-            self._deliver, *self.events, name=self.name or type(self).__name__, offload=self.offload,
-            queue=self.queue, overflow=self.overflow, batch=self.batch,
-            on_flush=self._flush, on_close=self._close,
-        )  # fmt: skip
+        return self._subscribe(bus, self._place())
 
     def open(self, run: Run) -> None:
         """Get ready to write; `run.work_dir` exists."""
@@ -89,7 +90,33 @@ class Writer:
     def close(self) -> None:
         """Let go of files and connections."""
 
+    def _subscribe(
+        self, bus: Bus, offload: str, *, name: str | None = None, when: Predicate | None = None
+    ) -> Subscription:
+        return bus.subscribe(
+            self._deliver, *self.events, name=name or self._called, offload=offload, when=when, queue=self.queue,
+            overflow=self.overflow, batch=self.batch, on_flush=self._flush, on_close=self._close,
+        )  # fmt: skip
+
+    @property
+    def _called(self) -> str:
+        return self.name or type(self).__name__
+
+    def _place(self) -> str:
+        """Where it runs: what `offload` says, and for "auto" a process if there can be one."""
+        if self.offload != "auto":
+            return self.offload
+        return "process" if self._can_be_sent() else "thread"
+
     # --- in a process; see eventloop.target ----------------------------------------------------------------
+
+    def _can_be_sent(self) -> bool:
+        """Whether a worker process could make a writer like this one."""
+        try:
+            pack(self._deliver, self._flush, self._close)
+        except TypeError:
+            return False
+        return hasattr(signal, "pthread_sigmask")
 
     def worker_recipe(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         """What makes a writer like this one in another process."""
@@ -124,6 +151,18 @@ class Writer:
         if self._opened:
             self._opened = False
             self.close()
+
+
+def check_place(offload: Any) -> str:
+    """The `offload` of a writer.
+
+    Raises:
+        ValueError: it is none of `PLACES`.
+    """
+    if offload not in PLACES:
+        raise ValueError(f"offload must be one of {', '.join(map(repr, PLACES))}, got {offload!r}")
+    place: str = offload
+    return place
 
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
+
+from eventloop import Trainer
+from eventloop.hooks import CheckpointHook
+from tests.trainer.conftest import batches, tiny_model
 
 torch.set_num_threads(1)
 ENVIRONMENT = {
@@ -55,13 +61,15 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a demo in `run`; whatever is left of it at the end is killed."""
+    """Start a demo in `run`, after a prelude in Python; whatever is left of it at the end is killed."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    def start(*arguments: str, stdout: int = subprocess.PIPE, prelude: str = "") -> subprocess.Popen[str]:
+        program = ["-c", f"{prelude}\nfrom eventloop.cli import main\nraise SystemExit(main())", "demo"]
+        command = [sys.executable, *program] if prelude else COMMAND
         started.append(
             subprocess.Popen(
-                [*COMMAND, "--work-dir", "run", *arguments],
+                [*command, "--work-dir", "run", *arguments],
                 cwd=tmp_path, env=ENVIRONMENT, stdout=stdout, stderr=subprocess.PIPE, text=True,
             )
         )  # fmt: skip
@@ -71,3 +79,33 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+SCORES = [0.25, 0.75, 0.5, 0.625]
+
+
+def train(directory: Path, **options: Any) -> None:
+    """Four epochs, each saved; the second is the best."""
+    model, scores = tiny_model(), iter(SCORES)
+    trainer = Trainer(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
+        train_loader=batches(3), val_loader=[0], val_step=lambda trainer, batch: {"acc": next(scores)},
+        max_epochs=len(SCORES), work_dir=directory,
+        hooks=[CheckpointHook(**{"interval": 1, "save_best": "acc", **options})],
+    )  # fmt: skip
+    trainer.train()
+    trainer.close()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run has left; not to be changed."""
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    train(directory)
+    return directory
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))

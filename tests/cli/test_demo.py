@@ -13,7 +13,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eventloop import cli
+from eventloop.checkpoint import PAYLOAD, save_checkpoint
 from eventloop.demo import newest_run
+from eventloop.verify import verify_checkpoint
 from eventloop.writers.jsonl import RESERVED, read_jsonl
 from tests.cli.conftest import Finished, Start, demo
 
@@ -27,18 +29,20 @@ def test_demo_reaches_97_percent(finished: Finished) -> None:
 
 
 def test_demo_names_a_best_checkpoint_that_exists(finished: Finished) -> None:
-    """The summary names the file with the best weights, and it is there."""
+    """The summary names the checkpoint with the best weights, and it is whole."""
     named = re.search(r"best accuracy .* in (\S+)", finished.output)
 
     assert named is not None
-    assert (finished.directory.parent.parent / named.group(1)).is_file()
+    assert verify_checkpoint(finished.directory.parent.parent / named.group(1)).best == {
+        "accuracy": "greater"
+    }
 
 
 def test_demo_writes_checkpoints_jsonl_and_tensorboard(finished: Finished) -> None:
     """Everything the demo promises is in its directory."""
     directory = finished.directory
 
-    assert (directory / "epoch_10.pth").is_file()
+    assert (directory / "epoch_10" / PAYLOAD).is_file()
     assert any(line.get("accuracy", 0) > 0.97 for line in read_jsonl(directory / "metrics.jsonl"))
     assert [*directory.glob("tensorboard/events.out.tfevents.*")]
 
@@ -73,7 +77,7 @@ def test_demo_leaves_an_existing_run_alone(
     assert cli.main(["demo", "--epochs", "1"]) == 0
 
     assert "this one goes to runs/demo-2" in capsys.readouterr().out
-    assert Path("runs/demo-2/epoch_1.pth").is_file()
+    assert Path("runs/demo-2/epoch_1", PAYLOAD).is_file()
     assert (finished.directory / "metrics.jsonl").read_bytes() == before
 
 
@@ -82,12 +86,13 @@ def test_resuming_a_complete_run_changes_nothing(
 ) -> None:
     """It says that there is nothing left to train, and leaves the files alone."""
     monkeypatch.chdir(finished.directory.parent.parent)
-    before = {path.name: path.stat().st_mtime_ns for path in finished.directory.glob("*.pth")}
+    before = {path: path.stat().st_mtime_ns for path in finished.directory.glob("*/*")}
 
     assert cli.main(["demo", "--resume", "--work-dir", "runs/demo"]) == 0
 
     assert "runs/demo is complete: all 10 epochs are trained" in capsys.readouterr().out
-    assert {path.name: path.stat().st_mtime_ns for path in finished.directory.glob("*.pth")} == before
+    assert before
+    assert {path: path.stat().st_mtime_ns for path in finished.directory.glob("*/*")} == before
 
 
 def test_resume_finds_the_run_that_was_saved_last(tmp_path: Path) -> None:
@@ -95,8 +100,8 @@ def test_resume_finds_the_run_that_was_saved_last(tmp_path: Path) -> None:
     for number, name in enumerate(["demo", "demo-2", "demo-3"]):
         (tmp_path / name).mkdir()
         if name != "demo-3":
-            checkpoint = tmp_path / name / "epoch_1.pth"
-            checkpoint.touch()
+            checkpoint = tmp_path / name / "epoch_1"
+            save_checkpoint({"state_dict": {}}, checkpoint)
             os.utime(checkpoint, (number, number))
 
     assert newest_run(tmp_path / "demo") == tmp_path / "demo-2"
@@ -147,7 +152,7 @@ def test_a_device_that_is_asked_for_is_used(tmp_path: Path, capsys: pytest.Captu
     """`--device cpu` trains there, whatever else the machine has."""
     assert losses(tmp_path / "run", "--device", "cpu")
 
-    weights = torch.load(tmp_path / "run" / "epoch_1.pth", weights_only=True)["state_dict"]
+    weights = torch.load(tmp_path / "run" / "epoch_1" / PAYLOAD, weights_only=True)["state_dict"]
     assert {tensor.device.type for tensor in weights.values()} == {"cpu"}
     assert "best accuracy" in capsys.readouterr().out
 

@@ -151,3 +151,4 @@ def test_help_says_what_the_exit_codes_mean(capsys: pytest.CaptureFixture[str]) 
         in words
     )
     assert "130 ended by Ctrl-C" in words
+    assert "143 ended by SIGTERM" in words

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from eventloop.checkpoint import find_checkpoints, load_checkpoint
+from eventloop.checkpoint import find_checkpoints, leftovers, load_checkpoint
 from tests.cli.conftest import Start
 
 HINT = "Ctrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once.\n"
@@ -68,33 +68,55 @@ def test_a_writer_that_hangs_is_left(start: Start, tmp_path: Path) -> None:
     assert load_checkpoint(find_checkpoints(tmp_path / "run")[-1])["meta"]["iter"] > 0
 
 
+HOLD = """
+import os
+from eventloop.disk import Disk
+from eventloop.saver import Saver
+
+Saver.__init__.__kwdefaults__["start_after"] = None  # a process would not be held
+sync = Disk.sync
+
+def held(disk, file):
+    if os.path.exists("hold"):
+        open("hold").read()
+    sync(disk, file)
+
+Disk.sync = held
+"""
+
+
 def test_a_save_that_hangs_is_given_up(start: Start, tmp_path: Path) -> None:
     """With a disk that hangs: the first Ctrl-C waits for the save, the second gives it up. Older ones are intact."""
-    process = start("--epochs", "1000")
-    assert process.stdout is not None
+    process = start("--epochs", "1000", prelude=HOLD, stdout=subprocess.DEVNULL)
     run = tmp_path / "run"
-    wait_until(lambda: [*run.glob("epoch_*.pth")], process)
-    process.send_signal(signal.SIGSTOP)
-    for epoch in range(
-        1, 1001
-    ):  # the name that a save has until it is whole: opening this one waits for a reader
-        pipe = run / f".epoch_{epoch}.pth.{process.pid}.tmp"
-        if not pipe.exists():
-            os.mkfifo(pipe)
-    process.send_signal(signal.SIGCONT)
-    held = {f"Epoch(val) [{epoch + 1}]" for epoch in range(len([*run.glob("epoch_*")]), 1000)}
-    assert any(line.split("  ")[0] in held for line in process.stdout)
-
-    press(process)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    wait_until(lambda: find_checkpoints(run), process)
+    os.mkfifo(tmp_path / "hold")
+    with open(tmp_path / "hold", "w"):  # opened: a save is held
+        press(process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 130, errors
-    assert re.fullmatch(
-        r"checkpoint run/epoch_\d+\.pth was given up; older ones are intact\neventloop: ended by Ctrl-C\n",
+    given_up = re.fullmatch(
+        r"checkpoint run/(\S+) was given up; older ones are intact\neventloop: ended by Ctrl-C\n",
         errors,
     )
-    given_up = re.findall(r"run/(\S+) was given up", errors)[0]
-    assert not (run / f".{given_up}.{process.pid}.tmp").exists()
-    assert not (run / given_up).exists()
+    assert given_up is not None, errors
+    assert leftovers(run) == []
+    assert not (run / given_up[1]).exists()
     assert all(load_checkpoint(path)["meta"]["epoch"] for path in find_checkpoints(run))
+
+
+def test_sigterm_is_a_clean_end(start: Start, tmp_path: Path) -> None:
+    """A scheduler's signal: the checkpoint of the iteration, the summary, how to go on, and exit code 143."""
+    process = start("--epochs", "1000")
+    assert process.stdout is not None
+    assert any("[1][10/44]" in line for line in process.stdout)
+
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 143, errors
+    assert errors == ""
+    assert re.search(r"stopped +preempted by SIGTERM; go on with: eventloop demo --resume", output)
+    assert load_checkpoint(find_checkpoints(tmp_path / "run")[-1])["meta"]["iter"] > 0

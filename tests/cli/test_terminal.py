@@ -105,7 +105,7 @@ def test_the_bar_is_live_and_leaves_a_clean_screen(terminal: Callable[..., Termi
     assert (len(set(steps)) > 1, steps[-1]) == (True, 88)
     assert "Epoch(train)" not in text
     assert re.search(r"Epoch\(val\) \[2\]  accuracy: 0\.\d+", text)
-    assert "Checkpoint saved: run/epoch_2.pth" in text
+    assert "Checkpoint saved: run/epoch_2" in text
     assert (
         text.index("Run ended at iteration 88: completed")
         < text.index("handler  ")

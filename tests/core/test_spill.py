@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -15,6 +16,8 @@ from eventloop import spill
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, Event, ImageLogged
 from eventloop.frames import Frames
+from eventloop.lane_options import LaneOptions
+from eventloop.runners import ThreadLane
 from tests.conftest import DEADLINE, Held
 from tests.core.spilling import SIZE, Anything, emit, hold, in_both_kinds, open_in, sees_open_files, total
 
@@ -34,6 +37,41 @@ def test_nothing_is_lost(bus: Bus, held: Held, kind: str, queue: int, small_file
     assert [event.iter for event in held.seen] == list(range(1201))
     assert (full.queued, full.peak_queued, full.spilled) == (1201, 1200, 1200 - queue)
     assert (subscription.stats.delivered, subscription.stats.dropped) == (1201, 0)
+
+
+class RefilledWhileLookedAt(deque[Event]):
+    """A queue that is refilled from the file between two looks at it, by another thread."""
+
+    refill: Callable[[], object] | None = None
+
+    def __len__(self) -> int:
+        length = super().__len__()
+        if (refill := self.refill) is not None and threading.current_thread() is threading.main_thread():
+            self.refill = None
+            other = threading.Thread(target=refill)
+            other.start()
+            other.join(0.05)  # it may have to wait until the look is over
+        return length
+
+
+def test_queue_that_is_refilled_while_it_is_looked_at_loses_nothing(small_files: Path) -> None:
+    """Whoever feeds it sees queue and file at one moment: not a queue before, and a file after the refill."""
+    lane = ThreadLane(
+        "slow", lambda event: None, LaneOptions(queue=2), lambda *args: None
+    )  # its thread is not started
+    queue = RefilledWhileLookedAt()
+    lane.buffer = queue
+    for i in range(4):
+        lane.put(AfterTrainIter(iter=i), None)
+    for _ in range(2):
+        lane._take()
+
+    queue.refill = lambda: lane._spill.refill(queue)
+    lane.put(AfterTrainIter(iter=4), None)
+
+    assert lane.account.dropped == 0
+    lane.give_up("closed")
+    lane.release()
 
 
 @in_both_kinds

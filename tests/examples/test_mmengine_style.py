@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from eventloop import HOOKS, Trainer
-from eventloop.checkpoint import load_checkpoint
+from eventloop.checkpoint import find_checkpoints, load_checkpoint
 from eventloop.hooks import CheckpointHook, EMAHook
 from eventloop.writers import read_jsonl
 
@@ -77,7 +77,7 @@ def test_script_runs(tmp_path: Path) -> None:
     assert ran.stderr == ""
     assert " 49  EMAHook.after_train_iter" in ran.stdout
     assert "stopped after 100 iterations: somebody needs the machine" in ran.stdout
-    assert f"resuming from {tmp_path / 'iter_100.pth'}" in ran.stdout
+    assert f"resuming from {tmp_path / 'iter_100'}" in ran.stdout
     assert "of 40 epochs: early stopping: accuracy has not become better in 3 validations" in ran.stdout
     best, again = ran.stdout.splitlines()[-1].removeprefix("best: ").split("; loaded and validated again: ")
     assert best.endswith(f", {again}")
@@ -128,9 +128,9 @@ def test_files_are_those_of_the_config(runs: Runs) -> None:
     """The two newest checkpoints and the best one, and a log with a validation of every epoch."""
     for trainer in (runs.whole, runs.resumed):
         best = runs.hook(trainer, CheckpointHook).best.name
-        kept = {f"epoch_{trainer.epoch - 1}.pth", f"epoch_{trainer.epoch}.pth", best}
+        kept = {f"epoch_{trainer.epoch - 1}", f"epoch_{trainer.epoch}", best}
         rows = [row for row in read_jsonl(trainer.work_dir / "metrics.jsonl") if "event" not in row]
-        assert {path.name for path in trainer.work_dir.glob("*.pth")} == kept
+        assert {path.name for path in find_checkpoints(trainer.work_dir)} == kept
         assert [row["epoch"] for row in rows if row["mode"] == "val"] == [*range(1, trainer.epoch + 1)]
 
 
@@ -150,6 +150,7 @@ def test_only_changed_default_hooks_differ(example: Any, tmp_path: Path) -> None
 
     assert {hook.name for hook in trainer.hooks} == {
         "runtime_info", "optimizer", "timer", "logger", "param_scheduler", "checkpoint",
+        "garbage_collection", "preemption",
         "EMAHook", "EarlyStoppingHook", "ScoreTableHook",
     }  # fmt: skip
     trainer.close()

@@ -169,13 +169,31 @@ def test_snapshot_is_of_its_moment() -> None:
         }
         torch.cuda._sleep(1_000_000)
         state["state_dict"]["w"].add_(1.0)
-        taken = snapshot.take(state)
+        packed = snapshot.pack(state)
         state["state_dict"]["w"].fill_(-1.0)
         state["state_dict"]["n"].fill_(-1)
-        snapshot.wait()
+        assert packed.rest is not None
+        packed.rest.wait()
+        taken = packed.unpack()
 
         assert torch.equal(taken["state_dict"]["w"], torch.full((1000,), turn + 1.0))
         assert taken["state_dict"]["n"].item() == turn
+
+
+def test_what_comes_later_is_of_its_moment_too() -> None:
+    """What a stream of its own copies is the state at the call, although it is changed as soon as `join` returns."""
+    snapshot = Snapshot()
+    for turn in range(50):
+        weight = torch.full((1 << 20,), float(turn), device="cuda")
+        torch.cuda._sleep(1_000_000)
+        weight.add_(1.0)
+        packed = snapshot.pack({"state_dict": {"w": weight}}, {weight.data_ptr()})
+        assert packed.rest is not None
+        packed.rest.join()
+        weight.fill_(-1.0)
+        packed.rest.wait()
+
+        assert torch.equal(packed.unpack()["state_dict"]["w"], torch.full((1 << 20,), turn + 1.0))
 
 
 def test_resumed_run_ends_as_the_uninterrupted_one(tmp_path: Path) -> None:
@@ -202,7 +220,7 @@ def test_checkpoint_of_a_device_loads_on_the_cpu(tmp_path: Path) -> None:
     trainer.train()
     weights = copy.deepcopy(trainer.model.state_dict())
 
-    loaded = load_checkpoint(tmp_path / "epoch_1.pth")["state_dict"]
+    loaded = load_checkpoint(tmp_path / "epoch_1")["state_dict"]
 
     assert {t.device.type for t in loaded.values()} == {"cpu"}
     assert all(torch.equal(weights[name].cpu(), tensor) for name, tensor in loaded.items())

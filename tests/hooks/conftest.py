@@ -126,10 +126,10 @@ def record_names() -> Callable[..., list[str]]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., list[str]]:
-    """The names of the files in the work directory, hidden ones too, sorted by their numbers."""
+    """The names of the checkpoints and files in the work directory, hidden ones too, sorted by their numbers."""
 
     def listing(folder: str = "run") -> list[str]:
-        names = [path.name for path in (tmp_path / folder).iterdir() if path.is_file()]
+        names = [path.name for path in (tmp_path / folder).iterdir()]
         return sorted(names, key=lambda name: (len(name), name))
 
     return listing

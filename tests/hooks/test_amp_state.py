@@ -43,7 +43,7 @@ def test_resumed_run_equals_the_uninterrupted_one(
     options: dict[str, Any] = {"max_epochs": 2, "work_dir": tmp_path / "resumed"}
     trainer = make_trainer(hooks=[rest := hook(), Overflow(*overflow)], **options)
 
-    trainer.resume(tmp_path / "run" / f"iter_{at}.pth")
+    trainer.resume(tmp_path / "run" / f"iter_{at}")
     trainer.train()
 
     assert_same(trainer.model, whole.model)
@@ -79,7 +79,7 @@ def test_state_of_another_kind_of_scaling_is_refused(
     make_trainer(hooks=[saved(), CheckpointHook(1)]).train()
 
     with pytest.raises(ValueError, match=message):
-        make_trainer(hooks=[own(), CheckpointHook(1)], max_epochs=2).resume()
+        make_trainer(hooks=[own(), CheckpointHook(1)], max_epochs=2).resume(changed="keep")
 
 
 def test_model_moved_after_the_trainer_was_built(make_trainer: MakeTrainer) -> None:

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint import PAYLOAD, load_checkpoint, save_checkpoint
 from eventloop.events import CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
+from eventloop.manifest import Label
 from eventloop.trainer import Trainer
+from eventloop.verify import verify_checkpoint
 
 Make = Callable[..., Trainer]
 Files = Callable[..., list[str]]
@@ -36,12 +38,12 @@ class StopAt(Hook):
 
 def epochs(*numbers: int) -> list[str]:
     """The names of epochs' checkpoints."""
-    return [f"epoch_{number}.pth" for number in numbers]
+    return [f"epoch_{number}" for number in numbers]
 
 
 def iters(*numbers: int) -> list[str]:
     """The names of iterations' checkpoints."""
-    return [f"iter_{number}.pth" for number in numbers]
+    return [f"iter_{number}" for number in numbers]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_trainer_saves_each_epoch_by_default(make_trainer: Make, files: Files) -
 
 
 @pytest.mark.parametrize(
-    ("iteration", "expected"), [(5, ["iter_6.pth", *epochs(1)]), (7, epochs(1, 2))], ids=["mid-epoch", "end"]
+    ("iteration", "expected"), [(5, ["iter_6", *epochs(1)]), (7, epochs(1, 2))], ids=["mid-epoch", "end"]
 )
 def test_stopped_run_saves_where_it_is(
     make_trainer: Make, files: Files, iteration: int, expected: list[str]
@@ -142,9 +144,9 @@ def test_save_under_way_is_finished_after_an_error(
     """What was being written when the run crashed is waited for, and reported."""
     crashed = threading.Event()
 
-    def slow(state: Any, path: Path) -> int:
+    def slow(state: Any, path: Path, label: Label, **options: Any) -> int:
         assert crashed.wait(20)
-        return save_checkpoint(state, path)
+        return save_checkpoint(state, path, label, **options)
 
     class Crash(Hook):
         priority = "LOWEST"
@@ -181,13 +183,13 @@ def test_nothing_is_saved_after_a_handler_failed(make_trainer: Make, files: File
 def test_state_is_that_of_the_moment(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Training goes on while a checkpoint is written, and the file has the weights of when it was due."""
+    """Training goes on while a checkpoint is written, which has the weights of when it was due."""
     later = threading.Event()
     weights: list[torch.Tensor] = []
 
-    def held(state: Any, path: Path) -> int:
+    def held(state: Any, path: Path, label: Label, **options: Any) -> int:
         assert later.wait(20)
-        return save_checkpoint(state, path)
+        return save_checkpoint(state, path, label, **options)
 
     class Watch(Hook):
         priority = "LOWEST"
@@ -202,24 +204,24 @@ def test_state_is_that_of_the_moment(
     hook.every_n_train_iters = lambda trainer, n, start=0: trainer.iter == 0  # type: ignore[method-assign]
     make_trainer(max_iters=5, hooks=[hook, Watch()]).train()
 
-    saved = load_checkpoint(tmp_path / "run" / "iter_1.pth")["state_dict"]["weight"]
+    saved = load_checkpoint(tmp_path / "run" / "iter_1")["state_dict"]["weight"]
     assert torch.equal(saved, weights[0])
     assert not torch.equal(saved, weights[3])
 
 
 def test_saved_is_announced_once_the_file_is_there(make_trainer: Make) -> None:
-    """`checkpoint_saved` says path, size and seconds, and the file has that size already."""
-    seen: list[tuple[bool, bool, bool]] = []
+    """`checkpoint_saved` says path, bytes of the payload and seconds, and the checkpoint is whole already."""
+    seen: list[tuple[bool, bool]] = []
 
     def check(event: CheckpointSaved) -> None:
-        path = Path(event.path)
-        seen.append((path.is_file(), path.stat().st_size == event.bytes, event.seconds > 0))
+        entry = verify_checkpoint(Path(event.path)).files[PAYLOAD]
+        seen.append((entry.bytes == event.bytes, event.seconds > 0))
 
     trainer = make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1)])
     trainer.bus.subscribe(check, "checkpoint_saved")
     trainer.train()
 
-    assert seen == [(True, True, True)] * 3
+    assert seen == [(True, True)] * 3
 
 
 def test_seconds_end_when_the_bytes_are_durable(
@@ -228,8 +230,8 @@ def test_seconds_end_when_the_bytes_are_durable(
     """The time until somebody asks for the outcome is no part of `seconds`."""
     written = threading.Event()
 
-    def two_seconds(state: Any, path: Path) -> int:
-        size = save_checkpoint(state, path)
+    def two_seconds(state: Any, path: Path, label: Label, **options: Any) -> int:
+        size = save_checkpoint(state, path, label, **options)
         clock.advance(2.0)
         written.set()
         return size
@@ -240,7 +242,7 @@ def test_seconds_end_when_the_bytes_are_durable(
         def after_train_iter(self, trainer: Trainer, event: Any) -> None:
             if event.iter == 0:
                 written.wait(20)
-                hook._saving.written.result()  # type: ignore[union-attr]
+                hook.saves.under_way[0].written.result()
                 clock.advance(64.0)
 
     monkeypatch.setattr(WRITE, two_seconds)
@@ -287,9 +289,9 @@ def test_older_is_removed_only_after_its_successor_is_durable(
     """While a checkpoint is being written, the one it replaces is still there; there is always a whole one."""
     before_write: list[list[str]] = []
 
-    def watched(state: Any, path: Path) -> int:
+    def watched(state: Any, path: Path, label: Label, **options: Any) -> int:
         before_write.append(files())
-        return save_checkpoint(state, path)
+        return save_checkpoint(state, path, label, **options)
 
     monkeypatch.setattr(WRITE, watched)
     make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=1)]).train()
@@ -311,4 +313,4 @@ def test_another_runs_checkpoints_are_noticed(
     assert "holds checkpoints of another run" not in caplog.text
 
     make_trainer(max_epochs=1, hooks=[CheckpointHook(interval=1)]).train()
-    assert "holds checkpoints of another run, epoch_2.pth the newest" in caplog.text
+    assert "holds checkpoints of another run, epoch_2 the newest" in caplog.text

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint import load_checkpoint, save_checkpoint, scan
 from eventloop.hooks import CheckpointHook
+from eventloop.manifest import Label, read_manifest
 from eventloop.trainer import Trainer
 
 Make = Callable[..., Trainer]
@@ -51,7 +52,7 @@ def test_best_is_the_first_strictly_better_finite_score(
     """Ties keep the old one, 0.0 is a score, NaN and infinities never are the best."""
     hook = best_of(*scores)
 
-    assert files() == [f"best_acc_epoch_{epoch}.pth"]
+    assert files() == [f"best_acc_epoch_{epoch}"]
     assert hook.best.score == scores[epoch - 1]
 
 
@@ -59,14 +60,14 @@ def test_loss_is_best_where_it_is_least(best_of: Callable[..., CheckpointHook], 
     """The rule follows from the metric's name."""
     best_of({"loss": 2.0}, {"loss": 0.5}, {"loss": 1.0}, save_best="loss")
 
-    assert files() == ["best_loss_epoch_2.pth"]
+    assert files() == ["best_loss_epoch_2"]
 
 
 def test_given_rule_outranks_the_name(best_of: Callable[..., CheckpointHook], files: Files) -> None:
     """`rule=` decides, also for names that say nothing."""
     best_of({"quality": 2.0}, {"quality": 0.5}, save_best="quality", rule="less")
 
-    assert files() == ["best_quality_epoch_2.pth"]
+    assert files() == ["best_quality_epoch_2"]
 
 
 def test_scores_without_a_number_save_nothing(best_of: Callable[..., CheckpointHook], files: Files) -> None:
@@ -81,7 +82,7 @@ def test_auto_takes_the_first_metric(best_of: Callable[..., CheckpointHook], fil
     """`save_best="auto"` settles on the first metric of the first validation."""
     best_of({"acc": 0.5, "loss": 1.0}, {"acc": 0.25, "loss": 0.5}, save_best="auto")
 
-    assert files() == ["best_acc_epoch_1.pth"]
+    assert files() == ["best_acc_epoch_1"]
 
 
 def test_auto_without_any_metric_is_an_error(best_of: Callable[..., CheckpointHook]) -> None:
@@ -114,7 +115,7 @@ def test_slash_in_a_metric_is_no_directory(best_of: Callable[..., CheckpointHook
     """`val/acc` gives `best_val_acc_...`."""
     best_of({"val/acc": 1.0}, save_best="val/acc")
 
-    assert files() == ["best_val_acc_epoch_1.pth"]
+    assert files() == ["best_val_acc_epoch_1"]
 
 
 def test_best_of_a_run_of_iterations_is_named_by_them(
@@ -124,14 +125,14 @@ def test_best_of_a_run_of_iterations_is_named_by_them(
     hook = CheckpointHook(save_best="acc", save_last=False)
     make_trainer(max_iters=6, val_interval=2, hooks=[hook], **scripted(0.25, 0.75, 0.5)).train()
 
-    assert files() == ["best_acc_iter_4.pth"]
+    assert files() == ["best_acc_iter_4"]
 
 
 def test_template_names_the_best_too(best_of: Callable[..., CheckpointHook], files: Files) -> None:
     """The metric goes before it."""
     best_of(0.5, filename_tmpl="model_{}.pth")
 
-    assert files() == ["best_acc_model_1.pth"]
+    assert files() == ["best_acc_model_1"]
 
 
 def test_old_best_is_removed_only_after_the_new_one_is_durable(
@@ -140,15 +141,15 @@ def test_old_best_is_removed_only_after_the_new_one_is_durable(
     """While the new best is being written, the old one is still there."""
     before_write: list[list[str]] = []
 
-    def watched(state: Any, path: Path) -> int:
+    def watched(state: Any, path: Path, label: Label, **options: Any) -> int:
         before_write.append(files())
-        return save_checkpoint(state, path)
+        return save_checkpoint(state, path, label, **options)
 
     monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", watched)
     best_of(0.25, 0.5, 0.75)
 
-    assert before_write == [[], ["best_acc_epoch_1.pth"], ["best_acc_epoch_2.pth"]]
-    assert files() == ["best_acc_epoch_3.pth"]
+    assert before_write == [[], ["best_acc_epoch_1"], ["best_acc_epoch_2"]]
+    assert files() == ["best_acc_epoch_3"]
 
 
 def test_best_does_not_count_as_kept(make_trainer: Make, scripted: Scripted, files: Files) -> None:
@@ -156,7 +157,7 @@ def test_best_does_not_count_as_kept(make_trainer: Make, scripted: Scripted, fil
     hook = CheckpointHook(interval=1, max_keep_ckpts=1, save_best="acc")
     make_trainer(max_epochs=3, hooks=[hook], **scripted(0.75, 0.5, 0.25)).train()
 
-    assert files() == ["epoch_3.pth", "best_acc_epoch_1.pth"]
+    assert files() == ["epoch_3", "best_acc_epoch_1"]
 
 
 def test_run_resumed_from_the_best_equals_the_uninterrupted_one(
@@ -168,7 +169,7 @@ def test_run_resumed_from_the_best_equals_the_uninterrupted_one(
     hook = CheckpointHook(save_best="acc")
     resumed = make_trainer(max_epochs=3, hooks=[hook], **scripted(0.5))
 
-    resumed.resume(tmp_path / "run" / "best_acc_epoch_2.pth")
+    resumed.resume(tmp_path / "run" / "best_acc_epoch_2")
     resumed.train()
 
     assert hook.best.score == 0.75
@@ -182,13 +183,13 @@ def test_best_says_of_itself_that_it_is_the_best(
     """The state of the hook in the file has its own name and score, so that a resumed run can replace it."""
     best_of(0.25, 0.75)
 
-    saved = load_checkpoint(tmp_path / "run" / "best_acc_epoch_2.pth")["hooks"]["checkpoint"]
-    assert saved["bests"] == {"acc": [0.75, "best_acc_epoch_2.pth", "acc"]}
+    saved = load_checkpoint(tmp_path / "run" / "best_acc_epoch_2")["hooks"]["checkpoint"]
+    assert saved["bests"] == {"acc": [0.75, "best_acc_epoch_2", "acc"]}
 
 
 @pytest.mark.parametrize(
     ("later", "expected"),
-    [(0.25, "best_acc_epoch_1.pth"), (0.5, "best_acc_epoch_1.pth"), (0.75, "best_acc_epoch_2.pth")],
+    [(0.25, "best_acc_epoch_1"), (0.5, "best_acc_epoch_1"), (0.75, "best_acc_epoch_2")],
     ids=["worse", "tie", "better"],
 )
 def test_best_score_survives_a_resume(
@@ -215,7 +216,7 @@ def test_best_is_found_again_after_resuming_before_its_validation(
     resumed.resume()
     resumed.train()
 
-    assert [name for name in files() if name.startswith("best")] == ["best_acc_epoch_2.pth"]
+    assert [name for name in files() if name.startswith("best")] == ["best_acc_epoch_2"]
 
 
 def test_score_of_another_metric_is_not_compared_with(
@@ -230,7 +231,7 @@ def test_score_of_another_metric_is_not_compared_with(
     resumed.train()
 
     best = [name for name in files() if name.startswith("best")]
-    assert best == ["best_acc_epoch_1.pth", "best_loss_epoch_2.pth"]
+    assert best == ["best_acc_epoch_1", "best_loss_epoch_2"]
 
 
 def test_kept_files_survive_a_resume(make_trainer: Make, files: Files) -> None:
@@ -241,14 +242,63 @@ def test_kept_files_survive_a_resume(make_trainer: Make, files: Files) -> None:
     resumed.resume()
     resumed.train()
 
-    assert files() == ["epoch_3.pth", "epoch_4.pth"]
+    assert files() == ["epoch_3", "epoch_4"]
 
 
-def test_resume_never_takes_the_best_for_the_newest(make_trainer: Make, scripted: Scripted) -> None:
-    """`resume("auto")` looks at regular checkpoints alone."""
-    trainer = make_trainer(
-        max_epochs=2, hooks=[CheckpointHook(interval=1, save_best="acc")], **scripted(0.25, 0.5)
-    )
+@pytest.mark.parametrize(("scores", "newest"), [((0.25, 0.5), "best_acc_epoch_2"), ((0.5, 0.25), "epoch_2")])
+def test_resume_takes_the_newest_whatever_it_was_saved_as(
+    make_trainer: Make, scripted: Scripted, scores: tuple[float, ...], newest: str
+) -> None:
+    """`resume("auto")` goes by the order of saving: a best one has the validation of its epoch behind it, so it is
+    newer than that epoch's own."""
+    hook = CheckpointHook(interval=1, save_best="acc")
+    trainer = make_trainer(max_epochs=2, hooks=[hook], **scripted(*scores))
     trainer.train()
 
-    assert trainer.resume().name == "epoch_2.pth"
+    assert trainer.resume().name == newest
+
+
+def test_resume_from_the_best(make_trainer: Make, scripted: Scripted) -> None:
+    """`resume("best")` takes the best checkpoint, by what the checkpoints say of themselves."""
+    hook = CheckpointHook(interval=1, save_best="acc")
+    make_trainer(max_epochs=3, hooks=[hook], **scripted(0.25, 0.75, 0.5)).train()
+    resumed = make_trainer(max_epochs=3)
+
+    assert resumed.resume("best").name == "best_acc_epoch_2"
+    assert resumed.epoch == 2
+
+
+def test_resume_from_a_best_that_is_not_there(make_trainer: Make) -> None:
+    """A run without `save_best` has none, which the message says."""
+    trainer = make_trainer(hooks=[CheckpointHook(interval=1)])
+    trainer.train()
+
+    with pytest.raises(FileNotFoundError, match=r"run holds no best checkpoint at all: .*save_best"):
+        trainer.resume("best")
+
+
+def test_the_manifest_has_the_scores(make_trainer: Make, scripted: Scripted, tmp_path: Path) -> None:
+    """A best checkpoint's manifest has every metric of its validation, and the rule it is the best by."""
+    hook = CheckpointHook(interval=1, save_best=["acc", "loss"])
+    scores = scripted({"acc": 0.5, "loss": 2.0, "odd": nan})
+    make_trainer(max_epochs=1, hooks=[hook], **scores).train()
+
+    epoch, acc, loss = (
+        read_manifest(tmp_path / "run" / name)
+        for name in ("epoch_1", "best_acc_epoch_1", "best_loss_epoch_1")
+    )
+    assert (epoch.best, epoch.metrics) == ({}, {})
+    assert (acc.best, loss.best) == ({"acc": "greater"}, {"loss": "less"})
+    assert acc.metrics == loss.metrics == {"acc": 0.5, "loss": 2.0, "odd": "nan"}
+    assert (epoch.sequence, acc.sequence, loss.sequence) == (1, 2, 3)
+
+
+def test_the_sequence_goes_on_after_a_resume(make_trainer: Make, tmp_path: Path) -> None:
+    """A resumed run's checkpoints are newer than all that is there, whatever the clock says."""
+    make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)]).train()
+    resumed = make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1)])
+    resumed.resume(tmp_path / "run" / "epoch_1")
+    resumed.train()
+
+    manifests = scan(tmp_path / "run").manifests
+    assert {p.name: m.sequence for p, m in manifests.items()} == {"epoch_1": 1, "epoch_2": 3, "epoch_3": 4}

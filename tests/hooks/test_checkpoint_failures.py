@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.disk import DISK, Disk
 from eventloop.events import CheckpointFailed
-from eventloop.hooks import CheckpointHook, Hook
+from eventloop.hooks import CheckpointHook
+from eventloop.manifest import Label
 from eventloop.trainer import Trainer
 
 Make = Callable[..., Trainer]
@@ -23,18 +25,16 @@ Files = Callable[..., list[str]]
 
 @pytest.fixture
 def fail_on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let the writes of these files fail as on a full disk, after half of the bytes."""
+    """Let the saves of these names fail as on a full disk."""
 
     def fail(*names: str) -> None:
-        def full(file: int) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+        class Full(Disk):
+            def sync(self, file: FileIO) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device")
 
-        def write(state: Any, path: Path) -> int:
-            if path.name not in names:
-                return save_checkpoint(state, path)
-            with monkeypatch.context() as disk:
-                disk.setattr("eventloop.checkpoint.os.fsync", full)
-                return save_checkpoint(state, path)
+        def write(state: Any, path: Path, label: Label, **options: Any) -> int:
+            disk = Full() if path.name in names else DISK
+            return save_checkpoint(state, path, label, disk=disk, **options)
 
         monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", write)
 
@@ -43,14 +43,14 @@ def fail_on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_failed_save_is_announced(make_trainer: Make, fail_on: Callable[..., None], tmp_path: Path) -> None:
     """`checkpoint_failed` names the path and the error."""
-    fail_on("epoch_2.pth")
+    fail_on("epoch_2")
     trainer = make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1)])
 
     with trainer.bus.capture("checkpoint_failed") as seen:
         trainer.train()
 
     (failed,) = (event for event in seen if isinstance(event, CheckpointFailed))
-    assert failed.path == str(tmp_path / "run" / "epoch_2.pth")
+    assert failed.path == str(tmp_path / "run" / "epoch_2")
     assert "No space left on device" in failed.error
 
 
@@ -58,25 +58,25 @@ def test_training_goes_on_and_the_next_save_works(
     make_trainer: Make, fail_on: Callable[..., None], files: Files
 ) -> None:
     """One failure costs one checkpoint; no half of it is left."""
-    fail_on("epoch_2.pth")
+    fail_on("epoch_2")
     trainer = make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1)])
 
     trainer.train()
 
     assert trainer.epoch == 3
-    assert files() == ["epoch_1.pth", "epoch_3.pth"]
+    assert files() == ["epoch_1", "epoch_3"]
 
 
 def test_failed_save_is_logged_once_with_its_traceback(
     make_trainer: Make, fail_on: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who listens to no event still reads of it."""
-    fail_on("epoch_1.pth")
+    fail_on("epoch_1")
 
     make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)]).train()
 
     (record,) = (r for r in caplog.records if r.levelno >= logging.ERROR)
-    assert "epoch_1.pth was not saved; older ones are intact" in record.getMessage()
+    assert "epoch_1 was not saved; older ones are intact" in record.getMessage()
     assert record.exc_info is not None
 
 
@@ -84,39 +84,39 @@ def test_failed_save_removes_nothing_older(
     make_trainer: Make, fail_on: Callable[..., None], files: Files, tmp_path: Path
 ) -> None:
     """With one checkpoint to keep, the one before stays until a later one is durable."""
-    fail_on("epoch_2.pth", "epoch_3.pth")
+    fail_on("epoch_2", "epoch_3")
 
     make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=1)]).train()
 
-    assert files() == ["epoch_1.pth"]
-    assert load_checkpoint(tmp_path / "run" / "epoch_1.pth")["meta"]["epoch"] == 1
+    assert files() == ["epoch_1"]
+    assert load_checkpoint(tmp_path / "run" / "epoch_1")["meta"]["epoch"] == 1
 
 
 def test_pruning_goes_on_after_a_failure(
     make_trainer: Make, fail_on: Callable[..., None], files: Files
 ) -> None:
     """The next durable one replaces what the failed one could not."""
-    fail_on("epoch_2.pth")
+    fail_on("epoch_2")
 
     make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=1)]).train()
 
-    assert files() == ["epoch_3.pth"]
+    assert files() == ["epoch_3"]
 
 
-def test_failed_save_over_an_older_file_still_counts_it(
+def test_failed_save_under_a_taken_name_still_counts_the_older(
     make_trainer: Make, fail_on: Callable[..., None], files: Files
 ) -> None:
-    """A file that was kept, and could not be overwritten, is pruned in its turn."""
+    """One that was kept, and could not be replaced by one of its name, is pruned in its turn."""
     make_trainer(batches=2, max_iters=4, hooks=[CheckpointHook(interval=2)]).train()
     hook = CheckpointHook(interval=2, max_keep_ckpts=1)
     resumed = make_trainer(batches=2, max_iters=6, hooks=[hook])
     resumed.resume()
-    fail_on("iter_4.pth")
+    fail_on("iter_4")
     resumed.iter = 2  # a run that comes by iteration 4 once more
 
     resumed.train()
 
-    assert files() == ["iter_6.pth"]
+    assert files() == ["iter_6"]
 
 
 def test_failed_epoch_save_is_tried_again_at_the_end(
@@ -125,54 +125,41 @@ def test_failed_epoch_save_is_tried_again_at_the_end(
     """The last epoch's checkpoint, when it failed at its interval, is saved by `save_last`."""
     writes: list[str] = []
 
-    def first_fails(state: Any, path: Path) -> int:
+    def first_fails(state: Any, path: Path, label: Label, **options: Any) -> int:
         writes.append(path.name)
-        if writes.count(path.name) == 1 and path.name == "epoch_2.pth":
+        if writes.count(path.name) == 1 and path.name == "epoch_2":
             raise OSError(errno.ENOSPC, "No space left on device")
-        return save_checkpoint(state, path)
+        return save_checkpoint(state, path, label, **options)
 
     monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", first_fails)
     make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)]).train()
 
-    assert writes == ["epoch_1.pth", "epoch_2.pth", "epoch_2.pth"]
-    assert files() == ["epoch_1.pth", "epoch_2.pth"]
+    assert writes == ["epoch_1", "epoch_2", "epoch_2"]
+    assert files() == ["epoch_1", "epoch_2"]
 
 
 def test_failed_best_keeps_the_old_best(
     make_trainer: Make, fail_on: Callable[..., None], files: Files, scripted: Scripted
 ) -> None:
     """File and score stay those of the old best, so that a later score is compared with what is there."""
-    fail_on("best_acc_epoch_2.pth")
+    fail_on("best_acc_epoch_2")
     hook = CheckpointHook(save_best="acc", save_last=False)
 
     make_trainer(max_epochs=3, hooks=[hook], **scripted(0.25, 0.75, 0.125)).train()
 
-    assert files() == ["best_acc_epoch_1.pth"]
+    assert files() == ["best_acc_epoch_1"]
     assert hook.best.score == 0.25
 
 
-def test_score_is_not_compared_with_a_best_that_fails_late(
-    make_trainer: Make, files: Files, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+def test_score_is_not_compared_with_a_best_that_failed(
+    make_trainer: Make, fail_on: Callable[..., None], files: Files, scripted: Scripted
 ) -> None:
-    """A best that is still being written at the next validation, and fails, does not outrank that one's score."""
-    third = threading.Event()
-
-    def fails_late(state: Any, path: Path) -> int:
-        if path.name != "best_acc_epoch_2.pth":
-            return save_checkpoint(state, path)
-        assert third.wait(20)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    class Watch(Hook):
-        def before_val(self, trainer: Trainer, event: Any) -> None:
-            if event.epoch == 3:
-                third.set()
-
-    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", fails_late)
+    """A best is waited for in its validation: one that fails does not outrank the next score."""
+    fail_on("best_acc_epoch_2")
     hook = CheckpointHook(save_best="acc", save_last=False)
-    make_trainer(max_epochs=3, hooks=[hook, Watch()], **scripted(0.25, 0.75, 0.5)).train()
+    make_trainer(max_epochs=3, hooks=[hook], **scripted(0.25, 0.75, 0.5)).train()
 
-    assert files() == ["best_acc_epoch_3.pth"]
+    assert files() == ["best_acc_epoch_3"]
     assert hook.best.score == 0.5
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook
 from eventloop.trainer import Trainer
 
@@ -24,19 +25,22 @@ def test_files_go_to_the_work_directorys_name_in_out_dir(
 
     trainer.train()
 
-    assert files("far/run") == ["epoch_1.pth"]
-    assert trainer.resume() == tmp_path / "far" / "run" / "epoch_1.pth"
+    assert files("far/run") == ["epoch_1"]
+    assert trainer.resume() == tmp_path / "far" / "run" / "epoch_1"
 
 
-@pytest.mark.parametrize("template", ["model_{}.pth", "{}.pt", "a_{}_b.ckpt"])
-def test_template_names_the_files(make_trainer: Make, files: Files, template: str) -> None:
-    """The number takes the place of `{}`, and `resume` finds the newest."""
+@pytest.mark.parametrize(
+    ("template", "folder"),
+    [("model_{}.pth", "model_{}"), ("{}.pt", "{}"), ("a_{}_b.ckpt", "a_{}_b"), ("ep_{}", "ep_{}")],
+)
+def test_template_names_the_directories(make_trainer: Make, files: Files, template: str, folder: str) -> None:
+    """The number takes the place of `{}`, MMEngine's suffix is dropped, and `resume` finds the newest."""
     trainer = make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1, filename_tmpl=template)])
 
     trainer.train()
 
-    assert files() == [template.format(1), template.format(2)]
-    assert trainer.resume().name == template.format(2)
+    assert files() == [folder.format(1), folder.format(2)]
+    assert trainer.resume().name == folder.format(2)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +70,15 @@ def test_template_names_the_files(make_trainer: Make, files: Files, template: st
         ({"filename_tmpl": "{}_{}.pth"}, r"filename_tmpl must have exactly one \{\}"),
         ({"filename_tmpl": "{}_{x}.pth"}, r"filename_tmpl must have exactly one \{\}"),
         ({"filename_tmpl": "{}_}.pth"}, r"filename_tmpl must have exactly one \{\}"),
-        ({"filename_tmpl": "sub/{}.pth"}, "filename_tmpl must be a file's name ending in .pth, .pt, .ckpt"),
-        ({"filename_tmpl": "model_{}"}, "filename_tmpl must be a file's name ending in .pth, .pt, .ckpt"),
+        (
+            {"filename_tmpl": "sub/{}.pth"},
+            "filename_tmpl must be a plain name that does not begin with a dot",
+        ),
+        ({"filename_tmpl": ".{}"}, r"must be a plain name that does not begin with a dot, got '\.\{\}'"),
+        ({"published_keys": []}, r"published_keys must name something, each once, got \[\]"),
+        ({"overlap": 1}, "overlap must be True or False, got 1"),
+        ({"when_busy": "skipp"}, "unknown when_busy 'skipp': did you mean 'skip'"),
+        ({"when_busy": None}, "unknown when_busy None"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
@@ -97,4 +108,4 @@ def test_hooks_that_would_remove_each_others_files(make_trainer: Callable[..., T
     seldom.name = "seldom"
     trainer = make_trainer(hooks=[CheckpointHook(interval=1, max_keep_ckpts=1), seldom], max_epochs=2)
     trainer.train()
-    assert sorted(path.name for path in trainer.work_dir.glob("*.pth")) == ["epoch_2.pth", "seldom_2.pth"]
+    assert sorted(path.name for path in find_checkpoints(trainer.work_dir)) == ["epoch_2", "seldom_2"]

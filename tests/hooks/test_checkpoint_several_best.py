@@ -43,7 +43,7 @@ def test_each_metric_has_its_best(train: Callable[..., Trainer], files: Files) -
     """With a list, the best of each is kept, and what it replaces is removed."""
     trainer = train(save_best=["acc", "loss"], save_last=False)
 
-    assert files() == ["best_acc_epoch_3.pth", "best_loss_epoch_2.pth"]
+    assert files() == ["best_acc_epoch_3", "best_loss_epoch_2"]
     assert {m: b.score for m, b in hook_of(trainer).bests.items()} == {"acc": 0.75, "loss": 2.0}
     assert hook_of(trainer).best.metric == "acc"
 
@@ -51,10 +51,10 @@ def test_each_metric_has_its_best(train: Callable[..., Trainer], files: Files) -
 def test_one_rule_each(train: Callable[..., Trainer], files: Files) -> None:
     """A rule for each metric goes by their order, one alone is for all."""
     train(save_best=["acc", "loss"], rule=["less", "greater"], save_last=False)
-    assert files() == ["best_acc_epoch_2.pth", "best_loss_epoch_1.pth"]
+    assert files() == ["best_acc_epoch_2", "best_loss_epoch_1"]
 
     train(save_best=["acc", "loss"], rule="less", save_last=False)
-    assert "best_loss_epoch_2.pth" in files()
+    assert "best_loss_epoch_2" in files()
 
 
 def test_best_scores_of_all_metrics_survive_a_resume(
@@ -69,8 +69,8 @@ def test_best_scores_of_all_metrics_survive_a_resume(
 
     assert {m: b.score for m, b in hook.bests.items()} == {"acc": 0.75, "loss": 1.0}
     assert [name for name in files() if name.startswith("best")] == [
-        "best_acc_epoch_3.pth",
-        "best_loss_epoch_4.pth",
+        "best_acc_epoch_3",
+        "best_loss_epoch_4",
     ]
 
 
@@ -106,7 +106,7 @@ def test_a_key_that_is_not_there_to_publish(
     """It is named, and the rest is published."""
     trainer = train(published_keys=["state_dict", "ema"])
 
-    assert "epoch_3.pth has no ema to publish: it has meta, state_dict" in caplog.text
+    assert "epoch_3 has no ema to publish: it has meta, state_dict" in caplog.text
     (path,) = trainer.work_dir.glob("epoch_3-*.pth")
     assert [*torch.load(path, weights_only=True)] == ["state_dict"]
 
@@ -115,22 +115,20 @@ def test_published_files_are_not_resumed_from(train: Callable[..., Trainer], mak
     """`resume()` takes the newest checkpoint that has everything, although a published one is newer."""
     trainer = train(published_keys="state_dict")
 
-    assert make_trainer(max_epochs=4).resume() == trainer.work_dir / "epoch_3.pth"
+    assert make_trainer(max_epochs=4).resume() == trainer.work_dir / "epoch_3"
 
 
 def test_left_out(train: Callable[..., Trainer], make_trainer: Make) -> None:
     """Without optimizer and schedulers a checkpoint serves for its weights, and says why it cannot be resumed."""
     trainer = train(save_optimizer=False, save_param_scheduler=False)
-    path = trainer.work_dir / "epoch_3.pth"
+    path = trainer.work_dir / "epoch_3"
 
     assert {"optimizer", "param_schedulers"}.isdisjoint(load_checkpoint(path))
     with pytest.raises(
         CheckpointError, match="cannot be resumed from, it has no optimizer, param_schedulers"
     ):
         make_trainer(max_epochs=4).resume(path)
-    with pytest.raises(
-        FileNotFoundError, match=r"no checkpoint to resume from; epoch_3.pth has no optimizer"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint to resume from; epoch_3 has no optimizer"):
         make_trainer(max_epochs=4).resume()
     make_trainer(max_epochs=4).load_checkpoint(path)
 

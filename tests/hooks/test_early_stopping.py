@@ -95,7 +95,7 @@ def test_last_checkpoint_is_saved(run: Run, files: Callable[..., list[str]]) -> 
     """A run that is stopped early has its last epoch saved, off the interval too."""
     run(EarlyStoppingHook("acc", patience=1), 0.5, 0.4, 0.9, hooks=[CheckpointHook(interval=5)])
 
-    assert files() == ["epoch_2.pth"]
+    assert files() == ["epoch_2"]
 
 
 def test_rule_is_told_from_the_name(run: Run) -> None:
@@ -164,7 +164,7 @@ SCORES = [0.5, 0.4, 0.6, 0.3, 0.2, 0.9]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", ["epoch_{}.pth", "best"])
+@pytest.mark.parametrize("name", ["epoch_{}", "best"])
 def test_resumed_run_stops_where_the_uninterrupted_one_does(
     make_trainer: Make, scripted: Scripted, tmp_path: Path, cut: int, name: str
 ) -> None:
@@ -181,7 +181,7 @@ def test_resumed_run_stops_where_the_uninterrupted_one_does(
     whole, counted = build("whole", SCORES)
     whole.train()
     if name == "best":
-        path, seen = tmp_path / "whole" / "best_acc_epoch_3.pth", 3
+        path, seen = tmp_path / "whole" / "best_acc_epoch_3", 3
     else:
         path, seen = tmp_path / "whole" / name.format(cut), cut - 1  # its validation is still to come
     second, again = build("again", SCORES[seen:])
@@ -208,7 +208,7 @@ def stopped(run: Run) -> Path:
     trainer = run(
         EarlyStoppingHook("acc", patience=1), 0.5, 0.4, max_epochs=6, hooks=[CheckpointHook(interval=9)]
     )
-    return trainer.work_dir / "epoch_2.pth"
+    return trainer.work_dir / "epoch_2"
 
 
 def test_stopped_run_stays_stopped(make_trainer: Make, scripted: Scripted, stopped: Path) -> None:
@@ -244,7 +244,7 @@ def test_whatever_stopped_it_is_remembered(
     """A score that is no number, and one that is enough though hardly better than the best, stop a resumed run too."""
     saving = CheckpointHook(interval=9)
     first = run(EarlyStoppingHook("acc", **options), *scores, max_epochs=6, hooks=[saving])
-    path = first.work_dir / "epoch_2.pth"
+    path = first.work_dir / "epoch_2"
 
     again = resumed(make_trainer, scripted, path, EarlyStoppingHook("acc", **options))
     again.train()

@@ -16,6 +16,7 @@ from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.ema import EMAHook
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
 from eventloop.trainer import Trainer
+from tests.checkpoints import rewrite
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -75,7 +76,7 @@ def test_state_dict_is_the_average(train_net: MakeTrainer, tmp_path: Path) -> No
     trainer = train_net(ema=EMAHook(momentum=0.25))
     trainer.train()
 
-    saved = load_checkpoint(tmp_path / "run" / "epoch_1.pth")
+    saved = load_checkpoint(tmp_path / "run" / "epoch_1")
 
     assert differing(saved["state_dict"], average_of(trainer).module.state_dict()) == []
     own = {f"module.{name}": value for name, value in trainer.model.state_dict().items()}
@@ -99,7 +100,7 @@ def test_plain_model_loads_what_was_evaluated(train_net: MakeTrainer, tmp_path: 
     trainer.train()
     model = net()
 
-    model.load_state_dict(load_checkpoint(tmp_path / "run" / "best_acc_epoch_1.pth")["state_dict"])
+    model.load_state_dict(load_checkpoint(tmp_path / "run" / "best_acc_epoch_1")["state_dict"])
 
     assert differing(model.state_dict(), validated[-1]) == []
 
@@ -109,7 +110,7 @@ def test_before_it_begins_a_checkpoint_is_as_without(train_net: MakeTrainer, tmp
     trainer = train_net(ema=EMAHook(begin_epoch=2), max_epochs=2)
     trainer.train()
 
-    first, second = (load_checkpoint(tmp_path / "run" / f"epoch_{n}.pth") for n in (1, 2))
+    first, second = (load_checkpoint(tmp_path / "run" / f"epoch_{n}") for n in (1, 2))
 
     assert "ema_state_dict" not in first
     assert "ema_state_dict" in second
@@ -258,7 +259,7 @@ def test_resuming_a_trainer_that_has_trained(train_net: MakeTrainer) -> None:
     trainer.train()
     end = {**copied(trainer.model.state_dict()), **copied(average_of(trainer).state_dict())}
 
-    trainer.resume(trainer.work_dir / "epoch_1.pth")
+    trainer.resume(trainer.work_dir / "epoch_1")
     assert average_of(trainer).steps == 4
     trainer.train()
 
@@ -284,7 +285,7 @@ def test_checkpoint_from_before_the_beginning_resumes(train_net: MakeTrainer) ->
     trainer = train_net(ema=EMAHook(begin_epoch=2), max_epochs=2)
     trainer.train()
 
-    trainer.resume(trainer.work_dir / "epoch_1.pth")
+    trainer.resume(trainer.work_dir / "epoch_1")
 
     assert average_of(trainer).steps == 0
 
@@ -294,10 +295,8 @@ def test_average_taken_out_of_a_checkpoint_begins_anew(
 ) -> None:
     """Where somebody removed `ema_state_dict` the log says so, and the average is a copy."""
     train_net(ema=EMAHook()).train()
-    path = tmp_path / "run" / "epoch_1.pth"
-    checkpoint = load_checkpoint(path)
-    del checkpoint["ema_state_dict"]
-    torch.save(checkpoint, path)
+    path = tmp_path / "run" / "epoch_1"
+    rewrite(path, lambda checkpoint: checkpoint.pop("ema_state_dict"))
     trainer = train_net(ema=EMAHook(), max_epochs=2)
 
     trainer.resume()
@@ -311,7 +310,7 @@ def test_resuming_without_the_hook_is_refused(train_net: MakeTrainer) -> None:
     """Training would silently go on from averaged weights: the checkpoint asks for its hook, by name."""
     train_net(ema=EMAHook()).train()
 
-    with pytest.raises(CheckpointError, match=r"epoch_1.pth cannot be resumed from without the hook EMAHook"):
+    with pytest.raises(CheckpointError, match=r"epoch_1 cannot be resumed from without the hook EMAHook"):
         train_net(ema=None, max_epochs=2).resume()
 
 
@@ -337,9 +336,9 @@ def test_loaded_weights_are_what_is_tested(train_net: MakeTrainer) -> None:
     ema = EMAHook(momentum=0.25)
     trainer = train_net(ema=ema, max_epochs=2, test_loader=[torch.zeros(1)], val_step=val_step)
     trainer.train()
-    saved = load_checkpoint(trainer.work_dir / "epoch_1.pth")["state_dict"]
+    saved = load_checkpoint(trainer.work_dir / "epoch_1")["state_dict"]
 
-    trainer.load_checkpoint(trainer.work_dir / "epoch_1.pth")
+    trainer.load_checkpoint(trainer.work_dir / "epoch_1")
     trainer.test()
 
     assert differing(tested[-1], saved) == []
@@ -350,7 +349,7 @@ def test_training_from_loaded_weights_averages_from_there(train_net: MakeTrainer
     """Weights that are loaded as a start are no resumption: the average begins with the first update."""
     train_net(ema=EMAHook(momentum=0.25)).train()
     trainer = train_net(ema=EMAHook(momentum=0.25))
-    trainer.load_checkpoint(trainer.work_dir / "epoch_1.pth")
+    trainer.load_checkpoint(trainer.work_dir / "epoch_1")
 
     trainer.train()
 
@@ -363,7 +362,7 @@ def test_trainer_without_the_hook_gets_the_average(train_net: MakeTrainer) -> No
     first.train()
     second = train_net(ema=None)
 
-    second.load_checkpoint(first.work_dir / "epoch_1.pth")
+    second.load_checkpoint(first.work_dir / "epoch_1")
 
     assert differing(second.model.state_dict(), average_of(first).module.state_dict()) == []
 
@@ -375,13 +374,13 @@ def test_loading_in_a_validation_is_not_undone(train_net: MakeTrainer) -> None:
     )
 
     def load(trainer: Trainer, event: Any) -> None:
-        trainer.load_checkpoint(trainer.work_dir / "epoch_1.pth")
+        trainer.load_checkpoint(trainer.work_dir / "epoch_1")
 
     trainer.bus.subscribe(load, "before_val_iter", start=0, once=False, when=lambda event: event.epoch == 2)
 
     trainer.train()
 
-    saved = load_checkpoint(trainer.work_dir / "epoch_1.pth")["state_dict"]
+    saved = load_checkpoint(trainer.work_dir / "epoch_1")["state_dict"]
     assert differing(trainer.model.state_dict(), saved) == []
 
 
@@ -395,7 +394,7 @@ def test_refused_checkpoint_leaves_the_average(train_net: MakeTrainer, tmp_path:
     before = copied(average_of(trainer).state_dict())
 
     with pytest.raises(CheckpointError, match=r"another model; nothing was loaded"):
-        getattr(trainer, how)(other.work_dir / "epoch_1.pth")
+        getattr(trainer, how)(other.work_dir / "epoch_1")
     trainer.max_epochs = 1
     trainer.train()
 
@@ -407,10 +406,7 @@ def test_refused_checkpoint_leaves_the_average(train_net: MakeTrainer, tmp_path:
 
 def renamed(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """A checkpoint with its average changed."""
-    checkpoint = load_checkpoint(path)
-    change(checkpoint["ema_state_dict"])
-    torch.save(checkpoint, path)
-    return path
+    return rewrite(path, lambda checkpoint: change(checkpoint["ema_state_dict"]))
 
 
 def test_average_with_other_names_is_refused(train_net: MakeTrainer) -> None:
@@ -422,7 +418,7 @@ def test_average_with_other_names_is_refused(train_net: MakeTrainer) -> None:
         ema["module.other"] = ema.pop("module.0.weight")
         ema["shadow"] = torch.zeros(1)
 
-    path = renamed(first.work_dir / "epoch_1.pth", change)
+    path = renamed(first.work_dir / "epoch_1", change)
     trainer = train_net(ema=EMAHook(strict_load=True), max_epochs=2)
     before = copied(trainer.model.state_dict())
 
@@ -440,7 +436,7 @@ def test_average_with_other_names_is_logged(train_net: MakeTrainer, caplog: pyte
     """Without `strict_load` a name that is missing begins as the average has it, and the log says which."""
     first = train_net(ema=EMAHook(momentum=0.25))
     first.train()
-    path = renamed(first.work_dir / "epoch_1.pth", lambda ema: ema.pop("module.0.weight"))
+    path = renamed(first.work_dir / "epoch_1", lambda ema: ema.pop("module.0.weight"))
     trainer = train_net(ema=EMAHook(momentum=0.25), max_epochs=2)
 
     trainer.resume(path)
@@ -456,7 +452,7 @@ def test_average_of_other_shapes_is_refused(train_net: MakeTrainer, strict: bool
     """Both shapes are in the message, whatever `strict_load` says."""
     first = train_net(ema=EMAHook())
     first.train()
-    path = renamed(first.work_dir / "epoch_1.pth", lambda ema: ema.update({"module.0.bias": torch.zeros(9)}))
+    path = renamed(first.work_dir / "epoch_1", lambda ema: ema.update({"module.0.bias": torch.zeros(9)}))
     trainer = train_net(ema=EMAHook(strict_load=strict), max_epochs=2)
 
     with pytest.raises(CheckpointError, match=r"0\.bias: \(4,\) in state_dict, \(9,\) in ema_state_dict"):

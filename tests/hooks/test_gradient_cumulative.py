@@ -251,7 +251,7 @@ def test_resumed_run_equals_the_uninterrupted_one(
     make_trainer(hooks=[Cumulative(3), CheckpointHook(1, by_epoch=False)], batches=4, max_epochs=2).train()
     trainer = make_trainer(hooks=[Cumulative(3)], batches=4, max_epochs=2, work_dir=tmp_path / "resumed")
 
-    trainer.resume(tmp_path / "run" / f"iter_{at}.pth")
+    trainer.resume(tmp_path / "run" / f"iter_{at}")
     trainer.train()
 
     assert_same(trainer.model, by_hand(make_batches(4) * 2, [3, 3, 2])[0])
@@ -285,7 +285,7 @@ def test_window_is_ended_as_it_was_begun(
     make_trainer(hooks=[Cumulative(3), CheckpointHook(1, by_epoch=False)], batches=8).train()
     trainer = make_trainer(hooks=[Cumulative(1)], batches=8, work_dir=tmp_path / "resumed")
 
-    trainer.resume(tmp_path / "run" / "iter_4.pth")
+    trainer.resume(tmp_path / "run" / "iter_4")
     trainer.train()
 
     assert_same(trainer.model, by_hand(make_batches(8), [3, 3, 1, 1])[0])

@@ -58,7 +58,7 @@ said = {
     "fp16": train(GradientCumulativeFp16OptimizerHook(2), "fp16", **none),
 }
 dist.barrier()  # rank 0 writes
-said["resumed"] = train(Cumulative(2), "resumed", resume="tail/iter_3.pth", **none)
+said["resumed"] = train(Cumulative(2), "resumed", resume="tail/iter_3", **none)
 
 def by_hand(windows):
     model, left = net(), iter(zip(data[::2], data[1::2]))

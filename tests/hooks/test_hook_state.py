@@ -39,7 +39,7 @@ def test_state_is_saved_under_the_hooks_name(make_trainer: Callable[..., Trainer
     """A named hook's state is at `hooks/<name>` of the checkpoint, another's at its class's name."""
     make_trainer(hooks=[CountHook("mine"), CountHook(), CheckpointHook()]).train()
 
-    saved = load_checkpoint(tmp_path / "run" / "epoch_1.pth")["hooks"]
+    saved = load_checkpoint(tmp_path / "run" / "epoch_1")["hooks"]
     assert saved["mine"] == saved["CountHook"] == {"count": 4}
 
 
@@ -57,7 +57,7 @@ def test_stateless_hook_is_not_in_checkpoints(make_trainer: Callable[..., Traine
     """Only hooks that override `state_dict` have a state."""
     make_trainer(hooks=[CheckpointHook()]).train()
 
-    assert [*load_checkpoint(tmp_path / "run" / "epoch_1.pth")["hooks"]] == ["checkpoint"]
+    assert [*load_checkpoint(tmp_path / "run" / "epoch_1")["hooks"]] == ["checkpoint"]
 
 
 @pytest.mark.parametrize("name", [None, "mine"])

@@ -256,7 +256,7 @@ def test_resuming_says_that_the_checkpoints_initial_rate_is_used(
     first.bus.subscribe(StopAt(5).after_train_iter, "after_train_iter", priority="LOWEST")
     first.train()
     second, rest = build(make_trainer, Halve(), tmp_path / "run", lr=16.0)
-    second.resume()
+    second.resume(changed="keep")
 
     with caplog.at_level(logging.WARNING, "eventloop"):
         second.train()
@@ -274,7 +274,7 @@ def test_checkpoint_without_schedule_does_not_make_its_last_rate_the_base(
     plain.bus.subscribe(StopAt(3).after_train_iter, "after_train_iter", priority="LOWEST")
     plain.train()
     second, rest = build(make_trainer, Halve(), tmp_path / "run")
-    second.resume()
+    second.resume(changed="keep")
 
     second.train()
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from eventloop.checkpoint import PAYLOAD
 from eventloop.events import AfterTrainIter
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.hooks.precise_bn import PreciseBN
@@ -122,7 +123,7 @@ def test_checkpoint_and_validation_have_it(make: Make, make_batches: Any, tmp_pa
         PreciseBN(num_iter=None), CheckpointHook(interval=1), val_loader=[torch.zeros(1)], val_step=val_step
     ).train()
 
-    saved = torch.load(tmp_path / "run" / "epoch_1.pth", weights_only=True)["state_dict"]
+    saved = torch.load(tmp_path / "run" / "epoch_1" / PAYLOAD, weights_only=True)["state_dict"]
     torch.testing.assert_close(saved["0.running_mean"], mean)
     torch.testing.assert_close(validated[0], mean)
 

@@ -429,7 +429,7 @@ def test_resuming_says_which_arguments_are_not_used(
     second, _ = build(make_trainer, tmp_path / "run", {"type": "StepLR", "step_size": 4})
 
     with caplog.at_level(logging.WARNING, "eventloop"):
-        second.resume()
+        second.resume(changed="keep")
 
     assert "StepLR goes on with the arguments of the checkpoint" in caplog.text
     assert "end 3 instead of None; step_size 2 instead of 4" in caplog.text

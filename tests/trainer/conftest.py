@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Bus, Trainer
 from eventloop.events import Event
+from eventloop.saver import Saver
+from tests.trainer import saving
+from tests.trainer.saving import Gate, Late, write
+from tests.trainer.signals import Heard
 
 torch.set_num_threads(1)
+DEADLINE = saving.DEADLINE
 
-DEADLINE = 20.0
-"""Seconds against hangs; no test waits as long while all is well."""
 MakeTrainer = Callable[..., Trainer]
 
 
@@ -72,6 +76,42 @@ def make_trainer(tmp_path: Path) -> Iterator[MakeTrainer]:
         trainer.close()
 
 
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Let go at the end of the test."""
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+@pytest.fixture
+def make_saver(gate: Gate) -> Iterator[Callable[..., Saver]]:
+    """Makes savers, with a process that is ready if it is asked for."""
+    made: list[Saver] = []
+
+    def make(write: Any = write, *, process: bool = False, **options: Any) -> Saver:
+        saver = Saver(write, start_after=0.0 if process else None, **options)
+        made.append(saver)
+        if process:
+            saver.start_process()
+            assert saver.process is not None
+            assert saver.process.wait_ready(60)
+        return saver
+
+    yield make
+    gate.open.set()
+    for saver in made:
+        saver.close()
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Late]:
+    """Let go at the end of the test."""
+    late = Late(monkeypatch)
+    yield late
+    late.go.set()
+
+
 Row = tuple[str, int, int]
 """An event's name, `iter` and `epoch`."""
 
@@ -112,3 +152,29 @@ LOOP_EVENTS = tuple(
         *(f"{mode}{part}" for mode in ("train", "val", "test") for part in ("", "_epoch", "_iter")),
     )
 )
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    """The signals that a handler of the program's own got: with one, `train` returns."""
+    taken: Heard = []
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.signal(number, lambda signum, frame: taken.append(signum)) for number in numbers]
+    yield taken
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def default_handlers() -> Iterator[None]:
+    """The handlers a program has that installs none."""
+    numbers: dict[int, Any] = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGUSR1: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
+    yield
+    assert {number: signal.getsignal(number) for number in numbers} == numbers
+    for number, handler in before.items():
+        signal.signal(number, handler)

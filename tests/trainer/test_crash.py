@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from eventloop import Bus, Trainer
+from eventloop.checkpoint import find_checkpoints
 from eventloop.events import Event, ScalarsLogged
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.writers import JSONLWriter
@@ -192,7 +193,7 @@ def test_the_state_of_a_crash_is_not_saved(make_trainer: MakeTrainer) -> None:
 
     crash(trainer)
 
-    assert [path.name for path in trainer.work_dir.glob("*.pth")] == ["iter_1.pth"]
+    assert [path.name for path in find_checkpoints(trainer.work_dir)] == ["iter_1"]
 
 
 def test_a_crashed_trainer_is_not_trained_on(make_trainer: MakeTrainer) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from eventloop.checkpoint import load_checkpoint, save_checkpoint
 from eventloop.device import HostCopy, PinnedPool
 from eventloop.metrics import EventStorage
-from eventloop.snapshot import Snapshot
+from eventloop.saver import Saver
+from eventloop.saver_client import Job
+from eventloop.snapshot import Packed, Rest, Snapshot
+from tests.trainer.conftest import DEADLINE
 
 CUDA = torch.device("cuda", 0)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -38,6 +46,33 @@ class Device:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.done = False
+        self.waited: list[str] = []  # the threads that did
+        self.event: Any = None
+        self.current: Any = None
+
+
+class Stream:
+    """A stream of the fake device."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        self._device, self._name = device, name
+
+    def __str__(self) -> str:
+        return self._name
+
+    def record_event(self) -> str:
+        """An event's name."""
+        self._device.calls.append(f"record on {self}")
+        event: str = self._device.event(f"the event of {self}")
+        return event
+
+    def wait_stream(self, other: object) -> None:
+        """What comes on this stream comes after what is on the other by now."""
+        self._device.calls.append(f"{self} waits for {other}")
+
+    def wait_event(self, event: object) -> None:
+        """What comes on this stream comes after an event."""
+        self._device.calls.append(f"{self} waits for {event}")
 
 
 @pytest.fixture
@@ -47,7 +82,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     empty = torch.empty
 
     class Event:
-        def record(self, stream: str) -> None:
+        def __init__(self, name: str = "") -> None:
+            self._name = name
+
+        def __str__(self) -> str:
+            return self._name
+
+        def record(self, stream: object) -> None:
             device.calls.append(f"record on {stream}")
 
         def query(self) -> bool:
@@ -56,15 +97,36 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
         def synchronize(self) -> None:
             device.calls.append("synchronize")
+            device.waited.append(threading.current_thread().name)
 
     def fake_empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         if pin_memory:
             device.calls.append("pin")
         return empty(*size, **options)
 
+    def side_stream(where: torch.device) -> Stream:
+        device.calls.append("a stream more")
+        return Stream(device, "the copies' stream")
+
+    @contextmanager
+    def on_stream(stream: Stream) -> Iterator[None]:
+        device.current, before = stream, device.current
+        yield
+        device.current = before
+
+    device.event = Event
+    device.current = Stream(device, "the stream of cuda:0")
     monkeypatch.setattr(torch, "empty", fake_empty)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    monkeypatch.setattr(torch.cuda, "Stream", side_stream)
+    monkeypatch.setattr(torch.cuda, "stream", on_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda where: device.current)
+    monkeypatch.setattr(
+        OnCuda,
+        "record_stream",
+        lambda tensor, stream: device.calls.append(f"in use by {stream}"),
+        raising=False,
+    )
     return device
 
 
@@ -154,15 +216,87 @@ def test_a_packet_read_early_does_not_wait_for_later_ones(device: Device) -> Non
     assert device.calls == []
 
 
+# --- checkpoints -------------------------------------------------------------------------------------------
+
+SIDE = "the copies' stream"
+
+
+def rest_of(packed: Packed) -> Rest:
+    """What is still to come of a snapshot."""
+    assert packed.rest is not None
+    return packed.rest
+
+
 def test_a_snapshot_of_a_device_waits_where_it_is_written(device: Device) -> None:
-    """`take` copies into pinned memory and records an event; `wait`, on the writing thread, synchronizes."""
-    snapshot = Snapshot()
-    snapshot.take({"state_dict": {"a": on_cuda(1.0), "b": on_cuda(2.0)}})
+    """`pack` copies into pinned memory and records an event; `wait`, on the writing thread, synchronizes."""
+    packed = Snapshot().pack({"state_dict": {"a": on_cuda(1.0), "b": on_cuda(2.0)}})
     taken = list(device.calls)
-    snapshot.wait()
+    rest_of(packed).wait()
 
     assert taken == ["pin", "record on the stream of cuda:0"]
     assert device.calls[2:] == ["synchronize"]
+    assert packed.unpack()["state_dict"] == {"a": 1.0, "b": 2.0}
+
+
+def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> None:
+    """It comes after what the device was given so far; its memory is kept until it is read; nobody waits, and no
+    thread has anything to do for it."""
+    now, later = on_cuda(1.0), on_cuda(2.0)
+    packed = Snapshot().pack({"state_dict": {"now": now, "later": later}}, {later.data_ptr()})
+
+    assert device.calls == [
+        "pin", "record on the stream of cuda:0",
+        "a stream more", f"{SIDE} waits for the stream of cuda:0", f"in use by {SIDE}", f"record on {SIDE}",
+    ]  # fmt: skip
+    assert not rest_of(packed).left
+    assert packed.unpack()["state_dict"] == {"now": 1.0, "later": 2.0}
+
+
+def test_join_lets_the_device_wait(device: Device) -> None:
+    """`join` orders what the device is given from then on after the copy; the thread does not wait."""
+    later = on_cuda(2.0)
+    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
+    device.calls.clear()
+    rest.join()
+
+    assert device.calls == [f"the stream of cuda:0 waits for the event of {SIDE}"]
+
+
+def test_both_copies_are_waited_for_where_they_are_written(device: Device) -> None:
+    """`wait` synchronizes with the copy on the stream of the training and with that beside it."""
+    now, later = on_cuda(1.0), on_cuda(2.0)
+    rest = rest_of(Snapshot().pack({"state_dict": {"now": now, "later": later}}, {later.data_ptr()}))
+    device.calls.clear()
+    rest.wait()
+
+    assert device.calls == ["synchronize", "synchronize"]
+
+
+def test_a_device_has_one_stream_for_copies(device: Device) -> None:
+    """The second snapshot uses that of the first, and its memory."""
+    snapshot, later = Snapshot(), on_cuda(2.0)
+    for _ in range(2):
+        snapshot.pack({"state_dict": {"later": later}}, {later.data_ptr()})
+
+    assert (device.calls.count("a stream more"), device.calls.count("pin")) == (1, 1)
+
+
+def test_the_training_thread_never_synchronizes(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Saving, joining and saving once more waits for the device on the writing thread alone."""
+    monkeypatch.setattr("eventloop.saver.AT_ONCE", 0)
+    saver = Saver(lambda state, job, given_up: save_checkpoint(state, job.path), start_after=None)
+    weight = on_cuda(2.0)
+    for number in range(2):
+        state = {"state_dict": {"now": on_cuda(1.0), "later": weight}}
+        written = saver.save(state, Job(tmp_path / f"{number}"), later=lambda: {weight.data_ptr()})
+        saver.join()
+        written.result(DEADLINE)
+    saver.close()
+
+    assert set(device.waited) == {"eventloop checkpoint"}
+    assert load_checkpoint(tmp_path / "1")["state_dict"] == {"now": 1.0, "later": 2.0}
 
 
 @needs_cuda
@@ -179,8 +313,8 @@ def test_values_of_a_real_device() -> None:
 def test_a_snapshot_of_a_real_device() -> None:
     """On a real device a snapshot is a copy of the state at that point of the program."""
     tensor, snapshot = torch.ones(3, device="cuda"), Snapshot()
-    taken = snapshot.take({"state_dict": {"w": tensor}})
+    packed = snapshot.pack({"state_dict": {"w": tensor}})
     tensor.add_(1)
-    snapshot.wait()
+    rest_of(packed).wait()
 
-    assert taken["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
+    assert packed.unpack()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]

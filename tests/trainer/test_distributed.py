@@ -105,20 +105,20 @@ def test_only_rank_0_writes(ranks: list[dict[str, Any]], folder: Path) -> None:
     """One log and one set of checkpoints are written, with nothing of a second rank beside them."""
     work_dir = folder / ranks[0]["work_dir"][0]
 
-    assert sorted(path.name for path in work_dir.iterdir()) == ["epoch_1.pth", "epoch_2.pth", "metrics.jsonl"]
+    assert sorted(path.name for path in work_dir.iterdir()) == ["epoch_1", "epoch_2", "metrics.jsonl"]
     assert (work_dir / "metrics.jsonl").read_text().count('"before_run"') == 2
 
 
 def test_every_rank_has_its_say_before_a_save(ranks: list[dict[str, Any]]) -> None:
     """before_save_checkpoint is emitted on all ranks: a handler may gather what is spread over them."""
-    assert [rank["saves"] for rank in ranks] == [["epoch_1.pth", "epoch_2.pth"]] * 2
+    assert [rank["saves"] for rank in ranks] == [["epoch_1", "epoch_2"]] * 2
 
 
 def test_a_checkpoint_of_many_fits_one(ranks: list[dict[str, Any]], folder: Path) -> None:
     """The weights are saved under the names of the model inside DistributedDataParallel."""
     torch = pytest.importorskip("torch")
 
-    checkpoint = torch.load(folder / ranks[0]["work_dir"][0] / "epoch_2.pth", weights_only=True)
+    checkpoint = torch.load(folder / ranks[0]["work_dir"][0] / "epoch_2" / "state.pth", weights_only=True)
 
     assert set(checkpoint["state_dict"]) == {"weight", "bias"}
 

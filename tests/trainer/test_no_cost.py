@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from eventloop import Bus
+from eventloop.assemble import DEFAULT_HOOKS
 from eventloop.events import AfterRun, BeforeTrainIter, Event
 from tests.trainer.conftest import MakeTrainer, batches
 
-NO_HOOKS = dict.fromkeys(
-    ("runtime_info", "optimizer", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")
-)
+NO_HOOKS = dict.fromkeys(DEFAULT_HOOKS)
 
 
 @pytest.fixture

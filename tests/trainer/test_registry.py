@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from eventloop import register
+from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook, Hook, LoggerHook
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.writers import JSONLWriter, Writer
@@ -77,7 +78,7 @@ def test_priority_and_name_are_set_on_the_object() -> None:
 def test_the_name_of_a_config_is_the_name_of_its_state(make_trainer: MakeTrainer) -> None:
     """Two hooks of one class with a state are told apart by the names in their configs."""
     configs = [
-        {"type": CheckpointHook, "name": name, "filename_tmpl": f"{name}_{{}}.pth"}
+        {"type": CheckpointHook, "name": name, "filename_tmpl": f"{name}_{{}}"}
         for name in ("often", "seldom")
     ]
 
@@ -256,7 +257,7 @@ def test_a_default_hooks_config_needs_no_type(make_trainer: MakeTrainer) -> None
 
     trainer.train()
 
-    assert [path.name for path in trainer.work_dir.glob("*.pth")] == ["epoch_2.pth"]
+    assert [path.name for path in find_checkpoints(trainer.work_dir)] == ["epoch_2"]
 
 
 def test_a_default_hook_more(make_trainer: MakeTrainer) -> None:
@@ -287,6 +288,6 @@ def test_a_run_from_configs(make_trainer: MakeTrainer) -> None:
 
     trainer.train()
 
-    assert (trainer.work_dir / "epoch_2.pth").exists()
+    assert (trainer.work_dir / "epoch_2").exists()
     assert (trainer.work_dir / "log.jsonl").read_text().count('{"mode":"train"') == 6
     assert "timer" not in {hook.name for hook in trainer.hooks}

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, Hook
 from tests.trainer.conftest import MakeTrainer, collect, record, samples, shuffled, tiny_model
+from tests.trainer.interrupted import assert_same, seed, state_of, stop_after
 
 
 class Counting(Hook):
@@ -94,53 +95,6 @@ def build(
     )  # fmt: skip
 
 
-def seed() -> None:
-    """Put every generator into a known state."""
-    random.seed(7)
-    np.random.seed(7)
-    torch.manual_seed(7)
-
-
-def scramble() -> None:
-    """Put every generator where a new process might be."""
-    random.seed(99)
-    np.random.seed(99)
-    torch.manual_seed(99)
-
-
-def assert_same(a: Any, b: Any) -> None:
-    """Nested states are equal to the bit."""
-    assert type(a) is type(b)
-    if isinstance(a, torch.Tensor):
-        assert torch.equal(a, b)
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_same(a[key], b[key])
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            assert_same(x, y)
-    else:
-        assert a == b
-
-
-def state_of(trainer: Trainer) -> dict[str, Any]:
-    """Everything that changes the course of a training."""
-    state = trainer.state.gather("")
-    best = state["hooks"]["checkpoint"]
-    state["hooks"]["checkpoint"] = {key: value for key, value in best.items() if key != "kept"}
-    del state["meta"]["time"]
-    return state
-
-
-def stop_after(trainer: Trainer, iterations: int) -> None:
-    """Stop the run after so many iterations."""
-    trainer.bus.subscribe(
-        lambda trainer, event: trainer.stop("enough"), "after_train_iter", start=iterations - 1, once=True
-    )
-
-
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("stop", [15, 7, 10, 1, 29], ids=lambda n: f"stop{n}")
 def test_resumed_run_equals_the_uninterrupted_one(
@@ -155,7 +109,7 @@ def test_resumed_run_equals_the_uninterrupted_one(
     first = build(make_trainer, tmp_path / "parts", loader())
     stop_after(first, stop)
     first.train()
-    scramble()
+    seed(99)
     second = build(make_trainer, tmp_path / "parts", loader())
 
     second.resume()
@@ -181,7 +135,7 @@ def test_iteration_based_run_resumes_as_exactly(
     first = build(make_trainer, tmp_path / "parts", loader(), save_every=3, **ITERATIONS)
     stop_after(first, stop)
     first.train()
-    scramble()
+    seed(99)
     second = build(make_trainer, tmp_path / "parts", loader(), save_every=3, **ITERATIONS)
 
     second.resume()
@@ -199,7 +153,7 @@ def test_resume_with_a_loader_that_reads_ahead(make_trainer: MakeTrainer, tmp_pa
     first = build(make_trainer, tmp_path / "parts", with_workers(), max_epochs=2)
     stop_after(first, 7)
     first.train()
-    scramble()
+    seed(99)
     second = build(make_trainer, tmp_path / "parts", with_workers(), max_epochs=2)
 
     second.resume()
@@ -223,7 +177,7 @@ def test_training_goes_on_as_exactly_without_a_file(make_trainer: MakeTrainer, t
     assert_same(state_of(parts), state_of(whole))
 
 
-@pytest.mark.parametrize("name", ["epoch_1.pth", "iter_5.pth", "best_loss_epoch_1.pth"])
+@pytest.mark.parametrize("name", ["epoch_1", "iter_5", "best_loss_epoch_1"])
 def test_any_file_can_be_resumed_from(make_trainer: MakeTrainer, tmp_path: Path, name: str) -> None:
     """Saved before the validation of its epoch, within an iteration, or as the best: each file leads to the same
     end, and the validation of the first epoch is run exactly once."""

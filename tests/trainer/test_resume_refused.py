@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import torch
 from torch import nn
 
 from eventloop import Trainer
-from eventloop.checkpoint import CheckpointError
+from eventloop.checkpoint import PAYLOAD, CheckpointError, load_checkpoint
 from eventloop.hooks import Hook
+from tests.checkpoints import rewrite
 from tests.trainer.conftest import MakeTrainer, tiny_model
 
 
@@ -40,17 +40,9 @@ def refuse(trainer: Trainer, path: Path, message: str, error: type[Exception] = 
     assert (optimizer, iterations) == before[1:]
 
 
-def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
-    """Rewrite a checkpoint with something changed in it."""
-    checkpoint = torch.load(path, weights_only=True)
-    edit(checkpoint)
-    torch.save(checkpoint, path)
-    return path
-
-
 def test_plain_torch_load_reads_it(saved: Path) -> None:
     """`torch.load(weights_only=True)` reads a checkpoint, and its weights fit the plain model."""
-    checkpoint = torch.load(saved / "epoch_2.pth", weights_only=True)
+    checkpoint = torch.load(saved / "epoch_2" / PAYLOAD, weights_only=True)
     model = tiny_model()
 
     model.load_state_dict(checkpoint["state_dict"])
@@ -64,39 +56,43 @@ def test_checkpoint_of_another_model(make_trainer: MakeTrainer, saved: Path) -> 
     model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 5), nn.Linear(5, 3))
     trainer = make_trainer(model=model, work_dir=saved / "other")
     lines = [
-        r"epoch_2.pth is of another model; nothing was loaded:",
+        r"epoch_2 is of another model; nothing was loaded:",
         r"  3.weight: the checkpoint has \(3, 8\), the model \(5, 8\)",
         r"  3.bias: the checkpoint has \(3,\), the model \(5,\)",
         r"  4.weight: \(3, 5\) in the model, not in the checkpoint",
         r"  4.bias: \(3,\) in the model, not in the checkpoint",
     ]
 
-    refuse(trainer, saved / "epoch_2.pth", "\n".join(lines))
+    refuse(trainer, saved / "epoch_2", "\n".join(lines))
 
 
-def test_auto_skips_a_torn_file(make_trainer: MakeTrainer, saved: Path) -> None:
-    """`resume("auto")` takes the newest checkpoint that can be read."""
-    (saved / "epoch_2.pth").write_bytes((saved / "epoch_2.pth").read_bytes()[:1000])
+def test_auto_passes_over_a_damaged_one(
+    make_trainer: MakeTrainer, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`resume("auto")` takes the newest checkpoint that is whole, and says what is wrong with newer ones."""
+    payload = saved / "epoch_2" / PAYLOAD
+    payload.write_bytes(payload.read_bytes()[:1000])
     trainer = make_trainer(work_dir=saved)
 
     found = trainer.resume("auto")
 
-    assert found == saved / "epoch_1.pth"
+    assert found == saved / "epoch_1"
     assert trainer.epoch == 1
+    assert f"passed over for {found}: {payload} is damaged: it has 1000 bytes" in caplog.text
 
 
-def test_a_torn_file_by_its_path(make_trainer: MakeTrainer, saved: Path) -> None:
-    """Asked for by its path, a torn file is refused."""
-    (saved / "epoch_2.pth").write_bytes(b"half a file")
+def test_a_damaged_one_by_its_path(make_trainer: MakeTrainer, saved: Path) -> None:
+    """Asked for by its path, a damaged checkpoint is refused."""
+    (saved / "epoch_2" / PAYLOAD).write_bytes(b"half a file")
 
-    refuse(make_trainer(work_dir=saved), saved / "epoch_2.pth", "epoch_2.pth cannot be read as a checkpoint")
+    refuse(make_trainer(work_dir=saved), saved / "epoch_2", "state.pth is damaged: it has 11 bytes")
 
 
-def test_no_such_file(make_trainer: MakeTrainer, saved: Path) -> None:
+def test_no_such_checkpoint(make_trainer: MakeTrainer, saved: Path) -> None:
     """A misspelled path gets the name of a checkpoint that is there."""
     refuse(
-        make_trainer(work_dir=saved), saved / "epoch_22.pth",
-        "no checkpoint at .*epoch_22.pth: did you mean 'epoch_2.pth'", FileNotFoundError,
+        make_trainer(work_dir=saved), saved / "epoch_22",
+        "no checkpoint at .*epoch_22: did you mean 'epoch_2'", FileNotFoundError,
     )  # fmt: skip
 
 
@@ -144,7 +140,7 @@ def test_checkpoint_of_another_run(
     schedulers = [torch.optim.lr_scheduler.ConstantLR(optimizer)] if "schedulers" in arguments else []
     changes = {**arguments, "optimizer": optimizer, "schedulers": schedulers, "model": model}
 
-    refuse(make_trainer(work_dir=saved / "other", **changes), saved / "epoch_2.pth", message)
+    refuse(make_trainer(work_dir=saved / "other", **changes), saved / "epoch_2", message)
 
 
 def test_other_parameter_groups(make_trainer: MakeTrainer, saved: Path) -> None:
@@ -155,14 +151,14 @@ def test_other_parameter_groups(make_trainer: MakeTrainer, saved: Path) -> None:
 
     refuse(
         trainer,
-        saved / "epoch_2.pth",
+        saved / "epoch_2",
         r"parameter groups have \[4\] parameters, the trainer's \[1, 1, 1, 1\]",
     )
 
 
 def test_checkpoint_of_a_later_version(make_trainer: MakeTrainer, saved: Path) -> None:
     """A schema this version does not know is refused."""
-    path = change(saved / "epoch_2.pth", lambda checkpoint: checkpoint["meta"].update(schema=99))
+    path = rewrite(saved / "epoch_2", lambda checkpoint: checkpoint["meta"].update(schema=99))
 
     refuse(make_trainer(work_dir=saved), path, "has schema 99, this version of eventloop reads 1")
 
@@ -176,7 +172,7 @@ def test_states_of_hooks_that_do_not_match(
         def state_dict(self) -> dict[str, Any]:
             return {}
 
-    change(saved / "epoch_2.pth", lambda checkpoint: checkpoint["hooks"].update(EMAHook={}))
+    rewrite(saved / "epoch_2", lambda checkpoint: checkpoint["hooks"].update(EMAHook={}))
     trainer = make_trainer(work_dir=saved, hooks=[New()])
 
     with caplog.at_level(logging.WARNING, "eventloop"):
@@ -215,17 +211,17 @@ def test_handlers_may_change_what_is_saved(make_trainer: MakeTrainer, tmp_path: 
 
     trainer.train()
 
-    path = trainer.work_dir / "epoch_1.pth"
-    assert torch.load(path, weights_only=True)["note"] == str(path)
+    path = trainer.work_dir / "epoch_1"
+    assert load_checkpoint(path)["note"] == str(path)
 
 
 def test_load_checkpoint_takes_the_weights_alone(make_trainer: MakeTrainer, saved: Path) -> None:
     """`load_checkpoint` leaves counters and optimizer as they are."""
     trainer = make_trainer(work_dir=saved)
 
-    trainer.load_checkpoint(saved / "epoch_2.pth")
+    trainer.load_checkpoint(saved / "epoch_2")
 
-    weights = torch.load(saved / "epoch_2.pth", weights_only=True)["state_dict"]
+    weights = torch.load(saved / "epoch_2" / PAYLOAD, weights_only=True)["state_dict"]
     assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
     assert (trainer.iter, trainer.epoch) == (0, 0)
 
@@ -236,8 +232,8 @@ def test_load_checkpoint_not_strict(make_trainer: MakeTrainer, saved: Path) -> N
     trainer = make_trainer(model=model, work_dir=saved / "other")
 
     with pytest.raises(CheckpointError, match=r"4\.weight"):
-        trainer.load_checkpoint(saved / "epoch_2.pth")
-    trainer.load_checkpoint(saved / "epoch_2.pth", strict=False)
+        trainer.load_checkpoint(saved / "epoch_2")
+    trainer.load_checkpoint(saved / "epoch_2", strict=False)
 
-    weights = torch.load(saved / "epoch_2.pth", weights_only=True)["state_dict"]
+    weights = torch.load(saved / "epoch_2" / PAYLOAD, weights_only=True)["state_dict"]
     assert torch.equal(model.state_dict()["0.weight"], weights["0.weight"])

@@ -3,155 +3,248 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.saver import Saver, SaverProcess
-from eventloop.snapshot import Snapshot
+from eventloop.checkpoint import Serialized, leftovers, load_checkpoint, save_checkpoint
+from eventloop.disk import SaveGivenUp
+from eventloop.manifest import Label, read_manifest
+from eventloop.saver import Saver, SaveReplacedError, State
+from eventloop.saver_client import Job
+from eventloop.snapshot import ChangedWhileCopiedError
+from tests.trainer.saving import DEADLINE, Gate, Late, a_state, assert_same, nothing_is_small, pointers, write
 
-needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
-
-
-def a_state(value: float) -> dict[str, Any]:
-    return {
-        "meta": {"iter": int(value), "names": ["a", "b"], "pair": (1, 2.5), "nothing": None},
-        "state_dict": {
-            "w": torch.full((3, 4), value),
-            "n": torch.tensor(int(value)),
-            "empty": torch.empty(0),
-        },
-        "optimizer": {"state": {0: {"momentum": torch.full((12,), -value)}}},
-    }
+Make = Callable[..., Saver]
 
 
-@pytest.fixture
-def saver_with_process() -> Iterator[Callable[[], Saver]]:
-    """Makes savers whose process is ready."""
-    made: list[Saver] = []
-
-    def make() -> Saver:
-        saver = Saver(save_checkpoint, start_after=0.0)
-        made.append(saver)
-        saver.start_process(a_state(0.0))
-        assert saver.process is not None
-        assert saver.process.wait_ready(60)
-        return saver
-
-    yield make
-    for saver in made:
-        saver.close()
-
-
-def assert_same(loaded: dict[str, Any], value: float) -> None:
-    expected = a_state(value)
-    assert loaded["meta"] == expected["meta"]
-    for name, tensor in expected["state_dict"].items():
-        assert torch.equal(loaded["state_dict"][name], tensor), name
-    assert torch.equal(
-        loaded["optimizer"]["state"][0]["momentum"], expected["optimizer"]["state"][0]["momentum"]
-    )
+# --- a thread ----------------------------------------------------------------------------------------------
 
 
 def test_young_saver_writes_on_a_thread(tmp_path: Path) -> None:
-    """A run that has just begun starts no process."""
-    saver = Saver(save_checkpoint)
-
-    saver.save(a_state(1.0), tmp_path / "a.pth").result(30)
+    """A run that has just begun starts no process; size and time are those of the bytes that are durable."""
+    saver = Saver(write)
+    written = saver.save(a_state(1.0), Job(tmp_path / "a", Label(sequence=4))).result(DEADLINE)
     saver.close()
 
     assert saver.process is None
-    assert_same(load_checkpoint(tmp_path / "a.pth"), 1.0)
+    assert written.bytes == read_manifest(tmp_path / "a").files["state.pth"].bytes
+    assert read_manifest(tmp_path / "a").sequence == 4
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
-@needs_shared_memory
-def test_process_writes_what_the_state_was(saver_with_process: Callable[[], Saver], tmp_path: Path) -> None:
-    """The file holds the state at the call, whatever is done to it while the process writes."""
-    saver = saver_with_process()
-    for value in (1.0, 2.0, 3.0):
-        state = a_state(value)
-        written = saver.save(state, tmp_path / f"{value}.pth")
-        state["state_dict"]["w"].fill_(-1.0)
-        size, _ = written.result(30)
-
-        assert size == (tmp_path / f"{value}.pth").stat().st_size
-        assert_same(load_checkpoint(tmp_path / f"{value}.pth"), value)
-
-
-@needs_shared_memory
-def test_killed_process_loses_no_save(saver_with_process: Callable[[], Saver], tmp_path: Path) -> None:
-    """When the process is killed, the save it was given and the next ones are written by the thread."""
-    saver = saver_with_process()
-    assert saver.process is not None
-    os.kill(saver.process.pid, signal.SIGSTOP)
-    first = saver.save(a_state(1.0), tmp_path / "first.pth")
-    os.kill(saver.process.pid, signal.SIGKILL)
-
-    first.result(30)
-    saver.save(a_state(2.0), tmp_path / "second.pth").result(30)
-
-    assert_same(load_checkpoint(tmp_path / "first.pth"), 1.0)
-    assert_same(load_checkpoint(tmp_path / "second.pth"), 2.0)
-
-
-@needs_shared_memory
-def test_error_of_the_process_is_the_error_of_the_save(
-    saver_with_process: Callable[[], Saver], tmp_path: Path
+@pytest.mark.parametrize("small", [True, False])
+def test_a_thread_writes_what_the_state_was(
+    make_saver: Make, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    """What neither the process nor the thread can write is an error, and the next save works."""
-    saver = saver_with_process()
-    (tmp_path / "file").touch()
+    """The state at the call is written, whatever is done to it meanwhile: a small one as bytes, a large one copied."""
+    if not small:
+        monkeypatch.setattr("eventloop.saver.SMALL", 0)
+    state = a_state(1.0)
+    written = make_saver(gate.write).save(state, Job(tmp_path / "a"))
+    state["state_dict"]["w"].fill_(-1.0)
+    gate.open.set()
+    written.result(DEADLINE)
 
-    with pytest.raises(OSError, match="file"):
-        saver.save(a_state(1.0), tmp_path / "file" / "a.pth").result(30)
-    saver.save(a_state(2.0), tmp_path / "b.pth").result(30)
-
-    assert_same(load_checkpoint(tmp_path / "b.pth"), 2.0)
+    assert isinstance(gate.states[0], Serialized) == small
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
-@needs_shared_memory
-def test_process_outlives_ctrl_c_and_ends_with_its_parent(saver_with_process: Callable[[], Saver]) -> None:
-    """SIGINT and SIGTERM to the group do not end it; the end of its input does."""
-    saver = saver_with_process()
-    process = saver.process
-    assert process is not None
-    os.kill(process.pid, signal.SIGINT)
-    os.kill(process.pid, signal.SIGTERM)
+def test_what_is_replaced_goes_when_the_new_one_is_durable(
+    make_saver: Make, gate: Gate, tmp_path: Path
+) -> None:
+    """Not before; what is not there any more is nothing to speak of."""
+    save_checkpoint(a_state(1.0), tmp_path / "old")
+    job = Job(tmp_path / "new", replaces=(tmp_path / "old", tmp_path / "gone"))
+    written = make_saver(gate.write).save(a_state(2.0), job)
+    assert gate.entered.wait(DEADLINE)
+    while_written = os.listdir(tmp_path)
+    gate.open.set()
+    written.result(DEADLINE)
 
-    assert process.ready
+    assert (while_written, os.listdir(tmp_path)) == (["old"], ["new"])
+
+
+def test_what_cannot_be_removed(
+    make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new one is durable, so that is no failed save: it is said in the log."""
+
+    def fail(path: Path) -> None:
+        raise OSError("input/output error")
+
+    monkeypatch.setattr("eventloop.saver.remove_checkpoint", fail)
+    save_checkpoint(a_state(1.0), tmp_path / "old")
+    make_saver().save(a_state(2.0), Job(tmp_path / "new", replaces=(tmp_path / "old",))).result(DEADLINE)
+
+    assert "a checkpoint that was replaced could not be removed: input/output error" in caplog.text
+    assert_same(load_checkpoint(tmp_path / "new"), 2.0)
+
+
+def test_a_save_that_fails_replaces_nothing(make_saver: Make, tmp_path: Path) -> None:
+    """Its error is the future's, and what was to be replaced is there."""
+
+    def fail(state: State, job: Job, given_up: threading.Event) -> int:
+        raise OSError("input/output error")
+
+    save_checkpoint(a_state(1.0), tmp_path / "old")
+    written = make_saver(fail).save(a_state(2.0), Job(tmp_path / "new", replaces=(tmp_path / "old",)))
+
+    with pytest.raises(OSError, match="input/output error"):
+        written.result(DEADLINE)
+    assert os.listdir(tmp_path) == ["old"]
+
+
+def test_busy(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
+    """While one is under way another one is refused: there is nowhere to copy it to."""
+    saver = make_saver(gate.write)
+    before = saver.busy
+    written = saver.save(a_state(1.0), Job(tmp_path / "a"))
+
+    assert (before, saver.busy) == (False, True)
+    with pytest.raises(
+        RuntimeError, match="the save before is under way: wait for it, or make the Saver with spare=True"
+    ):
+        saver.save(a_state(2.0), Job(tmp_path / "b"))
+    gate.open.set()
+    written.result(DEADLINE)
+    assert not saver.busy
+    saver.save(a_state(2.0), Job(tmp_path / "b")).result(DEADLINE)
+
+
+def test_a_saver_that_is_closed_has_written(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` lets a save end that is being written, also one that is still being copied."""
+    nothing_is_small(monkeypatch)
+    saver, state = Saver(write, start_after=None), a_state(1.0)
+    saver.save(state, Job(tmp_path / "a"), later=lambda: {state["state_dict"]["w"].data_ptr()})
     saver.close()
 
-    assert process.exit_code == 0
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+    names = {thread.name for thread in threading.enumerate()}
+    assert names.isdisjoint({"eventloop checkpoint", "eventloop checkpoint copy"})
 
 
-@needs_shared_memory
-def test_shared_memory_has_no_name() -> None:
-    """Nothing is left behind under a name, however the processes end."""
-    before = set(os.listdir("/dev/shm"))
-    snapshot = Snapshot(shared=True)
-    snapshot.pack(a_state(1.0))
-
-    assert set(os.listdir("/dev/shm")) == before
+# --- spare buffers -----------------------------------------------------------------------------------------
 
 
-def test_snapshot_reuses_its_buffers() -> None:
-    """The second snapshot of one layout lies where the first lay."""
-    snapshot = Snapshot()
-    first = snapshot.take(a_state(1.0))["state_dict"]["w"]
-    second = snapshot.take(a_state(2.0))["state_dict"]["w"]
+@pytest.mark.parametrize("small", [True, False])
+def test_a_newer_state_takes_the_place_of_one_that_waits(
+    make_saver: Make, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """The first is being written, the second waits, the third replaces it."""
+    if not small:
+        monkeypatch.setattr("eventloop.saver.SMALL", 0)
+    saver = make_saver(gate.write, spare=True)
+    first = saver.save(a_state(1.0), Job(tmp_path / "a"))
+    assert gate.entered.wait(DEADLINE)
+    second = saver.save(a_state(2.0), Job(tmp_path / "b"))
+    third = saver.save(a_state(3.0), Job(tmp_path / "c"))
 
-    assert first.data_ptr() == second.data_ptr()
-    assert torch.equal(second, torch.full((3, 4), 2.0))
+    with pytest.raises(SaveReplacedError, match="a newer state was to be saved"):
+        second.result(DEADLINE)
+    gate.open.set()
+    first.result(DEADLINE)
+    third.result(DEADLINE)
+    assert sorted(os.listdir(tmp_path)) == ["a", "c"]
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+    assert_same(load_checkpoint(tmp_path / "c"), 3.0)
 
 
-def test_saver_process_without_a_parent_message_ends() -> None:
-    """Closing a process that was never given anything ends it."""
-    process = SaverProcess()
-    process.close()
+def test_one_that_waits_is_dropped(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
+    """`drop_waiting` does that without a newer one, and leaves the one that is being written."""
+    saver = make_saver(gate.write, spare=True)
+    saver.drop_waiting()
+    first = saver.save(a_state(1.0), Job(tmp_path / "a"))
+    assert gate.entered.wait(DEADLINE)
+    second = saver.save(a_state(2.0), Job(tmp_path / "b"))
+    saver.drop_waiting()
+    gate.open.set()
 
-    assert process.exit_code == 0
+    assert isinstance(second.exception(DEADLINE), SaveReplacedError)
+    first.result(DEADLINE)
+    saver.close()
+    assert os.listdir(tmp_path) == ["a"]
+
+
+# --- copies that come later --------------------------------------------------------------------------------
+
+
+def test_join_waits_for_the_copy(make_saver: Make, late: Late, tmp_path: Path) -> None:
+    """What comes later may be changed once `join` returns; the rest may be at once."""
+    saver, state = make_saver(), a_state(1.0)
+    written = saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
+    state["state_dict"]["n"].fill_(-1)
+    state["optimizer"]["state"][0]["momentum"].fill_(7.0)
+    assert late.entered.wait(DEADLINE)
+    threading.Thread(target=late.let_go_when_waited_for).start()
+    saver.join()
+    state["state_dict"]["w"].fill_(-1.0)
+    written.result(DEADLINE)
+
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+def test_what_comes_later_is_asked_for_a_large_state_alone(make_saver: Make, tmp_path: Path) -> None:
+    """A small one is copied in less time than the question takes."""
+    asked: list[bool] = []
+
+    def later() -> set[int]:
+        asked.append(True)
+        return set()
+
+    saver = make_saver()
+    saver.save(a_state(1.0), Job(tmp_path / "a"), later=later).result(DEADLINE)
+    assert asked == []
+    saver.save({"state_dict": {"w": torch.zeros(3 << 20)}}, Job(tmp_path / "b"), later=later).result(DEADLINE)
+    assert asked == [True]
+
+
+def test_a_change_without_join_is_an_error(make_saver: Make, late: Late, tmp_path: Path) -> None:
+    """The copy is of neither state, so it is not written; the next save works."""
+    saver, state = make_saver(), a_state(1.0)
+    written = saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
+    assert late.entered.wait(DEADLINE)
+    state["state_dict"]["w"].fill_(-1.0)
+    late.go.set()
+
+    with pytest.raises(
+        ChangedWhileCopiedError, match="1 tensors of the parameters or of the optimizer's state"
+    ):
+        written.result(DEADLINE)
+    assert os.listdir(tmp_path) == []
+    saver.save(a_state(2.0), Job(tmp_path / "b")).result(DEADLINE)
+    assert_same(load_checkpoint(tmp_path / "b"), 2.0)
+
+
+def test_abandoned_while_it_is_copied(late: Late, tmp_path: Path) -> None:
+    """A save that has nothing to write yet is given up, and is not written when its copy is there."""
+    saver, state = Saver(write, start_after=None), a_state(1.0)
+    saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
+    assert late.entered.wait(DEADLINE)
+
+    assert saver.abandon() == "given up"
+    copier = saver._copier
+    assert copier is not None
+    late.go.set()
+    copier.end(DEADLINE)
+    assert os.listdir(tmp_path) == []
+
+
+def test_abandoned_before_it_was_begun(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
+    """A save that waits for its turn is given up too."""
+    saver = Saver(gate.write, start_after=None, spare=True)
+    saver.save(a_state(1.0), Job(tmp_path / "a"))
+    assert gate.entered.wait(DEADLINE)
+    second = saver.save(a_state(2.0), Job(tmp_path / "b"))
+
+    assert saver.abandon() == "given up"
+    gate.open.set()
+    assert isinstance(second.exception(DEADLINE), SaveGivenUp)
+    assert str(second.exception()) == f"{tmp_path / 'b'} was given up"
+    assert not (tmp_path / "b").exists()
+    assert leftovers(tmp_path) == []

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ import torch
 
 from eventloop import Trainer
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.disk import Disk, SaveGivenUp
 from eventloop.events import Event
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
-from eventloop.saver import Saver, SaverProcess
-from eventloop.saver_thread import SaveGivenUp
+from eventloop.manifest import Label
+from eventloop.saver import Saver, State
+from eventloop.saver_client import Job, SaverProcess
+from eventloop.verify import verify_checkpoint
 from eventloop.writers.writer import Writer
 from tests.trainer.conftest import DEADLINE, MakeTrainer, collect
 
@@ -67,38 +71,34 @@ def stuck() -> Iterator[Stuck]:
     writer.gate.set()
 
 
-class HeldFile:
-    """Holds up the save of a checkpoint: the name it is written under first is a pipe that nobody reads."""
+class Hold:
+    """Holds up the saves of a checkpoint, in the middle of their writing, until they are let go."""
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.pipe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        self._other_name = path.parent.with_name("other-name-of-the-pipe")
-        os.mkfifo(self._other_name)
-        os.link(self._other_name, self.pipe)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.entered, self.gate = threading.Event(), threading.Event()
+        write = Disk.write
 
-    def read(self, count: int) -> bytes:
-        """Read some of what is written, once there is any."""
-        with open(self._other_name, "rb", buffering=0) as reader:
-            return reader.read(count)
+        def held(disk: Disk, file: FileIO, data: memoryview) -> int:
+            if f"/.{name}." in str(file.name):
+                self.entered.set()
+                self.gate.wait(DEADLINE)
+            return write(disk, file, data)
 
-    def let_go(self) -> None:
-        """Let whoever opens or writes it go on; without a reader a write fails."""
-        os.close(os.open(self._other_name, os.O_RDONLY | os.O_NONBLOCK))
+        monkeypatch.setattr(Disk, "write", held)
 
 
 @pytest.fixture
-def hold() -> Iterator[Callable[[Path], HeldFile]]:
+def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Hold]]:
     """Holds up saves until the end of the test."""
-    held: list[HeldFile] = []
+    holds: list[Hold] = []
 
-    def hold(path: Path) -> HeldFile:
-        held.append(HeldFile(path))
-        return held[-1]
+    def hold(name: str) -> Hold:
+        holds.append(Hold(monkeypatch, name))
+        return holds[-1]
 
     yield hold
-    for file in held:
-        file.let_go()
+    for held in holds:
+        held.gate.set()
 
 
 def press(times: int = 2) -> None:
@@ -276,12 +276,12 @@ def checkpointed(make_trainer: MakeTrainer, **changes: Any) -> Trainer:
 
 def test_a_save_under_way_is_given_up(
     make_trainer: MakeTrainer,
-    hold: Callable[[Path], HeldFile],
+    hold: Callable[[str], Hold],
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
     """A thread's save is named, its event is checkpoint_failed, nothing is left of it, and older ones are intact."""
-    hold(tmp_path / "run" / "iter_4.pth")
+    hold("iter_4")
     trainer = checkpointed(make_trainer)
     seen = collect(trainer, "checkpoint_saved", "checkpoint_failed")
     press_twice(trainer, 5)
@@ -289,22 +289,22 @@ def test_a_save_under_way_is_given_up(
     ended_by_ctrl_c(trainer)
 
     assert warnings_of(caplog) == [
-        f"checkpoint {tmp_path / 'run' / 'iter_4.pth'} was given up; older ones are intact"
+        f"checkpoint {tmp_path / 'run' / 'iter_4'} was given up; older ones are intact"
     ]
     assert [(type(e).__name__, Path(e.path).name) for e in seen] == [
-        ("CheckpointSaved", "iter_2.pth"), ("CheckpointFailed", "iter_4.pth"),
+        ("CheckpointSaved", "iter_2"), ("CheckpointFailed", "iter_4"),
     ]  # fmt: skip
     assert seen[1].error == "given up: the run was ended at once"
-    assert os.listdir(tmp_path / "run") == ["iter_2.pth"]
-    assert load_checkpoint(tmp_path / "run" / "iter_2.pth")["meta"]["iter"] == 2
+    assert os.listdir(tmp_path / "run") == ["iter_2"]
+    assert load_checkpoint(tmp_path / "run" / "iter_2")["meta"]["iter"] == 2
 
 
 @pytest.mark.parametrize("function", ["after_train_iter", "after_train", "after_run"])
 def test_while_a_save_is_waited_for(
-    function: str, make_trainer: MakeTrainer, hold: Callable[[Path], HeldFile], tmp_path: Path
+    function: str, make_trainer: MakeTrainer, hold: Callable[[str], Hold], tmp_path: Path
 ) -> None:
     """The second Ctrl-C ends the wait for a save, wherever the checkpoint hook waits."""
-    hold(tmp_path / "run" / "iter_4.pth")
+    hold("iter_4")
     trainer = checkpointed(make_trainer, default_hooks={"param_scheduler": None})
     hook = next(hook for hook in trainer.hooks if isinstance(hook, CheckpointHook))
     first_at = (
@@ -322,7 +322,7 @@ def test_while_a_save_is_waited_for(
     ended_by_ctrl_c(trainer)
 
     pressed[0].join(DEADLINE)
-    assert [*(tmp_path / "run").glob("*")] == [tmp_path / "run" / "iter_2.pth"]
+    assert [*(tmp_path / "run").glob("*")] == [tmp_path / "run" / "iter_2"]
 
 
 def test_the_first_interrupt_waits_for_the_save(
@@ -331,9 +331,9 @@ def test_the_first_interrupt_waits_for_the_save(
     """Without `graceful_interrupt` the first Ctrl-C raises, and what is under way is brought to its end."""
     go, kept = threading.Event(), Kept()
 
-    def slow(state: Any, path: Path) -> int:
+    def slow(state: Any, path: Path, label: Label, **options: Any) -> int:
         go.wait(DEADLINE)
-        return save_checkpoint(state, path)
+        return save_checkpoint(state, path, label, **options)
 
     monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", slow)
     trainer = checkpointed(make_trainer, writers=[kept])
@@ -350,51 +350,52 @@ def test_the_first_interrupt_waits_for_the_save(
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
 
-    assert load_checkpoint(tmp_path / "run" / "iter_2.pth")["meta"]["iter"] == 2
+    assert load_checkpoint(tmp_path / "run" / "iter_2")["meta"]["iter"] == 2
     assert "CheckpointSaved" in kept.seen
     assert kept.closed
+
+
+def write(state: State, job: Job, given_up: threading.Event) -> int:
+    return save_checkpoint(state, job.path, job.label, given_up=given_up)
 
 
 def a_state(megabytes: int = 4) -> dict[str, Any]:
     return {"state_dict": {"w": torch.full((megabytes << 18,), 1.0)}}
 
 
-def test_a_thread_leaves_torch_save(hold: Callable[[Path], HeldFile], tmp_path: Path) -> None:
+def test_a_thread_leaves_torch_save(hold: Callable[[str], Hold], tmp_path: Path) -> None:
     """What is given up in the middle ends at the next piece, so that no thread is in torch at the exit."""
-    held = hold(tmp_path / "run" / "a.pth")
-    saver = Saver(save_checkpoint, start_after=None)
-    written = saver.save(a_state(20), tmp_path / "run" / "a.pth")
-    with open(tmp_path / "other-name-of-the-pipe", "rb") as reader:
-        reader.read(1)
-        left = saver.abandon()
-        while reader.read(1 << 16):
-            pass
+    held = hold("a")
+    saver = Saver(write, start_after=None)
+    written = saver.save(a_state(20), Job(tmp_path / "a"))
+    assert held.entered.wait(DEADLINE)
+    left = saver.abandon()
+    held.gate.set()
 
     assert left == "given up"
     assert isinstance(written.exception(DEADLINE), SaveGivenUp)
-    assert not held.pipe.exists()
-    assert not (tmp_path / "run" / "a.pth").exists()
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_save_that_is_done_in_a_moment_is_not_given_up(tmp_path: Path) -> None:
     """Most saves need no patience."""
-    saver = Saver(save_checkpoint)
-    saver.save(a_state(1), tmp_path / "a.pth")
+    saver = Saver(write)
+    saver.save(a_state(1), Job(tmp_path / "a"))
 
     assert saver.abandon(DEADLINE) == ""
-    assert torch.equal(load_checkpoint(tmp_path / "a.pth")["state_dict"]["w"], a_state(1)["state_dict"]["w"])
+    assert torch.equal(load_checkpoint(tmp_path / "a")["state_dict"]["w"], a_state(1)["state_dict"]["w"])
 
 
 def test_abandoning_a_saver_that_saved_nothing() -> None:
     """Nothing is left of nothing."""
-    assert Saver(save_checkpoint).abandon() == ""
+    assert Saver(write).abandon() == ""
 
 
 @pytest.fixture
 def stopped() -> Iterator[tuple[Saver, SaverProcess]]:
     """A saver whose process is ready, and stopped."""
-    saver = Saver(save_checkpoint, start_after=0.0)
-    saver.start_process(a_state())
+    saver = Saver(write, start_after=0.0)
+    saver.start_process()
     assert saver.process is not None
     assert saver.process.wait_ready(60)
     os.kill(saver.process.pid, signal.SIGSTOP)
@@ -408,7 +409,7 @@ def stopped() -> Iterator[tuple[Saver, SaverProcess]]:
 def test_a_process_finishes_alone(stopped: tuple[Saver, SaverProcess], tmp_path: Path) -> None:
     """A save that a process has is left to it: it becomes durable, and then the process ends."""
     saver, process = stopped
-    written = saver.save(a_state(), tmp_path / "a.pth")
+    written = saver.save(a_state(), Job(tmp_path / "a"))
 
     left = saver.abandon()
     os.kill(process.pid, signal.SIGCONT)
@@ -416,7 +417,7 @@ def test_a_process_finishes_alone(stopped: tuple[Saver, SaverProcess], tmp_path:
     process.close()
 
     assert (left, process.exit_code) == ("process", 0)
-    assert torch.equal(load_checkpoint(tmp_path / "a.pth")["state_dict"]["w"], a_state()["state_dict"]["w"])
+    assert torch.equal(load_checkpoint(tmp_path / "a")["state_dict"]["w"], a_state()["state_dict"]["w"])
 
 
 @needs_shared_memory
@@ -429,14 +430,14 @@ def test_the_hook_leaves_a_save_to_its_process(
     """It says so in one line, and announces neither success nor failure, of which it knows nothing."""
     saver, process = stopped
     hook = CheckpointHook(interval=2)
-    hook._saver = saver
+    hook.saves.saver = saver
     trainer = make_trainer(max_iters=20, hooks=[hook])
     seen = collect(trainer, "checkpoint_saved", "checkpoint_failed")
     press_twice(trainer, 3)
 
     ended_by_ctrl_c(trainer)
 
-    path = tmp_path / "run" / "iter_2.pth"
+    path = tmp_path / "run" / "iter_2"
     assert warnings_of(caplog) == [f"checkpoint {path} is still being written, by a process that finishes it"]
     assert seen == []
     os.kill(process.pid, signal.SIGCONT)
@@ -458,17 +459,17 @@ def test_a_process_that_is_being_started_is_deaf_to_ctrl_c() -> None:
 LEAVES = """
 import os, signal, sys, torch
 from pathlib import Path
-from eventloop.checkpoint import save_checkpoint
 from eventloop.saver import Saver
+from eventloop.saver_client import Job
 
-saver = Saver(save_checkpoint, start_after=0.0)
+saver = Saver(lambda state, job, given_up: 0, start_after=0.0)
 state = {"state_dict": {"w": torch.ones(1 << 20)}}
-saver.start_process(state)
+saver.start_process()
 assert saver.process.wait_ready(60)
-written = saver.save(state, Path("first.pth"))  # the process has mapped the memory
+written = saver.save(state, Job(Path("first")))  # the process has mapped the memory
 written.result(60)
-os.mkfifo(f".second.pth.{saver.process.pid}.tmp")
-saver.save(state, Path("second.pth"))
+os.kill(saver.process.pid, signal.SIGSTOP)
+saver.save(state, Job(Path("second")))
 print(saver.process.pid, flush=True)
 input()
 print(saver.abandon(), flush=True)
@@ -491,12 +492,11 @@ def test_a_process_that_is_left_says_nothing(tmp_path: Path) -> None:
     process.stdin.flush()
     assert process.stdout.readline() == "process\n"
     assert process.wait(60) == 0
-    with open(tmp_path / f".second.pth.{pid}.tmp", "rb") as reader:  # now its disk goes on
-        while reader.read(1 << 16):
-            pass
+    os.kill(pid, signal.SIGCONT)
 
     assert process.stderr.read() == ""  # until the other process, which has it too, has ended
     process.communicate()
+    assert verify_checkpoint(tmp_path / "second").keys == ("state_dict",)
 
 
 # --- the interpreter's exit --------------------------------------------------------------------------------
@@ -504,8 +504,14 @@ def test_a_process_that_is_left_says_nothing(tmp_path: Path) -> None:
 SCRIPT = """
 import torch
 from eventloop import Trainer
+from eventloop.disk import Disk
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
+
+def held(disk, file, data):
+    open("hold").read()
+
+Disk.write = held
 
 class Endless(torch.utils.data.IterableDataset):
     def __iter__(self):
@@ -535,12 +541,10 @@ def test_a_script_ends_although_a_save_hangs(tmp_path: Path) -> None:
     assert process.stderr is not None
     try:
         process.stdout.readline()
-        pipe = tmp_path / "run" / f".iter_2.pth.{process.pid}.tmp"
-        os.mkfifo(pipe)
+        os.mkfifo(tmp_path / "hold")
         process.stdin.write("go\n")
         process.stdin.flush()
-        with open(pipe, "rb", buffering=0) as reader:  # opened: the save is under way, and fills the pipe
-            reader.read(1)
+        with open(tmp_path / "hold", "wb"):  # opened: the save is under way, and reads from the pipe
             process.send_signal(signal.SIGINT)
             assert process.stderr.readline() == "asked once\n"
             process.send_signal(signal.SIGINT)
@@ -550,6 +554,6 @@ def test_a_script_ends_although_a_save_hangs(tmp_path: Path) -> None:
         process.communicate()
 
     assert process.returncode == -signal.SIGINT, errors
-    assert errors.startswith("checkpoint run/iter_2.pth was given up; older ones are intact\n")
+    assert errors.startswith("checkpoint run/iter_2 was given up; older ones are intact\n")
     assert "\nKeyboardInterrupt\n" in errors
     assert os.listdir(tmp_path / "run") == []

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from eventloop.checkpoint import PAYLOAD
 from eventloop.hooks.bn_statistics import update_bn_stats
 from tests.trainer.two_ranks_script import SHARES, model_with_bn, rows_of
 
@@ -98,7 +99,7 @@ def test_precise_at_the_end(ranks: Ranks) -> None:
 
 def test_the_checkpoint_is_precise(ranks: Ranks, folder: Path) -> None:
     """The checkpoint of the last epoch has the precise statistics, that of the first the synced averages."""
-    first, last = (torch.load(folder / "run" / f"epoch_{n}.pth", weights_only=True) for n in (1, 2))
+    first, last = (torch.load(folder / "run" / f"epoch_{n}" / PAYLOAD, weights_only=True) for n in (1, 2))
     synced = {name.removeprefix("module."): b for name, b in ranks[0]["training"]["after"][0].items()}
 
     assert_same(last["state_dict"], ranks[0]["training"]["end"])
@@ -119,7 +120,7 @@ def test_only_rank_0_writes(ranks: Ranks, folder: Path) -> None:
         if path.is_file()
     )
 
-    assert names == ["epoch_1.pth", "epoch_2.pth", "metrics.jsonl", "tfevents"]
+    assert names == [*["manifest.json"] * 2, "metrics.jsonl", *["state.pth"] * 2, "tfevents"]
     assert (folder / "run" / "metrics.jsonl").read_text().count('"before_run"') == 2
 
 

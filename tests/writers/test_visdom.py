@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,8 +18,10 @@ import pytest
 
 from eventloop.bus import Bus
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
+from eventloop.process_lane import ProcessLane
 from eventloop.subscription import SubscriptionStats
 from eventloop.writers.visdom_writer import VisdomWriter
+from tests.conftest import DEADLINE
 from tests.writers.visdom_server import Relay, Server, free_port
 
 Attach = Callable[..., Bus]
@@ -112,7 +116,7 @@ def test_only_interested_keys_are_drawn(attach: Attach, make: Make, server: Serv
 def test_a_key_that_never_came_is_named(attach: Attach, make: Make, caplog: pytest.LogCaptureFixture) -> None:
     """A misspelled key does not pass in silence."""
     with caplog.at_level(logging.WARNING, "eventloop"):
-        write(attach(make(interested_keys=["loss", "acuracy"])), *train(1))
+        write(attach(make(interested_keys=["loss", "acuracy"], offload="thread")), *train(1))
 
     assert "nothing was logged under 'acuracy'; names of metrics, or mode/name, are expected" in caplog.text
 
@@ -304,6 +308,47 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(ImportError, match=r"needs visdom: pip install 'torch-eventloop\[visdom\]'"):
         VisdomWriter()
+
+
+def test_it_runs_in_a_process(attach: Attach, account: Account, make: Make, server: Server, env: str) -> None:
+    """Unless a thread is asked for."""
+    places = []
+    for offload in (None, "thread", "process"):
+        bus = attach(make(offload=offload))
+        write(bus, *train(1))
+        places.append((account(bus).runs_on, account(bus).delivered))
+
+    assert places == [("process", 1), ("thread", 1), ("process", 1)]
+    assert server.curve(env, "loss") == [(1, 0.5)]
+
+
+def test_class_that_no_process_can_import_runs_on_a_thread(attach: Attach, account: Account) -> None:
+    """A user's class need not be in a module."""
+
+    class Mine(VisdomWriter):
+        pass
+
+    assert account(attach(Mine())).runs_on == "thread"
+
+
+def test_process_that_is_killed_is_replaced(attach: Attach, make: Make, server: Server, env: str) -> None:
+    """The curve is whole: the next one goes on where it ended."""
+    bus = attach(make())
+    for event in train(1, 2):
+        bus.emit(event)
+    assert bus.flush(DEADLINE)
+    (lane,) = (s.lane for s in bus._subscribers._subscriptions if isinstance(s.lane, ProcessLane))
+    assert lane.worker is not None
+    os.kill(lane.worker.pid, signal.SIGKILL)
+    write(bus, *train(3, 4))
+
+    assert server.curve(env, "loss") == [(step, 0.5) for step in (1, 2, 3, 4)]
+
+
+def test_place_that_there_is_not_is_refused() -> None:
+    """At the line that wrote it."""
+    with pytest.raises(ValueError, match="offload must be one of 'auto', 'thread', 'process', got 'gpu'"):
+        VisdomWriter(offload="gpu")
 
 
 def test_building_it_asks_nobody() -> None:

@@ -1,0 +1,299 @@
+"""What does a checkpoint cost the training that goes on meanwhile?
+
+    python -m benchmarks.checkpoint_stall --json benchmarks/results/checkpoint_stall.json
+
+One model with momentum, 400 MB together, is trained by one trainer for each way to save; they take turns. A turn is
+so many iterations, with a checkpoint after the first, and lasts until that is on the disk. Beside our CheckpointHook:
+no checkpoint, `torch.save` with fsync on the training thread, a clone of all tensors that a thread writes, and
+`torch.distributed.checkpoint.async_save`.
+
+- blocked: what the training thread spends in the call and, before the optimizer's step, in waiting for the copy
+- cost: the turn, until the last iteration ends, less the same turn without a checkpoint
+- slowest: the slowest iteration of the turn over the median iteration without a checkpoint, the call included
+- durable: from the call until the bytes are on the disk
+
+The second part, on an idle machine, is the bandwidth of our saver, hash included, beside `dd conv=fsync` of as many
+bytes; the third the memory of the training process and its saver over many saves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks._savers import WAYS, Ours, Synchronous, Way
+from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
+from eventloop import Trainer
+from eventloop.checkpoint import save_checkpoint
+from eventloop.disk import DISK
+
+WIDTH, DEPTH = 2048, 12
+"""Twelve layers of 2048 x 2048 float32: 200 MB, and as much momentum."""
+WARM_UP = 2
+"""Turns until the saver's process is there and every buffer has been touched."""
+
+
+@dataclass
+class Turn:
+    """What was measured of one turn, in seconds."""
+
+    blocked: float
+    iterations: list[float]
+    durable: float
+
+    @property
+    def total(self) -> float:
+        """All iterations."""
+        return sum(self.iterations)
+
+
+def build(width: int, depth: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model and its optimizer."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    model = nn.Sequential(*layers)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+
+def turns(way: Way, batch: tuple[torch.Tensor, torch.Tensor], iterations: int) -> Generator[Turn]:
+    """Train for ever, a turn at each `next`; the first iteration of a turn ends with a checkpoint."""
+    default: dict[str, Any] = dict.fromkeys(("preemption", "garbage_collection", "logger"))
+    if not (hooks := way.hooks()):
+        default["checkpoint"] = None
+    trainer = Trainer(
+        way.model, optimizer=way.optimizer, max_iters=10**9, hooks=hooks,
+        default_hooks=default, work_dir=way.directory / "run",
+    )  # fmt: skip
+    way.attach(trainer)
+    taken: list[float] = []
+    way.due, began = True, perf_counter()
+    for _ in trainer.epochs():
+        last = perf_counter()
+        for inputs, target in trainer.batches(repeat(batch)):
+            now = perf_counter()
+            if trainer.iter:
+                taken.append(now - last)
+            if len(taken) == iterations:
+                way.wait()
+                yield Turn(way.blocked, taken, perf_counter() - began - taken[0])
+                taken, way.blocked, way.due = [], 0.0, True
+                began = now = perf_counter()
+            last = now
+            trainer.outputs = {"loss": F.mse_loss(way.model(inputs), target)}
+
+
+def take_turns(options: argparse.Namespace, directory: Path) -> dict[str, list[Turn]]:
+    """Every way in every round, each round beginning with another one."""
+    model, optimizer = build(options.width, DEPTH)
+    batch = (torch.randn(options.batch, options.width), torch.randn(options.batch, options.width))
+    ways = [way(model, optimizer, directory / str(n)) for n, way in enumerate(WAYS.values())]
+    running = {way.name: turns(way, batch, options.iterations) for way in ways}
+    taken: dict[str, list[Turn]] = defaultdict(list)
+    for turn in range(-WARM_UP, options.rounds):
+        names = [*running][turn % len(running) :] + [*running][: turn % len(running)]
+        for name in names:
+            one = next(running[name])
+            if turn >= 0:
+                taken[name].append(one)
+            print(f"{turn:3} {name:20} {one.total:6.2f} s, blocked {one.blocked:.4f} s", flush=True)
+    for way in ways:
+        running[way.name].close()
+        way.close()
+    return taken
+
+
+def median(values: Iterable[float]) -> float:
+    """The median."""
+    return statistics.median(values)
+
+
+def figures(taken: dict[str, list[Turn]]) -> dict[str, dict[str, float]]:
+    """By way: seconds, and ratios within a round; medians over the rounds."""
+    plain, sync = taken[Way.name], taken[Synchronous.name]
+    costs = {
+        name: [a.total - b.total for a, b in zip(turns, plain, strict=True)] for name, turns in taken.items()
+    }
+    steps = [median(turn.iterations) for turn in plain]
+    sync_cost = median(turn.blocked for turn in sync)
+    return {
+        name: {
+            "blocked": median(turn.blocked for turn in turns),
+            "blocked / sync": median(a.blocked / b.blocked for a, b in zip(turns, sync, strict=True)),
+            "cost": median(costs[name]),
+            "cost / sync": median(costs[name]) / sync_cost,
+            "slowest / step": median(max(t.iterations) / step for t, step in zip(turns, steps, strict=True)),
+            "durable": median(turn.durable for turn in turns),
+        }
+        for name, turns in taken.items()
+    }
+
+
+def bandwidth(options: argparse.Namespace, directory: Path) -> dict[str, float]:
+    """Bytes a second of `dd`, and of a save as the saver's process makes it, taking turns."""
+    state = {"state_dict": {"w": torch.randn(options.width * options.width * DEPTH * 2)}}
+    size = state["state_dict"]["w"].nbytes
+    torch.serialization.set_crc32_options(False)
+    taken: dict[str, list[float]] = defaultdict(list)
+    for turn in range(options.rounds + 1):
+        began = perf_counter()
+        command = [
+            "dd",
+            "if=/dev/zero",
+            f"of={directory / 'dd'}",
+            "bs=4M",
+            f"count={size >> 22}",
+            "conv=fsync",
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        between = perf_counter()
+        save_checkpoint(state, directory / f"c{turn}")
+        ended = perf_counter()
+        DISK.remove(directory / "dd")
+        DISK.remove(directory / f"c{turn}")
+        if turn:
+            taken["dd conv=fsync"].append(size / (between - began))
+            taken["eventloop"].append(size / (ended - between))
+    ratio = median(a / b for a, b in zip(taken["eventloop"], taken["dd conv=fsync"], strict=True))
+    return {**{name: median(values) for name, values in taken.items()}, "ratio": ratio}
+
+
+def memory(options: argparse.Namespace) -> dict[str, float]:
+    """`look_at_memory`, in a process that has done nothing else."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.checkpoint_stall",
+        "--look-at-memory",
+        "--saves",
+        str(options.saves),
+    ]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    figures: dict[str, float] = msgspec.json.decode(told.splitlines()[-1])
+    return figures
+
+
+def look_at_memory(saves: int, directory: Path) -> dict[str, float]:
+    """Of a smaller model: the memory that states are copied to, over the bytes of the state; and by how much all of
+    the training process has grown from the middle of the saves, when everything is warm, to the last."""
+    model, optimizer = build(1024, DEPTH)
+    inputs = torch.randn(1, 1024)
+    size = 2 * sum(p.nbytes for p in model.parameters())
+    running = turns(Ours(model, optimizer, directory), (inputs, inputs), 2)
+    seen = []
+    for _ in range(saves):
+        next(running)
+        seen.append(resident())
+    copies = mapped_for_copies()
+    running.close()
+    return {"copies / state": copies / size, "growth": (seen[-1] - seen[len(seen) // 2]) / size}
+
+
+def resident() -> int:
+    """Bytes of this process that lie in memory, those shared with the saver among them."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def mapped_for_copies() -> int:
+    """Bytes of the buffers that are shared with the saver."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    spans = [line.split()[0].split("-") for line in lines if "eventloop snapshot" in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in spans)
+
+
+def goals(record: dict[str, Any]) -> list[list[str]]:
+    """The goals beside what was measured."""
+    ours, disk, held = record["ways"][Ours.name], record["bandwidth"], record["memory"]
+    rows = [
+        ("training thread blocked / torch.save + fsync", 0.02, ours["blocked / sync"]),
+        ("cost to the whole run / torch.save + fsync", 0.10, ours["cost / sync"]),
+        ("slowest iteration / median", 2.0, ours["slowest / step"]),
+        ("memory for copies / state", 1.0, held["copies / state"]),
+    ]
+    table = [[what, f"<= {goal}", f"{value:.3f}", yes_no(value <= goal)] for what, goal, value in rows]
+    ratio = disk["ratio"]
+    return [*table, ["bandwidth / dd conv=fsync", ">= 0.8", f"{ratio:.2f}", yes_no(ratio >= 0.8)]]
+
+
+def report(record: dict[str, Any]) -> str:
+    """The whole page."""
+    rows = [
+        [
+            name, f"{f['blocked'] * 1e3:.1f} ms", f"{f['blocked / sync']:.1%}", f"{f['cost'] * 1e3:.0f} ms",
+            f"{f['cost / sync']:.0%}", f"{f['slowest / step']:.2f}", f"{f['durable']:.2f} s",
+        ]
+        for name, f in record["ways"].items()
+    ]  # fmt: skip
+    headers = ["way", "blocked", "/ sync", "cost", "/ sync", "slowest / step", "durable after"]
+    disk, held = record["bandwidth"], record["memory"]
+    rates = [[name, f"{value / 2**20:.0f} MB/s"] for name, value in disk.items() if name != "ratio"]
+    return "\n\n".join(
+        [
+            f"# What does a checkpoint cost?\n\n    {command_line('benchmarks.checkpoint_stall')}",
+            "\n".join(f"- {name}: {value}" for name, value in record["environment"].items()),
+            "## Goals\n\n" + markdown_table(["goal", "wanted", "measured", "met"], goals(record)),
+            "## While it trains\n\n" + markdown_table(headers, rows),
+            "## Alone\n\n" + markdown_table(["writing", "bandwidth"], rates),
+            f"Memory after many saves: {held['copies / state']:.2f} of the state, "
+            + f"grown by {held['growth']:.3f} of it from the middle of them to the last.",
+        ]
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--iterations", type=int, default=14, help="of a turn")
+    parser.add_argument("--width", type=int, default=2048, help="of the twelve layers")
+    parser.add_argument("--batch", type=int, default=24)
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of torch; on two CPUs, 2 leaves none to the saver"
+    )
+    parser.add_argument("--saves", type=int, default=200, help="where memory is looked at")
+    parser.add_argument("--look-at-memory", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help="on the disk to write to; by default a temporary one")
+    parser.add_argument("--json", type=Path, help="where to keep the figures")
+    parser.add_argument("--markdown", type=Path, help="where to keep the printed report")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Time, print, keep."""
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        directory = Path(name)
+        if options.look_at_memory:
+            print(msgspec.json.encode(look_at_memory(options.saves, directory)).decode())
+            return
+        taken = take_turns(options, directory)
+        record = {
+            "environment": {**environment("torch", "msgspec"), "torch threads": str(options.threads)},
+            "ways": figures(taken),
+            "bandwidth": bandwidth(options, directory),
+            "memory": memory(options),
+        }
+    publish(report(record), record, json=options.json, markdown=options.markdown)
+
+
+if __name__ == "__main__":
+    main()

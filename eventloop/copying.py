@@ -1,0 +1,69 @@
+"""Copies of a trainer's state that are made beside its next forward and backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eventloop.optimizers import each_optimizer
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+
+class Copying:
+    """Knows what may be copied late, and sees to it that it is before it is changed.
+
+    What an optimizer steps, and its own state, change in its step and nowhere else: between the end of one iteration
+    and the step of the next they can be read by anybody. Everything else may change in a forward pass, as the
+    running averages of batch norm layers do, and the parameters that no optimizer has, as a teacher's.
+
+    A hook of the optimizer, which PyTorch calls before each step, waits for the copy; so a hand-written loop that
+    calls `optimizer.step()` is as safe as the optimizer hook. Whoever changes parameters in another way calls `join`
+    first; `EMAHook` does before it swaps in the average.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._joins: list[Callable[[], None]] = []
+        self._handles: list[Any] = []
+
+    def may_come_later(self) -> set[int]:
+        """The `data_ptr` of what only an optimizer's step changes."""
+        pointers: set[int] = set()
+        for optimizer in self._optimizers():
+            for group in optimizer.param_groups:
+                pointers.update(p.data_ptr() for p in group["params"])
+            for state in optimizer.state.values():
+                pointers.update(v.data_ptr() for v in state.values() if isinstance(v, torch.Tensor))
+        return pointers
+
+    def begin(self, join: Callable[[], None]) -> None:
+        """A copy was begun; `join` returns once what it copies may be changed."""
+        self._joins.append(join)
+        if not self._handles:
+            self._handles = [o.register_step_pre_hook(self._before_step) for o in self._optimizers()]
+
+    def join(self) -> None:
+        """Return once the parameters and the optimizers' states may be changed."""
+        joins, self._joins = self._joins, []
+        for join in joins:
+            join()
+
+    def end(self) -> None:
+        """No more copies are made; take the hooks off the optimizers."""
+        self.join()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that call hooks: what only looks like an optimizer may not."""
+        optimizers = each_optimizer(self._trainer.optimizer)
+        return [optimizer for optimizer in optimizers if isinstance(optimizer, torch.optim.Optimizer)]
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._joins:
+            self.join()

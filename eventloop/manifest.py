@@ -1,0 +1,142 @@
+"""What a checkpoint says of itself: `manifest.json`, written last, without which a directory is no checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be read, or does not fit what it is loaded into."""
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """A file of the checkpoint."""
+
+    bytes: int
+    sha256: str
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    """A tensor in the payload: the keys that lead to it joined by dots, PyTorch's name of its type, its shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Label(msgspec.Struct, frozen=True, kw_only=True):
+    """What the one who saves says of a checkpoint besides its contents.
+
+    Attributes:
+        sequence: greater than that of every checkpoint saved before it in its directory; no clock is trusted.
+        best: the metrics of which it was the best so far, and what is better: "greater" or "less".
+        metrics: the scores of the validation it was saved after; "nan", "inf" and "-inf" are texts.
+    """
+
+    sequence: int = 0
+    best: dict[str, Literal["greater", "less"]] = {}
+    metrics: dict[str, float | str] = {}
+
+
+class Manifest(Label, frozen=True, kw_only=True):
+    """All of it.
+
+    Attributes:
+        schema: the version of this layout.
+        iter, epoch, batch_idx: where the run was; iter and epoch count what is completed.
+        max_iters, max_epochs: what it was to reach.
+        time, eventloop, torch: when it was saved, and by which versions.
+        keys: the top-level keys of the payload.
+        tensors: what is in it.
+        files: every file of the directory but this one.
+    """
+
+    schema: int = SCHEMA
+    iter: int = 0
+    epoch: int = 0
+    batch_idx: int = 0
+    max_iters: int | None = None
+    max_epochs: int | None = None
+    time: str = ""
+    eventloop: str = ""
+    torch: str = ""
+    keys: tuple[str, ...] = ()
+    tensors: tuple[TensorEntry, ...] = ()
+    files: dict[str, FileEntry] = {}
+
+
+class _Envelope(msgspec.Struct):
+    """A manifest and the SHA-256 of its bytes, so that a flipped bit in a number is not taken for the number."""
+
+    sha256: str
+    manifest: msgspec.Raw
+
+
+class _Versioned(msgspec.Struct):
+    """What a manifest of every version has."""
+
+    schema: Any = None
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of `manifest.json`."""
+    body = msgspec.json.encode(manifest)
+    return msgspec.json.encode(_Envelope(hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read a checkpoint's manifest; its other files are not looked at.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it is of a later version.
+    """
+    path = directory / MANIFEST
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        what = "it was not completed" if not path.exists() else str(error)
+        raise CheckpointError(f"{directory} has no readable {MANIFEST}: {what}") from error
+    try:
+        envelope = msgspec.json.decode(raw, type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if hashlib.sha256(envelope.manifest).hexdigest() != envelope.sha256:
+        raise CheckpointError(f"{path} is damaged: it does not have the hash it names")
+    if msgspec.json.encode(envelope) != raw:
+        raise CheckpointError(f"{path} is damaged: it holds more than was saved")
+    try:
+        schema = msgspec.json.decode(envelope.manifest, type=_Versioned).schema
+        if schema != SCHEMA:
+            raise CheckpointError(
+                f"{path} has schema {schema!r}, this version of eventloop reads {SCHEMA}: update eventloop"
+            )
+        return msgspec.json.decode(envelope.manifest, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path} is no manifest: {error}") from error
+
+
+def score(value: float) -> float | str:
+    """A number as JSON can hold it."""
+    return value if math.isfinite(value) else str(value)
+
+
+def tensor_table(value: Any, name: str = "") -> Iterator[TensorEntry]:
+    """The tensors of a nested state, in order."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        yield TensorEntry(name, str(value.dtype).removeprefix("torch."), tuple(shape))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensor_table(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from tensor_table(item, f"{name}.{index}")

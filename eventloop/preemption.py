@@ -1,0 +1,140 @@
+"""Signals that end a run. The handler takes a note; the loops poll it, and the run ends at its next boundary."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from torch.utils.data import get_worker_info
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+INTERRUPTED = "interrupted by Ctrl-C"
+
+
+class StopSignals:
+    """While the block runs, each of `signals` asks the trainer to stop. A Python handler that was there before is
+    called as well. A second SIGINT raises KeyboardInterrupt at once, and so does one while an error ends the run.
+
+        with StopSignals(trainer, [signal.SIGTERM]):
+            trainer.train()
+
+    Off the main thread, where Python delivers no signals, nothing is done. A signal whose handler is not Python's,
+    and one that the same trainer handles already, is left alone. Handlers are put back at the end, unless somebody
+    has replaced them meanwhile.
+
+    Args:
+        hint: written to standard error at the first signal.
+        exits: at the end of the block the program ends as the signal would have ended it: SystemExit(128 + number),
+            or KeyboardInterrupt. Not where a Python handler was there before: it decides. Signals that the process
+            ignores, as after nohup, are left ignored.
+    """
+
+    def __init__(
+        self, trainer: Trainer, signals: Iterable[int], *, hint: str = "", exits: bool = False
+    ) -> None:
+        self._trainer, self._signals = trainer, [*signals]
+        self._hint, self._exits = hint, exits
+        self._process = os.getpid()
+        self._before: dict[int, Any] = {}
+        self._taken: int | None = None
+        self._interrupts = 0
+        self._children_before: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for signum in self._signals:
+            before = signal.getsignal(signum)
+            if before is None or (self._exits and before == signal.SIG_IGN) or self._is_ours(before):
+                continue
+            self._before[signum] = before  # first: the handler looks it up
+            signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for signum, before in self._before.items():
+            if signal.getsignal(signum) == self._handle:
+                signal.signal(signum, before)
+        if callable(self._children_before) and signal.getsignal(signal.SIGCHLD) == self._child_ended:
+            signal.signal(signal.SIGCHLD, self._children_before)
+        if self._exits and os.getpid() == self._process:
+            self._exit(error)
+
+    def _is_ours(self, handler: Any) -> bool:
+        owner = getattr(handler, "__self__", None)
+        return isinstance(owner, StopSignals) and owner._trainer is self._trainer
+
+    # --- when a signal comes: between any two instructions, so nothing here may wait for a lock ---------------
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            self._handle_in_child(signum, frame)
+            return
+        if signum == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                # told before it is raised: a loop of one's own, when it is left, does not learn why
+                self._trainer.failure = interrupt = KeyboardInterrupt()
+                raise interrupt
+            if self._trainer.failure is not None:  # no loop polls any more
+                raise KeyboardInterrupt
+        if self._taken is None and hasattr(signal, "SIGCHLD"):
+            self._children_before = signal.getsignal(signal.SIGCHLD)
+            if callable(self._children_before):
+                signal.signal(signal.SIGCHLD, self._child_ended)
+        self._taken = self._taken or signum
+        self._trainer.request_stop(_reason(signum), signum=signum)
+        if self._hint:
+            with suppress(OSError):
+                os.write(2, f"{self._hint}\n".encode())  # a print might be inside one that it interrupts
+        if self._nobody_else(signum):
+            self._trainer.ends_program |= self._exits
+        elif callable(self._before[signum]):
+            self._before[signum](signum, frame)
+
+    def _child_ended(self, signum: int, frame: FrameType | None) -> None:
+        """PyTorch raises wherever the main thread is when a loader worker dies: here they got the same signal as the run,
+        and what it still does needs none. The loader says it itself when it is asked for a batch."""
+        with suppress(RuntimeError):
+            self._children_before(signum, frame)
+
+    def _handle_in_child(self, signum: int, frame: FrameType | None) -> None:
+        """A forked process inherits the handler, not the run. Loader workers live on as long as the run needs
+        them, although signals of a terminal or a scheduler go to all processes: the loader itself ends them, by SIGTERM."""
+        if signum != signal.SIGTERM and get_worker_info() is not None:
+            return
+        before = self._before.get(signum, signal.SIG_DFL)
+        if callable(before):
+            before(signum, frame)
+        else:
+            signal.signal(signum, before)
+            os.kill(os.getpid(), signum)
+
+    def _nobody_else(self, signum: int) -> bool:
+        return self._before[signum] in (signal.SIG_DFL, signal.default_int_handler)
+
+    # --- when everything is delivered ------------------------------------------------------------------------
+
+    def _exit(self, error: BaseException | None) -> None:
+        """Also for a signal that came too late to end anything, and on a rank whose run ended for one of another's.
+        An error that ends the program is not replaced."""
+        signum = self._taken or self._trainer.stop_signal
+        if signum not in self._before or not self._nobody_else(signum) or self._trainer.failure is not None:
+            return
+        if isinstance(error, GeneratorExit):  # a loop that was left: what is raised here, nobody gets
+            os.kill(os.getpid(), signum)
+        elif error is None:
+            raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
+
+
+def _reason(signum: int) -> str:
+    return INTERRUPTED if signum == signal.SIGINT else f"preempted by {signal.Signals(signum).name}"

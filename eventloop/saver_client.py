@@ -1,0 +1,145 @@
+"""The process that writes checkpoints, seen from the one that trains."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from eventloop.manifest import Label
+from eventloop.snapshot import Layout, Packed
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Job(NamedTuple):
+    """What is to be saved: under which name, what its manifest says, and what it replaces once it is durable."""
+
+    path: Path
+    label: Label = Label()
+    replaces: tuple[Path, ...] = ()
+
+
+class Written(NamedTuple):
+    """What was saved: bytes, and the `perf_counter` when they were durable."""
+
+    bytes: int
+    at: float
+
+
+class ProcessGoneError(RuntimeError):
+    """The process died, or cannot do what it was asked; somebody else has to."""
+
+
+class SaverProcess:
+    """A worker that writes what lies in shared memory. It is no fork: it knows nothing of this process but what it
+    is sent, and ends when this process does. One thread at a time may talk to it."""
+
+    def __init__(self) -> None:
+        self._ready = False
+        self._sent: Layout | None = None  # the layout that the process knows
+        package = str(Path(__file__).resolve().parent.parent)
+        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+        reader, writer = os.pipe()
+        # it holds `reader` too: left alone, it must not die of an answer that nobody reads
+        with _ctrl_c_held():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "eventloop.saver_process"], pass_fds=[reader],
+                stdin=subprocess.PIPE, stdout=writer, env={**os.environ, "PYTHONPATH": path},
+            )  # fmt: skip
+        os.close(writer)
+        self._answers = os.fdopen(reader, "rb")
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, None while it runs."""
+        return self._process.poll()
+
+    @property
+    def ready(self) -> bool:
+        """True once it has imported what it needs, and while it lives."""
+        return self.wait_ready(0)
+
+    def wait_ready(self, timeout: float) -> bool:
+        """Wait for that."""
+        if not self._ready and self.exit_code is None and select.select([self._answers], [], [], timeout)[0]:
+            self._ready = receive(self._answers) == "ready"
+        return self._ready and self.exit_code is None
+
+    def save(self, packed: Packed, job: Job) -> Written:
+        """Let the process write, and wait for it.
+
+        Raises:
+            ProcessGoneError: it died over it, or could not; the cause is why.
+        """
+        try:
+            layout = None if packed.layout is self._sent else packed.layout
+            send(self._process.stdin, (packed.structure, layout, job))
+            self._sent = packed.layout
+            answer = receive(self._answers)
+        except OSError as error:
+            raise ProcessGoneError("it is gone") from error
+        if answer is None:
+            raise ProcessGoneError("it died")
+        if isinstance(answer, Exception):
+            raise ProcessGoneError(str(answer)) from answer
+        written: Written = answer
+        return written
+
+    def close(self) -> None:
+        """End the process once it is done."""
+        self.leave()
+        self._process.wait()
+        self._answers.close()
+
+    def leave(self) -> None:
+        """Let the process end once it is done, without waiting for it."""
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.closed:
+            os.set_blocking(stdin.fileno(), False)  # one that hangs does not read
+            with suppress(OSError):  # a forked loader worker may hold the pipe too, so its end would not do
+                send(stdin, None)
+            with suppress(OSError):
+                stdin.close()
+
+
+@contextmanager
+def _ctrl_c_held() -> Iterator[None]:
+    """What is started meanwhile is deaf to Ctrl-C, which reaches the whole group, from its first moment on: while it
+    imports torch it would die of it, with a traceback on the terminal."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def send(stream: IO[bytes] | None, message: object) -> None:
+    """Write one message."""
+    assert stream is not None
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    stream.write(_LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> Any:
+    """Read one message; None says to end, and so does the end of the stream. Only ever between this process and its
+    own child."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    body = stream.read(_LENGTH.unpack(head)[0])
+    return pickle.loads(body)

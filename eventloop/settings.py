@@ -1,0 +1,296 @@
+"""What a run was set up with, in its checkpoints, and what of it a run that is resumed has changed.
+
+PyTorch's optimizers and schedulers take their settings from the state that is loaded into them, so a learning rate
+edited before a resume is lost without a word. Here the settings that the trainer was built with are compared with
+those the checkpoint's run was built with: what a schedule has moved meanwhile is no change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from eventloop.catalogue import suggest
+from eventloop.optimizers import named_optimizers
+from eventloop.readers import length_of
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+Changed = Literal["refuse", "keep", "apply"]
+CHOICES: tuple[Changed, ...] = ("refuse", "keep", "apply")
+
+# What schedulers count or derive; everything else in their states was an argument.
+_PROGRESS = frozenset(
+    {
+        "last_epoch", "last_step", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs",
+        "cooldown_counter", "T_cur", "T_i", "verbose", "_get_lr_called_within_step", "_is_initial",
+    }
+)  # fmt: skip
+_DERIVED = "._schedule_phases"  # of OneCycleLR, where something else says more
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting with two values.
+
+    Args:
+        name: for the reader.
+        saved, own: the checkpoint's value and this trainer's.
+        kind: "loaded", either can be had; "given", this trainer's is what runs; "noted", this trainer's is what
+            runs, and changing it needs no leave.
+        group: for a setting of an optimizer its name, the number of the param group, and the key.
+    """
+
+    name: str
+    saved: Any
+    own: Any
+    kind: Literal["loaded", "given", "noted"]
+    group: tuple[str, int, str] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.saved!r} in the checkpoint, {self.own!r} in this trainer"
+
+
+class Settings:
+    """The settings of a trainer, as it was built."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._groups: dict[str, list[dict[str, Any]]] | None = None
+        self._built: list[dict[str, Any]] = []  # states of the schedulers
+        self._constants: list[Any] = []
+
+    def note(self) -> None:
+        """Remember what a schedule will move; called before anything is trained or loaded, only the first call does."""
+        if self._groups is None:
+            trainer = self._trainer
+            self._groups = {
+                name: [_of_group(group) for group in optimizer.param_groups]
+                for name, optimizer in named_optimizers(trainer.optimizer).items()
+            }
+            self._built = [deepcopy(_built_state(scheduler)) for scheduler in trainer.schedulers]
+            self._constants = [_constants(state) for state in self._built]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `compare` needs."""
+        self.note()
+        return {
+            "optimizer": self._groups,
+            "param_schedulers": self._constants,
+            "run": _of_run(self._trainer),
+            "hooks": _hooks(self._trainer),
+        }
+
+    def compare(self, meta: Mapping[str, Any]) -> list[Change]:
+        """What differs from the run of a checkpoint; of one without settings only the length is compared. Of hooks
+        those are named that only one of the two has."""
+        self.note()
+        saved = meta.get("settings", {})
+        own_run, saved_run = _of_run(self._trainer), saved.get("run", {})
+        changes = [*self._of_optimizers(saved.get("optimizer", {}))]
+        changes += self._of_schedulers(saved.get("param_schedulers", []))
+        changes += [
+            Change(name, saved_run[name], own, "given")
+            for name, own in own_run.items()
+            if name in saved_run and not _same(saved_run[name], own)
+        ]
+        unit = "max_epochs" if self._trainer.by_epoch else "max_iters"
+        if meta[unit] != (length := getattr(self._trainer, unit)):
+            changes.append(Change(unit, meta[unit], length, "noted"))
+        hooks = _hooks(self._trainer)
+        if (former := saved.get("hooks", hooks)) != hooks:
+            gone, new = (sorted({*a} - {*b}) for a, b in ((former, hooks), (hooks, former)))
+            changes.append(Change("hooks", gone, new, "noted"))
+        return changes
+
+    def _of_optimizers(self, saved: Mapping[str, Any]) -> Iterator[Change]:
+        for name, groups in (self._groups or {}).items():
+            for number, (own, former) in enumerate(zip(groups, saved.get(name, []), strict=False)):
+                of = f" of param group {number}" if len(groups) > 1 else ""
+                for key in own:
+                    if key in former and not _same(former[key], own[key]):
+                        where = (name, number, key)
+                        label = f"{name + ' ' if name else ''}{key}{of}"
+                        yield Change(label, former[key], own[key], "loaded", where)
+
+    def _of_schedulers(self, saved: list[Any]) -> Iterator[Change]:
+        names = [type(scheduler).__name__ for scheduler in self._trainer.schedulers]
+        for number, (name, own, former) in enumerate(zip(names, self._constants, saved, strict=False)):
+            label = name if names.count(name) == 1 else f"schedulers[{number}] {name}"
+            found = [*_differences(own, former, label)]
+            yield from [change for change in found if not change.name.endswith(_DERIVED)] or found
+
+    def go_on(self, changed: Changed, changes: list[Change], meta: Mapping[str, Any]) -> None:
+        """After the optimizers' state was loaded: put this trainer's settings back, or take the checkpoint's."""
+        if changed == "apply":
+            for change in changes:
+                if change.group is not None:
+                    self._apply(change, *change.group)
+        elif "settings" in meta:
+            saved = meta["settings"]
+            for name, groups in (self._groups or {}).items():
+                for own, former in zip(groups, saved["optimizer"].get(name, []), strict=False):
+                    own |= {key: former[key] for key in own if key in former}
+            self._constants = deepcopy(saved["param_schedulers"])
+
+    def _apply(self, change: Change, name: str, number: int, key: str) -> None:
+        group = named_optimizers(self._trainer.optimizer)[name].param_groups[number]
+        initial = f"initial_{key}"
+        if initial in group:
+            group[initial] = _moved(group[initial], change.saved, change.own)
+        group[key] = _moved(group[key], change.saved, change.own)
+
+    def scheduler_state(self, number: int, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of a scheduler that goes on where `saved` was, with the arguments it was built with."""
+        return _with_arguments(saved, deepcopy(self._built[number]))
+
+
+def check_changed(changed: object) -> None:
+    """Refuse an answer that is none.
+
+    Raises:
+        ValueError: `changed` is not "refuse", "keep" or "apply".
+    """
+    if changed not in CHOICES:
+        raise ValueError(
+            f'changed must be "refuse", "keep" or "apply", got {changed!r}{suggest(str(changed), [*CHOICES])}'
+        )
+
+
+def refusal(path: object, changes: list[Change]) -> str | None:
+    """The message that lists what has changed and says what can be done, None where nothing need be refused."""
+    if not (refused := [change for change in changes if change.kind != "noted"]):
+        return None
+    given = [change.name for change in refused if change.kind == "given"]
+    ways = []
+    if len(given) < len(refused):
+        ways.append(
+            'resume(path, changed="keep") goes on with the checkpoint\'s values, changed="apply" with this trainer\'s'
+        )
+    if given:
+        either = "with either" if ways else 'with changed="apply" the run goes on, and'
+        ways.append(f"{either} {', '.join(given)} {'is' if len(given) == 1 else 'are'} this trainer's")
+    lines = "\n  ".join(map(str, changes))
+    return f"{path} is of a run with other settings; nothing was loaded:\n  {lines}\n{'; '.join(ways)}"
+
+
+def told(changed: Changed, changes: list[Change]) -> Iterator[str]:
+    """A line for each change of a run that goes on, with the value it goes on with."""
+    for change in changes:
+        kept = change.kind == "loaded" and changed == "keep"
+        yield f"{change}; the run goes on with {change.saved if kept else change.own!r}"
+
+
+# --- gathering ---------------------------------------------------------------------------------------------
+
+
+def _of_run(trainer: Trainer) -> dict[str, Any]:
+    loader: Any = trainer.loader
+    batch_size = getattr(loader, "batch_size", None)
+    if batch_size is None:
+        batch_size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    found = {
+        "batch_size": batch_size,
+        "loader_length": length_of(loader),
+        "dataset_length": length_of(getattr(loader, "dataset", None)),
+        "world_size": trainer.world_size,
+        "autocast_dtype": _autocast_dtype(trainer),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _hooks(trainer: Trainer) -> list[str]:
+    return sorted(hook.name for hook in trainer.hooks)
+
+
+def _autocast_dtype(trainer: Trainer) -> str:
+    dtype = getattr(trainer.autocast(), "fast_dtype", None)
+    return "none" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _of_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a param group; of one that a schedule moves the value it began with."""
+    found = {}
+    for key, value in group.items():
+        if key in ("params", "param_names") or key.startswith("initial_"):
+            continue
+        value = group.get(f"initial_{key}", value)
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if (value := _constants(value)) is not _ABSENT:
+            found[key] = value
+    return found
+
+
+def _built_state(scheduler: Any) -> dict[str, Any]:
+    state: dict[str, Any] = getattr(scheduler, "built_state", scheduler.state_dict)()
+    return state
+
+
+def _constants(value: Any) -> Any:
+    """The plain values of a nested state that are no progress."""
+    if isinstance(value, Counter):  # the milestones of MultiStepLR
+        return sorted(value.elements())
+    if isinstance(value, Mapping):
+        found = {key: _constants(item) for key, item in value.items() if key not in _PROGRESS}
+        return {key: item for key, item in found.items() if item is not _ABSENT}
+    if isinstance(value, list | tuple):
+        items = [_constants(item) for item in value]
+        return _ABSENT if any(item is _ABSENT for item in items) else type(value)(items)
+    return value if value is None or isinstance(value, bool | int | float | str) else _ABSENT
+
+
+# --- comparing ---------------------------------------------------------------------------------------------
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b or (a != a and b != b))  # noqa: PLR0124 - NaN is NaN
+
+
+def _differences(own: Any, saved: Any, name: str) -> Iterator[Change]:
+    if isinstance(own, Mapping) and isinstance(saved, Mapping):
+        for key in own:
+            if key in saved:
+                inner = name if key == "scheduler" else f"{name}.{key}"
+                yield from _differences(own[key], saved[key], inner)
+    elif isinstance(own, list | tuple) and own and isinstance(own[0], Mapping):
+        for number, (item, former) in enumerate(zip(own, saved, strict=False)):
+            yield from _differences(item, former, f"{name}[{number}]")
+    elif not _same(own, saved):
+        yield Change(name, saved, own, "loaded")
+
+
+# --- putting back ------------------------------------------------------------------------------------------
+
+
+def _moved(current: Any, saved: Any, own: Any) -> Any:
+    """The new value of a setting that was `saved`; what a schedule has made of it is kept in proportion."""
+    if isinstance(current, torch.Tensor):
+        return torch.full_like(current, _moved(current.item(), saved, own))
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (current, saved, own))
+    if not numbers or current == saved or not saved:
+        return own
+    return current * (own / saved)
+
+
+def _with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(saved)
+    for key, value in built.items():
+        if key not in saved or (key in _PROGRESS and key != "base_lrs"):
+            continue
+        if key == "scheduler":  # of a window, None as long as it has not begun
+            merged[key] = saved[key] and _with_arguments(saved[key], value)
+        elif key == "_schedulers":
+            merged[key] = [_with_arguments(*pair) for pair in zip(saved[key], value, strict=True)]
+        else:
+            merged[key] = value
+    return merged

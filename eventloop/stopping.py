@@ -1,0 +1,140 @@
+"""Who asked a run to stop, and where it does: at the next boundary, on several ranks at one all of them agree on."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+from eventloop.agreement import Agreement
+from eventloop.events import PreemptionRequested, StopRequested
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+_ENDLESS = 2**62
+
+
+class Request(NamedTuple):
+    """Why a run is to stop, and the signal that asks for it, if one does."""
+
+    reason: str
+    signum: int | None = None
+
+
+class Stopping:
+    """The requests of one trainer. Signal handlers only note theirs; the loops poll.
+
+    `trainer.stop_reason` and `trainer.stop_signal` are set where the run stops, on all ranks alike. A rank that did
+    not ask itself says which one did.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._request: Request | None = None
+        self._agreement: Agreement | None = None
+        self.together = False
+        """True while a run is shared with other ranks."""
+
+    def begin_run(self) -> None:
+        """All ranks begin a run, or this process does alone."""
+        trainer = self._trainer
+        trainer.stop_reason = trainer.stop_signal = None
+        trainer.asked_to_stop = self._request is not None
+        self.together = Agreement.needed()
+        if self.together and (self._agreement is None or not self._agreement.begin()):
+            self._agreement = Agreement()
+
+    def end_run(self) -> None:
+        """What came too late for this run is not meant for the next one: a signal, or a stop of one rank."""
+        if self.together or (self._request is not None and self._request.signum is not None):
+            self._request = None
+        self.together = False
+
+    def ask(self, reason: str, signum: int | None = None) -> None:
+        """Take a note, and nothing else: the first one counts.
+
+        Raises:
+            ValueError: no reason is given.
+        """
+        if not reason:
+            raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
+        self._request = self._request or Request(reason, signum)
+        self._trainer.asked_to_stop = True
+
+    def poll(self) -> bool:
+        """True when the run is to end here. Alone a request is enough; several ranks have to agree first."""
+        if self._request is not None and not self.together:
+            request, self._request = self._request, None
+            if self._trainer.stop_reason is None:
+                self._stop(request)
+        return self._trainer.stop_reason is not None
+
+    def boundary(self) -> bool:
+        """`poll` at the end of an iteration that all ranks have."""
+        return self._agree(edge=False)
+
+    def edge(self) -> bool:
+        """`poll` between epochs and evaluations, where the ranks may wait for each other."""
+        return self._agree(edge=True)
+
+    def least(self, number: int) -> int:
+        """The smallest of all ranks' numbers."""
+        return self._agreement.least(number) if self.together and self._agreement is not None else number
+
+    def _agree(self, *, edge: bool) -> bool:
+        agreement = self._agreement
+        if not self.together or agreement is None or self._trainer.stop_reason is not None:
+            return self.poll()
+        asks = self._request is not None
+        if agreement.edge(asks=asks) if edge else agreement.boundary(asks=asks):
+            self._stop(self._of_all(agreement.requests(self._request)))
+        return self._trainer.stop_reason is not None
+
+    def _of_all(self, requests: list[Request | None]) -> Request:
+        asking = {rank: request for rank, request in enumerate(requests) if request is not None}
+        rank, first = next(iter(asking.items()))
+        signum = next((request.signum for request in asking.values() if request.signum is not None), None)
+        own = self._request
+        return Request(
+            own.reason if own is not None else f"rank {rank} asked to stop: {first.reason}", signum
+        )
+
+    def _stop(self, request: Request) -> None:
+        trainer = self._trainer
+        trainer.stop_reason, trainer.stop_signal = request
+        trainer.asked_to_stop, self._request = True, None
+        if request.signum not in (None, signal.SIGINT):
+            trainer.announce(PreemptionRequested, reason=request.reason)
+        trainer.announce(StopRequested, reason=request.reason)
+
+
+class Pass:
+    """The boundaries of one pass over a loader, for a stop in the middle of it.
+
+    Ranks agree after each batch that all of them have and that is the last of none; beginning is a collective then.
+    The rest of a longer rank's batches is done whatever comes: what ends the pass, such as gathering its metrics,
+    needs all ranks.
+
+    Args:
+        length: batches of the pass here; None when it is not known.
+        endless: the pass has no end of its own. Otherwise a pass of unknown length is done to its end by several ranks.
+    """
+
+    def __init__(self, stopping: Stopping, length: int | None, *, endless: bool = False) -> None:
+        self._stopping, self._length = stopping, length
+        self._common = _ENDLESS
+        if stopping.together and not endless:
+            self._common = stopping.least(0 if length is None else length)
+
+    def stops(self, done: int) -> bool:
+        """True when a stop ends the pass after so many batches; nothing is cut short by one after the last."""
+        if not self._stopping.together:
+            return self._stopping.poll() and done != self._length
+        return done < self._common and self._stopping.boundary()
+
+    def end(self, done: int) -> None:
+        """The loader has no more: meet the ranks at the boundaries that it said it would have."""
+        while self._stopping.together and done + 1 < self._common < _ENDLESS:
+            done += 1
+            if self._stopping.boundary():
+                return

@@ -1,0 +1,155 @@
+"""The saves of a `CheckpointHook` that are under way, and what is told of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eventloop.disk import SaveGivenUp
+from eventloop.events import CheckpointFailed, CheckpointSaved
+from eventloop.hooks.best import Best
+from eventloop.saver import Saver, SaveReplacedError
+from eventloop.saver_client import Job, Written
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+
+class Record(NamedTuple):
+    """What the hook says of the checkpoints there are; a save that fails puts it back."""
+
+    bests: dict[str, Best]
+    kept: list[str]
+    saved_at: int
+
+
+class Saving(NamedTuple):
+    """A checkpoint on its way to the disk, the iteration it is of, and the record before it."""
+
+    path: Path
+    began: float
+    written: Future[Written]
+    before: Record
+    iter: int
+
+
+class Saves:
+    """Begins saves, reports what became of them, and waits for them, or for nobody.
+
+    Args:
+        new_saver: makes what saves, when there is something to save.
+        saved, failed: told of each save before its event is emitted.
+    """
+
+    def __init__(
+        self,
+        new_saver: Callable[[], Saver],
+        saved: Callable[[Saving], None],
+        failed: Callable[[Saving], None],
+    ) -> None:
+        self._new_saver, self._saved, self._failed = new_saver, saved, failed
+        self.saver: Saver | None = None
+        self.under_way: list[Saving] = []
+        """The one that is being written first."""
+        self.newest = ""
+        """The last one that became durable in this process, for people."""
+
+    @property
+    def busy(self) -> bool:
+        """True while one is being written."""
+        return self.saver is not None and self.saver.busy
+
+    def begin(
+        self,
+        trainer: Trainer,
+        state: Mapping[str, Any],
+        job: Job,
+        before: Record,
+        *,
+        overlap: bool,
+        began: float,
+    ) -> None:
+        """Begin to save `state`, which `gather` made; `before` is put back should it fail."""
+        if self.saver is None:
+            self.saver = self._new_saver()
+        written = self.saver.save(state, job, later=trainer.copying.may_come_later if overlap else None)
+        trainer.copying.begin(self.saver.join)
+        self.under_way.append(Saving(job.path, began, written, before, int(state["meta"]["iter"])))
+
+    def report_done(self, trainer: Trainer) -> None:
+        """Report those that have become durable, or have failed."""
+        while self.under_way and self.under_way[0].written.done():
+            self._report(trainer, self.under_way[0])
+
+    def drop_waiting(self, trainer: Trainer) -> None:
+        """Give up the one that waits to be written, now, so that it is not counted among those that are kept."""
+        if self.saver is not None:
+            self.saver.drop_waiting()
+            for saving in [saving for saving in self.under_way if saving.written.done()]:
+                self._report(trainer, saving)
+
+    def finish(self, trainer: Trainer) -> None:
+        """Wait for all of them, and report them."""
+        while self.under_way:
+            self._report(trainer, self.under_way[0])
+
+    def close(self, trainer: Trainer) -> None:
+        """Wait for all of them, and let the saver go."""
+        self.finish(trainer)
+        if self.saver is not None:
+            self.saver.close()
+            self.saver = None
+
+    def abandon(self, trainer: Trainer) -> None:
+        """Wait for nothing any more, and say what becomes of those under way."""
+        if self.saver is None:
+            return
+        saver, self.saver = self.saver, None
+        left = saver.abandon()
+        for saving in list(self.under_way):
+            if saving.written.done() and not isinstance(saving.written.exception(), SaveGivenUp):
+                self._report(trainer, saving)
+            elif left == "process":
+                self.under_way.remove(saving)
+                logger.warning(
+                    "checkpoint %s is still being written, by a process that finishes it", saving.path
+                )
+            else:
+                logger.warning("checkpoint %s was given up; older ones are intact", saving.path)
+                self._fail(trainer, saving, "given up: the run was ended at once")
+
+    def skip(self, trainer: Trainer, path: Path) -> None:
+        """Say that a checkpoint was due and is left out, because of the one before."""
+        reason = f"skipped: {self.under_way[-1].path.name} was still being written"
+        logger.warning("checkpoint %s was %s", path, reason)
+        trainer.announce(CheckpointFailed, path=str(path), seconds=0.0, error=reason)
+
+    def _report(self, trainer: Trainer, saving: Saving) -> None:
+        """Wait for a save, and say what became of it."""
+        path = str(saving.path)
+        try:
+            size, durable = saving.written.result()
+        except SaveReplacedError:
+            logger.warning("checkpoint %s was replaced by a newer one before it was written", path)
+            self._fail(trainer, saving, "replaced by a newer one before it was written")
+            return
+        except Exception as error:  # a full disk comes as an OSError, or as torch's RuntimeError
+            logger.exception("checkpoint %s was not saved; older ones are intact", path)
+            self._fail(trainer, saving, f"{type(error).__name__}: {error}")
+            return
+        self.under_way.remove(saving)  # not before: Ctrl-C leaves it as it is
+        self.newest = f"{path} (iteration {saving.iter})"
+        self._saved(saving)
+        trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=durable - saving.began)
+
+    def _fail(self, trainer: Trainer, saving: Saving, error: str) -> None:
+        self.under_way.remove(saving)
+        self._failed(saving)
+        seconds = perf_counter() - saving.began
+        trainer.announce(CheckpointFailed, path=str(saving.path), seconds=seconds, error=error)

@@ -1,0 +1,74 @@
+"""Checkpoints for the tests of the command: real ones, and what can befall them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from eventloop import cli
+from eventloop.disk import Disk
+from eventloop.manifest import Label
+from eventloop.shelf import leftovers
+from tests.cli.conftest import ENVIRONMENT
+
+
+def checkpoints(*arguments: object) -> int:
+    """The command, in this process."""
+    return cli.main(["checkpoints", *map(str, arguments)])
+
+
+def names(directory: Path) -> set[str]:
+    """The directories there are, hidden ones too."""
+    return {path.name for path in directory.iterdir() if path.is_dir() and not path.is_symlink()}
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+ALL = {"epoch_1", "epoch_2", "best_acc_epoch_2", "epoch_3", "epoch_4"}
+
+
+def label_of(of: Label, **changes: Any) -> Label:
+    """What a checkpoint is labelled with, and what shall be otherwise."""
+    return Label(**{"sequence": of.sequence, "best": of.best, "metrics": of.metrics, **changes})
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from eventloop.checkpoint import save_checkpoint
+from eventloop.disk import Disk
+
+class Killed(Disk):
+    def sync_directory(self, path):
+        if path.name.startswith("."):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+save_checkpoint({"state_dict": {}}, Path(sys.argv[1], "epoch_5"), disk=Killed())
+"""
+
+
+def kill_a_save(directory: Path) -> str:
+    """Kill a process in the middle of a save, and return the name of what it left."""
+    killed = subprocess.Popen([sys.executable, "-c", KILLED, str(directory)], env=ENVIRONMENT)
+    assert killed.wait(60) == -9
+    (left,) = leftovers(directory, killed.pid)
+    return left.name
+
+
+class During(Disk):
+    """Calls something in the middle of a save."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+
+    def sync(self, file: FileIO) -> None:
+        self._call()

@@ -1,0 +1,261 @@
+"""`eventloop checkpoints --prune`: what goes, what stays, and who is asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop.checkpoint import load_checkpoint, load_newest, save_checkpoint
+from eventloop.manifest import read_manifest
+from eventloop.shelf import PAYLOAD
+from tests.cli.saved_runs import ALL, During, checkpoints, flip, kill_a_save, label_of, names
+
+
+def test_prune_keeps_the_newest_and_the_best(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others go, after they were named; what stays can be resumed from."""
+    assert checkpoints(run, "--prune", "2", "--yes") == 0
+
+    assert names(run) == {"best_acc_epoch_2", "epoch_3", "epoch_4"}
+    *_, keeps, goes = capsys.readouterr().out.splitlines()
+    assert keeps == "Verified, and kept: best_acc_epoch_2, epoch_3, epoch_4"
+    assert goes.startswith("To be removed, ")
+    assert goes.endswith(": epoch_1, epoch_2")
+    assert load_newest(run)[0] == run / "epoch_4"
+
+
+def test_best_of_each_metric_is_kept(run: Path) -> None:
+    """Also of a metric where less is better, and also of equals only the newest."""
+    state, newest = load_checkpoint(run / "epoch_1"), read_manifest(run / "epoch_4")
+    for number, loss in enumerate([0.5, 0.25, 0.25, 0.75], 50):
+        label = label_of(newest, sequence=number, best={"loss": "less"}, metrics={"loss": loss})
+        save_checkpoint(state, run / f"loss_{number}", label)
+
+    checkpoints(run, "--prune", "1", "--yes")
+
+    assert names(run) == {"best_acc_epoch_2", "loss_52", "loss_53"}
+
+
+def test_leftovers_of_killed_saves_are_removed(run: Path) -> None:
+    """But never that of a process that lives."""
+    dead = kill_a_save(run)
+    during: list[set[str]] = []
+
+    def prune() -> None:
+        checkpoints(run, "--prune", "5", "--yes")
+        during.append(names(run))
+
+    save_checkpoint({"state_dict": {}}, run / "epoch_6", disk=During(prune))
+
+    (running,) = during[0] - ALL
+    assert dead not in during[0]
+    assert f".{os.getpid()}-" in running
+    assert names(run) == ALL | {"epoch_6"}
+
+
+def test_a_damaged_one_does_not_count(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where one that would stay is damaged the next newest stays instead; the damaged one is named and left."""
+    flip(run / "epoch_4" / PAYLOAD)
+
+    assert checkpoints(run, "--prune", "1", "--yes") == 1
+
+    assert names(run) == {"best_acc_epoch_2", "epoch_3", "epoch_4"}
+    assert f"damaged: {run / 'epoch_4' / PAYLOAD} is damaged" in capsys.readouterr().out
+
+
+def test_the_next_best_takes_the_place_of_a_damaged_one(run: Path) -> None:
+    """As `resume("best")` would."""
+    label = label_of(read_manifest(run / "best_acc_epoch_2"), sequence=99, metrics={"acc": 0.875})
+    save_checkpoint(load_checkpoint(run / "epoch_4"), run / "best_acc_epoch_4", label)
+    flip(run / "best_acc_epoch_4" / PAYLOAD)
+
+    checkpoints(run, "--prune", "1", "--yes")
+
+    assert names(run) == {"best_acc_epoch_2", "best_acc_epoch_4", "epoch_4"}
+
+
+def test_nothing_is_removed_where_none_is_whole(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even leftovers: one of them may be all there is."""
+    dead = kill_a_save(run)
+    for path in run.glob(f"*/{PAYLOAD}"):
+        flip(path)
+
+    assert checkpoints(run, "--prune", "1", "--yes") == 1
+
+    assert names(run) == ALL | {dead}
+    assert "Nothing is removed: there is no checkpoint here that is whole.\n" in capsys.readouterr().out
+
+
+def test_one_to_resume_from_is_kept(run: Path) -> None:
+    """Where the newest are weights alone, of another hook in the same directory."""
+    state: dict[str, Any] = {"meta": {}, "state_dict": {}}
+    for number in (5, 6):
+        save_checkpoint(
+            state,
+            run / f"weights_{number}",
+            label_of(read_manifest(run / "epoch_4"), sequence=90 + number, best={}),
+        )
+
+    checkpoints(run, "--prune", "2", "--yes")
+
+    assert names(run) == {"best_acc_epoch_2", "epoch_4", "weights_5", "weights_6"}
+
+
+def test_a_link_is_neither_counted_nor_removed(run: Path) -> None:
+    """What it leads to is what stays."""
+    (run / "latest").symlink_to("epoch_4")
+    (run / "first").symlink_to("epoch_2")
+
+    checkpoints(run, "--prune", "1", "--yes")
+
+    assert names(run) == {"best_acc_epoch_2", "epoch_4"}
+    assert (run / "latest" / PAYLOAD).is_file()
+    assert (run / "first").is_symlink()
+
+
+def test_nothing_to_remove(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It asks nothing then."""
+    assert checkpoints(run, "--prune", "9") == 0
+
+    said = capsys.readouterr()
+    assert said.out.endswith("There is nothing to remove.\n")
+    assert said.err == ""
+    assert names(run) == ALL
+
+
+def test_without_a_terminal_it_needs_yes(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what would go, and removes nothing."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+
+    assert checkpoints(run, "--prune", "1") == 2
+
+    said = capsys.readouterr()
+    assert ": epoch_1, epoch_2, epoch_3\n" in said.out
+    assert said.err == "eventloop: nothing was removed, nobody can be asked here: --yes removes it\n"
+    assert names(run) == ALL
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A terminal to answer at."""
+    keyboard, screen = os.openpty()
+    with os.fdopen(screen) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield lambda text: (os.write(keyboard, text.encode()), None)[1]
+    os.close(keyboard)
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y", 2), ("yes", 2), ("", 5), ("n", 5), ("what?", 5)])
+def test_on_a_terminal_it_asks(
+    run: Path, terminal: Callable[[str], None], answer: str, left: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only a yes removes anything."""
+    terminal(f"{answer}\n")
+
+    assert checkpoints(run, "--prune", "1") == 0
+
+    assert len(names(run)) == left
+    said = capsys.readouterr()
+    assert said.err.startswith("Remove it? [y/N] ")
+    assert ("nothing was removed" in said.err) == (left == 5)
+
+
+def test_json_of_a_prune(
+    run: Path, terminal: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard output is one object, what was there and what became of it; the question goes elsewhere."""
+    dead = kill_a_save(run)
+    terminal("y\n")
+
+    assert checkpoints(run, "--prune", "1", "--json") == 0
+
+    said = capsys.readouterr()
+    assert json.loads(said.out)["prune"] == {
+        "keep": ["best_acc_epoch_2", "epoch_4"], "remove": ["epoch_1", "epoch_2", "epoch_3"],
+        "leftovers": [dead], "removed": True, "failed": [],
+    }  # fmt: skip
+    assert ": epoch_1, epoch_2, epoch_3, " in said.err
+    assert names(run) == {"best_acc_epoch_2", "epoch_4"}
+
+
+class Answer(io.StringIO):
+    """Somebody at a terminal who does something before saying yes."""
+
+    def __init__(self, first: Callable[[], object]) -> None:
+        super().__init__("y\n")
+        self._first = first
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> Any:
+        self._first()
+        return "y\n"
+
+
+def again(run: Path, name: str) -> None:
+    """Save another checkpoint under a name that is taken."""
+    save_checkpoint(
+        load_checkpoint(run / "epoch_1"), run / name, label_of(read_manifest(run / name), sequence=77)
+    )
+
+
+def test_what_was_saved_meanwhile_is_not_removed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that goes on may write the name anew while the question waits."""
+    monkeypatch.setattr(sys, "stdin", Answer(lambda: again(run, "epoch_2")))
+
+    assert checkpoints(run, "--prune", "1") == 1
+
+    assert names(run) == {"epoch_2", "best_acc_epoch_2", "epoch_4"}
+    assert f"{run / 'epoch_2'} was not removed: it changed meanwhile" in capsys.readouterr().err
+
+
+def test_nothing_is_removed_once_what_stays_is_gone(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others may then be all there is."""
+    monkeypatch.setattr(sys, "stdin", Answer(lambda: shutil.rmtree(run / "epoch_4")))
+
+    assert checkpoints(run, "--prune", "1") == 1
+
+    assert names(run) == ALL - {"epoch_4"}
+    assert "nothing was removed: epoch_4 changed meanwhile, look again" in capsys.readouterr().err
+
+
+def test_what_is_gone_already_is_no_failure(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run itself may have removed it."""
+    monkeypatch.setattr(sys, "stdin", Answer(lambda: shutil.rmtree(run / "epoch_1")))
+
+    assert checkpoints(run, "--prune", "1") == 0
+
+    assert names(run) == {"best_acc_epoch_2", "epoch_4"}
+
+
+def test_what_cannot_be_removed_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others go nevertheless."""
+    rename = os.rename
+
+    def refuse(source: Any, target: Any) -> None:
+        if Path(source).name == "epoch_1":
+            raise PermissionError("read-only")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+
+    assert checkpoints(run, "--prune", "1", "--yes") == 1
+
+    assert names(run) == {"epoch_1", "best_acc_epoch_2", "epoch_4"}
+    assert f"eventloop: {run / 'epoch_1'} was not removed: read-only\n" in capsys.readouterr().err

@@ -1,0 +1,321 @@
+"""CheckpointHook(published_format="safetensors"), read back with safetensors' own loader."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model, save_model
+
+from eventloop import __version__
+from eventloop.checkpoint import CheckpointError, load_checkpoint
+from eventloop.disk import Disk
+from eventloop.hooks import CheckpointHook, EMAHook
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+
+
+@pytest.fixture
+def publish(make_trainer: Make) -> Callable[..., Path]:
+    """Train two epochs and return the one file that was published."""
+
+    def run(model: torch.nn.Module | None = None, *hooks: Any, **options: Any) -> Path:
+        hook = CheckpointHook(
+            **{"published_keys": "state_dict", "published_format": "safetensors", **options}
+        )
+        trainer = make_trainer(max_epochs=2, hooks=[*hooks, hook], model=model)
+        trainer.train()
+        (path,) = trainer.work_dir.glob("*.safetensors")
+        return path
+
+    return run
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """What a file says of itself."""
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata())
+
+
+def weights(directory: Path) -> dict[str, Any]:
+    """Those of the checkpoint it was made of."""
+    return dict(load_checkpoint(directory / "epoch_2")["state_dict"])
+
+
+def equal(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    """The same names, types and bits."""
+    return some.keys() == others.keys() and all(
+        value.dtype == others[name].dtype and torch.equal(value, others[name]) for name, value in some.items()
+    )
+
+
+def test_the_weights_are_those_of_the_checkpoint(publish: Callable[..., Path]) -> None:
+    """Bit for bit, a BatchNorm's counter among them."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    path = publish(model)
+
+    assert equal(load_file(path), weights(path.parent))
+    assert load_file(path)["1.num_batches_tracked"].item() == 8
+
+
+def test_the_name_has_the_hash(publish: Callable[..., Path]) -> None:
+    """As that of a published .pth."""
+    path = publish()
+
+    assert path.name == f"epoch_2-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}.safetensors"
+
+
+def test_the_metadata_says_where_it_is_from(publish: Callable[..., Path]) -> None:
+    """All values are texts: the format has no others."""
+    assert metadata(publish()) == {"format": "pt", "iter": "8", "epoch": "2", "eventloop": __version__}
+
+
+def test_the_best_is_published_too(make_trainer: Make, scripted: Callable[..., dict[str, Any]]) -> None:
+    """As with .pth, which is not written beside it."""
+    hook = CheckpointHook(save_best="acc", published_keys=["state_dict"], published_format="safetensors")
+    trainer = make_trainer(max_epochs=3, hooks=[hook], **scripted(0.25, 0.75, 0.5))
+    trainer.train()
+
+    made = sorted(trainer.work_dir.glob("*-*"))
+    assert [path.name.rsplit("-")[0] for path in made] == ["best_acc_epoch_2", "epoch_3"]
+    assert [metadata(path)["epoch"] for path in made] == ["2", "3"]
+    assert {path.suffix for path in made} == {".safetensors"}
+
+
+def test_an_average_is_published_by_the_models_names(publish: Callable[..., Path]) -> None:
+    """With an EMAHook the checkpoint's `state_dict` is the average, and so is the file."""
+    path = publish(None, EMAHook())
+
+    assert load_file(path).keys() == {"weight", "bias"}
+    assert equal(load_file(path), weights(path.parent))
+
+
+class Tied(torch.nn.Module):
+    """The output layer's weight is the input layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = torch.nn.Linear(2, 2)
+        self.input = torch.nn.Linear(2, 2)
+        self.output.weight = self.input.weight
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.output(self.input(x)).sum(1, keepdim=True)
+
+
+def test_tied_weights_are_written_once(publish: Callable[..., Path], tmp_path: Path) -> None:
+    """Under the name that `save_model` keeps, the other one in the metadata; `load_model` reads it."""
+    model = Tied()
+    path = publish(model)
+    save_model(model, str(tmp_path / "theirs.safetensors"))
+
+    assert metadata(path)["output.weight"] == "input.weight"
+    assert equal(load_file(path), load_file(tmp_path / "theirs.safetensors"))
+    other = Tied()
+    missing, unexpected = load_model(other, path)
+    assert not missing
+    assert not unexpected
+    assert equal(other.state_dict(), model.state_dict())
+
+
+class Apart(EMAHook):
+    """Changes one of two tied weights in the checkpoint, as a handler may."""
+
+    def before_save_checkpoint(self, trainer: Trainer, event: Any) -> None:
+        super().before_save_checkpoint(trainer, event)
+        assert trainer.checkpoint is not None
+        state = trainer.checkpoint["state_dict"]
+        trainer.checkpoint["state_dict"] = {**state, "output.weight": state["output.weight"] + 1}
+
+
+def test_weights_that_are_no_longer_the_same_are_both_written(publish: Callable[..., Path]) -> None:
+    """What the checkpoint has is what counts."""
+    path = publish(Tied(), Apart())
+
+    assert equal(load_file(path), weights(path.parent))
+    assert "output.weight" not in metadata(path)
+
+
+class Overlapping(torch.nn.Linear):
+    """A buffer that is a part of the weight."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.register_buffer("first", self.weight.data[:, :1])
+
+
+class Extra(torch.nn.Linear):
+    """State that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def other_buffer(tensor: torch.Tensor) -> torch.nn.Module:
+    """A layer with this besides."""
+    layer = torch.nn.Linear(2, 1)
+    layer.register_buffer("other", tensor)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Extra(), r"dense tensors by name and nothing nested: _extra_state is a dict; published_format='pth' takes"),
+        (Overlapping(), r"first and weight overlap in memory and are not the same; published_format='pth' takes them"),
+        (other_buffer(torch.zeros(2).to_sparse()), r"nothing nested: other is a tensor of layout torch.sparse_coo"),
+        (other_buffer(torch.zeros(2, dtype=torch.complex128)), r"nothing nested: other is of torch.complex128"),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_be_published_is_refused(
+    make_trainer: Make, model: torch.nn.Module, message: str
+) -> None:
+    """When the Trainer is built, not once it is trained."""
+    hook = CheckpointHook(published_keys="state_dict", published_format="safetensors")
+    with pytest.raises(
+        ValueError, match=rf"the model's state_dict cannot be published as safetensors.*{message}"
+    ):
+        make_trainer(model=model, hooks=[hook])
+
+
+@pytest.mark.parametrize("model", [Extra(), Overlapping()])
+def test_pth_takes_them(make_trainer: Make, model: torch.nn.Module) -> None:
+    """As the messages say."""
+    trainer = make_trainer(model=model, hooks=[CheckpointHook(published_keys="state_dict")])
+    trainer.train()
+
+    assert [*trainer.work_dir.glob("epoch_1-*.pth")]
+
+
+class Puts(EMAHook):
+    """Adds something to the checkpoint."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__()
+        self._parts = parts
+
+    def before_save_checkpoint(self, trainer: Trainer, event: Any) -> None:
+        assert trainer.checkpoint is not None
+        trainer.checkpoint.update(self._parts)
+
+
+def test_another_key_is_published(publish: Callable[..., Path]) -> None:
+    """Whatever a handler has put into the checkpoint, if it is flat."""
+    path = publish(None, Puts(mean={"weight": torch.ones(2)}), published_keys="mean")
+
+    assert equal(load_file(path), {"weight": torch.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"layer": {"weight": torch.ones(2)}, "n": 3}, r"nothing nested: layer is a dict, n is a int; published_format"),
+        ([torch.ones(2)], r"its mean, cannot be published as safetensors: it is a list"),
+    ],
+)  # fmt: skip
+def test_nested_keys_are_refused_by_name(make_trainer: Make, part: Any, message: str) -> None:
+    """The checkpoint is saved by then."""
+    hook = CheckpointHook(published_keys="mean", published_format="safetensors")
+    trainer = make_trainer(hooks=[Puts(mean=part), hook])
+    with pytest.raises(CheckpointError, match=message):
+        trainer.train()
+
+    assert load_checkpoint(trainer.work_dir / "epoch_1")["mean"].__class__ is part.__class__
+
+
+def test_a_key_that_is_not_there(make_trainer: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """It is named, and nothing is written."""
+    trainer = make_trainer(hooks=[CheckpointHook(published_keys="mean", published_format="safetensors")])
+    trainer.train()
+
+    assert "epoch_1 has no mean to publish: it has meta, state_dict" in caplog.text
+    assert not [*trainer.work_dir.glob("*.safetensors")]
+
+
+def test_it_is_durable_before_it_has_its_name(
+    publish: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Synced, renamed, and its directory synced after that."""
+    calls: list[str] = []
+    sync, rename, sync_directory = Disk.sync, Disk.rename, Disk.sync_directory
+
+    def note_sync(self: Disk, file: Any) -> None:
+        calls.append(f"sync {Path(file.name).name.split('.')[1]}")
+        sync(self, file)
+
+    def note_rename(self: Disk, source: Path, target: Path) -> None:
+        calls.append(f"rename to {target.suffix}")
+        rename(self, source, target)
+
+    def note_directory(self: Disk, path: Path) -> None:
+        calls.append("sync directory")
+        sync_directory(self, path)
+
+    monkeypatch.setattr(Disk, "sync", note_sync)
+    monkeypatch.setattr(Disk, "rename", note_rename)
+    monkeypatch.setattr(Disk, "sync_directory", note_directory)
+    publish()
+
+    assert calls[-3:] == ["sync epoch_2", "rename to .safetensors", "sync directory"]
+
+
+def test_a_full_disk_leaves_nothing_behind(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a half file nor a temporary one."""
+    trainer = make_trainer(
+        hooks=[CheckpointHook(published_keys="state_dict", published_format="safetensors")]
+    )
+    sync = Disk.sync
+
+    def fail(self: Disk, file: Any) -> None:
+        if Path(file.name).parent == trainer.work_dir:
+            raise OSError("no space left")
+        sync(self, file)
+
+    monkeypatch.setattr(Disk, "sync", fail)
+    with pytest.raises(OSError, match="no space left"):
+        trainer.train()
+
+    assert {path.name for path in trainer.work_dir.iterdir() if path.is_file()} == set()
+    assert load_checkpoint(trainer.work_dir / "epoch_1")["state_dict"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"published_format": "safetensor"}, "unknown published_format 'safetensor': did you mean 'safetensors'"),
+        ({"published_format": None}, "unknown published_format None: known are pth, safetensors"),
+        ({"published_format": "safetensors"}, "holds the tensors of one key, .* got published_keys=None"),
+        (
+            {"published_format": "safetensors", "published_keys": ["state_dict", "meta"]},
+            r"holds the tensors of one key, .* got published_keys=\['state_dict', 'meta'\]",
+        ),
+        ({"published_format": "safetensors", "published_keys": "optimizer"}, "got published_keys='optimizer'"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    """By the hook's constructor."""
+    with pytest.raises(ValueError, match=message):
+        CheckpointHook(**options)
+
+
+def test_without_safetensors_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the hook's constructor; what does not need it does without."""
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+
+    CheckpointHook(published_keys="state_dict")
+    with pytest.raises(ImportError, match=r"needs safetensors: pip install 'torch-eventloop\[safetensors\]'"):
+        CheckpointHook(published_keys="state_dict", published_format="safetensors")

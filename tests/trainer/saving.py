@@ -1,0 +1,149 @@
+"""What the tests of the saver share: a small state, writes that are held, and copies that are."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.checkpoint import save_checkpoint
+from eventloop.hooks.saves import Saves
+from eventloop.saver import State
+from eventloop.saver_client import Job
+from eventloop.snapshot import Rest
+from eventloop.trainer import Trainer
+
+DEADLINE = 20.0
+"""Seconds against hangs; no test waits as long while all is well."""
+
+
+def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every state be saved as large ones are."""
+    monkeypatch.setattr("eventloop.saver.SMALL", 0)
+    monkeypatch.setattr("eventloop.saver.AT_ONCE", 0)
+
+
+def a_state(value: float) -> dict[str, Any]:
+    return {
+        "meta": {"iter": int(value), "names": ["a", "b"], "pair": (1, 2.5), "nothing": None},
+        "state_dict": {
+            "w": torch.full((3, 4), value),
+            "n": torch.tensor(int(value)),
+            "empty": torch.empty(0),
+        },
+        "optimizer": {"state": {0: {"momentum": torch.full((12,), -value)}}},
+    }
+
+
+def write(state: State, job: Job, given_up: threading.Event) -> int:
+    return save_checkpoint(state, job.path, job.label, given_up=given_up)
+
+
+class Gate:
+    """Writes that are held until they are let go, and what was written."""
+
+    def __init__(self) -> None:
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.states: list[State] = []
+
+    def write(self, state: State, job: Job, given_up: threading.Event) -> int:
+        self.states.append(state)
+        self.entered.set()
+        assert self.open.wait(DEADLINE)
+        return write(state, job, given_up)
+
+
+def assert_same(loaded: dict[str, Any], value: float) -> None:
+    expected = a_state(value)
+    assert loaded["meta"] == expected["meta"]
+    for name, tensor in expected["state_dict"].items():
+        assert torch.equal(loaded["state_dict"][name], tensor), name
+    assert torch.equal(
+        loaded["optimizer"]["state"][0]["momentum"], expected["optimizer"]["state"][0]["momentum"]
+    )
+
+
+def pointers(state: dict[str, Any]) -> set[int]:
+    """Of what an optimizer's step changes."""
+    return {state["state_dict"]["w"].data_ptr()}
+
+
+class Late:
+    """Copies that begin when they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered, self.go, self.waited_for = (threading.Event() for _ in range(3))
+        copy = Rest.copy
+
+        def held(rest: Rest) -> None:
+            self.entered.set()
+            assert self.go.wait(DEADLINE)
+            copy(rest)
+
+        join = Rest.join
+
+        def joined(rest: Rest) -> None:
+            self.waited_for.set()
+            join(rest)
+
+        monkeypatch.setattr(Rest, "copy", held)
+        monkeypatch.setattr(Rest, "join", joined)
+        nothing_is_small(monkeypatch)
+
+    def let_go_when_waited_for(self) -> None:
+        """Wait until somebody waits for a copy, and let it begin only then."""
+        assert self.waited_for.wait(DEADLINE)
+        self.go.set()
+
+
+class Latest:
+    """Copies that begin as late as they can: when somebody waits for them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.copies = 0
+        self.order: list[str] = []
+        self._asked: dict[Rest, threading.Event] = {}
+        begin, copy, join, finish = Rest.__init__, Rest.copy, Rest.join, Saves.finish
+
+        def begun(rest: Rest, *arguments: Any) -> None:
+            self._asked[rest] = threading.Event()
+            begin(rest, *arguments)
+
+        def late(rest: Rest) -> None:
+            self._asked[rest].wait(DEADLINE)
+            self.copies += 1
+            copy(rest)
+
+        def joined(rest: Rest) -> None:
+            if not self._asked[rest].is_set():
+                self.order.append("join")
+            self._asked[rest].set()
+            join(rest)
+
+        def finished(saves: Saves, trainer: Trainer) -> None:
+            self.let_go()
+            finish(saves, trainer)
+
+        nothing_is_small(monkeypatch)
+        monkeypatch.setattr(Rest, "__init__", begun)
+        monkeypatch.setattr(Rest, "copy", late)
+        monkeypatch.setattr(Rest, "join", joined)
+        monkeypatch.setattr(Saves, "finish", finished)
+
+    def let_go(self) -> None:
+        """Let the copies begin that are due."""
+        for asked in list(self._asked.values()):
+            asked.set()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal to the bit, in nested states."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one if key != "time")
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)

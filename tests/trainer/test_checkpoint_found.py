@@ -1,0 +1,210 @@
+"""Which checkpoints a directory holds, the newest and the best of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.checkpoint import (
+    PAYLOAD,
+    find_checkpoints,
+    latest_checkpoint,
+    load_best,
+    load_newest,
+    save_checkpoint,
+    scan,
+)
+from eventloop.manifest import MANIFEST, Label
+
+
+def save(directory: Path, name: str, sequence: int = 0, **label: Any) -> Path:
+    """A checkpoint that has its sequence as its weight."""
+    state = {"meta": {}, "state_dict": {"w": torch.tensor(float(sequence))}}
+    save_checkpoint(state, directory / name, Label(sequence=sequence, **label))
+    return directory / name
+
+
+def save_best(directory: Path, sequence: int, metric: str, value: float | str, rule: str = "greater") -> Path:
+    """A best one."""
+    name = f"best_{metric}_{sequence}"
+    return save(directory, name, sequence, best={metric: rule}, metrics={metric: value, "other": 0.0})
+
+
+def damage(path: Path) -> None:
+    """Flip a bit in the middle of the payload."""
+    raw = bytearray((path / PAYLOAD).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (path / PAYLOAD).write_bytes(raw)
+
+
+# --- what there is -----------------------------------------------------------------------------------------
+
+
+def test_by_their_sequence(tmp_path: Path) -> None:
+    """Not by their times: a clock may be put back, and a copy has new times."""
+    for sequence, name in [(3, "epoch_3"), (1, "iter_9"), (2, "best_acc_epoch_2")]:
+        save(tmp_path, name, sequence)
+
+    assert [path.name for path in find_checkpoints(tmp_path)] == ["iter_9", "best_acc_epoch_2", "epoch_3"]
+    assert [m.sequence for m in scan(tmp_path).manifests.values()] == [2, 3, 1]
+
+
+def test_of_one_sequence_by_their_iterations(tmp_path: Path) -> None:
+    """Checkpoints without a sequence, which somebody else has saved, are ordered by where the run was."""
+    for number in (10, 9):
+        save_checkpoint({"meta": {"iter": number}, "state_dict": {}}, tmp_path / f"epoch_{number}")
+
+    assert [path.name for path in find_checkpoints(tmp_path)] == ["epoch_9", "epoch_10"]
+
+
+def test_single_files_come_first(tmp_path: Path) -> None:
+    """By their times; they have no manifest that could say more."""
+    save(tmp_path, "epoch_1", 1)
+    for age, name in [(2, "b.pth"), (1, "c.ckpt"), (3, "a.pt"), (0, "notes.txt")]:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (age, age))
+
+    assert [path.name for path in find_checkpoints(tmp_path)] == ["c.ckpt", "b.pth", "a.pt", "epoch_1"]
+
+
+def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+    """Other directories are not looked at; one that lost its manifest is none, and said to be damaged."""
+    (tmp_path / "tensorboard").mkdir()
+    (save(tmp_path, "epoch_1", 1) / MANIFEST).unlink()
+
+    found = scan(tmp_path)
+
+    assert (found.paths, found.manifests) == ([], {})
+    assert found.damaged == [f"{tmp_path / 'epoch_1'} has no readable manifest.json: it was not completed"]
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    """It holds nothing."""
+    assert find_checkpoints(tmp_path / "none") == []
+
+
+# --- the newest --------------------------------------------------------------------------------------------
+
+
+def test_newest(tmp_path: Path) -> None:
+    """The last one saved, and its state."""
+    for sequence in (1, 2):
+        save(tmp_path, f"epoch_{sequence}", sequence)
+
+    path, state = load_newest(tmp_path)
+
+    assert (path.name, state["state_dict"]["w"].item()) == ("epoch_2", 2.0)
+    assert latest_checkpoint(str(tmp_path)) == path
+
+
+def test_newest_passes_over_what_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each is named in the log with what is wrong with it."""
+    paths = [save(tmp_path, f"epoch_{sequence}", sequence) for sequence in range(1, 5)]
+    damage(paths[1])
+    (paths[2] / PAYLOAD).unlink()
+    (paths[3] / MANIFEST).write_bytes(b"{")
+
+    assert load_newest(tmp_path)[0] == paths[0]
+
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert all(line.startswith(f"passed over for {paths[0]}: ") for line in said)
+    for path, what in zip(paths[1:], ("SHA-256", "is incomplete", "is damaged"), strict=True):
+        assert any(str(path) in line and what in line for line in said)
+
+
+def test_newest_that_has_what_is_needed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One without the parts that were asked for is passed over."""
+    save(tmp_path, "epoch_1", 1)
+    save_checkpoint({"state_dict": {}}, tmp_path / "epoch_2", Label(sequence=2))
+
+    assert load_newest(tmp_path, ("meta",))[0].name == "epoch_1"
+    assert "passed over for" in caplog.text
+    assert "epoch_2 has no meta" in caplog.text
+
+
+def test_none_that_can_be_used(tmp_path: Path) -> None:
+    """Every reason is in the message."""
+    with pytest.raises(FileNotFoundError, match=r"holds no checkpoint to resume from$"):
+        load_newest(tmp_path)
+
+    damage(save(tmp_path, "epoch_1", 1))
+    save_checkpoint({"state_dict": {}}, tmp_path / "epoch_2", Label(sequence=2))
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"holds no checkpoint to resume from; epoch_2 has no meta; .*epoch_1/state\.pth is damaged: its SHA-256",
+    ):
+        latest_checkpoint(tmp_path, ("meta",))
+
+
+# --- the best ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rule", "best"), [("greater", 2), ("less", 1)])
+def test_best_by_its_rule(tmp_path: Path, rule: str, best: int) -> None:
+    """What is better is said by the manifests; the name and the order do not count."""
+    for sequence, value in [(1, 0.25), (2, 0.75), (3, 0.5)]:
+        save_best(tmp_path, sequence, "acc", value, rule)
+    save(tmp_path, "epoch_4", 4)
+
+    path, state = load_best(tmp_path)
+
+    assert (path.name, state["state_dict"]["w"].item()) == (f"best_acc_{best}", best)
+
+
+def test_best_of_infinite_scores(tmp_path: Path) -> None:
+    """Infinities, which are texts in a manifest, are compared as numbers."""
+    values: list[float | str] = ["-inf", "inf", 2.0]
+    for sequence, value in enumerate(values, 1):
+        save_best(tmp_path, sequence, "acc", value)
+
+    assert load_best(tmp_path)[0].name == "best_acc_2"
+
+
+def test_best_of_equal_scores_is_the_newest(tmp_path: Path) -> None:
+    """Both are as good, and the newest has been trained longer."""
+    for sequence in (1, 2):
+        save_best(tmp_path, sequence, "acc", 0.5)
+
+    assert load_best(tmp_path)[0].name == "best_acc_2"
+
+
+def test_best_of_several_metrics(tmp_path: Path) -> None:
+    """By default it is the metric of the newest best one; any can be asked for."""
+    save_best(tmp_path, 1, "acc", 0.5)
+    save_best(tmp_path, 2, "loss", 3.0, "less")
+
+    assert load_best(tmp_path)[0].name == "best_loss_2"
+    assert load_best(tmp_path, "acc")[0].name == "best_acc_1"
+
+
+def test_best_passes_over_what_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The next best takes its place, and the log says so."""
+    save_best(tmp_path, 1, "acc", 0.5)
+    damage(save_best(tmp_path, 2, "acc", 0.75))
+
+    assert load_best(tmp_path)[0].name == "best_acc_1"
+    assert "best_acc_2/state.pth is damaged: its SHA-256" in caplog.text
+
+
+def test_no_best(tmp_path: Path) -> None:
+    """Where there is none the message says what saves one; a metric that is not there gets a suggestion."""
+    save(tmp_path, "epoch_1", 1)
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no best checkpoint at all: CheckpointHook\(save_best"
+    ):
+        load_best(tmp_path)
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no best checkpoint at all: CheckpointHook\(save_best"
+    ):
+        load_best(tmp_path, "acc")
+
+    save_best(tmp_path, 2, "accuracy", 0.5)
+    with pytest.raises(
+        FileNotFoundError, match="holds no best checkpoint of 'acuracy': did you mean 'accuracy'"
+    ):
+        load_best(tmp_path, "acuracy")

@@ -1,0 +1,95 @@
+"""What a checkpoint holds: plain values of every part, the model inside what wraps it, and the random state."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.hooks import Hook
+from eventloop.rng import rng_state, set_rng_state
+from eventloop.weights import unwrap
+from tests.trainer.conftest import MakeTrainer
+
+
+def test_unwrap_a_compiled_model() -> None:
+    """A compiled model's checkpoint is that of the model inside."""
+    model = torch.nn.Linear(1, 1)
+    compiled: Any = torch.compile(model, backend="eager")
+
+    assert unwrap(compiled) is model
+    assert unwrap(torch.nn.DataParallel(model)) is model
+    assert unwrap(model) is model
+
+
+# --- random state ------------------------------------------------------------------------------------------
+
+
+def draw() -> tuple[Any, ...]:
+    """One number from each generator; the gaussians too, of which one of two is kept for later."""
+    return (
+        random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn()),
+        torch.rand(1).item(), torch.randn(1).item(),
+    )  # fmt: skip
+
+
+def test_rng_round_trip_through_a_file(tmp_path: Path) -> None:
+    """Saved, loaded and put back, the random state of Python, NumPy and torch gives the same numbers again."""
+    random.gauss(0, 1)
+    np.random.randn()
+    torch.save({"before": torch.zeros(3, dtype=torch.uint8), "rng": rng_state()}, tmp_path / "rng.pt")
+    expected = draw()
+
+    set_rng_state(torch.load(tmp_path / "rng.pt", weights_only=True)["rng"])
+
+    assert draw() == expected
+
+
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "OneCycleLR": {"max_lr": 1.0, "total_steps": 100},
+    "CosineAnnealingWarmRestarts": {"T_0": 4},
+    "ReduceLROnPlateau": {},
+    "LambdaLR": {"lr_lambda": lambda step: 1.0},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_kind_of_scheduler_is_loadable(make_trainer: MakeTrainer, name: str) -> None:
+    """Whatever the scheduler keeps, the checkpoint is readable with `weights_only=True`."""
+    trainer = make_trainer()
+    kind = getattr(torch.optim.lr_scheduler, name)
+    trainer.schedulers.append(kind(trainer.optimizer, **SCHEDULERS[name]))
+
+    save_checkpoint(trainer.state.gather(""), trainer.work_dir / "a")
+
+    assert len(load_checkpoint(trainer.work_dir / "a")["param_schedulers"]) == 1
+
+
+def test_numpy_numbers_are_saved_as_plain_ones(make_trainer: MakeTrainer) -> None:
+    """A learning rate of NumPy's does not make the checkpoint unreadable."""
+    model = torch.nn.Linear(2, 3)
+    trainer = make_trainer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=np.float64(0.25)))
+
+    save_checkpoint(trainer.state.gather(""), trainer.work_dir / "a")
+
+    assert load_checkpoint(trainer.work_dir / "a")["optimizer"]["param_groups"][0]["lr"] == 0.25
+
+
+def test_a_state_that_could_not_be_loaded(make_trainer: MakeTrainer) -> None:
+    """A hook's state that `weights_only=True` would refuse is refused when it is saved, by its place."""
+
+    class Careless(Hook):
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": [range(3)]}
+
+    trainer = make_trainer(hooks=[Careless()])
+
+    with pytest.raises(
+        TypeError, match=r"the checkpoint's hooks\['Careless'\]\['seen'\]\[0\] is range\(0, 3\), a range"
+    ):
+        trainer.state.gather("")

@@ -1,0 +1,149 @@
+"""The process that writes checkpoints in a longer run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eventloop.checkpoint import load_checkpoint
+from eventloop.manifest import Label, read_manifest
+from eventloop.saver import Saver
+from eventloop.saver_client import Job, ProcessGoneError, SaverProcess
+from eventloop.snapshot import Snapshot
+from tests.trainer.saving import DEADLINE, Late, a_state, assert_same, pointers, write
+
+needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
+
+Make = Callable[..., Saver]
+
+
+@needs_shared_memory
+def test_process_writes_what_the_state_was(make_saver: Make, tmp_path: Path) -> None:
+    """The checkpoint holds the state at the call, whatever is done to it while the process writes; the process
+    removes what it replaces."""
+    saver = make_saver(lambda state, job, given_up: pytest.fail("the thread wrote"), process=True)
+    replaces: tuple[Path, ...] = ()
+    for value in (1.0, 2.0, 3.0):
+        state, path = a_state(value), tmp_path / f"{value}"
+        written = saver.save(state, Job(path, Label(sequence=int(value)), replaces))
+        state["state_dict"]["w"].fill_(-1.0)
+        size, _ = written.result(DEADLINE)
+        replaces = (path,)
+
+        assert read_manifest(path).files["state.pth"].bytes == size
+        assert read_manifest(path).sequence == value
+        assert_same(load_checkpoint(path), value)
+        assert os.listdir(tmp_path) == [path.name]
+
+
+@needs_shared_memory
+def test_process_writes_what_was_copied_later(make_saver: Make, late: Late, tmp_path: Path) -> None:
+    """It is given the state when all of it is there."""
+    saver, state = make_saver(process=True), a_state(1.0)
+    written = saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
+    assert late.entered.wait(DEADLINE)
+    late.go.set()
+    saver.join()
+    state["state_dict"]["w"].fill_(-1.0)
+    written.result(DEADLINE)
+
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+@needs_shared_memory
+def test_killed_process_loses_no_save(
+    make_saver: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the process is killed, the save it was given and the next ones are written by the thread, and what it had
+    begun is removed."""
+    saver = make_saver(process=True)
+    assert saver.process is not None
+    os.kill(saver.process.pid, signal.SIGSTOP)
+    begun = tmp_path / f".first.{saver.process.pid}-1.tmp"
+    begun.mkdir()
+    first = saver.save(a_state(1.0), Job(tmp_path / "first"))
+    os.kill(saver.process.pid, signal.SIGKILL)
+
+    first.result(DEADLINE)
+    saver.save(a_state(2.0), Job(tmp_path / "second")).result(DEADLINE)
+
+    assert "a checkpoint is written by a thread, because the process could not: it " in caplog.text
+    assert not begun.exists()
+    assert_same(load_checkpoint(tmp_path / "first"), 1.0)
+    assert_same(load_checkpoint(tmp_path / "second"), 2.0)
+
+
+@needs_shared_memory
+def test_error_of_the_process_is_the_error_of_the_save(make_saver: Make, tmp_path: Path) -> None:
+    """What neither the process nor the thread can write is an error, and the next save works."""
+    saver = make_saver(process=True)
+    (tmp_path / "file").touch()
+
+    with pytest.raises(OSError, match="file"):
+        saver.save(a_state(1.0), Job(tmp_path / "file" / "a")).result(DEADLINE)
+    saver.save(a_state(2.0), Job(tmp_path / "b")).result(DEADLINE)
+
+    assert_same(load_checkpoint(tmp_path / "b"), 2.0)
+
+
+@needs_shared_memory
+def test_process_outlives_ctrl_c_and_ends_with_its_parent(make_saver: Make) -> None:
+    """SIGINT, SIGTERM and SIGUSR1 to the group do not end it; the end of its input does."""
+    saver = make_saver(process=True)
+    process = saver.process
+    assert process is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        os.kill(process.pid, number)
+
+    assert process.ready
+    saver.close()
+
+    assert process.exit_code == 0
+
+
+@needs_shared_memory
+def test_a_process_that_is_gone(make_saver: Make, tmp_path: Path) -> None:
+    """Asked to save it says that it is gone, or that it died over it."""
+    saver = make_saver(process=True)
+    process = saver.process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    packed = Snapshot(shared=True).pack(a_state(1.0))
+
+    with pytest.raises(ProcessGoneError, match=r"^it (died|is gone)$"):
+        process.save(packed, Job(tmp_path / "a"))
+
+
+def test_saver_process_without_a_parent_message_ends() -> None:
+    """Closing a process that was never given anything ends it."""
+    process = SaverProcess()
+    process.close()
+
+    assert process.exit_code == 0
+
+
+@needs_shared_memory
+def test_an_old_saver_starts_its_process(tmp_path: Path) -> None:
+    """A save of a run that has lasted a while starts it, and does not wait for it."""
+    saver = Saver(write, start_after=0.0)
+    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
+    process = saver.process
+    saver.close()
+
+    assert process is not None
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+def test_without_shared_memory_there_is_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process could not see the copies, the thread writes for good."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    saver = Saver(write, start_after=0.0)
+    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
+    saver.close()
+
+    assert saver.process is None
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)

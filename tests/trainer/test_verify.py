@@ -1,0 +1,101 @@
+"""Whether a checkpoint is what was saved."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from eventloop.checkpoint import PAYLOAD, CheckpointError, load_checkpoint, save_checkpoint
+from eventloop.manifest import MANIFEST, read_manifest
+from eventloop.verify import open_verified, verify_checkpoint
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A small checkpoint."""
+    save_checkpoint({"state_dict": {"w": torch.arange(300.0)}}, tmp_path / "a")
+    return tmp_path / "a"
+
+
+def refused(path: Path, message: str) -> None:
+    """Neither verified nor loaded, for the same reason."""
+    with pytest.raises(CheckpointError, match=message):
+        verify_checkpoint(path)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(path)
+
+
+def test_a_whole_one(saved: Path) -> None:
+    """Its manifest is returned."""
+    assert verify_checkpoint(saved) == read_manifest(saved)
+
+
+def test_every_byte_counts(saved: Path) -> None:
+    """A bit that flipped anywhere in the payload is noticed, also where torch would not."""
+    raw = (saved / PAYLOAD).read_bytes()
+    for position in range(0, len(raw), 31):
+        changed = bytearray(raw)
+        changed[position] ^= 1 << position % 8
+        (saved / PAYLOAD).write_bytes(changed)
+
+        with pytest.raises(CheckpointError, match="is damaged: its SHA-256 is not that of what was saved"):
+            verify_checkpoint(saved)
+    refused(saved, f"{re.escape(str(saved / PAYLOAD))} is damaged: its SHA-256 is not that of what was saved")
+
+
+@pytest.mark.parametrize("cut", [-1, 1])
+def test_another_size(saved: Path, cut: int) -> None:
+    """A file that is shorter or longer is refused with both sizes, and not read."""
+    raw = (saved / PAYLOAD).read_bytes()
+    (saved / PAYLOAD).write_bytes(raw[:cut] if cut < 0 else raw + b"\0")
+
+    refused(saved, f"state.pth is damaged: it has {len(raw) + cut} bytes, {len(raw)} were saved")
+
+
+def test_a_file_that_is_missing(saved: Path) -> None:
+    """It is named."""
+    (saved / PAYLOAD).unlink()
+
+    refused(saved, r"a is incomplete, state\.pth cannot be read: .*No such file")
+
+
+def test_a_file_that_cannot_be_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails while the hash is taken is said to."""
+
+    def fail(file: object, name: str) -> None:
+        raise OSError("input/output error")
+
+    monkeypatch.setattr("hashlib.file_digest", fail)
+
+    refused(saved, r"state\.pth cannot be read: input/output error")
+
+
+def test_a_name_that_is_not_in_it(saved: Path) -> None:
+    """What the manifest does not name is not opened."""
+    with (
+        pytest.raises(CheckpointError, match=r"a has no other\.pth: its manifest names state\.pth"),
+        open_verified(saved, "other.pth"),
+    ):
+        pass
+
+
+def test_what_is_read_is_what_was_compared(saved: Path) -> None:
+    """Whatever becomes of the name meanwhile: the opened file is read, from its beginning."""
+    raw = (saved / PAYLOAD).read_bytes()
+
+    with open_verified(saved, PAYLOAD) as file:
+        (saved / PAYLOAD).unlink()
+        (saved / PAYLOAD).write_bytes(b"something else")
+        assert file.read() == raw
+
+
+def test_nothing_stays_open(saved: Path) -> None:
+    """The files are closed when it is refused, too: an open one would be an error of the test."""
+    (saved / PAYLOAD).write_bytes(b"")
+
+    with pytest.raises(CheckpointError, match="it has 0 bytes"), open_verified(saved, PAYLOAD):
+        pass
+    assert (saved / MANIFEST).exists()
