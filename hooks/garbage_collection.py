@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -30,6 +31,10 @@ YOUNG, MIDDLE, ALL = range(3)
 """Python's generations; a collection of one takes the younger ones too."""
 RATIO = 10
 """Collections of one generation to one of the next older, as in Python's own thresholds."""
+CHEAP_SECONDS = 0.002
+"""A collection that takes no longer may be made whenever it is due."""
+SHARE = 0.01
+"""Of the time, at the most, for collections that take longer."""
 FROZEN_AT_START = 1000
 """Objects that may be frozen although nobody froze any: Python 3.12 starts with 375."""
 
@@ -48,7 +53,8 @@ class GarbageCollectionHook(Hook):
     the middle of whichever step it happens to be, and of another step on each rank, where all others wait for it.
     Here every rank collects after the same iterations. What exists when the first `interval` iterations are done is
     frozen (`gc.freeze`), so that a full collection afterwards looks only at what came later, in less than a
-    millisecond; the one that precedes the freezing is the only long one.
+    millisecond; the one that precedes the freezing is the only long one. Where nothing is frozen they stay long, and
+    are made only as often as takes a hundredth of the time.
 
     Reference cycles that steps leave behind are freed after `interval` iterations; those that were still in use then,
     after 10 or 100 times as many, at the end of the epoch or at the next evaluation. Everything else is freed at
@@ -77,6 +83,8 @@ class GarbageCollectionHook(Hook):
         self._settled = False
         """What lasts is frozen, or is not to be: full collections cost what they cost."""
         self._thaw = False
+        self._not_before = [0.0, 0.0, 0.0]
+        """When the next collection of each generation may be, for those that take long."""
 
     def attach(self, bus: Bus) -> None:
         """Subscribe, to iterations at the interval only."""
@@ -147,9 +155,17 @@ class GarbageCollectionHook(Hook):
         self._settled = True
 
     def _collect(self, generation: int) -> None:
-        """Collect a generation; all of them only once that is cheap."""
-        if self.active:
-            gc.collect(generation if self._settled else min(generation, MIDDLE))
+        """Collect a generation, or a younger one where it would take too much of the time."""
+        if not self.active:
+            return
+        if not self._settled:
+            generation = min(generation, MIDDLE)
+        began = perf_counter()
+        while generation > YOUNG and began < self._not_before[generation]:
+            generation -= 1
+        gc.collect(generation)
+        if (took := perf_counter() - began) > CHEAP_SECONDS:
+            self._not_before[generation] = began + took / SHARE
 
     def _restore(self) -> None:
         if self.active:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -11,11 +12,23 @@ from typing import Any
 
 import anyio.to_thread
 import pytest
+import torch
 
 from eventloop.bus import Bus
 
 DEADLINE = 20.0
 """Seconds against hangs; no test waits as long while all is well."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def frozen() -> None:
+    """A training of the tests lasts milliseconds: too short for the long collection at its begin that pays off in a
+    real one. Where somebody has frozen objects, GarbageCollectionHook leaves that to him."""
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.sum().backward()
+    torch.optim.SGD([parameter]).step()  # imports half of torch: objects that would be walked again and again
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from eventloop.bus import Bus
 from eventloop.hooks import garbage_collection
 from eventloop.hooks.garbage_collection import GarbageCollectionHook
 from eventloop.trainer import Trainer
-from tests.hooks.conftest import Batch
+from tests.hooks.conftest import Batch, Clock
 
 Make = Callable[..., Trainer]
 NO_HOOK = dict.fromkeys(DEFAULT_HOOKS.keys() & {"garbage_collection"})
@@ -26,12 +26,16 @@ YOUNG, MIDDLE, ALL = range(3)
 
 
 @pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Every test begins with the collector on and nothing frozen, and ends so."""
+def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test begins with the collector on and nothing frozen, and ends so; no collection counts as long."""
+    monkeypatch.setattr(garbage_collection, "CHEAP_SECONDS", float("inf"))
+    gc.unfreeze()
     gc.enable()
     yield
+    frozen = gc.get_freeze_count()
+    gc.freeze()  # what other tests count on
     assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
+    assert frozen == 0
     assert not garbage_collection._switched_off
 
 
@@ -426,3 +430,29 @@ def test_bad_options_are_refused(options: dict[str, Any], error: type[Exception]
     """In the constructor."""
     with pytest.raises(error, match=message):
         GarbageCollectionHook(**options)
+
+
+def test_long_collections_take_a_hundredth_of_the_time(
+    make_trainer: Make, asked: list[tuple[int, str]], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection that takes long is made again only when a hundred times as long has passed; until then a younger
+    generation is collected in its place."""
+    monkeypatch.setattr(garbage_collection, "CHEAP_SECONDS", 0.25)
+    monkeypatch.setattr(garbage_collection, "perf_counter", clock)
+    collect = gc.collect
+
+    def slowly(generation: int = ALL) -> int:
+        clock.advance(0.5 if generation == ALL else 0.125)
+        return collect(generation)
+
+    monkeypatch.setattr(gc, "collect", slowly)
+    trainer = make_trainer(
+        batches=1, max_epochs=60, hooks=[GarbageCollectionHook(interval=1000, freeze=False)]
+    )
+    trainer.bus.subscribe(lambda event: clock.advance(1.0), "before_train_epoch")
+    trainer.train()
+
+    full = [number for number, (generation, _) in enumerate(asked) if generation == ALL]
+    assert len(full) == 2
+    assert full[0] == 0
+    assert 40 <= full[1] <= 50

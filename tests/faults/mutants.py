@@ -1,0 +1,341 @@
+"""Faults put into the checkpoint code itself: each must turn a test red.
+
+scripts/mutants [part of a file's name]
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+TREE = ("eventloop", "hooks", "writers", "tests", "pyproject.toml")
+HANGS = 240.0
+"""Seconds after which tests are taken to hang, which is red too."""
+
+STORE = (
+    "tests/faults/test_system.py", "tests/faults/test_crash_states.py", "tests/faults/test_operations.py",
+    "tests/trainer/test_disk.py", "tests/trainer/test_checkpoint_store.py",
+)  # fmt: skip
+READ = (
+    "tests/faults/test_damage.py", "tests/trainer/test_verify.py", "tests/trainer/test_manifest.py",
+    "tests/trainer/test_checkpoint_found.py",
+)  # fmt: skip
+COPY = (
+    "tests/faults/test_copies.py", "tests/trainer/test_snapshot.py", "tests/trainer/test_copying.py",
+    "tests/trainer/test_saver.py", "tests/trainer/test_saver_process.py",
+)  # fmt: skip
+
+
+class Mutant(NamedTuple):
+    """A change to the code: the text occurs once in the file, after `after` where that is given."""
+
+    what: str
+    file: str
+    text: str
+    becomes: str
+    tests: tuple[str, ...] = STORE
+    after: str = ""
+
+    def apply(self, source: str) -> str:
+        """The source with the change.
+
+        Raises:
+            ValueError: the text is not there, or more than once.
+        """
+        head, after, tail = source.partition(self.after) if self.after else ("", "", source)
+        count = tail.count(self.text)
+        if count != 1 and not (self.after and count):
+            raise ValueError(f"{self.file} has {self.text!r} {count} times, expected once: {self.what}")
+        return head + after + tail.replace(self.text, self.becomes, 1)
+
+
+MUTANTS = (
+    # --- what is durable
+    Mutant("no fsync of a file", "disk.py", "os.fsync(file.fileno())", "pass"),
+    Mutant("no fsync of a directory", "disk.py", "os.fsync(descriptor)", "pass"),
+    Mutant("no sync of what was written", "disk.py", "disk.sync(file)", "pass"),
+    Mutant("no sync of the directory above", "disk.py", "disk.sync_directory(path.parent)", "pass"),
+    Mutant(
+        "a directory of others is taken for durable",
+        "disk.py",
+        "elif _identity(path) in _durable or path.is_mount()",
+        "elif True",
+    ),
+    Mutant("no sync of the new directory", "checkpoint.py", "    disk.sync_directory(work)\n", ""),
+    Mutant(
+        "no sync of the new name",
+        "checkpoint.py",
+        "        disk.sync_directory(path.parent)\n",
+        "",
+        after="disk.rename(work, name)\n",
+    ),
+    Mutant(
+        "no sync of the exchange",
+        "checkpoint.py",
+        "        disk.sync_directory(path.parent)\n",
+        "",
+        after="disk.rename(beside, path)\n",
+    ),
+    Mutant("no sync before a removal", "shelf.py", "    disk.sync_directory(path.parent)\n", ""),
+    # --- names
+    Mutant("no name of its own while it is written", "checkpoint.py", 'aside(path, "tmp")', "path"),
+    Mutant(
+        "removed under its name", "shelf.py", "    disk.rename(path, nameless)\n", "    nameless = path\n"
+    ),
+    Mutant("what is there is written over", "disk.py", '"xb"', '"wb"'),
+    Mutant(
+        "a name that was used before",
+        "shelf.py",
+        "return next(name for name in names if not name.exists())",
+        "return next(names)",
+    ),
+    Mutant(
+        "the former one goes before the new one is there",
+        "checkpoint.py",
+        "    name = path\n",
+        "    name = path\n    if path.exists():\n        disk.remove(path)\n",
+    ),
+    Mutant(
+        "no way back of an exchange",
+        "checkpoint.py",
+        "                disk.rename(former, path)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "no way back of a name",
+        "checkpoint.py",
+        "                remove_checkpoint(name, disk)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "what somebody else has made is removed", "checkpoint.py", "moved = not work.exists()", "moved = True"
+    ),
+    Mutant(
+        "what is left is not removed",
+        "checkpoint.py",
+        "            disk.remove(work)\n",
+        "            pass\n",
+    ),
+    # --- writing
+    Mutant(
+        "a short write is taken for a whole one",
+        "disk.py",
+        "piece = piece[written:]",
+        "piece = piece[len(piece):]",
+    ),
+    Mutant("no waiting for the hash", "disk.py", "hashed.result()", "pass"),
+    Mutant("the cause of a failure is lost", "checkpoint.py", "raise sink.failure from None", "return"),
+    Mutant(
+        "replaced ones go first",
+        "saver.py",
+        "        written = Written(self._write(state, job, self._given_up), perf_counter())\n        remove_replaced(job.replaces)\n",
+        "        remove_replaced(job.replaces)\n        written = Written(self._write(state, job, self._given_up), perf_counter())\n",
+        tests=(*STORE, *COPY),
+    ),
+    Mutant(
+        "replaced ones go first in the process",
+        "saver_process.py",
+        "    size = save_checkpoint(",
+        "    remove_replaced(job.replaces)\n    size = save_checkpoint(",
+        tests=(*STORE[:1], *COPY),
+    ),
+    Mutant(
+        "the process's error is lost",
+        "saver_client.py",
+        "raise ProcessGoneError(str(answer)) from answer",
+        "return Written(0, 0.0)",
+        tests=COPY,
+    ),
+    Mutant(
+        "the process's death is not seen",
+        "saver_client.py",
+        'raise ProcessGoneError("it died")',
+        "return Written(0, 0.0)",
+        tests=COPY,
+    ),
+    # --- reading
+    Mutant("no check of a hash", "verify.py", "if digest != entry.sha256", "if False", tests=READ),
+    Mutant("no check of a size", "verify.py", "if size != entry.bytes", "if False", tests=READ),
+    Mutant(
+        "no check of a manifest's hash",
+        "manifest.py",
+        ".hexdigest() != envelope.sha256",
+        " is None",
+        tests=READ,
+    ),
+    Mutant(
+        "no check of a manifest's end",
+        "manifest.py",
+        "if msgspec.json.encode(envelope) != raw",
+        "if False",
+        tests=READ,
+    ),
+    Mutant("no check of a manifest's version", "manifest.py", "if schema != SCHEMA", "if False", tests=READ),
+    Mutant(
+        "what is read may execute",
+        "checkpoint.py",
+        "weights_only=True)\n    except",
+        "weights_only=False)\n    except",
+        tests=READ,
+    ),
+    Mutant(
+        "what was verified is not what is read",
+        "checkpoint.py",
+        "open_verified(path, PAYLOAD) if path.is_dir()",
+        'open(path / PAYLOAD, "rb") if path.is_dir()',
+        tests=READ,
+    ),
+    Mutant(
+        "a damaged one ends the search",
+        "checkpoint.py",
+        "            passed.append(str(error))\n            continue",
+        "            raise",
+        tests=READ,
+    ),
+    Mutant("hidden ones are looked at", "shelf.py", '"[!.]*"', '"*"'),
+    Mutant("the order of names", "shelf.py", "(manifests[path].sequence, manifests[path].iter)", "0"),
+    # --- copying
+    Mutant("nothing is copied at once", "snapshot.py", "        now.copy()\n", "", tests=COPY),
+    Mutant(
+        "the rest is not copied",
+        "snapshot.py",
+        "            self._pairs.copy()\n",
+        "            pass\n",
+        tests=COPY,
+    ),
+    Mutant(
+        "no waiting for the copy",
+        "snapshot.py",
+        "        self._done.wait()\n",
+        "",
+        tests=COPY,
+        after="def join(self)",
+    ),
+    Mutant(
+        "no waiting before it is written",
+        "saver.py",
+        "            copy.rest.wait()\n",
+        "            pass\n",
+        tests=COPY,
+    ),
+    Mutant(
+        "no look whether it was changed",
+        "snapshot.py",
+        "        if changed:\n",
+        "        if False:\n",
+        tests=COPY,
+    ),
+    Mutant(
+        "no join before a step",
+        "copying.py",
+        "        if self._joins:\n            self.join()\n",
+        "        pass\n",
+        tests=COPY,
+    ),
+    Mutant(
+        "no join before the next save",
+        "hooks/checkpoint.py",
+        "        trainer.copying.join()",
+        "        pass",
+        tests=COPY,
+    ),
+    Mutant("no join before a resume", "resume.py", "        trainer.copying.join()\n", "", tests=COPY),
+    Mutant(
+        "no join before weights are loaded",
+        "resume.py",
+        "        self._trainer.copying.join()\n",
+        "",
+        tests=COPY,
+    ),
+    Mutant(
+        "no join before the next snapshot",
+        "saver.py",
+        "        self.join()\n        with self._lock",
+        "        with self._lock",
+        tests=COPY,
+    ),
+    Mutant("buffers that are being written from", "saver.py", "snapshot not in used", "True", tests=COPY),
+    Mutant(
+        "everything may come later",
+        "saver.py",
+        "later() if later is not None and size > AT_ONCE else ()",
+        "{t.data_ptr() for t in tensors}",
+        tests=COPY,
+    ),
+)
+
+
+def source_of(mutant: Mutant, root: Path = ROOT) -> Path:
+    """The file it changes."""
+    folder = root if mutant.file.startswith("hooks/") else root / "eventloop"
+    return folder / mutant.file
+
+
+def is_killed(mutant: Mutant | None) -> tuple[bool, str]:
+    """Whether a test turns red, and the last it said; None for the tree as it is."""
+    with tempfile.TemporaryDirectory(prefix="eventloop-mutant-") as directory:
+        copy = Path(directory)
+        for name in TREE:
+            _copy(ROOT / name, copy / name)
+        if mutant is not None:
+            path = source_of(mutant, copy)
+            path.write_text(mutant.apply(path.read_text()))
+        tests = mutant.tests if mutant is not None else dict.fromkeys([*STORE, *READ, *COPY])
+        try:
+            ran = subprocess.run(
+                [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests],
+                cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)},
+                capture_output=True, text=True, timeout=HANGS, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return True, "it hangs"
+    if ran.returncode not in (0, 1):
+        raise RuntimeError(f"the tests could not be run: {ran.stdout[-500:]}{ran.stderr[-500:]}")
+    lines = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return ran.returncode == 1, (lines or ran.stdout.splitlines() or [ran.stderr])[-1]
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target)
+
+
+def survivors(mutants: Sequence[Mutant], say: Callable[[str], object]) -> list[Mutant]:
+    """Those that no test sees."""
+    left = []
+    for mutant in mutants:
+        killed, last = is_killed(mutant)
+        say(f"{'killed  ' if killed else 'SURVIVED'} {mutant.file}: {mutant.what}  [{last[:140]}]\n")
+        if not killed:
+            left.append(mutant)
+    return left
+
+
+def main() -> int:
+    """Try them, those of one file if its name is given."""
+    chosen = [
+        mutant for mutant in MUTANTS if not sys.argv[1:] or sys.argv[1] in f"{mutant.file} {mutant.what}"
+    ]
+
+    def say(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    left = survivors(chosen, say)
+    say(f"mutants killed: {len(chosen) - len(left)} of {len(chosen)}\n")
+    if left and is_killed(None)[0]:
+        say("and the tree as it is, is red too: none of this says anything\n")
+    return len(left)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Copies that are made as late as they may be: whatever changes the parameters next waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop import Trainer
+from eventloop.hooks import CheckpointHook
+from eventloop.saver import Saver, SaveReplacedError
+from eventloop.saver_client import Job
+from eventloop.snapshot import Rest
+from tests.faults.training import ITERATIONS, check_whole, expected, make_trainer, same, weights
+
+OVERDUE = 5.0
+"""Seconds after which a copy is made though nobody waits for it; while all is well none is."""
+
+
+class Late:
+    """Makes a copy only when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.copy, self.join = Rest.copy, Rest.join
+        self.asked: dict[int, threading.Event] = {}
+        self.kept: list[Rest] = []  # so that no number is used twice
+        self.overdue, self.over = 0, False
+
+    def gate(self, rest: Rest) -> threading.Event:
+        """Set once somebody waits for it."""
+        self.kept.append(rest)
+        gate = self.asked.setdefault(id(rest), threading.Event())
+        if self.over:
+            gate.set()
+        return gate
+
+    def follow(self, trainer: Trainer) -> None:
+        """At the end of its training the hook waits for the file, and nobody for the copy: then it is made."""
+        trainer.bus.subscribe(self.let_go, "after_train", priority="VERY_HIGH")
+
+    def let_go(self, event: object = None) -> None:
+        """Make what is left."""
+        self.over = True
+        for gate in self.asked.values():
+            gate.set()
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Late]:
+    """Every copy of this test is late, also those of small states."""
+    late = Late()
+
+    def copy(rest: Rest) -> None:
+        late.overdue += not late.gate(rest).wait(OVERDUE)
+        late.copy(rest)
+
+    def join(rest: Rest) -> None:
+        late.gate(rest).set()
+        late.join(rest)
+
+    monkeypatch.setattr(Rest, "copy", copy)
+    monkeypatch.setattr(Rest, "join", join)
+    monkeypatch.setattr("eventloop.saver.SMALL", 0)
+    monkeypatch.setattr("eventloop.saver.AT_ONCE", 0)
+    yield late
+    late.let_go()
+
+
+@pytest.mark.parametrize("when_busy", ["wait", "replace"])
+def test_a_step_waits_for_the_copy(directory: Path, late: Late, when_busy: str) -> None:
+    """However late a copy is, it holds what the parameters were."""
+    trainer = make_trainer(directory, max_keep_ckpts=-1, when_busy=when_busy, save_best=None)
+    failed: list[Any] = []
+    trainer.bus.subscribe(failed.append, "checkpoint_failed")
+    late.follow(trainer)
+
+    trainer.train()
+    trainer.close()
+
+    assert late.kept
+    assert not late.overdue
+    assert all("replaced by a newer one" in event.error for event in failed)
+    there = check_whole(directory)
+    assert len(there) + len(failed) == ITERATIONS
+    assert there[f"iter_{ITERATIONS}"] == ITERATIONS
+
+
+def test_the_next_save_waits_for_the_copy(directory: Path, late: Late) -> None:
+    """Who is asked for his state may change parameters for a moment; the copy of the save before is made by then."""
+    another = CheckpointHook(interval=1, filename_tmpl="again_iter_{}", when_busy="replace")
+    trainer = make_trainer(directory, [another], max_keep_ckpts=-1, save_best=None, when_busy="replace")
+    failed: list[Any] = []
+    trainer.bus.subscribe(failed.append, "checkpoint_failed")
+    late.follow(trainer)
+
+    def change(event: Any) -> None:
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                parameter.add_(1.0).sub_(1.0)
+
+    trainer.bus.subscribe(change, "before_save_checkpoint")
+    trainer.train()
+    trainer.close()
+
+    assert late.kept
+    assert not late.overdue
+    assert all("replaced by a newer one" in event.error for event in failed)
+
+
+@pytest.mark.parametrize("load", ["resume", "load_checkpoint"])
+def test_loading_waits_for_the_copy(directory: Path, load: str) -> None:
+    """What is loaded into the parameters does not get into the copy of what was before."""
+    make_trainer(directory, max_iters=2, save_best=None).train()
+    trainer = make_trainer(directory)
+    before, seen = weights(trainer), []
+    trainer.copying.begin(lambda: seen.append(weights(trainer)))
+
+    loader: Callable[[Path], object] = getattr(trainer, load)
+    loader(directory / "iter_2")
+
+    assert len(seen) == 1
+    assert same(seen[0], before)
+    assert same(weights(trainer), expected()[2])
+    trainer.copying.end()
+    trainer.close()
+
+
+def a_state(value: float) -> dict[str, Any]:
+    """Two parameters."""
+    return {"state_dict": {"w": torch.full((8,), value), "b": torch.full((2,), value)}}
+
+
+def all_of_it(state: dict[str, Any]) -> set[int]:
+    """Every tensor may be copied late."""
+    return {tensor.data_ptr() for tensor in state["state_dict"].values()}
+
+
+def test_buffers_are_free_before_they_are_used_again(directory: Path, late: Late) -> None:
+    """A save that waits for its turn gives up its buffers to a newer one, once nothing is copied into them."""
+    entered, gate, written = threading.Event(), threading.Event(), []
+
+    def write(state: Any, job: Job, given_up: threading.Event) -> int:
+        entered.set()
+        gate.wait(OVERDUE)
+        written.append((job.path.name, {float(value) for value in state["state_dict"]["w"]}))
+        return 0
+
+    saver = Saver(write, start_after=None, spare=True)
+    first, replaced, newest = (a_state(float(number)) for number in range(3))
+    saver.save(first, Job(directory / "first"), later=lambda: all_of_it(first))
+    saver.join()
+    assert entered.wait(OVERDUE)
+    given_way = saver.save(replaced, Job(directory / "replaced"), later=lambda: all_of_it(replaced))
+    saver.save(newest, Job(directory / "newest"))
+    saver.join()
+    gate.set()
+    saver.close()
+
+    assert not late.overdue
+    assert written == [("first", {0.0}), ("newest", {2.0})]
+    assert isinstance(given_way.exception(), SaveReplacedError)
+
+
+def test_what_a_device_copies_is_waited_for(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, late: Late
+) -> None:
+    """Nothing is written before the copy says that it is all there."""
+    seen: list[str] = []
+    wait = Rest.wait
+
+    def note(rest: Rest) -> None:
+        wait(rest)
+        seen.append("there")
+
+    def write(state: Any, job: Job, given_up: threading.Event) -> int:
+        seen.append("written")
+        return 0
+
+    monkeypatch.setattr(Rest, "wait", note)
+    saver = Saver(write, start_after=None)
+    state = a_state(1.0)
+    saver.save(state, Job(directory / "one"), later=lambda: all_of_it(state))
+    saver.join()
+    saver.close()
+
+    assert seen == ["there", "written"]

@@ -1,0 +1,158 @@
+"""The long form of the fault tests.
+
+scripts/torture [--seed N] [kills] [operations] [crashes] [damage] [mutants]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from tests.faults import kills
+from tests.faults.crash_states import SCENARIOS, check_crash, crashes
+from tests.faults.damage import BY_CHANCE, FILES, HOSTILE, ON_PURPOSE, Damaged, replace_payload
+from tests.faults.in_memory import directory_in_memory
+from tests.faults.mutants import MUTANTS, survivors
+from tests.faults.operations import CASES, all_tries, check_training, check_try, training_tries
+
+POINTS, MOMENTS, PROCESSES, DAMAGES = 340, 110, 30, 600
+BATCH = 20
+"""Trials of a kill that one process makes."""
+
+
+class Tried(NamedTuple):
+    """One thing that was tried, and what was wrong; "" if nothing was."""
+
+    what: str
+    error: str = ""
+
+
+def say(text: str) -> None:
+    """Print it now."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def attempt(what: str, try_it: Callable[[], object]) -> Tried:
+    """Try something."""
+    try:
+        try_it()
+    except Exception as error:
+        return Tried(what, f"{type(error).__name__}: {error}")
+    return Tried(what)
+
+
+def try_kills(directory: Path, chance: random.Random) -> Iterator[Tried]:
+    """Every kill is one; a trial that ended before its point is none."""
+    for name, trials in (
+        ("kill at a point", kills.at_points(directory, chance, POINTS)),
+        ("kill at any moment", kills.at_random(directory, chance, MOMENTS)),
+        ("kill of the process that writes", kills.of_processes(directory, chance, PROCESSES)),
+    ):
+        for start in range(0, len(trials), BATCH):
+            killed, errors = kills.make(trials[start : start + BATCH])
+            yield from (Tried(name) for _ in range(killed - len(errors)))
+            yield from (Tried(name, error) for error in errors)
+
+
+def try_operations(directory: Path, chance: random.Random) -> Iterator[Tried]:
+    """Every operation with every fault."""
+    for case in CASES:
+        for number, each in enumerate(all_tries(directory / case, case)):
+            place = directory / f"{case}{number}"
+            yield attempt(str(each), lambda place=place, each=each: check_try(place, each))  # type: ignore[misc]
+    for number, fault in training_tries(directory / "undisturbed"):
+        place = directory / f"{number}-{fault}"
+        yield attempt(
+            f"operation {number} of a training, {fault}",
+            lambda place=place, number=number, fault=fault: check_training(place, number, fault),  # type: ignore[misc]
+        )
+
+
+def try_crashes(directory: Path, chance: random.Random) -> Iterator[Tried]:
+    """Every state that a power cut may leave."""
+    for name, scenario in SCENARIOS.items():
+        for number, crash in enumerate(crashes(directory / name, scenario)):
+            place = directory / f"{name}{number}"
+            yield attempt(
+                f"{name}, state {number}",
+                lambda place=place, crash=crash: check_crash(place, crash),  # type: ignore[misc]
+            )
+
+
+def try_damage(directory: Path, chance: random.Random) -> Iterator[Tried]:
+    """Damage by chance, and on purpose."""
+    damaged = Damaged(directory)
+    for turn in range(DAMAGES):
+        path, change = damaged.newer / chance.choice(FILES), chance.choice(BY_CHANCE[:1] * 4 + BY_CHANCE[1:])
+        what = change(path, chance)
+        yield attempt(what, lambda turn=turn: damaged.check(automatic=turn % 5 == 0))  # type: ignore[misc]
+        damaged.restore()
+    for name, spoil in ON_PURPOSE.items():
+        spoil(damaged)
+        yield attempt(name, lambda: damaged.check(automatic=True))
+        damaged.restore()
+    for hostile in HOSTILE:
+        replace_payload(damaged.newer, hostile(directory / "executed"))
+        yield attempt(hostile.__name__, lambda: damaged.check(automatic=True))
+        damaged.restore()
+    yield Tried("nothing was executed", "something was" if (directory / "executed").exists() else "")
+    damaged.trainer.close()
+
+
+def try_mutants(directory: Path, chance: random.Random) -> Iterator[Tried]:
+    """Every fault in the code."""
+    for mutant in MUTANTS:
+        left = survivors([mutant], say)
+        yield Tried(mutant.what, "no test sees it" if left else "")
+
+
+PARTS: dict[str, Callable[[Path, random.Random], Iterator[Tried]]] = {
+    "kills": try_kills,
+    "operations": try_operations,
+    "crashes": try_crashes,
+    "damage": try_damage,
+    "mutants": try_mutants,
+}
+
+
+def main() -> int:
+    """Try the parts that are named, or all; the number of things that went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("eventloop").addHandler(logging.NullHandler())
+    logging.getLogger("eventloop").propagate = False
+    wrong = 0
+    for name in chosen.parts or PARTS:
+        began, tried = time.monotonic(), []
+        with directory_in_memory() as directory:
+            for each in PARTS[name](directory, random.Random(chosen.seed)):
+                tried.append(each)
+                if each.error:
+                    say(f"{name}: {each.what}: {each.error}\n")
+        good = sum(not each.error for each in tried)
+        wrong += len(tried) - good
+        if name == "kills":
+            say(
+                "".join(
+                    f"  {what}: {count}\n" for what, count in Counter(each.what for each in tried).items()
+                )
+            )
+        say(f"{name}: {good} of {len(tried)}, seed {chosen.seed}, {time.monotonic() - began:.0f} s\n")
+    return min(wrong, 100)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
