@@ -7,7 +7,7 @@ Three questions, each answered beside what people write by hand with torch's `Su
 
 - a writer that sleeps 50 ms over each write, one write every 10 steps (a slow disk, a remote file system);
 - an image of 512x512 or a histogram of 100,000 values: what it adds to the call and the 20 steps after it;
-- JSON lines, TensorBoard and a console, 10 scalars in every step.
+- JSON lines, TensorBoard, the event log and a console, 10 scalars in every step (by hand: without the log).
 
 A turn is so many steps of one training, which goes on where it ended. Cases take turns in interleaved rounds; what a
 turn left to the background is finished untimed before the next one begins. A case is compared with the same loop
@@ -40,7 +40,7 @@ from benchmarks._timing import command_line, environment, markdown_table, publis
 from eventloop import Bus, Trainer
 from eventloop.events import Event
 from eventloop.hooks import LoggerHook
-from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
+from eventloop.writers import ConsoleWriter, EventLogWriter, JSONLWriter, TensorBoardWriter
 from eventloop.writers.writer import Writer
 
 FOREVER = 1_000_000
@@ -297,18 +297,18 @@ def slow(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dict
 
 def all_writers() -> list[Writer]:
     """What a training is usually given."""
-    return [ConsoleWriter(stream=io.StringIO()), JSONLWriter(), TensorBoardWriter()]
+    return [ConsoleWriter(stream=io.StringIO()), JSONLWriter(), TensorBoardWriter(), EventLogWriter()]
 
 
 def everything(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:
     """All writers, 10 scalars in every step."""
     cases: dict[str, Training] = {
         "eventloop, no writer": partial(ours, interval=1, scalars=SCALARS),
-        "eventloop, three writers": partial(ours, writers=all_writers, interval=1, scalars=SCALARS),
+        "eventloop, four writers": partial(ours, writers=all_writers, interval=1, scalars=SCALARS),
         "by hand, no writer": partial(by_hand, tensorboard=False),
         "by hand, three writers": partial(by_hand, everything=True),
     }
-    return compare(cases, options, "three writers, every step", 1.03, 1.15, extra={"scalars": SCALARS})
+    return compare(cases, options, "four writers, every step", 1.03, 1.15, extra={"scalars": SCALARS})
 
 
 def compare(
@@ -367,7 +367,7 @@ def main() -> None:
             markdown_table(columns, slow_rows) + f"\n\nAt the end: {slow_kept['accounts'][-1]}.",
             f"## A 512x512 image, 100,000 values: added to the call and the next {AFTER} steps",
             markdown_table(["", "added"], media_rows),
-            f"## JSON lines, TensorBoard and console, {SCALARS} scalars in every step, beside no writer",
+            f"## JSON lines, TensorBoard, event log and console, {SCALARS} scalars in every step, beside no writer",
             markdown_table(columns, all_rows),
         ]
     )

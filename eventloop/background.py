@@ -31,13 +31,14 @@ from eventloop.runners import TaskLane, ThreadLane
 logger = logging.getLogger("eventloop")
 
 POLL_SECONDS = 0.2
-BUSY_POLL_SECONDS = 0.01
-"""How often the loop looks at the least, and at the most, into the inbox: so often that it finds about `AT_ONCE`."""
-AT_ONCE = 16
 DEVICE_POLL_SECONDS = 0.002
 """How often the loop asks whether a value has left the device."""
 CHUNK = 512
-"""Events routed between two offers of the interpreter to the training thread: about half a millisecond."""
+"""Events from which on an emitting thread looks whether the loop keeps up."""
+POLITE_SECONDS = 0.0005
+"""How long the loop may hold the interpreter at a stretch before it offers it to the training thread."""
+BREATH_SECONDS = 0.003
+"""How long it then leaves the interpreter alone."""
 INBOX_LIMIT = 65_536
 """Events the inbox holds while the loop cannot run. What comes beyond is dropped, and counted."""
 DROP_REPORT_SECONDS = 1.0
@@ -61,7 +62,7 @@ class Background:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._wake: anyio.Event | None = None
-        self._pause = POLL_SECONDS
+        self._awaited: set[threading.Event] = set()  # set once what was emitted before is routed
         self._stopping = False
         self._ending = False
         self._started = threading.Event()
@@ -171,8 +172,12 @@ class Background:
             return not self.inbox
         reached = threading.Event()
         self.inbox.append(reached.set)
-        self.wake()
-        return self._wait(reached.wait, monotonic() + timeout)
+        self._awaited.add(reached)
+        try:
+            self.wake()
+            return self._wait(reached.wait, monotonic() + timeout)
+        finally:
+            self._awaited.discard(reached)
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything emitted so far is delivered and flushed; False when that took too long."""
@@ -288,22 +293,23 @@ class Background:
                         self._end()
                 except Exception:
                     logger.exception("the background loop failed and goes on; please report this")
-                with anyio.move_on_after(DEVICE_POLL_SECONDS if self._waiting else self._pause):
+                with anyio.move_on_after(DEVICE_POLL_SECONDS if self._waiting else POLL_SECONDS):
                     await self._wake.wait()
             self._tasks.cancel_scope.cancel()
 
     async def _route_inbox(self) -> None:
-        found = max(1, len(self.inbox))
-        self._pause = min(POLL_SECONDS, max(BUSY_POLL_SECONDS, self._pause * AT_ONCE / found))
-        for turn in range(1, len(self.inbox) + 1):
+        held = perf_counter()
+        for _ in range(len(self.inbox)):
             if not self.inbox:
                 break  # the emitting thread has dropped some
             if len(self._waiting) >= INBOX_LIMIT:
                 break  # a device that never answers: the inbox fills, and is kept bounded
             self._waiting.append(self.inbox.popleft())
             self._route_waiting()
-            if turn % CHUNK == 0:
-                await anyio.lowlevel.checkpoint()
+            if perf_counter() - held > POLITE_SECONDS:
+                hurry = self._awaited or self._ending or len(self.inbox) > CHUNK
+                await anyio.sleep(0 if hurry else BREATH_SECONDS)
+                held = perf_counter()
         self._route_waiting()
 
     def _route_waiting(self) -> None:
