@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -16,8 +17,6 @@ from eventloop.saver_client import Job, Written, receive, send
 from eventloop.snapshot import Layout, Packed, tensors_of
 
 _IN_MEMORY = 32 << 20
-NICENESS = 10
-"""It gives way to the training's threads. When a save is waited for they stand still, and it has their time."""
 
 
 def main() -> None:
@@ -26,7 +25,7 @@ def main() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    os.nice(NICENESS)
+    _give_way()
     torch.set_num_threads(1)
     torch.serialization.set_crc32_options(False)  # the manifest has SHA-256
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -41,6 +40,16 @@ def main() -> None:
         except Exception as error:
             answer = error
         send(answers, answer)
+
+
+def _give_way() -> None:
+    """Take only time that nobody else wants. Beside a training whose threads have every CPU, the same save as an
+    ordinary process costs it more than a synchronous one: each thread waits for the one that was put aside. When a
+    save is waited for, the training stands still, and this has its time."""
+    os.nice(19)
+    if hasattr(os, "SCHED_IDLE"):
+        with suppress(OSError):  # a container may forbid it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _save(state: dict[str, Any], job: Job) -> Written:

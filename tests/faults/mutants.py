@@ -206,7 +206,7 @@ MUTANTS = (
     Mutant(
         "the rest is not copied",
         "snapshot.py",
-        "            self._pairs.copy()\n",
+        "            self._pairs.move()\n",
         "            pass\n",
         tests=COPY,
     ),
