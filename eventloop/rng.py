@@ -36,7 +36,10 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     np.random.set_state((name, _words(words), *rest))
     torch.set_rng_state(state["torch"].clone())  # torch reads a state from the start of its storage
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([device.clone() for device in state["cuda"]])
+        for index, device in enumerate(
+            state["cuda"][: torch.cuda.device_count()]
+        ):  # there may be fewer than there were
+            torch.cuda.set_rng_state(device.clone(), index)
 
 
 def samplers_of(loader: Iterable[Any] | None) -> list[Any]:

@@ -22,8 +22,10 @@ from typing import Any, Literal
 
 from eventloop.checkpoint import Serialized, leftovers, remove_checkpoint
 from eventloop.disk import DISK, SaveGivenUp
+from eventloop.inventory import is_alive
 from eventloop.saver_client import Job, ProcessGoneError, SaverProcess, Written
 from eventloop.saver_thread import SaverThread
+from eventloop.shelf import writer_of
 from eventloop.snapshot import Packed, Rest, Snapshot, tensors_of
 
 logger = logging.getLogger("eventloop")
@@ -212,8 +214,10 @@ class Saver:
         try:
             rest.copy()
         except Exception as error:
-            if not task.written.done():
-                task.written.set_exception(error)
+            with self._lock:
+                if not task.begun.is_set():  # else it was replaced
+                    task.begun.set()
+                    task.written.set_exception(error)
             return
         self._hand_over(task)
 
@@ -243,7 +247,8 @@ class Saver:
             return self._write_here(copy, job)
         if copy.rest is not None:
             copy.rest.wait()
-        if self.process is not None and self.process.ready and copy.layout.shared:
+        # the process takes only time that nobody wants: who waits for a save may not have so much of it
+        if not job.awaited and self.process is not None and self.process.ready and copy.layout.shared:
             task.by_process = True
             try:
                 return self.process.save(copy, job)
@@ -294,6 +299,16 @@ def remove_replaced(paths: Sequence[Path]) -> None:
                 remove_checkpoint(path)
         except OSError as error:
             logger.warning("a checkpoint that was replaced could not be removed: %s", error)
+
+
+def remove_dead(directory: Path) -> None:
+    """Remove what saves that were killed have left in a directory, before this process has begun one there. In a
+    container each run may have the same number, so what bears this process's is a former one's."""
+    for left in leftovers(directory):
+        writer = writer_of(left)
+        if writer is not None and (writer == os.getpid() or not is_alive(writer)):
+            with suppress(OSError):
+                DISK.remove(left)
 
 
 def _remove_unfinished(path: Path, process: int) -> None:

@@ -21,11 +21,13 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Job(NamedTuple):
-    """What is to be saved: under which name, what its manifest says, and what it replaces once it is durable."""
+    """What is to be saved: under which name, what its manifest says, and what it replaces once it is durable; and
+    whether the training stands still until it is."""
 
     path: Path
     label: Label = Label()
     replaces: tuple[Path, ...] = ()
+    awaited: bool = False
 
 
 class Written(NamedTuple):

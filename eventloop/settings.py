@@ -202,12 +202,18 @@ def _of_run(trainer: Trainer) -> dict[str, Any]:
         "dataset_length": length_of(getattr(loader, "dataset", None)),
         "world_size": trainer.world_size,
         "autocast_dtype": _autocast_dtype(trainer),
+        "model_dtypes": _dtypes(trainer),
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _hooks(trainer: Trainer) -> list[str]:
     return sorted(hook.name for hook in trainer.hooks)
+
+
+def _dtypes(trainer: Trainer) -> str:
+    """The types of the model's parameters; loading would convert the checkpoint's without a word."""
+    return ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in trainer.model.parameters()}))
 
 
 def _autocast_dtype(trainer: Trainer) -> str:

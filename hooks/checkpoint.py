@@ -25,7 +25,7 @@ from eventloop.hooks.publish import PublishedFormat, Publisher
 from eventloop.hooks.saves import Record, Saves, Saving
 from eventloop.manifest import Label, score
 from eventloop.priority import Priority
-from eventloop.saver import Saver
+from eventloop.saver import Saver, remove_dead
 from eventloop.saver_client import Job
 from eventloop.scopes import ERROR, LEFT, ends_at_once
 
@@ -162,7 +162,9 @@ class CheckpointHook(Hook):
                 )
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Say so when this run's files will lie among another's."""
+        """Say so when this run's files will lie among another's; remove what saves that were killed have left."""
+        if trainer.rank == 0:
+            remove_dead(self.directory)
         if trainer.iter == 0 and trainer.rank == 0 and (there := find_checkpoints(self.directory)):
             logger.warning(
                 "%s holds checkpoints of another run, %s the newest: this one begins anew and will overwrite those "
@@ -263,7 +265,12 @@ class CheckpointHook(Hook):
             self.bests, self._kept, self._saved_at = before
             self.saves.skip(trainer, path)
         elif trainer.rank == 0:
-            job = Job(path, self._label(best, metrics), self._surplus(before.bests))
+            job = Job(
+                path,
+                self._label(trainer, best, metrics),
+                self._surplus(before.bests),
+                bool(best) or not within,
+            )
             self.saves.begin(trainer, state, job, before, overlap=self._overlap, began=began)
 
     def _new_saver(self) -> Saver:
@@ -280,10 +287,11 @@ class CheckpointHook(Hook):
             self.saves.drop_waiting(trainer)
         return self.saves.busy and self._when_busy == "skip"
 
-    def _label(self, best: str, metrics: Mapping[str, float]) -> Label:
+    def _label(self, trainer: Trainer, best: str, metrics: Mapping[str, float]) -> Label:
         if not self._sequence:
             self._sequence = max((m.sequence for m in scan(self.directory).manifests.values()), default=0)
-        self._sequence += 1
+        beside = [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
+        self._sequence = 1 + max(hook._sequence for hook in beside if hook.directory == self.directory)
         return Label(
             sequence=self._sequence,
             best={best: self._watched.rule_of(best)} if best else {},

@@ -69,11 +69,11 @@ class TensorBoardWriter(Writer):
 
     Runs without images and histograms never start a process. At the first one a process goes on, in a file of its own,
     and is given all that comes from then on: while a thread encodes an image of 512 by 512, Python's other threads wait,
-    and training steps took 2.0 to 2.1 times as long, beside 1.1 to 1.2 times with a process. Scalars alone are cheaper
-    on the thread. They move too, because TensorBoard takes a folder's files one after another: it reads no more of a
-    file once a later one is there, and the mark of a resumed run in one file takes away what others hold. The process
-    is another subscription, named "..., in a process". A writer that no process can import (a class of the script that is
-    run, say) stays on its thread, and so does one with `offload="thread"`.
+    and so do the steps (`benchmarks.slow_writers` measures it). Scalars alone are cheaper on the thread. They move too,
+    because TensorBoard takes a folder's files one after another: it reads no more of a file once a later one is there,
+    and the mark of a resumed run in one file takes away what others hold. The process is another subscription, named
+    "..., in a process". A writer that no process can import (a class of the script that is run, say) stays on its
+    thread, and so does one with `offload="thread"`.
 
     When training goes on from a checkpoint, TensorBoard is told to forget the steps that will be run again, so that
     no curve doubles. Of a histogram's values those that are not finite are a curve of their own, `{name}/nonfinite`.

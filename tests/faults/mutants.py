@@ -14,7 +14,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import eventloop
+
 ROOT = Path(__file__).parents[2]
+PACKAGE = Path(eventloop.__file__).parent
 TREE = ("eventloop", "hooks", "writers", "tests", "pyproject.toml")
 HANGS = 240.0
 """Seconds after which tests are taken to hang, which is red too."""
@@ -272,10 +275,9 @@ MUTANTS = (
 )
 
 
-def source_of(mutant: Mutant, root: Path = ROOT) -> Path:
-    """The file it changes."""
-    folder = root if mutant.file.startswith("hooks/") else root / "eventloop"
-    return folder / mutant.file
+def source_of(mutant: Mutant, package: Path = PACKAGE) -> Path:
+    """The file it changes; `eventloop/hooks` is a link in a checkout, and a folder where the wheel was installed."""
+    return package / mutant.file
 
 
 def is_killed(mutant: Mutant | None) -> tuple[bool, str]:
@@ -285,7 +287,7 @@ def is_killed(mutant: Mutant | None) -> tuple[bool, str]:
         for name in TREE:
             _copy(ROOT / name, copy / name)
         if mutant is not None:
-            path = source_of(mutant, copy)
+            path = source_of(mutant, copy / "eventloop")
             path.write_text(mutant.apply(path.read_text()))
         tests = mutant.tests if mutant is not None else dict.fromkeys([*STORE, *READ, *COPY])
         try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eventloop.checkpoint import PAYLOAD, load_checkpoint, save_checkpoint
+from eventloop.checkpoint import PAYLOAD, leftovers, load_checkpoint, save_checkpoint
 from eventloop.events import CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.manifest import Label
@@ -314,3 +317,18 @@ def test_another_runs_checkpoints_are_noticed(
 
     make_trainer(max_epochs=1, hooks=[CheckpointHook(interval=1)]).train()
     assert "holds checkpoints of another run, epoch_2 the newest" in caplog.text
+
+
+def test_what_killed_saves_have_left_is_removed(make_trainer: Make, tmp_path: Path) -> None:
+    """A run that begins removes what a killed save left in its directory, and no save of a process that lives."""
+    run = tmp_path / "run"
+    run.mkdir()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    living = run / f".epoch_8.{os.getppid()}-1.tmp"
+    for path in (run / f".epoch_7.{ended.pid}-1.tmp", run / f".epoch_7.{os.getpid()}-99.old", living):
+        path.mkdir()
+
+    make_trainer(max_epochs=1, hooks=[CheckpointHook(interval=1)]).train()
+
+    assert leftovers(run) == [living]

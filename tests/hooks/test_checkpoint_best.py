@@ -302,3 +302,27 @@ def test_the_sequence_goes_on_after_a_resume(make_trainer: Make, tmp_path: Path)
 
     manifests = scan(tmp_path / "run").manifests
     assert {p.name: m.sequence for p, m in manifests.items()} == {"epoch_1": 1, "epoch_2": 3, "epoch_3": 4}
+
+
+def test_two_hooks_in_one_directory_count_together(make_trainer: Make, tmp_path: Path) -> None:
+    """The newest is the one saved last, whichever hook saved it."""
+    make_trainer(
+        batches=5,
+        max_epochs=2,
+        hooks=[
+            CheckpointHook(interval=2, by_epoch=False, save_last=False),
+            CheckpointHook(interval=1, by_epoch=True, filename_tmpl="whole_{}", save_last=False),
+        ],
+    ).train()
+
+    manifests = scan(tmp_path / "run").manifests
+    order = sorted(manifests, key=lambda path: manifests[path].sequence)
+    assert [path.name for path in order] == [
+        "iter_2",
+        "iter_4",
+        "whole_1",
+        "iter_6",
+        "iter_8",
+        "iter_10",
+        "whole_2",
+    ]

@@ -359,3 +359,12 @@ def test_unknown_answer(build: Build) -> None:
     """Gets a suggestion, before anything is read."""
     with pytest.raises(ValueError, match='"refuse", "keep" or "apply", got \'aply\': did you mean \'apply\''):
         build().resume(changed="aply")  # type: ignore[arg-type]
+
+
+def test_type_of_the_parameters(build: Build) -> None:
+    """Loading would convert the checkpoint's weights without a word."""
+    stopped(build())
+    other = build()
+    other.model.double()
+
+    assert "  model_dtypes: 'float32' in the checkpoint, 'float64' in this trainer" in refused(other)

@@ -147,3 +147,16 @@ def test_without_shared_memory_there_is_no_process(tmp_path: Path, monkeypatch: 
 
     assert saver.process is None
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+@needs_shared_memory
+def test_a_save_that_is_waited_for_is_written_here(make_saver: Make, tmp_path: Path) -> None:
+    """The process takes only time that nobody else wants, and who waits may not have so much of it."""
+    saver = make_saver(process=True)
+    assert saver.process is not None
+    os.kill(saver.process.pid, signal.SIGSTOP)
+
+    saver.save(a_state(1.0), Job(tmp_path / "a", awaited=True)).result(DEADLINE)
+
+    os.kill(saver.process.pid, signal.SIGCONT)
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
