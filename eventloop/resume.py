@@ -118,6 +118,11 @@ class TrainerState:
             logger.warning("%s: %s", found, line)
         self._restore_hooks(checkpoint["hooks"], found)
         set_rng_state(checkpoint["rng"])
+        if trainer.world_size > 1:
+            logger.warning(
+                "%s has the random state and the loader's of rank 0 alone: every rank goes on with them",
+                found,
+            )
         return found
 
     def _find(self, path: str | Path) -> tuple[Path, dict[str, Any]]:
