@@ -6,9 +6,9 @@ asks for in an iteration ends the run of all of them after the next. A rank that
 of them asked, which each finds by itself, the run ends after the very iteration.
 
 All ranks must come to the same places in the same order, as they must for the collectives of
-DistributedDataParallel: they train equally many iterations. A run of one rank alone, while the others do something else, would wait for
-them at its begin. In passes over loaders of unequal lengths, which say
-so, they agree as long as all of them have batches.
+DistributedDataParallel: they train equally many iterations. A run of one rank alone, while the others do something
+else, would wait for them at its begin. In passes over loaders of unequal lengths they agree as long as all of them have
+batches, which the lengths tell.
 """
 
 from __future__ import annotations

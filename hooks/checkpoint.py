@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint import find_checkpoints, save_checkpoint, scan
+from eventloop.checkpoint import Found, save_checkpoint, scan
 from eventloop.events import (
     COMPLETED,
     AfterRun,
@@ -163,9 +163,11 @@ class CheckpointHook(Hook):
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Say so when this run's files will lie among another's; remove what saves that were killed have left."""
-        if trainer.rank == 0:
-            remove_dead(self.directory)
-        if trainer.iter == 0 and trainer.rank == 0 and (there := find_checkpoints(self.directory)):
+        if trainer.rank != 0:
+            return
+        remove_dead(self.directory)
+        there = self._look_around().paths
+        if trainer.iter == 0 and there:
             logger.warning(
                 "%s holds checkpoints of another run, %s the newest: this one begins anew and will overwrite those "
                 "of the same names; trainer.resume() would go on with it, another work_dir keeps them apart",
@@ -269,7 +271,7 @@ class CheckpointHook(Hook):
                 path,
                 self._label(trainer, best, metrics),
                 self._surplus(before.bests),
-                bool(best) or not within,
+                awaited=bool(best) or not within,
             )
             self.saves.begin(trainer, state, job, before, overlap=self._overlap, began=began)
 
@@ -288,8 +290,8 @@ class CheckpointHook(Hook):
         return self.saves.busy and self._when_busy == "skip"
 
     def _label(self, trainer: Trainer, best: str, metrics: Mapping[str, float]) -> Label:
-        if not self._sequence:
-            self._sequence = max((m.sequence for m in scan(self.directory).manifests.values()), default=0)
+        if not self._sequence:  # a validation without a training before it
+            self._look_around()
         beside = [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
         self._sequence = 1 + max(hook._sequence for hook in beside if hook.directory == self.directory)
         return Label(
@@ -297,6 +299,12 @@ class CheckpointHook(Hook):
             best={best: self._watched.rule_of(best)} if best else {},
             metrics={metric: score(value) for metric, value in metrics.items()},
         )
+
+    def _look_around(self) -> Found:
+        """Read what is in the directory, so that what is saved from now on comes after it."""
+        found = scan(self.directory)
+        self._sequence = max((m.sequence for m in found.manifests.values()), default=0)
+        return found
 
     def _saved(self, saving: Saving) -> None:
         if self._max_keep > 0:
