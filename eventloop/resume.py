@@ -21,8 +21,9 @@ from eventloop.optimizers import (
 from eventloop.plain import plain
 from eventloop.position import Within
 from eventloop.rng import rng_state, set_rng_state
-from eventloop.settings import Changed, Settings, check_changed, refusal, told
+from eventloop.settings import Change, Changed, Settings, check_changed, refusal, told
 from eventloop.shelf import NEEDED
+from eventloop.undo import Undo
 from eventloop.weights import check_model_state, load_model_state, unwrap
 
 if TYPE_CHECKING:
@@ -103,6 +104,23 @@ class TrainerState:
         changes = self.settings.compare(checkpoint["meta"])
         if changed == "refuse" and (message := refusal(found, changes)) is not None:
             raise CheckpointError(message)
+        undo = Undo(trainer)
+        try:
+            self._load(found, checkpoint, changed, changes)
+        except BaseException:
+            undo()
+            raise
+        if trainer.world_size > 1:
+            logger.warning(
+                "%s has the random state and the loader's of rank 0 alone: every rank goes on with them",
+                found,
+            )
+        return found
+
+    def _load(
+        self, found: Path, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change]
+    ) -> None:
+        trainer = self._trainer
         load_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
         load_optimizer_state(trainer.optimizer, checkpoint["optimizer"])
         self.settings.go_on(changed, changes, checkpoint["meta"])
@@ -118,12 +136,6 @@ class TrainerState:
             logger.warning("%s: %s", found, line)
         self._restore_hooks(checkpoint["hooks"], found)
         set_rng_state(checkpoint["rng"])
-        if trainer.world_size > 1:
-            logger.warning(
-                "%s has the random state and the loader's of rank 0 alone: every rank goes on with them",
-                found,
-            )
-        return found
 
     def _find(self, path: str | Path) -> tuple[Path, dict[str, Any]]:
         directory = self._trainer.checkpoint_dir

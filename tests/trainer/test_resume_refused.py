@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +238,27 @@ def test_load_checkpoint_not_strict(make_trainer: MakeTrainer, saved: Path) -> N
 
     weights = torch.load(saved / "epoch_2" / PAYLOAD, weights_only=True)["state_dict"]
     assert torch.equal(model.state_dict()["0.weight"], weights["0.weight"])
+
+
+def test_a_resume_that_fails_half_way_changes_nothing(make_trainer: MakeTrainer, saved: Path) -> None:
+    """What a hook finds wrong with its state is found after the model was loaded; all of it is put back."""
+
+    class Picky(Hook):
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": 1}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            if "value" not in state:
+                raise KeyError("value")
+
+    rewrite(saved / "epoch_2", lambda checkpoint: checkpoint["hooks"].update(Picky={}))
+    trainer = make_trainer(work_dir=saved, hooks=[Picky()])
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    before = torch.get_rng_state()
+
+    with pytest.raises(KeyError, match="value"):
+        trainer.resume(saved / "epoch_2")
+
+    assert all(torch.equal(weights[name], value) for name, value in trainer.model.state_dict().items())
+    assert (trainer.iter, trainer.epoch, trainer.optimizer.state_dict()["state"]) == (0, 0, {})
+    assert torch.equal(torch.get_rng_state(), before)
