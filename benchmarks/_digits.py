@@ -24,26 +24,51 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 FOREVER = 1_000_000
+IMAGES = 1437
+"""Of scikit-learn's 1,797, those that are trained on."""
 EVERY = 10
 """Iterations from one log to the next."""
 Training = Callable[["Job", int, Path], Iterator[None]]
 """Trains so many epochs at each `next`; a second `next` before the following turn finishes what was left over."""
 
 
-class Job:
-    """The model, the data and the step that all engines share; the step notes when it is called."""
+class Shuffled(Sampler[int]):
+    """An order for each pass, the same for all engines: whatever random numbers they draw themselves, and whether
+    they meet the end of a pass or count. `RandomSampler` draws once more at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self.count, generator=self.generator).tolist()
+
+
+class Job:
+    """The model, the data and the step that all engines share; the step notes when it is called.
+
+    Args:
+        batch_size: images in a batch.
+        width: of the two hidden layers.
+        epoch_length: batches of an epoch, for which the images are repeated; by default one pass over them.
+    """
+
+    def __init__(self, batch_size: int = 64, width: int = 256, epoch_length: int | None = None) -> None:
         torch.manual_seed(0)
         digits = load_digits()
-        images = torch.tensor(digits.data, dtype=torch.float32) / 16.0
-        data = TensorDataset(images[:1437], torch.tensor(digits.target[:1437]))
-        self.loader = DataLoader(data, batch_size=64, shuffle=True)
+        count = IMAGES if epoch_length is None else epoch_length * batch_size
+        rows = torch.arange(count) % IMAGES
+        images = torch.tensor(digits.data, dtype=torch.float32)[rows] / 16.0
+        data = TensorDataset(images, torch.tensor(digits.target)[rows])
+        self.loader = DataLoader(data, batch_size=batch_size, sampler=Shuffled(count))
         self.model = nn.Sequential(
-            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+            nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.began: list[float] = []
@@ -284,7 +309,7 @@ def transformers(job: Job, epochs: int, directory: Path) -> Iterator[None]:
         trainer = Trainer(
             model=job.model,
             args=transformers.TrainingArguments(
-                str(directory), per_device_train_batch_size=64, num_train_epochs=FOREVER, logging_steps=EVERY,
+                str(directory), per_device_train_batch_size=job.loader.batch_size, num_train_epochs=FOREVER, logging_steps=EVERY,
                 save_strategy="epoch", save_total_limit=2, max_grad_norm=0.0, use_cpu=True, disable_tqdm=True,
                 report_to="none",
             ),

@@ -196,7 +196,8 @@ def missing(distributions: tuple[str, ...]) -> list[str]:
 # --- taking turns ------------------------------------------------------------------------------------------
 
 Turn = dict[str, float]
-"""Mean, median and 99th percentile of a turn's steps, and what it left to the background per epoch, in seconds."""
+"""Mean, median and 99th percentile of a turn's steps; `wall`, the whole turn per step, from its beginning until the
+background had finished; and what was left to the background, per epoch. All in seconds."""
 
 
 @contextmanager
@@ -239,10 +240,11 @@ def take_turn(job: Job, training: Iterator[None], epochs: int) -> Turn:
         RuntimeError: it did not train each batch of so many epochs once.
     """
     job.began.clear()
+    began = perf_counter()
     next(training)
     ended = perf_counter()
     next(training)
-    left = perf_counter() - ended
+    finished = perf_counter()
     if len(job.began) != epochs * len(job.loader):
         raise RuntimeError(f"a turn of {epochs} epochs had {len(job.began)} steps, of {len(job.loader)} each")
     steps = [b - a for a, b in pairwise([*job.began, ended])]
@@ -250,7 +252,8 @@ def take_turn(job: Job, training: Iterator[None], epochs: int) -> Turn:
         "mean": statistics.fmean(steps),
         "p50": statistics.median(steps),
         "p99": statistics.quantiles(steps, n=100)[98],
-        "left": left / epochs,
+        "wall": (finished - began) / len(steps),
+        "left": (finished - ended) / epochs,
     }
 
 

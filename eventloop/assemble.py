@@ -31,6 +31,8 @@ DEFAULT_HOOKS = {
     "checkpoint": "CheckpointHook",
     "garbage_collection": "GarbageCollectionHook",
     "preemption": "PreemptionHook",
+    "costs": "CostsHook",
+    "trace": "TraceHook",
 }
 """Name, which is also the hook's key in a checkpoint, and class of the hooks every trainer has."""
 
@@ -91,17 +93,24 @@ def check_step(trainer: Trainer) -> None:
         )
 
 
-def make_work_dir(work_dir: str | Path | None) -> Path:
+def make_work_dir(work_dir: str | Path | None, made: list[Path] | None = None) -> Path:
     """Create the directory of the run's files; by default a new one under runs/, named by the time.
+
+    Args:
+        made: takes every directory that had to be made, outermost first.
 
     Raises:
         OSError: it cannot be created, or not written.
     """
     path = Path("runs") if work_dir is None else Path(work_dir)
     try:
+        missing = [p.absolute() for p in (path, *path.parents) if not p.exists()][::-1]
         if work_dir is None:
             path = _new_directory(path)
+            missing.append(path.absolute())
         path.mkdir(parents=True, exist_ok=True)
+        if made is not None:
+            made += missing
         probe = path / f".probe.{os.getpid()}"
         probe.touch()
         probe.unlink(missing_ok=True)

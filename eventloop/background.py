@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from eventloop.deferred import Deferred, Posted
+from eventloop.deferred import Deferred, Posted, Stamped
 from eventloop.events import Event, EventsDropped, HandlerFailed
 from eventloop.filters import Passes
 from eventloop.health import Health
@@ -27,6 +27,7 @@ from eventloop.lane import Lane, Route
 from eventloop.lane_options import LaneOptions, Offload
 from eventloop.process_lane import ProcessLane
 from eventloop.runners import TaskLane, ThreadLane
+from eventloop.spans import INBOX, SpanRecorder
 
 logger = logging.getLogger("eventloop")
 
@@ -44,11 +45,14 @@ INBOX_LIMIT = 65_536
 DROP_REPORT_SECONDS = 1.0
 
 
+Item = Event | Stamped | Posted | Callable[[], None]
+
+
 class Background:
     """The loop's thread, the inbox, and the lanes it feeds."""
 
     def __init__(self) -> None:
-        self.inbox: deque[Event | Posted | Callable[[], None]] = deque()
+        self.inbox: deque[Item] = deque()
         self.lanes: list[Lane] = []
         self.health = Health(lambda event, but: self._call_soon(lambda: self.route(event, but)))
         self.latest = self.health.latest  # of the events that are born here
@@ -56,8 +60,10 @@ class Background:
         self.complete = True  # what `close` returned
         self.never_waits = False
         """Nobody has time any more: a blocking subscriber that is full takes what comes all the same."""
+        self.recorder: SpanRecorder | None = None
+        self._looked: Callable[[], None] | None = None
         self._routes: dict[type[Event], tuple[Route, ...]] = {}
-        self._waiting: deque[Event | Posted | Callable[[], None]] = deque()
+        self._waiting: deque[Item] = deque()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -85,10 +91,12 @@ class Background:
             own_thread = (ProcessLane if offload == "process" else ThreadLane)(
                 name, fn, options, self.health.report
             )
+            own_thread.recorder = self.recorder
             self.lanes.append(own_thread)
             own_thread.start()
             return own_thread
         lane = TaskLane(name, fn, options, self.health.report, self._call_soon)
+        lane.recorder = self.recorder
         self.lanes.append(lane)
         self._call_soon(lambda: self._tasks and self._tasks.start_soon(lane.run, name=f"eventloop {name}"))
         return lane
@@ -108,6 +116,22 @@ class Background:
         self._routes = routes
         self.health.mail_types = mail_types
 
+    # --- recording (any thread) ----------------------------------------------------------------------------
+
+    def record(self, recorder: SpanRecorder | None, looked: Callable[[], None] | None = None) -> None:
+        """Leave spans of deliveries and depths of queues with a recorder, or with none; `looked` is called whenever
+        the loop has looked at its inbox."""
+        self.recorder, self._looked = recorder, looked
+        for lane in self.lanes:
+            lane.recorder = recorder
+
+    def after_routing(self, call: Callable[[], None]) -> bool:
+        """Have the loop call something once all that was emitted so far is routed; False where no loop runs."""
+        if self.closed or self._stopping or self._thread is None:
+            return False
+        self.inbox.append(call)
+        return True
+
     # --- handing over (the emitting thread) ----------------------------------------------------------------
 
     def gate(self, lane: Lane, passes: Passes | None) -> Callable[[Event], None]:
@@ -121,9 +145,13 @@ class Background:
 
         return feed
 
+    def hand_over_stamped(self, event: Event) -> None:
+        """Hand over an event whose wait is to be measured."""
+        self.inbox.append(Stamped(event, perf_counter()))
+
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
         """Hand over events that are still to be made; a full blocking subscriber to `types` holds the caller."""
-        posted = Posted(deferred, tuple(types))
+        posted = Posted(deferred, tuple(types), perf_counter())
         if not (self.never_waits or self.on_background_thread()):
             for route in (route for kind in posted.types for route in self._routes.get(kind, ())):
                 if route.lane.options.overflow == "block":
@@ -137,6 +165,8 @@ class Background:
     def relieve(self) -> None:
         """Keep the inbox bounded. Called now and then by the emitting thread, it wakes a loop that lags behind
         and, when the loop cannot run at all, drops the oldest events and charges their subscribers."""
+        if self.recorder is not None:
+            self.recorder.depth(INBOX, len(self.inbox))
         if len(self.inbox) < CHUNK:
             return
         self.wake()
@@ -144,7 +174,9 @@ class Background:
         while len(self.inbox) > INBOX_LIMIT:
             self._drop(self.inbox.popleft())
 
-    def _drop(self, item: Event | Posted | Callable[[], None]) -> None:
+    def _drop(self, item: Item) -> None:
+        if isinstance(item, Stamped):
+            item = item.event
         if isinstance(item, Event):
             for route in self._routes.get(type(item), ()):
                 route.lane.lose(item, route.passes)
@@ -242,6 +274,8 @@ class Background:
         with suppress(IndexError):  # the loop may come to itself and take them
             while True:
                 item = (self._waiting or self.inbox).popleft()
+                if isinstance(item, Stamped):
+                    item = item.event
                 if isinstance(item, Event):
                     self.route(item)
                 else:
@@ -318,6 +352,8 @@ class Background:
             item = self._waiting.popleft()
             if isinstance(item, Event):
                 self.route(item)
+            elif isinstance(item, Stamped):
+                self.route(item.event, emitted=item.emitted)
             elif not isinstance(item, Posted):
                 item()
             elif not self._make(item):
@@ -335,16 +371,17 @@ class Background:
             self._drop(posted)
             return True
         for event in events:
-            self.route(event)
+            self.route(event, emitted=posted.emitted)
         return True
 
-    def route(self, event: Event, but: Lane | None = None) -> None:
-        """Put an event into the queue of everyone who subscribed to it; on the loop's thread."""
+    def route(self, event: Event, but: Lane | None = None, emitted: float = 0.0) -> None:
+        """Put an event into the queue of everyone who subscribed to it; on the loop's thread. `emitted` is when that
+        was, for one whose wait is to be measured."""
         if event.background_born:
             self.latest[type(event)] = event
         for route in self._routes.get(type(event), ()):
             if route.lane is not but:
-                route.lane.put(event, route.passes)
+                route.lane.put(event, route.passes, emitted)
 
     def _look_after_lanes(self) -> None:
         for lane in self.lanes:
@@ -353,6 +390,8 @@ class Background:
             lane.release()  # of one that stalled: who found that out was perhaps the emitting thread
         self._check_stalls()
         self.health.tell_drops(self.lanes, DROP_REPORT_SECONDS)
+        if self._looked is not None:
+            self._looked()
 
     def _check_stalls(self) -> None:
         now = perf_counter()

@@ -18,20 +18,24 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from eventloop import lifetime
 from eventloop.background import Background
 from eventloop.capture import capture
 from eventloop.catalogue import find_event
+from eventloop.costs import HandlerCost, SubscriberCost
 from eventloop.deferred import Deferred
 from eventloop.events import Event
 from eventloop.filters import Predicate
 from eventloop.handler import handler_name
 from eventloop.lane_options import LaneOptions, OnError, Overflow
 from eventloop.priority import Priority
+from eventloop.recording import Recording
+from eventloop.rehearsal import Silent, under_way
 from eventloop.render import bus_table
 from eventloop.signal import EventSignal
+from eventloop.spans import SpanRecorder
 from eventloop.subscribers import Subscribers
 from eventloop.subscription import DrainReport, PlanRow, Subscription, SubscriptionStats, make_options
 
@@ -54,12 +58,17 @@ class Bus:
     def __init__(self, *, drain_timeout: float = 10.0) -> None:
         self.drain_timeout = drain_timeout
         self.closed = False
-        self._background = Background()
+        self.rehearsal = under_way()
+        """What holds back the runs of this process, if anything does; see `eventloop.rehearsal`."""
+        self._background = Background() if self.rehearsal is None else Silent()
         self._subscribers = Subscribers(self, self._background)
         self._dispatch = self._subscribers.dispatch
         self._wanted = self._subscribers.wanted
+        self._recording: ref[Recording] | None = None  # held by the background until it is finished
         self._module_subscriptions: WeakSet[ModuleSubscription] = WeakSet()  # their handlers hold them
         lifetime.watch(self, self._background)
+        if self.rehearsal is not None:
+            self.rehearsal.admit(self)
 
     # --- subscribing ---------------------------------------------------------------------------------------
 
@@ -78,6 +87,7 @@ class Bus:
         on_error: OnError = "disable",
         stall_timeout: float = 60.0,
         batch: bool = False,
+        budget_us: float | None = None,
     ) -> Callable[[F], F]:
         """Subscribe the decorated function and return it unchanged; see `subscribe` for the arguments."""
         if len(events) == 1 and callable(events[0]) and not isinstance(events[0], type):
@@ -87,7 +97,7 @@ class Bus:
             self.subscribe(
                 fn, *events, priority=priority, every=every, start=start, once=once, when=when, name=name,
                 offload=offload, queue=queue, overflow=overflow, on_error=on_error,
-                stall_timeout=stall_timeout, batch=batch,
+                stall_timeout=stall_timeout, batch=batch, budget_us=budget_us,
             )  # fmt: skip
             return fn
 
@@ -109,6 +119,7 @@ class Bus:
         on_error: OnError = "disable",
         stall_timeout: float = 60.0,
         batch: bool = False,
+        budget_us: float | None = None,
         on_flush: Callable[[], object] | None = None,
         on_close: Callable[[], object] | None = None,
     ) -> Subscription:
@@ -133,6 +144,8 @@ class Bus:
                 on the training thread at the next iteration boundary.
             stall_timeout: seconds one delivery may last before the subscriber is given up.
             batch: deliver `list[Event]`, all that is waiting.
+            budget_us: microseconds that the p99 of its calls should stay under. The first time sampled calls say
+                that it does not, a warning and the event `slow_handler` name it.
             on_flush, on_close: called on the background subscriber's own thread when the bus is flushed, closed.
 
         Raises:
@@ -142,6 +155,7 @@ class Bus:
         options = make_options(
             fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
             lane=LaneOptions(queue, overflow, on_error, stall_timeout, batch, on_flush, on_close),
+            budget_us=budget_us,
         )  # fmt: skip
         return self._subscribers.add(fn, events, name, options)
 
@@ -238,6 +252,15 @@ class Bus:
         signal = self._subscribers.signals.get(event_type)
         return signal.latest if signal is not None else None  # type: ignore[return-value]
 
+    def holding(self, event: str | type[Event]) -> AbstractContextManager[None]:
+        """Within the block, events of a type reach their sync handlers alone; background subscribers are given them when
+        it has ended, and not at all when it raises. For an event of which it is not yet sure that it will have been so.
+
+        Raises:
+            TypeError, ValueError: no such event.
+        """
+        return self._subscribers.holding(event)
+
     def post(self, deferred: Deferred, *types: type[Event]) -> None:
         """Hand over events of `types` that the background side will make when their values are there."""
         if not self.closed:
@@ -282,12 +305,48 @@ class Bus:
         self._subscribers.settle()
         return self._subscribers.stats()
 
+    def handler_costs(self, wall: float = 0.0) -> list[HandlerCost]:
+        """One record a synchronous handler and event: counts, and times estimated from samples.
+
+        Args:
+            wall: the seconds that `share` is of.
+        """
+        return self._subscribers.handler_costs(wall)
+
+    def subscriber_costs(self) -> list[SubscriberCost]:
+        """One record a background subscriber, as of now: what is on its way to the queues is in none of them."""
+        return self._subscribers.subscriber_costs()
+
     def __str__(self) -> str:
         return bus_table(self)
 
     def capture(self, *events: str | type[Event]) -> AbstractContextManager[list[Event]]:
         """Collect events while the block runs; background-born ones are there when it ends."""
         return capture(self, events)
+
+    def record(self, recorder: SpanRecorder) -> Recording:
+        """Leave spans of events, handlers and deliveries, and depths of queues, with `recorder`, until the recording
+        is stopped.
+
+            recorder = SpanRecorder()
+            with bus.record(recorder) as recording:
+                trainer.train()
+            recording.wait(1.0)  # for the background subscribers
+
+        Meanwhile each event costs about 2 us more, and 1 us for each handler; before and afterwards nothing.
+
+        Raises:
+            RuntimeError: another recorder is on the bus.
+        """
+        former = None if self._recording is None else self._recording()
+        if former is not None and not former.stopped:
+            raise RuntimeError("another recorder is on this bus: stop its recording first")
+        if former is not None:
+            former.finish()
+        recording = Recording(recorder, self._subscribers, self._background)
+        self._recording = ref(recording)
+        recording.begin()
+        return recording
 
     # --- ending --------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -66,9 +67,12 @@ def declared_events() -> list[type[Event]]:
     return [event_type for known in _BY_NAME.values() for event_type in known]
 
 
+def near(word: str, known: Iterable[str]) -> str:
+    """The tail of an error message that has said what is known: the near name, if there is one."""
+    found = get_close_matches(word, [*known], n=1)
+    return f": did you mean {found[0]!r}?" if found else ""
+
+
 def suggest(word: str, known: list[str]) -> str:
     """The tail of an error message: the near name if there is one, else where to look."""
-    near = get_close_matches(word, known, n=1)
-    if near:
-        return f": did you mean {near[0]!r}?"
-    return f": known are {', '.join(sorted(known))}"
+    return near(word, known) or f": known are {', '.join(sorted(known))}"

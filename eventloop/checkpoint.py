@@ -227,7 +227,14 @@ def load_newest(directory: str | Path, needed: Collection[str] = ()) -> tuple[Pa
         FileNotFoundError: there is none.
     """
     found = scan(directory)
-    return _first_whole(Path(directory), found.paths[::-1], found.damaged, needed)
+    path, state = _first_whole(Path(directory), found.paths[::-1], found.damaged, needed)
+    if left := found.left_behind(path):
+        logger.warning(
+            "%s is the newest on the line that was last gone on with; left behind are %s",
+            path,
+            ", ".join(left),
+        )
+    return path, state
 
 
 def load_best(

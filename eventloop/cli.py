@@ -1,4 +1,4 @@
-"""The command line: `eventloop demo`, `eventloop checkpoints`, `eventloop replay`."""
+"""The command line: `eventloop demo`, `checkpoints`, `plan`, `replay`, `report` and `trace`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from eventloop import __version__, checkpoints_command, replay_command
+from eventloop import (
+    __version__,
+    checkpoints_command,
+    plan_command,
+    replay_command,
+    report_command,
+    trace_command,
+)
 from eventloop.terminal import at_least_one
 
 LAST_WORDS_SECONDS = 0.2
@@ -20,13 +27,15 @@ LAST_WORDS_SECONDS = 0.2
 EXIT_CODES = """\
 exit codes: 0 done, 1 an error while training (with its traceback), 2 bad input (one line), 130 ended by Ctrl-C:
 the first stops after the iteration, with a checkpoint and the summary; a second one ends at once; 143 ended by SIGTERM,
-138 by SIGUSR1, as the first Ctrl-C does"""
+138 by SIGUSR1, as the first Ctrl-C does; 141 done, but nobody read the output to its end"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code, see `EXIT_CODES`. An error in the middle of a training is raised.
     A second Ctrl-C ends the process from here: whatever hangs in another thread, it hangs no longer."""
-    options = _parser().parse_args(arguments)
+    own, passed_on = plan_command.split(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(own)
+    options.arguments = passed_on
     try:
         return _COMMANDS[options.command](options)
     except KeyboardInterrupt:
@@ -77,22 +86,32 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="train a small CNN on real handwritten digits", epilog=EXIT_CODES)
     demo.add_argument(
-        "--epochs", type=at_least_one, default=10, help="passes over the data (default: %(default)s)"
+        "--epochs", type=at_least_one, help="passes over the data (default: 10, or those of the run resumed)"
     )
     demo.add_argument("--work-dir", type=Path, help="default: runs/demo, or the next free name")
     demo.add_argument(
         "--device", default="auto", help='"cpu", "cuda", ... (default: the accelerator if there is one)'
     )
-    demo.add_argument("--seed", type=int, default=0, help="of weights and shuffling (default: %(default)s)")
+    demo.add_argument("--seed", type=int, help="of weights and shuffling of a new run (default: 0)")
     demo.add_argument(
-        "--resume", nargs="?", const="auto", default=None, metavar="auto|best|PATH",
+        "--resume", nargs="?", const="auto", default=None, metavar="auto|best|PATH|NAME",
         help="continue the run in --work-dir, or the one saved last: from its newest whole checkpoint (auto, also "
-        "where nothing is given), from its best one, or from the one at a path",
+        "where nothing is given), from its best one, or from the one at a path or of a name, as iter_50",
     )  # fmt: skip
     demo.add_argument("--traceback", action="store_true", help="show where bad input was found")
     checkpoints_command.add_parser(commands)
+    plan_command.add_parser(commands)
     replay_command.add_parser(commands)
+    report_command.add_parser(commands)
+    trace_command.add_parser(commands)
     return parser
 
 
-_COMMANDS = {"demo": _demo, "checkpoints": checkpoints_command.run, "replay": replay_command.run}
+_COMMANDS = {
+    "demo": _demo,
+    "checkpoints": checkpoints_command.run,
+    "plan": plan_command.run,
+    "replay": replay_command.run,
+    "report": report_command.run,
+    "trace": trace_command.run,
+}

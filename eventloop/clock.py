@@ -5,42 +5,56 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import TYPE_CHECKING
+
+from eventloop.costs import Phases, TrendPoint
+
+if TYPE_CHECKING:
+    from eventloop.device_clock import DeviceClock
+
+POINTS = 512
+"""Of the trend, at most; when there are more, every second one is forgotten."""
 
 
 class StepClock:
-    """Seconds of the iteration under way, and their sums over the run.
+    """Seconds of the phases of the iteration under way, and their sums over the run.
 
     `data` is the wait for the loader and the move to the device, `forward` the train step (in a hand-written
-    loop everything the body does), `optimize` what the optimizer hook does: backward, clipping and step. What is
-    left of the wall time went to hooks and to the loop itself. Evaluations are no part of any of it: `excluded` is
-    what they have taken so far. On a GPU these are the times of the training
-    thread, which runs ahead of the device.
+    loop everything the body does), `backward` and `optimizer` what the optimizer hook does, `hooks` all other
+    handlers of the iteration. What is left of the wall time went to the loop itself. Evaluations are no part of any
+    of it: `excluded` is what they have taken so far, and times are read as `perf_counter() - clock.excluded`. On a
+    GPU these are the times of the training thread, which runs ahead of the device; `device` has the device's.
     """
 
     __slots__ = (
-        "data",
-        "data_sum",
-        "excluded",
-        "excluded_before",
-        "forward",
-        "forward_sum",
-        "iterations",
-        "optimize",
-        "optimize_sum",
+        "_marks", "_next_mark", "_stride", "backward", "backward_sum", "began", "data", "data_sum", "device", "excluded",
+        "first_iter", "forward", "forward_sum", "hooks", "hooks_sum", "iterations", "optimizer", "optimizer_sum",
         "total_sum",
-    )
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.data = self.forward = self.optimize = 0.0
-        self.data_sum = self.forward_sum = self.optimize_sum = self.total_sum = 0.0
+        self.data = self.forward = self.backward = self.optimizer = self.hooks = 0.0
+        self.data_sum = self.forward_sum = self.backward_sum = self.optimizer_sum = self.hooks_sum = 0.0
+        self.total_sum = 0.0
         self.iterations = 0
-        self.excluded = self.excluded_before = 0.0
+        self.first_iter = 0  # the run's index of the first one
+        self.excluded = 0.0
+        self.began = 0.0  # the iteration, by `perf_counter` itself
+        self.device: DeviceClock | None = None
+        self._marks: list[Phases] = []  # the sums, each `_stride` iterations
+        self._stride = self._next_mark = 1
+
+    def begin_run(self, first_iter: int, device: DeviceClock | None) -> None:
+        """A call of the trainer begins at an iteration; the clock goes on over several calls."""
+        self.device = device
+        if not self.iterations:
+            self.first_iter = first_iter
 
     def begin(self) -> float:
         """An iteration begins, now."""
-        self.data = self.optimize = 0.0
-        self.excluded_before = self.excluded
-        return perf_counter()
+        self.data = self.backward = self.optimizer = self.hooks = 0.0
+        self.began = perf_counter()
+        return self.began - self.excluded
 
     @contextmanager
     def excluding(self) -> Iterator[None]:
@@ -52,9 +66,56 @@ class StepClock:
             self.excluded = before + perf_counter() - began
 
     def commit(self, total: float) -> None:
-        """Add the iteration, which took `total` seconds in all, evaluations included, to the sums."""
+        """Add the iteration, which took `total` seconds in all, evaluations left out, to the sums."""
         self.data_sum += self.data
         self.forward_sum += self.forward
-        self.optimize_sum += self.optimize
-        self.total_sum += total - (self.excluded - self.excluded_before)
+        self.backward_sum += self.backward
+        self.optimizer_sum += self.optimizer
+        self.hooks_sum += self.hooks
+        self.total_sum += total
         self.iterations += 1
+        if self.iterations == self._next_mark:
+            self._mark()
+
+    @property
+    def phases(self) -> Phases:
+        """The sums so far."""
+        parts = {
+            "data": self.data_sum,
+            "forward": self.forward_sum,
+            "backward": self.backward_sum,
+            "optimizer": self.optimizer_sum,
+            "hooks": self.hooks_sum,
+        }
+        rest = self.total_sum - sum(parts.values())
+        return Phases(iterations=self.iterations, unaccounted=rest, **parts)
+
+    @property
+    def trend(self) -> list[TrendPoint]:
+        """The phases of equal stretches of iterations; the last one may be shorter."""
+        marks = list(self._marks)
+        if self.iterations and (not marks or marks[-1].iterations != self.iterations):
+            marks.append(self.phases)
+        return [
+            TrendPoint(first_iter=self.first_iter + before.iterations, phases=_between(before, mark))
+            for before, mark in zip([Phases(), *marks], marks, strict=False)
+        ]
+
+    def _mark(self) -> None:
+        self._marks.append(self.phases)
+        if len(self._marks) >= POINTS:
+            self._marks = self._marks[1::2]
+            self._stride *= 2
+        self._next_mark = self.iterations + self._stride
+
+
+def _between(before: Phases, after: Phases) -> Phases:
+    return Phases(
+        iterations=after.iterations - before.iterations,
+        data=after.data - before.data,
+        forward=after.forward - before.forward,
+        backward=after.backward - before.backward,
+        optimizer=after.optimizer - before.optimizer,
+        hooks=after.hooks - before.hooks,
+        unaccounted=after.unaccounted - before.unaccounted,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from eventloop.events import Event
@@ -23,3 +24,13 @@ class Posted(NamedTuple):
 
     deferred: Deferred
     types: tuple[type[Event], ...]
+    emitted: float = 0.0
+    """When it was posted, by `perf_counter`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """An event in the inbox whose wait is to be measured."""
+
+    event: Event
+    emitted: float

@@ -11,16 +11,20 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.catalogue import suggest
-from eventloop.checkpoint import find_checkpoints
+from eventloop.checkpoint import find_checkpoints, scan
+from eventloop.events import AfterLoadCheckpoint
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
-from eventloop.position import length_of
 from eventloop.terminal import say
 from eventloop.trainer import Trainer
 from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
 
 VALIDATION = 360
 WORK_DIR = Path("runs/demo")
+EPOCHS = 10
+SEED = 0
+BROKEN_PIPE = 141
+"""What a shell makes of SIGPIPE."""
 HINT = "\nCtrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once."
 SPLIT_SEED = 0
 """The split is the same whatever the run's seed, so that accuracies can be compared."""
@@ -82,8 +86,15 @@ def build(work_dir: Path, *, epochs: int, device: str, seed: int) -> Trainer:
     )
 
 
-def prepare(work_dir: Path | None, *, epochs: int, device: str, seed: int, resume: str | None) -> Trainer:
+def prepare(
+    work_dir: Path | None, *, epochs: int | None, device: str, seed: int | None, resume: str | None
+) -> Trainer:
     """The demo's trainer, ready to train: all that can be wrong with what the user asked for is found here.
+
+    Args:
+        epochs: None for those of the run that is resumed, or `EPOCHS`.
+        seed: None for `SEED`.
+        resume: what `Trainer.resume` takes, None for a new run.
 
     Raises:
         ImportError, OSError, ValueError, RuntimeError: see the message.
@@ -95,15 +106,23 @@ def prepare(work_dir: Path | None, *, epochs: int, device: str, seed: int, resum
         work_dir = free_name(work_dir or WORK_DIR)
     elif work_dir is None:
         work_dir = newest_run(WORK_DIR)
-    trainer = build(work_dir, epochs=epochs, device=device, seed=seed)
+    trainer = build(
+        work_dir,
+        epochs=epochs or epochs_of(work_dir) or EPOCHS,
+        device=device,
+        seed=SEED if seed is None else seed,
+    )
     if resume is not None:
-        say(f"resuming from {trainer.resume(resume, changed='keep')}")
-        check_epochs(trainer, epochs)
+        with trainer.bus.subscribe(check_epochs, AfterLoadCheckpoint):
+            say(f"resuming from {trainer.resume(resume, changed='keep')}")
+        if seed is not None:
+            say(f"--seed {seed} has no effect: the weights and the random state are those of the checkpoint")
     return trainer
 
 
 def run(trainer: Trainer) -> int:
-    """Train, show, save; returns the exit code: 0, 130 when Ctrl-C stopped it before its end, or that of a signal.
+    """Train, show, save; returns the exit code: 0, 130 when Ctrl-C stopped it before its end, that of a signal, or
+    141, a shell's code of a broken pipe, where nobody read the output to its end.
 
     Raises:
         KeyboardInterrupt: at the second Ctrl-C.
@@ -119,8 +138,9 @@ def run(trainer: Trainer) -> int:
         except SystemExit as ended:  # a scheduler's signal: everything is saved, and the words are still due
             code = int(ended.code or 0)
         trainer.close()
-    say(f"\n{closing_words(trainer)}")
-    return code
+    read = say(f"\n{closing_words(trainer)}")
+    read = read and not any(isinstance(w, ConsoleWriter) and w.nobody_reads for w in trainer.writers)
+    return code or (0 if read else BROKEN_PIPE)
 
 
 def newest_run(path: Path) -> Path:
@@ -133,17 +153,22 @@ def newest_run(path: Path) -> Path:
     return max(saved, key=lambda run: saved[run], default=path)
 
 
-def check_epochs(trainer: Trainer, epochs: int) -> None:
-    """Refuse to go on for another number of epochs than the learning rate was planned for.
+def epochs_of(work_dir: Path) -> int | None:
+    """How long the run is that was saved in a directory, None where none was."""
+    found = scan(work_dir)
+    return next((found.manifests[path].max_epochs for path in found.newest_first()), None)
+
+
+def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:
+    """Refuse to go on for another number of epochs than the learning rate was planned for, before anything is loaded.
 
     Raises:
-        ValueError: the checkpoint's schedule has another length.
+        ValueError: the checkpoint's run has another length.
     """
-    per_epoch = length_of(trainer.train_loader) or 1
-    planned = (trainer.schedulers[0].total_steps - 1) // per_epoch
-    if planned != epochs:
+    planned, epochs = (trainer.checkpoint or {}).get("meta", {}).get("max_epochs"), trainer.max_epochs
+    if planned is not None and planned != epochs:
         raise ValueError(
-            f"the run was begun with --epochs {planned}, and its learning rate schedule ends there: "
+            f"the run of {event.path} was begun with --epochs {planned}, and its learning rate schedule ends there: "
             f"resume it with --epochs {planned}, got --epochs {epochs}"
         )
 
@@ -156,7 +181,7 @@ def closing_words(trainer: Trainer) -> str:
         lines.append(f"best accuracy  {hook.best.score:.2%}, in {hook.directory / hook.best.name}")
     if trainer.stop_reason is not None:
         lines.append(
-            f"stopped        {trainer.stop_reason}; go on with: eventloop demo --resume --epochs {trainer.max_epochs} --work-dir {trainer.work_dir}"
+            f"stopped        {trainer.stop_reason}; go on with: eventloop demo --resume --work-dir {trainer.work_dir}"
         )
     lines.append(f"curves         tensorboard --logdir {trainer.work_dir}")
     return "\n".join(lines)

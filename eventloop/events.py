@@ -378,7 +378,8 @@ class EventsDropped(Event, kw_only=True):
 
 
 class SlowHandler(Event, kw_only=True):
-    """A handler costs more than its budget: `cost` is its p99 in seconds over `count` calls. Nothing sets a budget yet."""
+    """A handler exceeds its `budget_us`: `cost` is the p99 of its calls in seconds, `count` how many were sampled.
+    Told once a handler."""
 
     handler: str = ""
     count: int = 0

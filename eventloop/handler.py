@@ -8,9 +8,10 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Literal
 
+from eventloop.costs import HandlerCost
 from eventloop.events import Event
 from eventloop.filters import Passes
-from eventloop.meter import Timing
+from eventloop.meter import Budget, Timing
 
 Takes = Literal["event", "trainer", "blinker"]
 """How a handler is called: `fn(event)`, `fn(trainer, event)`, or blinker's `fn(sender, event=event)`."""
@@ -26,7 +27,8 @@ class Handler:
     """
 
     __slots__ = (
-        "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "rare", "takes", "timing",
+        "budget", "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "rare", "takes",
+        "timing",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +51,7 @@ class Handler:
         self.filter = filter
         self.rare = rare
         self.on_fired = on_fired
+        self.budget: Budget | None = None
         self.order = 0
         self.calls = 0
         self.timing = Timing()
@@ -86,12 +89,24 @@ class Handler:
         """`fire`, timed. A handler that fires rarely is always timed: a sample would seldom meet it."""
         began = perf_counter()
         self.fire(event, trainer)
-        self.timing.add(perf_counter() - began)
+        took = perf_counter() - began
+        self.timing.add(took)
+        if self.budget is not None:
+            self.budget.look(took, self.timing)
 
     def measure(self, event: Event, trainer: Any) -> None:
         """`run`, timed; a call the filter held back is not a sample."""
         if self.passes is None or self.passes(event):
             self.clocked(event, trainer)
+
+    def cost(self, event: str, wall: float) -> HandlerCost:
+        """Its record, of a run whose iterations took `wall` seconds; once the signal is settled."""
+        seconds = self.timing.estimate(self.calls)
+        return HandlerCost(
+            name=self.name, event=event, priority=self.priority, filter=self.filter, calls=self.calls,
+            seconds=seconds, share=seconds / wall if wall else 0.0, times=self.timing.times(),
+            budget=None if self.budget is None else self.budget.seconds,
+        )  # fmt: skip
 
 
 def handler_name(fn: Callable[..., object]) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from time import perf_counter
 
-from eventloop.events import Event, EventsDropped, HandlerFailed
+from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.lane import Delivery, Lane
+
+logger = logging.getLogger("eventloop")
 
 MAIL_LIMIT = 1024
 """Events and errors kept for a training thread that does not poll. Each is in its lane's account too."""
@@ -43,6 +46,14 @@ class Health:
         for lane in lanes:
             if count := lane.new_drops(now, every):
                 self._tell(EventsDropped(handler=lane.name, count=count))
+
+    def tell_slow(self, name: str, budget: float, p99: float, calls: int) -> None:
+        """Tell of a handler over its budget, both in seconds; `calls` were sampled."""
+        logger.warning(
+            "handler %s exceeds its budget_us=%g: the p99 of its calls is %.4g us, over %d sampled",
+            name, budget * 1e6, p99 * 1e6, calls,
+        )  # fmt: skip
+        self._tell(SlowHandler(handler=name, count=calls, cost=p99))
 
     def _tell(self, event: Event, about: Lane | None = None, *, by_mail_only: bool = False) -> None:
         self.latest[type(event)] = event

@@ -24,7 +24,10 @@ class Item(msgspec.Struct, kw_only=True):
         epoch, iter, batch_idx: where the run was: completed epochs and iterations, batches of the next epoch.
         best: the metrics of which it was the best so far, with its scores; "nan", "inf" and "-inf" are texts.
         best_now: those of which it still is.
-        newest: nothing was saved after it.
+        metrics: all scores of the last validation before it was saved.
+        validated_at: the iteration that validation was made at.
+        newest: nothing was saved after it on the line of the run: `resume("auto")` goes on from it.
+        abandoned: a run went back to an earlier one, and left it behind.
         missing: what it lacks to be resumed from.
         eventloop, torch: the versions that wrote it.
         whole: its files are those that were saved; None where they were not read.
@@ -38,7 +41,10 @@ class Item(msgspec.Struct, kw_only=True):
     batch_idx: int | None = None
     best: dict[str, float | str] = {}
     best_now: list[str] = []
+    metrics: dict[str, float | str] = {}
+    validated_at: int | None = None
     newest: bool = False
+    abandoned: bool = False
     missing: list[str] = []
     eventloop: str | None = None
     torch: str | None = None
@@ -55,7 +61,7 @@ class Leftover(msgspec.Struct):
 
 
 class Inventory(msgspec.Struct):
-    """All of it: checkpoints, oldest first; a sentence for each that is damaged or incomplete; leftovers."""
+    """All of it: checkpoints, oldest first, those that were left behind before the others; a sentence for each that is damaged or incomplete; leftovers."""
 
     directory: str
     checkpoints: list[Item]
@@ -145,7 +151,10 @@ class Stock:
             batch_idx=manifest.batch_idx,
             best={metric: manifest.metrics[metric] for metric in manifest.best},
             best_now=[metric for metric in manifest.best if best[metric] == path],
+            metrics=manifest.metrics,
+            validated_at=manifest.validated_at,
             newest=path == self.found.paths[-1],
+            abandoned=path in self.found.abandoned,
             missing=self.missing(path),
             eventloop=manifest.eventloop,
             torch=manifest.torch,

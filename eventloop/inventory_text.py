@@ -12,6 +12,8 @@ from eventloop import __version__
 from eventloop.inventory import Inventory, Item, Leftover
 from eventloop.prune import Plan
 
+SCORES = 4
+"""Of those of a validation so many are shown."""
 HEAD = ("checkpoint", "epoch", "iter", "size", "saved at", "")
 
 
@@ -70,10 +72,10 @@ def _notes(item: Item) -> list[str]:
     """What there is to say of one, what matters most first."""
     if item.epoch is None:
         return ["a single file, without a manifest"]
-    notes = ["newest"] if item.newest else []
+    notes = ["newest"] if item.newest else ["left behind"] if item.abandoned else []
     for metric, score in item.best.items():
         now = "best" if metric in item.best_now else "was best"
-        notes.append(f"{now} {metric} {score if isinstance(score, str) else format(score, '.6g')}")
+        notes.append(f"{now} {metric} {_score(score)}")
     if item.batch_idx:
         notes.append(f"{item.batch_idx} batches into epoch {item.epoch + 1}")
     if item.missing:
@@ -86,9 +88,24 @@ def _notes(item: Item) -> list[str]:
         )
         if _public(wrote) != _public(here)
     ]
+    notes += _scores(item)
     if item.whole is not None:
         notes.append("whole" if item.whole else "DAMAGED")
     return notes
+
+
+def _scores(item: Item) -> list[str]:
+    """Those of the last validation that are not told as the best; of an earlier state with where that was."""
+    others = [f"{name} {_score(value)}" for name, value in item.metrics.items() if name not in item.best]
+    if not others:
+        return []
+    more = f" and {len(others) - SCORES} more" if len(others) > SCORES else ""
+    at = "" if item.validated_at in (None, item.iter) else f" at iter {item.validated_at}"
+    return [f"{', '.join(others[:SCORES])}{more}{at}"]
+
+
+def _score(score: float | str) -> str:
+    return score if isinstance(score, str) else format(score, ".6g")
 
 
 def torch_version() -> str:

@@ -12,17 +12,23 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from eventloop.events import Event
 from eventloop.filters import Passes
+from eventloop.handler import RunsOn
 from eventloop.lane_options import LaneOptions
+from eventloop.meter import WARM_UP, Budget, Timing, Waits
+from eventloop.spans import SpanRecorder
 from eventloop.spill import Spill
 
 logger = logging.getLogger("eventloop")
 
 _LOOK_SECONDS = 0.05
 """How often a thread that waits for room looks whether there will ever be any."""
+
+_PERIOD = 7
+"""After `WARM_UP` deliveries every so many-th goes into the distribution of their times."""
 
 Delivery = Event | list[Event]
 
@@ -43,19 +49,25 @@ class Account(NamedTuple):
 class Lane(ABC):
     """The queue and the account; `TaskLane` and `ThreadLane` say what takes events out of it."""
 
+    runs_on: ClassVar[RunsOn]
+
     def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
         self.name = name
         self.options = options
         self.buffer: deque[Event] = deque()
         self.accepted = self.delivered = self.failed = self.dropped = self.calls = self.peak = 0
         self.seconds = 0.0
+        self.busy = Timing()  # of sampled deliveries; the longest is that of all
+        self.waits = Waits()  # of sampled events, from their emit to the begin of their delivery
+        self.budget: Budget | None = None
+        self.recorder: SpanRecorder | None = None
         self.paused = False
         self.ended_by = ""  # why it takes no more events: "error", "stalled", "cancelled", "closed"
         self.last_error = ""
         self.closed = threading.Event()  # set after `on_close`
         self._fn = fn
         self._report = report
-        self._capacity = 1 if options.overflow == "latest" else options.queue
+        self._capacity = options.capacity
         self._began = 0.0  # when the delivery under way began, 0.0 when there is none
         self._item: Delivery | None = None  # what is being delivered
         self._in_flight = 0  # how many of its events are not accounted for
@@ -77,6 +89,16 @@ class Lane(ABC):
         return self.accepted - self.delivered - self.failed - self.dropped
 
     @property
+    def routed(self) -> int:
+        """How many have come that are not dropped before older ones."""
+        return self.accepted - self._turned_away
+
+    @property
+    def handled(self) -> int:
+        """How many of those are accounted for."""
+        return self.delivered + self.failed + self.dropped - self._turned_away
+
+    @property
     def account(self) -> Account:
         """The account of this moment."""
         with self._account:
@@ -92,24 +114,25 @@ class Lane(ABC):
 
     # --- the router's side ---------------------------------------------------------------------------------
 
-    def put(self, event: Event, passes: Passes | None) -> None:
-        """Accept an event, applying the filter and the overflow policy. Never waits for the subscriber."""
+    def put(self, event: Event, passes: Passes | None, emitted: float = 0.0) -> None:
+        """Accept an event, applying the filter and the overflow policy. Never waits for the subscriber.
+        `emitted` is when that was, by `perf_counter`, for an event whose wait is to be measured."""
         if self._concerned(event, passes):
-            self._accept(event)
+            self._accept(event, emitted)
 
-    def _accept(self, event: Event) -> None:
+    def _accept(self, event: Event, emitted: float = 0.0) -> None:
         if not self._spills:
-            self._enter(event)
+            self._enter(event, emitted)
             return
         with self._feeding:  # not the account's lock: who looks at that waits for no disk
             with self._account:  # else a refill might move the last events from the file while this looks
                 full = self._full()
             frame = self._spill.frame(event) if full and not self.done else None
-            self._enter(event, frame)
+            self._enter(event, emitted, frame)
             if frame:
                 self._spill.write_out()
 
-    def _enter(self, event: Event, frame: bytes | None = None) -> None:
+    def _enter(self, event: Event, emitted: float, frame: bytes | None = None) -> None:
         with self._account:
             self.accepted += 1
             full = self._full()
@@ -121,7 +144,10 @@ class Lane(ABC):
                 self._spill.add(frame, event)
             else:
                 self.buffer.append(event)
-            self.peak = max(self.peak, len(self.buffer) + self._spill.count)
+            waiting = len(self.buffer) + self._spill.count
+            self.peak = max(self.peak, waiting)
+            if emitted:
+                self.waits.begin(emitted, waiting - 1)
 
     def lose(self, event: Event | None = None, passes: Passes | None = None) -> None:
         """Charge the lane with an event that was dropped before it reached the queue."""
@@ -153,6 +179,7 @@ class Lane(ABC):
         if self.options.overflow != "block":  # there the producer has waited already
             self.buffer.popleft()
             self.dropped += 1
+            self.waits.lost(1)
         return True
 
     def put_or_wait(
@@ -160,8 +187,9 @@ class Lane(ABC):
     ) -> None:
         """overflow="block", on the producer's thread: accept an event once there is room for it."""
         if self._concerned(event, passes):
+            emitted = perf_counter()
             self.wait_for_room(wake, look)
-            self._accept(event)
+            self._accept(event, emitted)
 
     def wait_for_room(self, wake: Callable[[], None], look: Callable[[], None]) -> None:
         """Hold the caller while the queue is full. A lane that gives up or closes lets it go; `look` is called
@@ -182,7 +210,7 @@ class Lane(ABC):
         """Ask the lane to run `on_flush` once all that was accepted so far is out of its queue."""
         with self._account:
             self._flushed.clear()
-            self._flush_at = self.accepted - self._turned_away
+            self._flush_at = self.routed
         self.wake()
 
     def wait_flushed(self, timeout: float) -> bool:
@@ -269,6 +297,7 @@ class Lane(ABC):
             lost = self._spill.refill(self.buffer)
             with self._account:
                 self.dropped += lost
+                self.waits.lost(lost)
         with self._account:
             if not self.buffer or self.ended_by:
                 return None
@@ -280,12 +309,13 @@ class Lane(ABC):
                 self._item = self.buffer.popleft()
                 self._in_flight = 1
             self._began = perf_counter()
+            self.waits.taken(self._in_flight, self._began)
             return self._item
 
     def _delivered(self, error: BaseException | None) -> float:
         """Enter the delivery that just ended into the account; returns its seconds."""
         with self._account:
-            took = perf_counter() - self._began
+            began, took = self._began, perf_counter() - self._began
             count, self._in_flight, self._began = self._in_flight, 0, 0.0
             item, self._item = self._item, None
             self.calls += 1
@@ -294,6 +324,10 @@ class Lane(ABC):
                 self.delivered += count
             else:
                 self.failed += count
+        if self.calls <= WARM_UP or not self.calls % _PERIOD or took > self.busy.longest:
+            self._took(took)
+        if self.recorder is not None:
+            self._record(self.recorder, item, began, took)
         if error is not None and count:  # 0: it was counted and told when it stalled
             self._failure(error, item, took)
         if self.options.overflow == "block":
@@ -301,6 +335,24 @@ class Lane(ABC):
                 self._room.notify_all()
         self._flush_if_due()
         return took
+
+    def _record(self, recorder: SpanRecorder, item: Delivery | None, began: float, seconds: float) -> None:
+        if item is not None:
+            recorder.delivered(self.name, self.runs_on, item, began, seconds)
+            recorder.depth(self.name, self.queued)
+
+    def tell_under_way(self, recorder: SpanRecorder, now: float) -> None:
+        """Record a delivery that has not ended."""
+        with self._account:
+            began, item = self._began, self._item
+        if began and item is not None:
+            recorder.delivered(self.name, self.runs_on, item, began, now - began, "(under way)")
+
+    def _took(self, seconds: float) -> None:
+        """Enter the time of one delivery into the distribution."""
+        self.busy.add(seconds)
+        if self.budget is not None:
+            self.budget.look(seconds, self.busy)
 
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
@@ -314,7 +366,7 @@ class Lane(ABC):
 
     def _flush_if_due(self) -> None:
         due = self._flush_at
-        if due is not None and self.delivered + self.failed + self.dropped - self._turned_away >= due:
+        if due is not None and self.handled >= due:
             self._flush_at = None
             self._call_back(self.options.on_flush, "on_flush")
             self._flushed.set()

@@ -25,3 +25,8 @@ class LaneOptions:
     batch: bool = False
     on_flush: Callable[[], object] | None = None
     on_close: Callable[[], object] | None = None
+
+    @property
+    def capacity(self) -> int:
+        """How many events may wait."""
+        return 1 if self.overflow == "latest" else self.queue

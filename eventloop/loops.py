@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eventloop.device_clock import FORWARD_ENDS
 from eventloop.evaluate import Evaluation, batch_size
 from eventloop.events import (
     AfterTestEpoch,
@@ -80,7 +81,8 @@ class TrainLoop:
             if trainer.asked_to_stop and trainer.stopping and trainer.position.at_end:
                 return  # the loader has more batches than it said
             trainer.batch = to_device(batch, trainer.device)
-            clock.data += perf_counter() - asked
+            fetched = perf_counter() - clock.excluded
+            clock.data += fetched - asked
             trainer.outputs = None
             trainer.metrics.in_iteration = True
             try:
@@ -92,14 +94,24 @@ class TrainLoop:
                     self._pass.stops(trainer.batch_idx)
                 if self._cut_short():
                     return
-                asked = perf_counter()
+                asked = perf_counter() - clock.excluded
+                clock.hooks += asked - fetched
                 continue
-            started, excluded = perf_counter(), clock.excluded
+            if clock.device is not None:
+                clock.device.begin(clock.iterations)
+            started = perf_counter() - clock.excluded
             yield trainer.batch
-            clock.forward = perf_counter() - started - (clock.excluded - excluded)
+            ended = perf_counter() - clock.excluded
+            if clock.device is not None:
+                clock.device.mark(FORWARD_ENDS)
+            clock.forward = ended - started
             trainer.announce(AfterTrainIter, batch_idx=trainer.batch_idx)
+            clock.hooks += (perf_counter() - clock.excluded - ended) - clock.backward - clock.optimizer
+            clock.hooks += started - fetched
             trainer.completed_iteration()
-            clock.commit(perf_counter() - began)
+            if clock.device is not None:
+                clock.device.end()
+            clock.commit(perf_counter() - clock.excluded - began)
             bus.poll(trainer)
             if (trainer.asked_to_stop or polls) and self._iteration_boundary():
                 return

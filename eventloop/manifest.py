@@ -39,12 +39,14 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         sequence: greater than that of every checkpoint saved before it in its directory; no clock is trusted.
         best: the metrics of which it was the best so far, and what is better: "greater" or "less".
-        metrics: the scores of the validation it was saved after; "nan", "inf" and "-inf" are texts.
+        metrics: the scores of the last validation before it was saved; "nan", "inf" and "-inf" are texts.
+        validated_at: the iteration that validation was made at; of a best one it is that of the checkpoint.
     """
 
     sequence: int = 0
     best: dict[str, Literal["greater", "less"]] = {}
     metrics: dict[str, float | str] = {}
+    validated_at: int | None = None
 
 
 class Manifest(Label, frozen=True, kw_only=True):

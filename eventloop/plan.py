@@ -28,10 +28,12 @@ from typing import Any, cast
 
 from eventloop.events import Event
 from eventloop.handler import Handler
-from eventloop.meter import WARM_UP, Ticker
+from eventloop.meter import Ticker
+from eventloop.spans import SpanRecorder
 
 Dispatch = Callable[[Event, Any], object]
 HandOver = Callable[[Event], object]
+Measure = Callable[[Event, Any], None]
 OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], bool]
 """Called with the error, the plan's handlers, the index of the one that raised (-1: no handler did), the event and
 the trainer; returns whether the handlers after it were reached all the same."""
@@ -40,29 +42,39 @@ _FIRST_HANDLER_LINE = 8
 
 
 class Plan:
-    """A compiled plan: `dispatch(event, trainer)` runs it, `latest()` is the last event it saw."""
+    """A compiled plan: `dispatch(event, trainer)` runs it, `latest()` is the last event it saw. With a `recorder`
+    every event goes down the measured twin, and leaves spans there."""
 
     def __init__(
         self,
         name: str,
         handlers: Sequence[Handler],
         hand_overs: Sequence[HandOver],
+        sampled_hand_overs: Sequence[HandOver],
         on_failure: OnFailure,
         housekeeping: Callable[[], None],
         latest: Event | None = None,
-        warm_up: int = WARM_UP,
+        measured_before: int = 0,
+        recorder: SpanRecorder | None = None,
     ) -> None:
         self.handlers = tuple(handlers)
         self.hand_overs = tuple(hand_overs)
+        self._sampled_hand_overs = tuple(sampled_hand_overs)
         self._on_failure = on_failure
         self._housekeeping = housekeeping
-        self._ticker = Ticker(warm_up)
+        self._ticker = Ticker(measured_before, always=recorder is not None)
+        measured: Measure = self._measured
+        self._measures: list[Measure] = [handler.measure for handler in self.handlers]
+        if recorder is not None:
+            measured = recorder.watch_event(name, measured)
+            self._measures = [recorder.watch_handler(name, handler) for handler in self.handlers]
         # no handler's binding begins with "on_", whatever the event is called
         name = f"on_{name}" if name.isidentifier() else "on_event"
         make = _factory(name, *_source(name, self.handlers, len(self.hand_overs)))
         namespace: dict[str, Any] = {
             "ticks": self._ticker.ticks,
-            "measured": self._measured,
+            "next": next,  # closed over it is found faster than as a builtin
+            "measured": measured,
             "failed": self._failed,
             "latest": latest,
         }
@@ -87,10 +99,10 @@ class Plan:
         self._housekeeping()
         index = -1
         try:
-            for hand_over in self.hand_overs:
+            for hand_over in self._sampled_hand_overs:
                 hand_over(event)
-            for index, handler in enumerate(self.handlers):  # noqa: B007 - the index of the one that raised
-                handler.measure(event, trainer)
+            for index, measure in enumerate(self._measures):  # noqa: B007 - the index of the one that raised
+                measure(event, trainer)
         except BaseException as error:
             self._failed_at(index, error, event, trainer)
             raise
@@ -128,7 +140,14 @@ def _call(i: int, handler: Handler) -> str:
 
 def _source(name: str, handlers: Sequence[Handler], hand_overs: int) -> tuple[str, tuple[str, ...]]:
     """The source of the function that makes the plan, and the names it closes over."""
-    closed_over = ["ticks", "measured", "failed", "latest", *(f"hand_over{i}" for i in range(hand_overs))]
+    closed_over = [
+        "ticks",
+        "next",
+        "measured",
+        "failed",
+        "latest",
+        *(f"hand_over{i}" for i in range(hand_overs)),
+    ]
     for i, handler in enumerate(handlers):
         closed_over += _bindings(i, handler)
     calls = [f"            hand_over{i}(event)" for i in range(hand_overs)]

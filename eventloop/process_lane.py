@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 import msgspec
@@ -54,7 +54,7 @@ class ProcessLane(SupervisedLane):
         self._limit = 1 if options.overflow == "latest" else IN_FLIGHT
         own = replace(options, batch=False, on_flush=self._ask_to_flush, on_close=None)
         super().__init__(name, fn, own, report, batch=options.batch)
-        self._begun = self._abandoned = False
+        self._begun = self._abandoned = self._recording = False
         self._encoder = EventEncoder()
         self._told = Progress(0, 0.0)
         self._acknowledged = 0  # events, by this worker
@@ -147,7 +147,7 @@ class ProcessLane(SupervisedLane):
             return
         self._flights.sent = self._acknowledged = 0
         self._worker_ready.clear()
-        self._begun = False
+        self._begun = self._recording = False
         self._encoder = EventEncoder()
         self._told = Progress(0, 0.0)
         self._since = monotonic()
@@ -170,6 +170,9 @@ class ProcessLane(SupervisedLane):
 
     def _feed(self, worker: WorkerProcess) -> None:
         ending = self._closing or bool(self.ended_by)  # before the queue is found empty
+        if self._ready and self._recording != (self.recorder is not None):
+            self._recording = not self._recording
+            worker.push(frame(Kind.RECORD, int(self._recording)))
         while self._ready and worker.backlog < BACKLOG_BYTES and not self._flights.held:
             if not self._next_flight():
                 break
@@ -263,15 +266,24 @@ class ProcessLane(SupervisedLane):
         count = message.number - self._acknowledged
         self._acknowledged = message.number
         told, self._told = self._told, msgspec.msgpack.decode(message.body, type=Progress)
+        if self.recorder is not None:
+            self._record_spans(self.recorder, count, self._told.spans)
         self._land(count)
         with self._account:
             self.delivered += count
             self.calls += self._told.calls - told.calls
             self.seconds += self._told.seconds - told.seconds
+        if (
+            calls := self._told.calls - told.calls
+        ) > 0:  # their mean: one acknowledgement is of several deliveries
+            self._took((self._told.seconds - told.seconds) / calls)
+        self.busy.longest = max(self.busy.longest, self._told.longest)
         self._moved()
 
     def _failed(self, error: BaseException, seconds: float) -> None:
         flight = self._flights.waiting[0]
+        if self.recorder is not None:
+            self._record(self.recorder, self._item_of(flight), perf_counter() - seconds, seconds)
         self._acknowledged += len(flight)
         self._land(len(flight))
         with self._account:

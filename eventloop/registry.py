@@ -22,7 +22,7 @@ from eventloop.catalogue import suggest
 
 C = TypeVar("C", bound=type)
 
-_ATTRIBUTES = ("priority", "name")
+_ATTRIBUTES = ("priority", "name", "budget_us")
 
 
 class Registry:
@@ -139,7 +139,7 @@ def find_class(name: str) -> type:
 
 
 def build(config: Mapping[str, Any], **also: Any) -> Any:
-    """Make an object from `dict(type=name or class, **arguments)`; a hook's or writer's `priority` and `name`, where
+    """Make an object from `dict(type=name or class, **arguments)`; a hook's or writer's `priority`, `name` and `budget_us`, where
     its constructor does not take them, are set on the object.
 
     Raises:

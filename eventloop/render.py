@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from eventloop.catalogue import declared_events, event_name
+from eventloop.outline import EventPlan, outline
+from eventloop.subscription import PlanRow
 
 if TYPE_CHECKING:
     from eventloop.bus import Bus
@@ -24,13 +25,25 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequen
 
 
 def bus_table(bus: Bus) -> str:
-    """Every event somebody listens to, and who does, in the order they run."""
-    rows = []
-    for event_type in declared_events():
-        for i, row in enumerate(bus.plan(event_type)):
-            order = str(row.order) if row.order else "-"
-            first = event_name(event_type) if i == 0 else ""
-            rows.append([first, order, str(row.priority), row.name, row.runs_on, row.filter])
-    if not rows:
+    """Every event somebody listens to, in the order of a run, and who does, in the order they run."""
+    return plan_table(outline(bus))
+
+
+def plan_table(plans: Sequence[EventPlan]) -> str:
+    """The table of `outline`. Background subscribers have no place among the others; where there are any, it says how
+    many events may wait for each, and what becomes of more."""
+    if not plans:
         return "a bus nobody listens to"
-    return table(["event", "order", "priority", "handler", "runs on", "filter"], rows, right=(1, 2))
+    header = ["event", "order", "priority", "handler", "runs on", "filter", "queue", "overflow"]
+    rows = [
+        [plan.event if i == 0 else "", *_cells(row)] for plan in plans for i, row in enumerate(plan.handlers)
+    ]
+    if all(row.order for plan in plans for row in plan.handlers):
+        header, rows = header[:6], [row[:6] for row in rows]
+    return table(header, rows, right=(1, 2, 6))
+
+
+def _cells(row: PlanRow) -> list[str]:
+    if row.order:
+        return [str(row.order), str(row.priority), row.name, row.runs_on, row.filter, "", ""]
+    return ["-", "-", row.name, row.runs_on, row.filter, f"{row.queue:,}", row.overflow]

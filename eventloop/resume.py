@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eventloop.checkpoint import CheckpointError, load_best, load_checkpoint, load_newest
+from eventloop.catalogue import suggest
+from eventloop.checkpoint import (
+    CheckpointError,
+    find_checkpoints,
+    load_best,
+    load_checkpoint,
+    load_newest,
+)
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
 from eventloop.optimizers import (
     check_optimizer_state,
@@ -20,9 +27,10 @@ from eventloop.optimizers import (
 )
 from eventloop.plain import plain
 from eventloop.position import Within
+from eventloop.ranks import Part, of_all_ranks, own_buffers, part_of, several
 from eventloop.rng import rng_state, set_rng_state
 from eventloop.settings import Change, Changed, Settings, check_changed, refusal, told
-from eventloop.shelf import NEEDED
+from eventloop.shelf import NEEDED, SUFFIXES
 from eventloop.undo import Undo
 from eventloop.weights import check_model_state, load_model_state, unwrap
 
@@ -42,6 +50,8 @@ class TrainerState:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.settings = Settings(trainer)
+        self.went_back_to: Path | None = None
+        """The checkpoint that was resumed from by name, or as the best, until somebody has noted that."""
 
     def gather(self, path: str, *, within: Within = "") -> dict[str, Any]:
         """The state as a mapping of live tensors, after `before_save_checkpoint` handlers had their say.
@@ -63,11 +73,22 @@ class TrainerState:
             "hooks": {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful},
             "rng": rng_state(),
         }
+        if trainer.world_size > 1 and several():
+            self._add_ranks(trainer.checkpoint)
         try:
             trainer.announce(BeforeSaveCheckpoint, path=path)
             return {key: plain(value, key) for key, value in trainer.checkpoint.items()}
         finally:
             trainer.checkpoint = None
+
+    def _add_ranks(self, checkpoint: dict[str, Any]) -> None:
+        """Beside rank 0's, which is where it is without others, the random state, the place and the buffers of each rank."""
+        own = {
+            "rng": checkpoint["rng"], "position": checkpoint["meta"]["position"],
+            "buffers": own_buffers(self._trainer.model),
+        }  # fmt: skip
+        if (ranks := of_all_ranks(own)) is not None:
+            checkpoint["ranks"] = [None, *ranks[1:]]
 
     def _meta(self, within: Within) -> dict[str, Any]:
         trainer = self._trainer
@@ -91,7 +112,14 @@ class TrainerState:
         trainer = self._trainer
         trainer.copying.join()
         found, checkpoint = self._find(path)
-        checkpoint = self._announce(found, checkpoint)
+        with trainer.bus.holding(AfterLoadCheckpoint):  # what is refused was not loaded
+            self._take(found, self._announce(found, checkpoint), changed)
+        self.went_back_to = None if str(path) == "auto" else found
+        return found
+
+    def _take(self, found: Path, checkpoint: Mapping[str, Any], changed: Changed) -> None:
+        """Check everything, then load it, or leave everything as it was."""
+        trainer = self._trainer
         missing = [key for key in NEEDED if key not in checkpoint]
         if missing:
             raise CheckpointError(
@@ -104,21 +132,25 @@ class TrainerState:
         changes = self.settings.compare(checkpoint["meta"])
         if changed == "refuse" and (message := refusal(found, changes)) is not None:
             raise CheckpointError(message)
+        part = part_of(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
         undo = Undo(trainer)
         try:
-            self._load(found, checkpoint, changed, changes)
+            self._load(found, checkpoint, part, changed, changes)
         except BaseException:
             undo()
             raise
-        if trainer.world_size > 1:
-            logger.warning(
-                "%s has the random state and the loader's of rank 0 alone: every rank goes on with them",
-                found,
-            )
-        return found
+        for line in told(changed, changes):
+            logger.warning("%s: %s", found, line)
+        if part.inexact:
+            logger.warning("%s: %s", found, part.inexact)
 
     def _load(
-        self, found: Path, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change]
+        self,
+        found: Path,
+        checkpoint: Mapping[str, Any],
+        part: Part,
+        changed: Changed,
+        changes: list[Change],
     ) -> None:
         trainer = self._trainer
         load_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
@@ -128,14 +160,14 @@ class TrainerState:
             if changed == "apply":
                 state = self.settings.scheduler_state(number, state)
             trainer.schedulers[number].load_state_dict(state)
-        self._restore_counters(checkpoint["meta"])
+        self._restore_counters(checkpoint["meta"], part)
         for change in changes:
             if change.name == "loader_length":
                 trainer.position.rescale(change.saved, change.own)
-        for line in told(changed, changes):
-            logger.warning("%s: %s", found, line)
         self._restore_hooks(checkpoint["hooks"], found)
-        set_rng_state(checkpoint["rng"])
+        part.load_buffers(trainer.model)
+        if part.rng is not None:
+            set_rng_state(part.rng)
 
     def _find(self, path: str | Path) -> tuple[Path, dict[str, Any]]:
         directory = self._trainer.checkpoint_dir
@@ -143,7 +175,25 @@ class TrainerState:
             return load_newest(directory, NEEDED)
         if str(path) == "best":
             return load_best(directory, needed=NEEDED)
-        return Path(path), load_checkpoint(path)
+        place = self._place(path)
+        return place, load_checkpoint(place)
+
+    def _place(self, path: str | Path) -> Path:
+        """Where a checkpoint is that is named as a path, or by its name alone where the run's are.
+
+        Raises:
+            FileNotFoundError: a name that is found in neither place (with a suggestion).
+        """
+        path, directory = Path(path), self._trainer.checkpoint_dir
+        names = [path.name, path.stem] if path.suffix in SUFFIXES else [path.name]
+        if len(path.parts) != 1 or any(Path(name).exists() for name in names):
+            return path
+        there = [directory / name for name in names if (directory / name).exists()]
+        if not there:
+            known = [each.name for each in find_checkpoints(directory)]
+            hint = suggest(path.name, known) if known else ", which holds none"
+            raise FileNotFoundError(f"no checkpoint at {path}, nor one of that name in {directory}{hint}")
+        return there[0]
 
     def _check_hooks(self, meta: Mapping[str, Any], path: Path) -> None:
         """A hook that saves something else than it was, an average for the weights, is needed to make it good."""
@@ -169,10 +219,12 @@ class TrainerState:
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
         """See `Trainer.load_checkpoint`."""
         self._trainer.copying.join()
-        checkpoint = self._announce(Path(path), load_checkpoint(path))
-        load_model_state(
-            unwrap(self._trainer.model), checkpoint["state_dict"], strict=strict, source=str(path)
-        )
+        place = self._place(path)
+        with self._trainer.bus.holding(AfterLoadCheckpoint):
+            checkpoint = self._announce(place, load_checkpoint(place))
+            load_model_state(
+                unwrap(self._trainer.model), checkpoint["state_dict"], strict=strict, source=str(place)
+            )
 
     def _announce(self, path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
         trainer = self._trainer
@@ -202,8 +254,8 @@ class TrainerState:
             raise CheckpointError(f"{path} has the state of the schedulers {saved}, the trainer has {own}")
         check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
 
-    def _restore_counters(self, meta: Mapping[str, Any]) -> None:
+    def _restore_counters(self, meta: Mapping[str, Any], part: Part) -> None:
         trainer = self._trainer
         trainer.iter = trainer.metrics.iter = int(meta["iter"])
         trainer.epoch = trainer.metrics.epoch = int(meta["epoch"])
-        trainer.position.load_state_dict(meta["position"])
+        trainer.position.load_state_dict(part.position)

@@ -23,6 +23,7 @@ slow down several steps on end; so the burst is spread over many, each hardly sl
 class TaskLane(Lane):
     """A coroutine function, run as a task of the background loop."""
 
+    runs_on = "loop"
     _fn: Callable[..., Awaitable[object]]
 
     def __init__(
@@ -89,6 +90,8 @@ class ThreadLane(Lane):
 
     anyio's worker threads are no daemons, so a hung one would keep the interpreter from exiting.
     """
+
+    runs_on = "thread"
 
     def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
         super().__init__(name, fn, options, report)

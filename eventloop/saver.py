@@ -18,7 +18,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from eventloop.checkpoint import Serialized, leftovers, remove_checkpoint
 from eventloop.disk import DISK, SaveGivenUp
@@ -53,11 +53,20 @@ class SaveReplacedError(RuntimeError):
     """A newer state took the place of one that was waiting to be written."""
 
 
+class Also(NamedTuple):
+    """What a save replaces besides, if the one that was begun before it became durable too."""
+
+    former: Future[Written]
+    replaces: tuple[Path, ...]
+
+
 class _Task:
     """A save on its way."""
 
-    def __init__(self, copy: Packed | State, job: Job, snapshot: Snapshot | None) -> None:
-        self.copy, self.job, self.snapshot = copy, job, snapshot
+    def __init__(
+        self, copy: Packed | State, job: Job, snapshot: Snapshot | None, also: Also | None = None
+    ) -> None:
+        self.copy, self.job, self.snapshot, self._also = copy, job, snapshot, also
         self.written: Future[Written] = Future()
         self.begun = threading.Event()
         """Set once it is being written, and can no longer be replaced."""
@@ -67,6 +76,12 @@ class _Task:
     def rest(self) -> Rest | None:
         """What is still being copied of it."""
         return self.copy.rest if isinstance(self.copy, Packed) else None
+
+    def settled_job(self) -> Job:
+        """The job, once it is known what became of the save before: whoever writes does one after the other."""
+        if self._also is None or self._also.former.exception() is not None:
+            return self.job
+        return self.job._replace(replaces=(*self.job.replaces, *self._also.replaces))
 
 
 class Saver:
@@ -94,20 +109,26 @@ class Saver:
         self.process: SaverProcess | None = None
 
     def save(
-        self, state: Mapping[str, Any], job: Job, *, later: Callable[[], Collection[int]] | None = None
+        self,
+        state: Mapping[str, Any],
+        job: Job,
+        *,
+        later: Callable[[], Collection[int]] | None = None,
+        also: Also | None = None,
     ) -> Future[Written]:
         """Copy `state` and start writing it; once it is durable, remove what it replaces.
 
         Args:
             later: asked for a large state, what need not be copied at once: see `Snapshot.pack`. The caller calls
                 `join` before those change.
+            also: what it replaces besides, depending on the save before.
 
         Raises:
             RuntimeError: the save before is under way, and there are no spare buffers.
         """
         _open.add(self)
         self._writer = self._writer or SaverThread("checkpoint")
-        task = self._task(state, job, later)
+        task = self._task(state, job, later, also)
         self._tasks.append(task)
         if task.rest is not None and task.rest.left:
             self._copier = self._copier or SaverThread("checkpoint copy")
@@ -171,7 +192,8 @@ class Saver:
         return "given up" if unwritten else ""
 
     def start_process(self) -> None:
-        """Start the process, where memory can be shared with one."""
+        """Start the process, where memory can be shared with one. What is under way is written from the buffers it
+        was copied to, which go when it is done."""
         if not hasattr(os, "memfd_create"):
             self._start_after = None
             return
@@ -180,21 +202,31 @@ class Saver:
 
     # --- copying -------------------------------------------------------------------------------------------
 
-    def _task(self, state: Mapping[str, Any], job: Job, later: Callable[[], Collection[int]] | None) -> _Task:
+    def _task(
+        self,
+        state: Mapping[str, Any],
+        job: Job,
+        later: Callable[[], Collection[int]] | None,
+        also: Also | None,
+    ) -> _Task:
+        self._make_room()
         ready = self._process_ready()
         snapshot = self._free_snapshot()
         tensors = list(tensors_of(state))
         size = sum(t.nbytes for t in tensors)
         if size <= SMALL and not ready and not any(t.is_cuda for t in tensors):
-            return _Task(Serialized(state), job, None)
+            return _Task(Serialized(state), job, None, also)
         packed = snapshot.pack(state, later() if later is not None and size > AT_ONCE else ())
-        return _Task(packed, job, snapshot)
+        return _Task(packed, job, snapshot, also)
 
-    def _free_snapshot(self) -> Snapshot:
-        """Buffers that nothing is written from; the save that waits for its turn gives up its own."""
+    def _make_room(self) -> None:
+        """The save that waits for its turn gives up its buffers."""
         if self.busy and len(self._snapshots) < 2:
             raise RuntimeError("the save before is under way: wait for it, or make the Saver with spare=True")
         self.drop_waiting()
+
+    def _free_snapshot(self) -> Snapshot:
+        """Buffers that nothing is written from."""
         used = [task.snapshot for task in self._tasks if not task.written.done()]
         return next(snapshot for snapshot in self._snapshots if snapshot not in used)
 
@@ -240,7 +272,7 @@ class Saver:
             task.written.set_result(written)
 
     def _attempt(self, task: _Task) -> Written:
-        copy, job = task.copy, task.job
+        copy, job = task.copy, task.settled_job()
         if self._given_up.is_set():
             raise SaveGivenUp(f"{job.path} was given up")
         if not isinstance(copy, Packed):
@@ -266,9 +298,10 @@ class Saver:
         return written
 
     def _process_ready(self) -> bool:
-        """True once the process is there; starts it when the time has come."""
+        """True once the process is there; starts it when the time has come, also while a save is under way: with
+        a slow disk and spare buffers there may always be one."""
         young = self._start_after is None or monotonic() - self._born < self._start_after
-        if self.process is None and not young and not self.busy:  # it has buffers of its own
+        if self.process is None and not young:
             self.start_process()
         return self.process is not None and self.process.ready
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from eventloop.catalogue import suggest
+from eventloop.catalogue import near
 from eventloop.optimizers import named_optimizers
 from eventloop.readers import length_of
 
@@ -32,7 +32,7 @@ _PROGRESS = frozenset(
         "cooldown_counter", "T_cur", "T_i", "verbose", "_get_lr_called_within_step", "_is_initial",
     }
 )  # fmt: skip
-_DERIVED = "._schedule_phases"  # of OneCycleLR, where something else says more
+_DERIVED = ".schedule_phases["  # of OneCycleLR, where something else says more
 _ABSENT = object()
 
 
@@ -66,6 +66,7 @@ class Settings:
         self._groups: dict[str, list[dict[str, Any]]] | None = None
         self._built: list[dict[str, Any]] = []  # states of the schedulers
         self._constants: list[Any] = []
+        self._options: dict[str, dict[str, Any]] = {}  # of hooks, by name
 
     def note(self) -> None:
         """Remember what a schedule will move; called before anything is trained or loaded, only the first call does."""
@@ -77,6 +78,7 @@ class Settings:
             }
             self._built = [deepcopy(_built_state(scheduler)) for scheduler in trainer.schedulers]
             self._constants = [_constants(state) for state in self._built]
+            self._options = _options_of_hooks(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """What `compare` needs."""
@@ -86,6 +88,7 @@ class Settings:
             "param_schedulers": self._constants,
             "run": _of_run(self._trainer),
             "hooks": _hooks(self._trainer),
+            "hook_options": self._options,
         }
 
     def compare(self, meta: Mapping[str, Any]) -> list[Change]:
@@ -101,6 +104,7 @@ class Settings:
             for name, own in own_run.items()
             if name in saved_run and not _same(saved_run[name], own)
         ]
+        changes += self._of_hooks(saved.get("hook_options", {}))
         unit = "max_epochs" if self._trainer.by_epoch else "max_iters"
         if meta[unit] != (length := getattr(self._trainer, unit)):
             changes.append(Change(unit, meta[unit], length, "noted"))
@@ -125,7 +129,14 @@ class Settings:
         for number, (name, own, former) in enumerate(zip(names, self._constants, saved, strict=False)):
             label = name if names.count(name) == 1 else f"schedulers[{number}] {name}"
             found = [*_differences(own, former, label)]
-            yield from [change for change in found if not change.name.endswith(_DERIVED)] or found
+            yield from [change for change in found if _DERIVED not in change.name] or found
+
+    def _of_hooks(self, saved: Mapping[str, Any]) -> Iterator[Change]:
+        for name, options in self._options.items():
+            former = saved.get(name, {})
+            for key, own in options.items():
+                if key in former and not _same(former[key], own):
+                    yield Change(f"{name}.{key}", former[key], own, "given")
 
     def go_on(self, changed: Changed, changes: list[Change], meta: Mapping[str, Any]) -> None:
         """After the optimizers' state was loaded: put this trainer's settings back, or take the checkpoint's."""
@@ -160,7 +171,7 @@ def check_changed(changed: object) -> None:
     """
     if changed not in CHOICES:
         raise ValueError(
-            f'changed must be "refuse", "keep" or "apply", got {changed!r}{suggest(str(changed), [*CHOICES])}'
+            f'changed must be "refuse", "keep" or "apply", got {changed!r}{near(str(changed), CHOICES)}'
         )
 
 
@@ -185,7 +196,8 @@ def told(changed: Changed, changes: list[Change]) -> Iterator[str]:
     """A line for each change of a run that goes on, with the value it goes on with."""
     for change in changes:
         kept = change.kind == "loaded" and changed == "keep"
-        yield f"{change}; the run goes on with {change.saved if kept else change.own!r}"
+        why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
+        yield f"{change}; the run goes on with {change.saved if kept else change.own!r}{why}"
 
 
 # --- gathering ---------------------------------------------------------------------------------------------
@@ -205,6 +217,17 @@ def _of_run(trainer: Trainer) -> dict[str, Any]:
         "model_dtypes": _dtypes(trainer),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _options_of_hooks(trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """What each hook says of itself; an attribute `settings` of somebody's own hook is none of ours."""
+    found = {}
+    for hook in trainer.hooks:
+        if callable(settings := getattr(type(hook), "settings", None)):
+            options = {key: _constants(value) for key, value in settings(hook).items()}
+            if plain := {key: value for key, value in options.items() if value is not _ABSENT}:
+                found[hook.name] = plain
+    return found
 
 
 def _hooks(trainer: Trainer) -> list[str]:
@@ -266,7 +289,8 @@ def _differences(own: Any, saved: Any, name: str) -> Iterator[Change]:
     if isinstance(own, Mapping) and isinstance(saved, Mapping):
         for key in own:
             if key in saved:
-                inner = name if key == "scheduler" else f"{name}.{key}"
+                # as the argument was called, of which some schedulers keep a private copy
+                inner = name if key == "scheduler" else f"{name}.{str(key).lstrip('_')}"
                 yield from _differences(own[key], saved[key], inner)
     elif isinstance(own, list | tuple) and own and isinstance(own[0], Mapping):
         for number, (item, former) in enumerate(zip(own, saved, strict=False)):

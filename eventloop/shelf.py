@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventloop.disk import DISK, Disk
+from eventloop.line import LINE, Turn, line_of, read_turns, write_turns
 from eventloop.manifest import MANIFEST, CheckpointError, Manifest, read_manifest
 
 PAYLOAD = "state.pth"
@@ -55,15 +56,25 @@ def writer_of(path: Path) -> int | None:
 
 
 class Found(NamedTuple):
-    """What a directory holds: checkpoints, oldest first, and why others are none."""
+    """What a directory holds: checkpoints, oldest first, and why others are none. Those that a run has left behind,
+    by going back to an earlier one, come before all that is on its line."""
 
     paths: list[Path]
     manifests: dict[Path, Manifest]
     damaged: list[str]
+    abandoned: frozenset[Path] = frozenset()
 
     def newest_first(self) -> list[Path]:
         """Those that have a manifest."""
         return [path for path in reversed(self.paths) if path in self.manifests]
+
+    def left_behind(self, path: Path) -> list[str]:
+        """The names of those saved after `path` that are not on its line."""
+        if path not in self.manifests or path in self.abandoned:
+            return []
+        after = self.manifests[path].sequence
+        later = [each for each in self.paths if each in self.abandoned]
+        return [each.name for each in later if self.manifests[each].sequence > after]
 
     def watched(self) -> list[str]:
         """The metrics of which there is a best one: first those of the newest."""
@@ -83,7 +94,8 @@ class Found(NamedTuple):
 
 def scan(directory: str | Path) -> Found:
     """Read the manifests in a directory. Checkpoints are ordered by their sequence; files that other programs wrote
-    come before them, by time. A directory that is being written, or whose save was killed, is not looked at."""
+    come before them, by time, and so do those that a run has left behind. A directory that is being written, or whose
+    save was killed, is not looked at."""
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
     damaged: list[str] = []
@@ -97,7 +109,40 @@ def scan(directory: str | Path) -> Found:
             except CheckpointError as error:
                 damaged.append(str(error))
     ordered = sorted(manifests, key=lambda path: (manifests[path].sequence, manifests[path].iter))
-    return Found([*(path for _, _, path in sorted(files)), *ordered], manifests, damaged)
+    abandoned = _abandoned(Path(directory), manifests, damaged)
+    single = [path for _, _, path in sorted(files)]
+    if abandoned:
+        ordered = sorted(ordered, key=lambda path: path not in abandoned)
+    return Found([*single, *ordered], manifests, damaged, abandoned)
+
+
+def _abandoned(directory: Path, manifests: dict[Path, Manifest], damaged: list[str]) -> frozenset[Path]:
+    try:
+        on_line = line_of(read_turns(directory))
+    except CheckpointError as error:
+        damaged.append(str(error))
+        return frozenset()
+    return frozenset(path for path, manifest in manifests.items() if not on_line(manifest.sequence))
+
+
+def go_back(found: Found, path: Path, disk: Disk = DISK) -> bool:
+    """A run goes on from one of the checkpoints that were found: unless it is the newest, note durably that those
+    after it are left behind. Nothing is removed.
+
+    Raises:
+        OSError: that cannot be written; all is as it was.
+    """
+    if not found.paths or path == found.paths[-1]:
+        return False
+    directory = path.parent
+    newest = max(manifest.sequence for manifest in found.manifests.values())
+    try:
+        turns = read_turns(directory)
+    except CheckpointError:  # what was known of the line is lost already
+        turns = ()
+    turn = Turn(found.manifests[path].sequence, newest)
+    write_turns(directory, [*turns, turn], aside(directory / LINE, "tmp"), disk)
+    return True
 
 
 def find_checkpoints(directory: str | Path) -> list[Path]:

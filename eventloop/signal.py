@@ -16,9 +16,9 @@ from blinker.base import ANY_ID
 from eventloop.catalogue import event_name
 from eventloop.events import Event
 from eventloop.handler import Handler, handler_name, is_coroutine_function
-from eventloop.meter import WARM_UP
 from eventloop.plan import HandOver, Plan
 from eventloop.priority import Priority
+from eventloop.spans import SpanRecorder
 
 logger = logging.getLogger("eventloop")
 
@@ -59,9 +59,11 @@ class EventSignal(blinker.Signal):
         self._housekeeping = housekeeping
         self._handlers: dict[Any, Handler] = {}
         self._hand_overs: tuple[HandOver, ...] = ()
+        self._sampled_hand_overs: tuple[HandOver, ...] = ()
         self._mutes = 0
         self._measured = 0
-        self._plan = Plan(self.name, (), (), self._on_failure, housekeeping)
+        self._recorder: SpanRecorder | None = None
+        self._plan = Plan(self.name, (), (), (), self._on_failure, housekeeping)
         self._compile()
 
     # --- what blinker users call ---------------------------------------------------------------------------
@@ -142,11 +144,17 @@ class EventSignal(blinker.Signal):
         """The synchronous handlers, in the order they run."""
         return tuple(sorted(self._handlers.values(), key=lambda h: (h.priority, h.order)))
 
-    def hand_over_to(self, hand_overs: tuple[HandOver, ...]) -> None:
-        """Give every event to these first; how the background side receives it."""
+    def hand_over_to(self, hand_overs: tuple[HandOver, ...], sampled: tuple[HandOver, ...]) -> None:
+        """Give every event to `hand_overs` first, or to `sampled` one that is measured; how the background side
+        receives it."""
         if hand_overs != self._hand_overs:
-            self._hand_overs = hand_overs
+            self._hand_overs, self._sampled_hand_overs = hand_overs, sampled
             self._compile()
+
+    def hand_over(self, event: Event) -> None:
+        """Give an event to the background side alone, for one that the synchronous handlers have had already."""
+        for hand_over in self._plan.hand_overs:
+            hand_over(event)
 
     def run_sync(self, event: Event, trainer: Any) -> None:
         """Run the synchronous handlers alone, for an event the background side has had already."""
@@ -162,8 +170,14 @@ class EventSignal(blinker.Signal):
         """Drop everything connected; what a forked child does to its copy."""
         self._clear_state()
         self._handlers.clear()
-        self._hand_overs = ()
+        self._hand_overs = self._sampled_hand_overs = ()
         self._compile()
+
+    def record(self, recorder: SpanRecorder | None) -> None:
+        """From the next event on, leave spans with a recorder, or with none."""
+        if recorder is not self._recorder:
+            self._recorder = recorder
+            self._compile()
 
     def settle(self) -> None:
         """Bring `emitted` and every handler's `calls` up to date."""
@@ -178,10 +192,12 @@ class EventSignal(blinker.Signal):
             self.name,
             () if muted else self.handlers,
             () if muted else self._hand_overs,
+            () if muted else self._sampled_hand_overs,
             self._on_failure,
             self._housekeeping,
             latest=old.latest(),
-            warm_up=max(0, WARM_UP - self._measured - old.measured),
+            measured_before=self._measured + old.measured,
+            recorder=self._recorder,
         )
         self._published(self)
         self._measured += old.measured

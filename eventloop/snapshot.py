@@ -256,6 +256,8 @@ def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, list | tuple):
         items = [_strip(item, tensors) for item in value]
         return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, set):
+        return set(value)  # what is in it cannot change, which of them are can
     return value
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from eventloop.background import Background
 from eventloop.catalogue import declared_events, event_name, find_event
+from eventloop.costs import HandlerCost, SubscriberCost
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.handler import Handler, Takes, calling_convention, handler_name, is_coroutine_function
+from eventloop.meter import Budget, Timing
 from eventloop.plan import Dispatch
 from eventloop.routing import RouteTable
 from eventloop.signal import EventSignal
+from eventloop.spans import SpanRecorder
 from eventloop.subscription import Options, PlanRow, Subscription, SubscriptionStats
 
 _HEALTH = (HandlerFailed, EventsDropped, SlowHandler)
@@ -37,6 +41,8 @@ class Subscribers:
         self._background = background
         self._subscriptions: list[Subscription] = []
         self._lock = threading.RLock()
+        self._recorder: SpanRecorder | None = None
+        self._held: dict[type[Event], list[Event]] = {}
 
     # --- coming and going ----------------------------------------------------------------------------------
 
@@ -67,6 +73,7 @@ class Subscribers:
                 subscription.lane = self._background.add_lane(
                     subscription.name, fn, options.lane, options.offload
                 )
+                subscription.lane.budget = self._budget(subscription, subscription.lane.busy)
             self._subscriptions.append(subscription)
             for event_type in self._types_of(subscription):
                 self._attach(subscription, event_type, takes)
@@ -134,7 +141,7 @@ class Subscribers:
             for order, handler in enumerate(self.signal(event_type).handlers, start=1)
         ]
         rows += [
-            PlanRow(0, s.options.priority, s.name, s.options.filter, s.runs_on)
+            s.plan_row()
             for s in self._subscriptions
             if s.lane is not None and (s.wildcard or event_type in s.events)
         ]
@@ -145,6 +152,18 @@ class Subscribers:
         for signal in self.signals.values():
             signal.settle()
         return [subscription.account() for subscription in self._subscriptions]
+
+    def handler_costs(self, wall: float) -> list[HandlerCost]:
+        """One record a synchronous handler, those connected blinker's way included, in the order they run."""
+        for signal in self.signals.values():
+            signal.settle()
+        return [
+            handler.cost(signal.name, wall) for signal in self.signals.values() for handler in signal.handlers
+        ]
+
+    def subscriber_costs(self) -> list[SubscriberCost]:
+        """One record a background subscriber."""
+        return [subscription.cost() for subscription in self._subscriptions if subscription.lane is not None]
 
     def stats_of(self, subscription: Subscription) -> SubscriptionStats:
         """The record of one subscription, up to now."""
@@ -157,6 +176,30 @@ class Subscribers:
         for signal in self.signals.values():
             signal.settle()
 
+    def record(self, recorder: SpanRecorder | None) -> None:
+        """Let every synchronous handler leave spans with a recorder, or with none any more."""
+        with self._lock:
+            self._recorder = recorder
+            for signal in self.signals.values():
+                signal.record(recorder)
+
+    @contextmanager
+    def holding(self, event: str | type[Event]) -> Iterator[None]:
+        """See `Bus.holding`."""
+        signal = self.signal(event)
+        held = self._held[signal.event_type] = []
+        self.refresh_routes()
+        try:
+            yield
+        except BaseException:
+            held.clear()
+            raise
+        finally:
+            del self._held[signal.event_type]
+            self.refresh_routes()
+            for each in held:
+                signal.hand_over(each)
+
     # --- inside --------------------------------------------------------------------------------------------
 
     def refresh_routes(self) -> None:
@@ -166,12 +209,16 @@ class Subscribers:
         for event_type, signal in self.signals.items():
             gates = [background.gate(r.lane, r.passes) for r in table.gated(event_type)]
             inbox = [background.inbox.append] if table.routed(event_type) else []
-            signal.hand_over_to((*gates, *inbox))
+            stamped = [background.hand_over_stamped] if inbox else []
+            if event_type in self._held and (gates or inbox):
+                gates, inbox, stamped = [self._held[event_type].append], [], []
+            signal.hand_over_to((*gates, *inbox), (*gates, *stamped))
         mail_types = frozenset(t for t in _HEALTH if t in self.signals and self.signals[t].handlers)
         background.set_routes(table.by_type(), mail_types)
 
     def _make_signal(self, event_type: type[Event]) -> EventSignal:
         signal = EventSignal(event_type, self._owner, self._publish, self._background.relieve)
+        signal.record(self._recorder)
         self.signals[event_type] = signal
         for subscription in self._subscriptions:
             if subscription.wildcard and subscription.lane is None and not event_type.background_born:
@@ -193,9 +240,16 @@ class Subscribers:
             passes=subscription.filter(event_type), filter=options.filter, rare=options.every >= _RARE,
             on_fired=subscription.cancel if options.once else None,
         )  # fmt: skip
+        handler.budget = self._budget(subscription, handler.timing)
         subscription.handlers[event_type] = handler
         if not subscription.paused:
             signal.connect(handler)
+
+    def _budget(self, subscription: Subscription, timing: Timing) -> Budget | None:
+        seconds, name, health = subscription.options.budget, subscription.name, self._background.health
+        if seconds is None:
+            return None
+        return Budget(seconds, lambda p99: health.tell_slow(name, seconds, p99, timing.samples))
 
     def _types_of(self, subscription: Subscription) -> tuple[type[Event], ...]:
         if not subscription.wildcard:

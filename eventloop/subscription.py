@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self, get_args
 import msgspec
 
 from eventloop.catalogue import event_name, suggest
+from eventloop.costs import SubscriberCost
 from eventloop.events import Event
 from eventloop.filters import Passes, Predicate, check_filter, describe_filter, first_only, make_filter
 from eventloop.handler import Handler, RunsOn, handler_name, is_coroutine_function
@@ -62,13 +63,16 @@ class DrainReport(msgspec.Struct, frozen=True):
 
 
 class PlanRow(msgspec.Struct, frozen=True):
-    """One line of the printed plan. `order` is 1-based among sync handlers, 0 for background subscribers."""
+    """One line of the printed plan. `order` is 1-based among sync handlers, 0 for background subscribers, of which
+    `queue` events may wait, `overflow` says what becomes of more, and `priority` says nothing."""
 
     order: int
     priority: int
     name: str
     filter: str
     runs_on: RunsOn
+    queue: int = 0
+    overflow: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class Options:
     when: Predicate | None
     offload: Offload | None
     lane: LaneOptions
+    budget: float | None = None
+    """Seconds that the p99 of its calls should stay under."""
 
     @property
     def filter(self) -> str:
@@ -100,6 +106,7 @@ def make_options(
     name: str | None,
     offload: str | None,
     lane: LaneOptions,
+    budget_us: float | None = None,
 ) -> Options:
     """Check the arguments of `bus.on`, at the line that wrote them.
 
@@ -123,7 +130,21 @@ def make_options(
             f"{name} is a sync handler, called at once and never queued; {', '.join(changed)} would do nothing: "
             "make it a coroutine function, or pass offload='thread' or 'process'"
         )
-    return Options(number, every, start, once, when, checked, lane)
+    budget = None if budget_us is None else check_budget(name, budget_us)
+    return Options(number, every, start, once, when, checked, lane, budget)
+
+
+def check_budget(name: str, budget_us: float) -> float:
+    """In seconds.
+
+    Raises:
+        TypeError, ValueError: it is no number above 0.
+    """
+    if isinstance(budget_us, bool) or not isinstance(budget_us, int | float):
+        raise TypeError(f"{name}: budget_us must be a number of microseconds, got {budget_us!r}")
+    if not 0 < budget_us < float("inf"):
+        raise ValueError(f"{name}: budget_us must be above 0 microseconds and finite, got {budget_us}")
+    return budget_us / 1e6
 
 
 def _check_offload(name: str, offload: str | None) -> Offload | None:
@@ -236,6 +257,13 @@ class Subscription:
         passes = make_filter(event_type, options.every, options.start, options.when)
         return first_only(passes, self._firings) if options.once else passes
 
+    def plan_row(self) -> PlanRow:
+        """What the plan says of it, where it runs in the background."""
+        options = self.options
+        return PlanRow(
+            0, options.priority, self.name, options.filter, self.runs_on, options.lane.capacity, options.lane.overflow
+        )  # fmt: skip
+
     def account(self) -> SubscriptionStats:
         """Its record, as far as the signals were settled and the inbox was routed."""
         lane = self.lane
@@ -248,6 +276,17 @@ class Subscription:
         return SubscriptionStats(
             self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped, now.failed,
             now.queued, now.peak, f"{ended} {lane.last_error}".strip(), now.spilled,
+        )  # fmt: skip
+
+    def cost(self) -> SubscriberCost:
+        """A background subscriber's record, as far as the inbox was routed."""
+        lane, account = self.lane, self.account()
+        assert lane is not None
+        return SubscriberCost(
+            name=self.name, event=self.event, runs_on=self.runs_on, delivered=account.delivered,
+            dropped=account.dropped, failed=account.failed, queued=account.queued,
+            peak_queued=account.peak_queued, spilled=account.spilled, calls=account.calls,
+            seconds=account.seconds, wait=lane.waits.timing.times(), busy=lane.busy.times(), error=account.error,
         )  # fmt: skip
 
     @property

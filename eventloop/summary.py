@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from eventloop.meter import PERIOD, WARM_UP
+from eventloop.costs import PHASES, RunCosts
+from eventloop.meter import PERIODS, WARM_UP
 from eventloop.render import table
 from eventloop.subscription import SubscriptionStats
 
@@ -21,7 +22,8 @@ def cost_table(stats: list[SubscriptionStats], iterations: int, iteration_second
         share = per_iteration / iteration_seconds if iteration_seconds else 0.0
         rows.append([s.name, s.event, f"{s.calls:,}", f"{per_iteration * 1e6:,.1f}", f"{share:.2%}"])
     costs = table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
-    return f"{costs}\ncalls are counted; times are estimated from every {PERIOD}th call, and from all of the first {WARM_UP}"
+    sampled = f"all of the first {WARM_UP} calls, then each {PERIODS[0]}th, later each {PERIODS[1]}st"
+    return f"{costs}\ncalls are counted; times are estimated from {sampled}"
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:
@@ -46,15 +48,24 @@ def breakdown(trainer: Trainer) -> str:
     clock = trainer.clock
     if not clock.iterations:
         return "no iteration was trained"
-    total = clock.total_sum
-    parts = {
-        "data": clock.data_sum,
-        "forward": clock.forward_sum,
-        "backward and optimizer": clock.optimize_sum,
-    }
-    parts["hooks and loop"] = total - sum(parts.values())
-    shares = ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in parts.items())
-    return f"{clock.iterations:,} iterations of {total / clock.iterations * 1e3:.3f} ms: {shares}"
+    phases = clock.phases
+    shares = ", ".join(f"{name} {getattr(phases, name) / phases.wall:.1%}" for name in PHASES)
+    return f"{phases.iterations:,} iterations of {phases.wall / phases.iterations * 1e3:.3f} ms: {shares}"
+
+
+def run_costs(trainer: Trainer, *, complete: bool = False) -> RunCosts:
+    """The whole record of a run, as of now; on the training thread.
+
+    Args:
+        complete: the run has ended, and everything was delivered.
+    """
+    bus, clock = trainer.bus, trainer.clock
+    phases = clock.phases
+    return RunCosts(
+        first_iter=clock.first_iter, phases=phases, trend=clock.trend,
+        device=clock.device.phases if clock.device is not None and clock.device.samples else None,
+        handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(), complete=complete,
+    )  # fmt: skip
 
 
 def summarize(trainer: Trainer) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -13,6 +14,7 @@ from eventloop.events import Event
 from eventloop.flights import Flights
 from eventloop.lane import Delivery, Lane, Report
 from eventloop.lane_options import LaneOptions
+from eventloop.spans import SpanRecorder
 from eventloop.worker_process import WorkerProcess
 
 logger = logging.getLogger("eventloop")
@@ -30,6 +32,8 @@ _LOOK_SECONDS = 1.0
 
 class SupervisedLane(Lane):
     """A lane with a worker; everything here is for the lane's thread."""
+
+    runs_on = "process"
 
     def __init__(
         self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report, *, batch: bool
@@ -170,6 +174,26 @@ class SupervisedLane(Lane):
         self._flights.land(count)
         self._since = monotonic()
         self._in_a_row = 0
+
+    def _record_spans(self, recorder: SpanRecorder, count: int, spans: list[tuple[float, float]]) -> None:
+        """Record the last of the deliveries that make up the `count` events which are about to land."""
+        landing: list[list[Event]] = []
+        for flight in self._flights.waiting:
+            if count <= 0:
+                break
+            landing.append(flight)
+            count -= len(flight)
+        recent = landing[max(0, len(landing) - len(spans)) :]
+        for flight, (began, seconds) in zip(recent, spans, strict=False):
+            self._record(recorder, self._item_of(flight), began, seconds)
+
+    def tell_under_way(self, recorder: SpanRecorder, now: float) -> None:
+        """Record what the worker is at."""
+        with suppress(IndexError):  # it lands meanwhile
+            flight = self._flights.waiting[0]
+            if self._flights.sent and (item := self._item_of(flight)) is not None:
+                began = now - (monotonic() - self._since)
+                recorder.delivered(self.name, self.runs_on, item, began, now - began, "(under way)")
 
     def _moved(self) -> None:
         if self.options.overflow == "block":

@@ -19,13 +19,15 @@ def at_least_one(text: str) -> int:
     return number
 
 
-def say(text: str) -> None:
-    """Write a line, now; nobody need be there to read it, as in `eventloop demo | head`."""
+def say(text: str) -> bool:
+    """Write a line, now; False when nobody is there to read it any more, as in `eventloop demo | head`."""
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
+        return False
+    return True
 
 
 def drop_output() -> None:

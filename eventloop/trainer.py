@@ -21,6 +21,8 @@ from eventloop.assemble import (
 from eventloop.bus import Bus
 from eventloop.clock import StepClock
 from eventloop.copying import Copying
+from eventloop.costs import RunCosts
+from eventloop.device_clock import device_clock
 from eventloop.evaluate import Evaluators, name_evaluators
 from eventloop.events import Event
 from eventloop.loops import TrainLoop, check_loader, evaluate
@@ -35,7 +37,7 @@ from eventloop.scopes import EpochScope, RunScope, TrainScope
 from eventloop.settings import Changed
 from eventloop.steps import LossFn, forward, predict, train_outputs, val_outputs
 from eventloop.stopping import Stopping
-from eventloop.summary import summarize
+from eventloop.summary import run_costs, summarize
 
 logger = logging.getLogger("eventloop")
 
@@ -73,7 +75,7 @@ class Trainer:
             its place.
         custom_hooks: MMEngine's name for `hooks`.
         default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
-            checkpoint, garbage_collection, preemption`: another hook, a config, or None to go without.
+            checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None to go without.
         work_dir: where files go; by default a new directory under runs/.
         device: where batches, and the model, are moved; by default both stay where they are.
         bus: an existing bus to announce on.
@@ -143,9 +145,10 @@ class Trainer:
         self.position = LoaderPosition(self)
         self.state = TrainerState(self)
         self.copying = Copying(self)
-        self.work_dir = make_work_dir(work_dir)
-        self.checkpoint_dir = self.work_dir
         self.bus = bus if bus is not None else Bus()
+        rehearsal = self.bus.rehearsal
+        self.work_dir = make_work_dir(work_dir, None if rehearsal is None else rehearsal.lead(self.bus))
+        self.checkpoint_dir = self.work_dir
         self.facts = CurrentRun(facts_of(self))
         self.hooks, self.writers = attach_all(self, [*hooks, *custom_hooks], writers, default_hooks or {})
 
@@ -256,6 +259,10 @@ class Trainer:
         """Where the time went, what each handler cost, and what each subscriber was given."""
         return summarize(self)
 
+    def costs(self) -> RunCosts:
+        """The same as a record, and more of it; from the training thread, at any time."""
+        return run_costs(self)
+
     # --- saving and resuming -------------------------------------------------------------------------------
 
     def resume(self, path: str | Path = "auto", changed: Changed = "refuse") -> Path:
@@ -264,13 +271,17 @@ class Trainer:
         trainer.resume("auto", changed="apply")  # with the learning rate that was edited meanwhile
 
         Args:
-            path: a file, or "auto" for the newest readable checkpoint in `work_dir`.
+            path: "auto" for the newest whole checkpoint of the run, "best" for its best one, or a path; a name alone,
+                as "iter_50", is also looked for among the run's. A training that begins after another than "auto"
+                leaves what is newer behind, durably: from then on "auto" stays on its line.
             changed: what to do where the trainer was built with other settings than the checkpoint's run:
-                hyper-parameters of the optimizer, arguments of schedulers, batch size, lengths of loader and data
-                set, number of processes, autocast. "refuse" lists them. "keep" goes on with the checkpoint's
-                hyper-parameters and arguments, "apply" with this trainer's: a value that a schedule has moved is
-                scaled, a schedule goes on from there by its new arguments. The rest is this trainer's with either.
-                `max_epochs`, `max_iters` and hooks may always differ. What differs and is not refused is logged.
+                hyper-parameters of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch
+                size, lengths of loader and data set, number of processes, autocast. "refuse" lists them. "keep" goes
+                on with the checkpoint's hyper-parameters and arguments, "apply" with this trainer's: a value that a
+                schedule has moved is scaled, a schedule goes on from there by its new arguments. The rest, options of
+                hooks among it, is this trainer's with either. `max_epochs`, `max_iters`, and which hooks there are,
+                may always differ. What differs and is not refused is logged. On several ranks each goes on with its
+                own random state and its own place; with another number of them random numbers differ.
 
         Returns:
             The file it was read from.
@@ -334,6 +345,8 @@ class Trainer:
             raise RuntimeError(
                 "the trainer's bus is closed (a run that failed closes its writers): build a new Trainer and resume"
             )
+        if self.bus.rehearsal is not None:
+            self.bus.rehearsal.begins(self)
         self.stops.begin_run()
         self.running, self.ends_program = True, False
         self.failure = None
@@ -341,6 +354,7 @@ class Trainer:
         self.state.settings.note()
         self.position.go_on()
         self.facts.run = facts_of(self)
+        self.clock.begin_run(self.iter, self.clock.device or device_clock(self))
 
     def begin_epoch(self) -> None:
         """A training epoch begins."""

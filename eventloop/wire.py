@@ -39,6 +39,7 @@ class Kind(IntEnum):
     LIKENESS = 7  # which one
     FLUSH = 8
     CLOSE = 9
+    RECORD = 10  # 1: acknowledge with spans from now on, 0: no more
     READY = 16
     REFUSED = 17
     DONE = 18  # events done since the worker began
@@ -68,6 +69,10 @@ class Progress(msgspec.Struct, frozen=True):
 
     calls: int
     seconds: float
+    longest: float = 0.0
+    spans: list[tuple[float, float]] = []
+    """Begin and seconds of the deliveries since the last acknowledgement, while they are recorded; `perf_counter` is
+    one clock for all processes of a POSIX system."""
 
 
 class Failure(msgspec.Struct, frozen=True):

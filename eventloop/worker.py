@@ -110,6 +110,8 @@ class Worker:
                 self._deliver([message])
             case Kind.BATCH:
                 self._deliver(self._events(message.number), batch=True)
+            case Kind.RECORD:
+                self._acks.recording = bool(message.number)
             case Kind.FLUSH:
                 flushed = self._call(self._target.on_flush)
                 self._acks.send(frame(Kind.FLUSHED, 0, flushed))
@@ -140,7 +142,7 @@ class Worker:
             )
             self._stopped = self._stop_on_error
         else:
-            self._acks.done(len(messages), perf_counter() - began)
+            self._acks.done(len(messages), began, perf_counter() - began)
 
     def _say_begin(self, message: Frame, first: Event) -> None:
         owner = owner_of(self._target.fn)
@@ -189,13 +191,19 @@ class _Acks:
         self._finished = self._told = 0  # deliveries' events, those that failed included
         self._calls = 0
         self._seconds = 0.0
+        self._longest = 0.0
+        self.recording = False
+        self._spans: list[tuple[float, float]] = []
 
-    def done(self, count: int, seconds: float) -> None:
+    def done(self, count: int, began: float, seconds: float) -> None:
         """A delivery of so many events ended well."""
         with self._lock:
             self._finished += count
             self._calls += 1
             self._seconds += seconds
+            self._longest = max(self._longest, seconds)
+            if self.recording:
+                self._spans.append((began, seconds))
         self._news.set()
 
     def tell(self) -> None:
@@ -226,7 +234,8 @@ class _Acks:
     def _tell(self) -> None:
         if self._told != self._finished:
             self._told = self._finished
-            progress = msgspec.msgpack.encode(Progress(self._calls, self._seconds))
+            spans, self._spans = self._spans, []
+            progress = msgspec.msgpack.encode(Progress(self._calls, self._seconds, self._longest, spans))
             _write_all(self._fd, frame(Kind.DONE, self._finished, progress))
 
 

@@ -12,6 +12,7 @@ from eventloop.hooks.bn_statistics import get_bn_modules, update_bn_stats
 from eventloop.hooks.callback import CallbackHook, ClosureHook
 from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
 from eventloop.hooks.checkpoint import CheckpointHook
+from eventloop.hooks.costs import CostsHook
 from eventloop.hooks.early_stopping import EarlyStoppingHook
 from eventloop.hooks.ema import EMAHook
 from eventloop.hooks.empty_cache import EmptyCacheHook
@@ -54,6 +55,7 @@ from eventloop.hooks.profiler import ProfilerHook
 from eventloop.hooks.runtime_info import RuntimeInfoHook
 from eventloop.hooks.sampler_seed import DistSamplerSeedHook
 from eventloop.hooks.sync_buffers import SyncBuffersHook
+from eventloop.hooks.trace import TraceHook
 from eventloop.hooks.visualization import VisualizationHook
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "CosineAnnealingLrUpdaterHook",
     "CosineAnnealingMomentumUpdaterHook",
     "CosineRestartLrUpdaterHook",
+    "CostsHook",
     "CyclicLrUpdaterHook",
     "CyclicMomentumUpdaterHook",
     "DistSamplerSeedHook",
@@ -108,6 +111,7 @@ __all__ = [
     "StochasticWeightAverage",
     "SyncBuffersHook",
     "TestHook",
+    "TraceHook",
     "VisualizationHook",
     "get_bn_modules",
     "on",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -155,7 +156,9 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         if found_inf.item():
             self._count = 0
             self._allow_schedulers()
+            began = perf_counter()
             trainer.announce(OptimizerStepSkipped, reason="non-finite gradients")
+            self._others += perf_counter() - began
         else:
             super()._step(trainer)
         scaler.update(self._static_scale)
@@ -170,6 +173,22 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
             )
         first = found[0]
         return first if len(found) == 1 else torch.stack([value.to(first.device) for value in found]).sum()
+
+    def settings(self) -> dict[str, Any]:
+        """Besides, how losses are scaled: a scale that stays, or what a dynamic one grows and shrinks by. What it began
+        with is over by then."""
+        own = super().settings()
+        if self._scaler is None:
+            return own
+        if self._static_scale is not None:
+            return {**own, "loss_scale": self._static_scale}
+        scaler = self._scaler
+        return {
+            **own,
+            "growth_factor": scaler.get_growth_factor(),
+            "backoff_factor": scaler.get_backoff_factor(),
+            "growth_interval": scaler.get_growth_interval(),
+        }
 
     # --- saving and resuming -------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -56,6 +57,20 @@ def _registered(name: str) -> type:
 def is_own(config: Mapping[str, Any]) -> bool:
     """True for eventloop's own averages: they can be made of any model, so arguments can be tried beforehand."""
     return config["type"] in _OWN.values()
+
+
+def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The kind of an average, and its arguments with the defaults of those that were not given; not where it is kept,
+    which changes nothing."""
+    cls = config["type"]
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    given = {name: value for name, value in config.items() if name != "type"}
+    found = {"ema_type": cls.__name__, **defaults, **given}
+    return {name: value for name, value in found.items() if name != "device"}
 
 
 def build_average(config: Mapping[str, Any], model: nn.Module) -> BaseAveragedModel:

@@ -80,6 +80,14 @@ class BestMetrics:
                 known = suggest(metric, [*metrics]) if metrics else ": it returned none"
                 raise KeyError(f"save_best={metric!r} is no metric of the validation{known}")
 
+    def better(self, metrics: Mapping[str, float], bests: Mapping[str, Best]) -> list[str]:
+        """Those whose score is better than that of the best so far."""
+        return [
+            metric
+            for metric in self.metrics
+            if is_better(metrics[metric], bests.get(metric, Best()).score, self.rule_of(metric))
+        ]
+
     def rule_of(self, metric: str) -> Rule:
         """What is better in a metric.
 

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from eventloop.checkpoint import Found, save_checkpoint, scan
+from eventloop.checkpoint import save_checkpoint
 from eventloop.events import (
     COMPLETED,
     AfterRun,
@@ -18,13 +18,16 @@ from eventloop.events import (
     AfterValEpoch,
     BeforeTrain,
 )
-from eventloop.hooks.best import Best, BestMetrics, Rule, is_better
+from eventloop.hooks.best import Best, BestMetrics, Rule
 from eventloop.hooks.checkpoint_options import WhenBusy, check_options, folder_template
 from eventloop.hooks.hook import Hook
+from eventloop.hooks.kept import Going, Kept
+from eventloop.hooks.labels import Labels, note_where_it_went_back
 from eventloop.hooks.publish import PublishedFormat, Publisher
-from eventloop.hooks.saves import Record, Saves, Saving
-from eventloop.manifest import Label, score
+from eventloop.hooks.saves import Saves, Saving
+from eventloop.manifest import Label
 from eventloop.priority import Priority
+from eventloop.ranks import of_rank_0, several
 from eventloop.saver import Saver, remove_dead
 from eventloop.saver_client import Job
 from eventloop.scopes import ERROR, LEFT, ends_at_once
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("eventloop")
 
-_NONE: Mapping[str, float] = {}
+T = TypeVar("T")
 
 
 class CheckpointHook(Hook):
@@ -55,7 +58,8 @@ class CheckpointHook(Hook):
         by_epoch: the unit of `interval`; by default that of the run.
         save_begin: the epoch or iteration from which `interval` is counted.
         save_last: save at the end of the run too, also when it is stopped.
-        max_keep_ckpts: keep the newest so many, -1 all. The best one does not count.
+        max_keep_ckpts: keep the newest so many, -1 all. The best one does not count, nor what a run left behind that
+            went back to an earlier one.
         save_best: a metric of the validation, several, or "auto" for its first; the best of each is saved beside
             the others, whole, so it can be resumed from too.
         rule: "greater" or "less", for all of them or one each; by default told from the metric's name.
@@ -104,7 +108,7 @@ class CheckpointHook(Hook):
     ) -> None:
         check_options(interval, save_begin, max_keep_ckpts, overlap, when_busy)
         self._interval, self._by_epoch, self._begin = interval, by_epoch, save_begin
-        self._save_last, self._max_keep = save_last, max_keep_ckpts
+        self._save_last, self._kept = save_last, Kept(max_keep_ckpts)
         self._watched = BestMetrics(save_best, rule, greater_keys, less_keys)
         self._publisher = Publisher(published_keys, published_format)
         self._left_out = [
@@ -117,9 +121,7 @@ class CheckpointHook(Hook):
         self._overlap, self._when_busy = overlap, when_busy
         self.directory = Path()
         self.bests: dict[str, Best] = {}
-        self._kept: list[str] = []
-        self._saved_at = -1
-        self._sequence = 0
+        self._labels = Labels()
         self.saves = Saves(self._new_saver, self._saved, self._failed)
 
     @property
@@ -162,11 +164,17 @@ class CheckpointHook(Hook):
                 )
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Say so when this run's files will lie among another's; remove what saves that were killed have left."""
+        """Look at what is there: remove what saves that were killed have left, and note it when the run went back to
+        an earlier checkpoint. Say so when this run's files will lie among another's."""
         if trainer.rank != 0:
             return
         remove_dead(self.directory)
-        there = self._look_around().paths
+        found = self._labels.look_around(self.directory)
+        self._kept.only([path.name for path in found.manifests])
+        resumed = trainer.state.went_back_to
+        if resumed is not None and note_where_it_went_back(found, self.directory, resumed):
+            trainer.state.went_back_to = None
+        there = found.paths
         if trainer.iter == 0 and there:
             logger.warning(
                 "%s holds checkpoints of another run, %s the newest: this one begins anew and will overwrite those "
@@ -189,19 +197,23 @@ class CheckpointHook(Hook):
             self._save(trainer, self._name(trainer.epoch + 1, by_epoch=True), within="epoch")
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Save when the score is the best so far.
+        """Keep the scores for the manifests, and save when one is the best so far.
 
         Raises:
             KeyError: the validation has no such metric (with a suggestion).
         """
-        if not self._watched or event.reason != COMPLETED:
+        if event.reason != COMPLETED:
+            return
+        self._labels.validated(event.metrics, trainer.iter)
+        if not self._watched:
             return
         self._watched.settle(event.metrics)
-        for metric in self._watched.metrics:
-            value = event.metrics[metric]
-            if is_better(value, self.bests.get(metric, Best()).score, self._watched.rule_of(metric)):
-                self._save(trainer, self._best_name(trainer, metric), best=metric, metrics=event.metrics)
+        due = _decided(trainer, self._watched.better(event.metrics, self.bests))
+        for metric in due:
+            self._save(trainer, self._best_name(trainer, metric), best=metric, score=event.metrics[metric])
         self.saves.finish(trainer)  # a best that could not be saved is not one to compare with
+        if due:
+            self.bests = _decided(trainer, self.bests)
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
         number = trainer.epoch if trainer.by_epoch else trainer.iter
@@ -214,14 +226,14 @@ class CheckpointHook(Hook):
         self.saves.finish(trainer)  # a save that failed is tried once more
         if event.reason == ERROR and trainer.failure is not None and trainer.rank == 0 and not self._left_out:
             trainer.failure.add_note(self._where_to_resume())
-        at_end = self._save_last and event.reason not in (ERROR, LEFT)
-        if at_end and trainer.iter != self._saved_at and trainer.iter > 0:
+        at_end = self._save_last and event.reason not in (ERROR, LEFT) and trainer.iter > 0
+        if at_end and _decided(trainer, trainer.iter != self._kept.saved_at):
             whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
             number = trainer.epoch if whole_epochs else trainer.iter
             self._save(trainer, self._name(number, by_epoch=whole_epochs))
         self.saves.finish(trainer)
         if self._publisher and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
-            names = dict.fromkeys([*self._kept[-1:], *(best.name for best in self.bests.values())])
+            names = dict.fromkeys([*self._kept.names[-1:], *(best.name for best in self.bests.values())])
             for name in names:
                 if (made := self._publisher.publish(self.directory / name, trainer.model)) is not None:
                     logger.info("published %s", made)
@@ -238,48 +250,53 @@ class CheckpointHook(Hook):
     # --- how -----------------------------------------------------------------------------------------------
 
     def _save(
-        self,
-        trainer: Trainer,
-        name: str,
-        *,
-        within: Within = "",
-        best: str = "",
-        metrics: Mapping[str, float] = _NONE,
+        self, trainer: Trainer, name: str, *, within: Within = "", best: str = "", score: float = 0.0
     ) -> None:
         if trainer.bus.failing is not None:
             return  # a handler before this one failed: the state is not one to come back to
         path, began = self.directory / name, perf_counter()
         trainer.copying.join()  # hooks that are asked for their states may change parameters meanwhile
-        skips = self._make_room(trainer, must=bool(best) or not within)
+        skips = self._make_room(trainer, must=bool(best) or not within or self._is_end(trainer, within))
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
             return
-        before = Record(self.bests, self._kept, self._saved_at)
+        former, going = self.bests, Going()
         if best:  # the checkpoint is to say of itself that it is the best
-            self.bests = {**self.bests, best: Best(metrics[best], name, best)}
+            self.bests = {**self.bests, best: Best(score, name, best)}
         else:
-            self._saved_at = trainer.iter + (within == "iter")
-            self._kept = [*(kept for kept in self._kept if kept != name), name]
-        state = trainer.state.gather(str(path), within=within)
+            going = self._kept.begin(name, trainer.iter + (within == "iter"))
+        try:
+            state = trainer.state.gather(str(path), within=within)
+        except BaseException:
+            self._forget(name, former if best else None)
+            raise
         for key in self._left_out:
             del state[key]
         if skips:  # the other ranks do not know: they have gathered, with whatever collectives that took
-            self.bests, self._kept, self._saved_at = before
+            self._forget(name, None)
             self.saves.skip(trainer, path)
         elif trainer.rank == 0:
+            replaces = [*going.surely, *(self._outdone(former) if best else ())]
             job = Job(
-                path,
-                self._label(trainer, best, metrics),
-                self._surplus(before.bests),
-                awaited=bool(best) or not within,
+                path, self._label(trainer, best), self._paths(replaces), awaited=bool(best) or not within
             )
-            self.saves.begin(trainer, state, job, before, overlap=self._overlap, began=began)
+            self.saves.begin(
+                trainer, state, job, bests=former if best else None, if_former=self._paths(going.if_former),
+                overlap=self._overlap, began=began,
+            )  # fmt: skip
+        elif not best:
+            self._kept.done(name)  # what becomes of it is rank 0's business
 
     def _new_saver(self) -> Saver:
         return Saver(
             lambda state, job, given_up: save_checkpoint(state, job.path, job.label, given_up=given_up),
             spare=self._when_busy == "replace",
         )
+
+    def _is_end(self, trainer: Trainer, within: Within) -> bool:
+        """True for one of the interval that is the run's last as well, and would be saved a moment later."""
+        ends = self.is_last_train_iter if within == "iter" else self.is_last_train_epoch
+        return self._save_last and ends(trainer)
 
     def _make_room(self, trainer: Trainer, *, must: bool) -> bool:
         """Make room for a save that is due while others are under way; True when it is to be left out."""
@@ -289,62 +306,65 @@ class CheckpointHook(Hook):
             self.saves.drop_waiting(trainer)
         return self.saves.busy and self._when_busy == "skip"
 
-    def _label(self, trainer: Trainer, best: str, metrics: Mapping[str, float]) -> Label:
-        if not self._sequence:  # a validation without a training before it
-            self._look_around()
+    def _label(self, trainer: Trainer, best: str) -> Label:
+        if not self._labels.sequence:  # a validation without a training before it
+            self._labels.look_around(self.directory)
         beside = [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
-        self._sequence = 1 + max(hook._sequence for hook in beside if hook.directory == self.directory)
-        return Label(
-            sequence=self._sequence,
-            best={best: self._watched.rule_of(best)} if best else {},
-            metrics={metric: score(value) for metric, value in metrics.items()},
-        )
-
-    def _look_around(self) -> Found:
-        """Read what is in the directory, so that what is saved from now on comes after it."""
-        found = scan(self.directory)
-        self._sequence = max((m.sequence for m in found.manifests.values()), default=0)
-        return found
+        sequences = [hook._labels.sequence for hook in beside if hook.directory == self.directory]
+        return self._labels.make(sequences, {best: self._watched.rule_of(best)} if best else {})
 
     def _saved(self, saving: Saving) -> None:
-        if self._max_keep > 0:
-            self._kept = self._kept[-self._max_keep :]
+        if saving.bests is None:
+            self._kept.done(saving.path.name)
 
     def _failed(self, saving: Saving) -> None:
-        if self.saves.under_way:  # the record is also that of others: only its own name goes
-            self._kept = [name for name in self._kept if name != saving.path.name]
+        self._forget(saving.path.name, saving.bests)
+
+    def _forget(self, name: str, bests: dict[str, Best] | None) -> None:
+        """It was not saved: a best one, given those before it, or one of the interval."""
+        if bests is None:
+            self._kept.failed(name)
         else:
-            self.bests, self._kept, self._saved_at = saving.before
+            self.bests = bests
 
     def _where_to_resume(self) -> str:
         """What to tell with an error that ended the training; a resumed run has the names of the one before."""
-        known = [*(best.name for best in self.bests.values()), *self._kept]
+        known = [*(best.name for best in self.bests.values()), *self._kept.durable]
         if self.saves.newest or known:
             return (
                 f"the newest checkpoint to resume from is {self.saves.newest or self.directory / known[-1]}"
             )
         return f"there is no checkpoint to resume from in {self.directory}: none was saved before this error"
 
-    def _surplus(self, former: Mapping[str, Best]) -> tuple[Path, ...]:
-        """What is to go once the one being saved is durable."""
-        names = self._kept[: -self._max_keep] if self._max_keep > 0 else []
+    def _outdone(self, former: Mapping[str, Best]) -> list[str]:
+        """Of the former best ones those that are no longer."""
         now = {best.name for best in self.bests.values()}
-        names = [*names, *(best.name for best in former.values() if best.name not in now)]
+        return [best.name for best in former.values() if best.name not in now]
+
+    def _paths(self, names: Sequence[str]) -> tuple[Path, ...]:
         return tuple(self.directory / name for name in names)
 
     def _name(self, number: int, *, by_epoch: bool) -> str:
         return (self._template or ("epoch_{}" if by_epoch else "iter_{}")).format(number)
 
     def state_dict(self) -> dict[str, Any]:
-        """The files it keeps and the best one."""
+        """The files it keeps, the best ones and the last validation."""
         return {
-            "kept": list(self._kept),
+            **self._labels.state_dict(),
+            "kept": self._kept.names,
             "bests": {metric: list(best) for metric, best in self.bests.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on pruning and comparing where the saved run was; a metric that is not watched is not compared with."""
-        self._kept = list(state["kept"])
+        self._kept.load(state["kept"])
+        self._labels.load_state_dict(state)
         bests = {metric: Best(*values) for metric, values in state["bests"].items()}
         order = self._watched.metrics if self._watched.metrics != ["auto"] else [*bests]
         self.bests = {metric: bests[metric] for metric in order if metric in bests}
+
+
+def _decided(trainer: Trainer, own: T) -> T:
+    """What rank 0 says, which alone knows what became of a save: ranks that decide each for itself would wait for
+    others that do not save."""
+    return of_rank_0(own) if trainer.world_size > 1 and several() else own

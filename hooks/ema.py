@@ -29,7 +29,7 @@ from eventloop.events import (
     OptimizerStepSkipped,
 )
 from eventloop.hooks import average_checkpoint
-from eventloop.hooks.average_config import average_config, build_average, is_own
+from eventloop.hooks.average_config import arguments_of, average_config, build_average, is_own
 from eventloop.hooks.average_swap import Swap
 from eventloop.hooks.averages import BaseAveragedModel
 from eventloop.hooks.hook import Hook
@@ -261,6 +261,12 @@ class EMAHook(Hook):
         average_checkpoint.check(trainer.checkpoint, strict=self._strict_load, source=event.path)
         model = self._model_of(trainer)
         self._loaded = (model, trainer.checkpoint, _version(model))
+
+    def settings(self) -> dict[str, Any]:
+        """When averaging begins, the kind of the average, and its arguments."""
+        return {
+            "begin_iter": self._begin_iter, "begin_epoch": self._begin_epoch, **arguments_of(self._config),
+        }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """The number of updates; the average itself is in the checkpoint beside it."""

@@ -33,6 +33,11 @@ class GradClip:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._kind, self._arguments = _parse(options)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it clips by, and its arguments."""
+        return {"type": self._kind, **self._arguments}
+
     def __call__(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
         """Clip; return the norm there was, where clipping is by norm. Reads no value."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

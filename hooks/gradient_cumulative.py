@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from eventloop.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.events import (
     COMPLETED,
     AfterBackward,
@@ -122,8 +123,8 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             TypeError, RuntimeError: as in `OptimizerHook`.
         """
         # as in OptimizerHook, no helper is called that has nothing to do
-        clock, began = trainer.clock, perf_counter()
-        excluded = clock.excluded
+        clock = trainer.clock
+        device, began = clock.device, perf_counter() - clock.excluded
         if trainer.optimizer is not self._given or self._given is None:
             self._adopt(trainer.optimizer)
         loss = loss_of(trainer.outputs)
@@ -133,17 +134,26 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 optimizer.zero_grad(set_to_none=True)
         if self._anomalous is not None:
             self._anomalous.look(loss, trainer.model)
+        self._others = 0.0
+        backward = perf_counter() - clock.excluded
+        if device is not None:
+            device.mark(BACKWARD_BEGINS)
         self._accumulate(loss)
+        clock.backward = perf_counter() - clock.excluded - backward
+        if device is not None:
+            device.mark(BACKWARD_ENDS)
         if self._no_sync is not None:
             self._leave_no_sync()
         self._count = count = self._count + 1
         if trainer.bus.wants(AfterBackward):
-            trainer.announce(AfterBackward)
+            self._announce(trainer, AfterBackward)
         if count >= self._divisor:
             self._step(trainer)
         elif not self._schedulers_allowed:
             self._allow_schedulers()
-        clock.optimize = perf_counter() - began - (clock.excluded - excluded)
+        if device is not None:
+            device.mark(OPTIMIZER_ENDS)
+        clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """When the last epoch ended within a window, step with what there is."""
@@ -194,11 +204,11 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             self._clip_gradients(trainer)
         wants = trainer.bus.wants
         if wants(BeforeOptimizerStep):
-            trainer.announce(BeforeOptimizerStep)
+            self._announce(trainer, BeforeOptimizerStep)
         for optimizer in self._optimizers:
             optimizer.step()
         if wants(AfterOptimizerStep):
-            trainer.announce(AfterOptimizerStep)
+            self._announce(trainer, AfterOptimizerStep)
 
     def _weigh_anew(self, trainer: Trainer) -> None:
         """Make what was divided by the intended iterations the mean of those there were, of all ranks."""
@@ -223,6 +233,10 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 yield from group["params"]
+
+    def settings(self) -> dict[str, Any]:
+        """How gradients are clipped, and over how many iterations they are gathered."""
+        return {**super().settings(), "cumulative_iters": self._cumulative_iters}
 
     # --- saving and resuming -------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from eventloop.catalogue import ALIASES, declared_events, event_name, suggest
 from eventloop.filters import Predicate, check_filter
 from eventloop.hooks.points import GENERIC, Points
 from eventloop.priority import Priority, get_priority
+from eventloop.subscription import check_budget
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -26,6 +27,7 @@ def on(
     start: int = 0,
     once: bool = False,
     when: Predicate | None = None,
+    budget_us: float | None = None,
 ) -> Callable[[F], F]:
     """Give one method of a hook its own place and filter; the words are those of `bus.on`.
 
@@ -33,16 +35,19 @@ def on(
     def after_train_iter(self, trainer, event): ...
 
     Raises:
-        TypeError, ValueError: a bad priority or filter, where it is written.
+        TypeError, ValueError: a bad priority, filter or budget, where it is written.
     """
     if priority is not None:
         get_priority(priority)
     check_filter(every, start, once, when)
+    if budget_us is not None:
+        check_budget("@on", budget_us)
+    options = {
+        "priority": priority, "every": every, "start": start, "once": once, "when": when, "budget_us": budget_us,
+    }  # fmt: skip
 
     def mark(method: F) -> F:
-        setattr(
-            method, _MARK, {"priority": priority, "every": every, "start": start, "once": once, "when": when}
-        )
+        setattr(method, _MARK, options)
         return method
 
     return mark
@@ -65,6 +70,8 @@ class Hook(Points):
     """
 
     priority: Priority | int | str = Priority.NORMAL
+    budget_us: float | None = None
+    """What the p99 of each of its methods should stay under; see `bus.on`."""
     name: str | None = None
 
     _points: ClassVar[dict[str, list[str]]] = {}
@@ -73,6 +80,8 @@ class Hook(Points):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         get_priority(cls.priority)
+        if cls.budget_us is not None:
+            check_budget(cls.__name__, cls.budget_us)
         cls._points = _overridden_points(cls)
 
     def attach(self, bus: Bus) -> None:
@@ -86,6 +95,8 @@ class Hook(Points):
             options = dict(getattr(method, _MARK, {}))
             if options.get("priority") is None:
                 options["priority"] = self.priority
+            if options.get("budget_us") is None:
+                options["budget_us"] = self.budget_us
             # one subscription a method: `once` means once, and an async method hears its events in their order
             bus.subscribe(method, *events, **options)
 
@@ -103,6 +114,18 @@ class Hook(Points):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take a state that `state_dict` returned."""
+
+    def settings(self) -> dict[str, Any]:
+        """The options that change the course of a training, by the names they were given under.
+
+            def settings(self):
+                return {"temperature": self._temperature}
+
+        They are in every checkpoint, and compared when a trainer resumes: `resume` refuses what was changed, and with
+        changed="keep" or "apply" goes on with what this hook was built with. Options that both sides have are
+        compared; what is no plain value is left out. Called once, after `check`.
+        """
+        return {}
 
     # --- MMEngine's helpers --------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ class IterTimerHook(Hook):
         now, clock = perf_counter(), trainer.clock
         total = now - self._last - (clock.excluded - self._excluded)
         self._last, self._excluded = now, clock.excluded
-        step = clock.forward + clock.optimize
+        step = clock.forward + clock.backward + clock.optimizer
         rest = total - clock.data - step
         times = {"time": total, "data_time": clock.data, "step_time": step, "hook_time": rest}
         trainer.metrics.put_scalars(times)

@@ -62,7 +62,7 @@ class IterationTimer(IterTimerHook):
             return
         super().after_train_iter(trainer, event)
         clock = trainer.clock
-        self._worked += clock.data + clock.forward + clock.optimize
+        self._worked += clock.data + clock.forward + clock.backward + clock.optimizer
         self._counted += 1
 
     @on(priority=Priority.LOWEST)

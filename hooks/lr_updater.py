@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from eventloop.catalogue import suggest
 from eventloop.events import COMPLETED, AfterTrain, BeforeRun, BeforeTrainEpoch, BeforeTrainIter
@@ -30,6 +33,12 @@ class ParamUpdaterHook(Hook):
     param_name: ClassVar[str] = "lr"
     reaches_end: ClassVar[bool] = False
     """Whether the policy is one of the run's length, whose end is set once the run is completed."""
+    _given: Mapping[str, Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _noting(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
@@ -49,6 +58,10 @@ class ParamUpdaterHook(Hook):
         self.warmup_by_epoch = warmup_by_epoch
         self._initial_name = f"initial_{self.param_name}"
         self._built_with: list[float] = []
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the policy, with the defaults of those that were not given."""
+        return dict(self._given)
 
     def check(self, trainer: Trainer) -> None:
         """Take the initial values, and refuse a trainer that the hook cannot serve.
@@ -209,6 +222,23 @@ class ParamUpdaterHook(Hook):
                     f"{type(self).__name__} sets {self.param_name} anew each time, so {type(scheduler).__name__} in "
                     "schedulers would do nothing: give one of the two"
                 )
+
+
+def _noting(init: Callable[..., None]) -> Callable[..., None]:
+    """Keep the arguments of the outermost `__init__`: each policy has its own, and stores what it makes of them."""
+
+    @functools.wraps(init)
+    def noting(self: ParamUpdaterHook, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(self, "_given"):
+            self._given = {}  # of those inside of this one none counts
+            init(self, *args, **kwargs)
+            bound = inspect.signature(init).bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            self._given = dict([*bound.arguments.items()][1:])
+        else:
+            init(self, *args, **kwargs)
+
+    return noting
 
 
 class LrUpdaterHook(ParamUpdaterHook):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eventloop.events import AfterBackward, AfterOptimizerStep, AfterTrainIter, BeforeOptimizerStep
+from eventloop.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
+from eventloop.events import AfterBackward, AfterOptimizerStep, AfterTrainIter, BeforeOptimizerStep, Event
 from eventloop.hooks.anomalous import AnomalousParams
 from eventloop.hooks.grad_clip import GradClip
 from eventloop.hooks.hook import Hook
@@ -48,6 +49,7 @@ class OptimizerHook(Hook):
     ) -> None:
         self._clip = None if grad_clip is None else GradClip(grad_clip)
         self._anomalous = AnomalousParams() if detect_anomalous_params else None
+        self._others = 0.0  # seconds of other handlers within this one's iteration
         self._given: Any = None
         self._optimizers: list[torch.optim.Optimizer] = []
 
@@ -59,7 +61,8 @@ class OptimizerHook(Hook):
             RuntimeError: the loss needs no grad, or the trainer has no optimizer.
         """
         # written out in one piece: this is in every iteration of every training
-        clock, began, excluded = trainer.clock, perf_counter(), trainer.clock.excluded
+        clock = trainer.clock
+        device, began = clock.device, perf_counter() - clock.excluded
         if trainer.optimizer is not self._given or self._given is None:
             self._adopt(trainer.optimizer)
         optimizers, wants = self._optimizers, trainer.bus.wants
@@ -68,18 +71,38 @@ class OptimizerHook(Hook):
             optimizer.zero_grad(set_to_none=True)
         if self._anomalous is not None:
             self._anomalous.look(loss, trainer.model)
+        self._others = 0.0
+        backward = perf_counter() - clock.excluded
+        if device is not None:
+            device.mark(BACKWARD_BEGINS)
         loss.backward()
+        clock.backward = perf_counter() - clock.excluded - backward
+        if device is not None:
+            device.mark(BACKWARD_ENDS)
         if wants(AfterBackward):
-            trainer.announce(AfterBackward)
+            self._announce(trainer, AfterBackward)
         if self._clip is not None:
             self._clip_gradients(trainer)
         if wants(BeforeOptimizerStep):
-            trainer.announce(BeforeOptimizerStep)
+            self._announce(trainer, BeforeOptimizerStep)
         for optimizer in optimizers:
             optimizer.step()
         if wants(AfterOptimizerStep):
-            trainer.announce(AfterOptimizerStep)
-        clock.optimize = perf_counter() - began - (clock.excluded - excluded)
+            self._announce(trainer, AfterOptimizerStep)
+        if device is not None:
+            device.mark(OPTIMIZER_ENDS)
+        clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
+
+    def _announce(self, trainer: Trainer, event_type: type[Event]) -> None:
+        """Emit an event of the step; its handlers' time is not the step's."""
+        clock = trainer.clock
+        began = perf_counter() - clock.excluded
+        trainer.announce(event_type)
+        self._others += perf_counter() - clock.excluded - began
+
+    def settings(self) -> dict[str, Any]:
+        """How gradients are clipped, and over how many iterations they are gathered."""
+        return {"grad_clip": None if self._clip is None else self._clip.options, "cumulative_iters": 1}
 
     def _adopt(self, given: Any) -> None:
         """Keep the trainer's optimizers, one or several, as a list."""

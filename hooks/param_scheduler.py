@@ -78,6 +78,10 @@ class ParamSchedulerHook(Hook):
                 )
         check_windows(trainer)
 
+    def settings(self) -> dict[str, Any]:
+        """The unit of schedulers that do not say their own, and what `ReduceLROnPlateau` is stepped with."""
+        return {"by_epoch": self._by_epoch, "monitor": self._monitor}
+
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Sort the schedulers by what they count."""
         self._step_skipped = False

@@ -89,6 +89,13 @@ class PreciseBN(Hook):
         if self._data_loader is None and trainer.train_loader is not None:
             _check_loader(trainer.train_loader, "train_loader")
 
+    def settings(self) -> dict[str, Any]:
+        """When the statistics are made, of how many batches, and which."""
+        return {
+            "interval": self._interval, "by_epoch": self._by_epoch, "num_iter": self._num_iter,
+            "unbiased": self._unbiased,
+        }  # fmt: skip
+
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Make the pass that a stop cut short, before the evaluation that was to follow it."""
         if self._missed and (self._data_loader is not None or trainer.loader is not None):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from eventloop.disk import SaveGivenUp
 from eventloop.events import CheckpointFailed, CheckpointSaved
 from eventloop.hooks.best import Best
-from eventloop.saver import Saver, SaveReplacedError
+from eventloop.saver import Also, Saver, SaveReplacedError
 from eventloop.saver_client import Job, Written
 
 if TYPE_CHECKING:
@@ -21,21 +21,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 
-class Record(NamedTuple):
-    """What the hook says of the checkpoints there are; a save that fails puts it back."""
-
-    bests: dict[str, Best]
-    kept: list[str]
-    saved_at: int
-
-
 class Saving(NamedTuple):
-    """A checkpoint on its way to the disk, the iteration it is of, and the record before it."""
+    """A checkpoint on its way to the disk, the iteration it is of; of a best one the best ones before it."""
 
     path: Path
     began: float
     written: Future[Written]
-    before: Record
+    bests: dict[str, Best] | None
     iter: int
 
 
@@ -59,6 +51,7 @@ class Saves:
         """The one that is being written first."""
         self.newest = ""
         """The last one that became durable in this process, for people."""
+        self._left_out = 0  # skipped or replaced in this run
 
     @property
     def busy(self) -> bool:
@@ -70,17 +63,25 @@ class Saves:
         trainer: Trainer,
         state: Mapping[str, Any],
         job: Job,
-        before: Record,
         *,
+        bests: dict[str, Best] | None,
+        if_former: tuple[Path, ...],
         overlap: bool,
         began: float,
     ) -> None:
-        """Begin to save `state`, which `gather` made; `before` is put back should it fail."""
+        """Begin to save `state`, which `gather` made.
+
+        Args:
+            bests: of a best one those before it, for `Saving`.
+            if_former: what it replaces besides, if the one that is under way by now becomes durable.
+        """
         if self.saver is None:
             self.saver = self._new_saver()
-        written = self.saver.save(state, job, later=trainer.copying.may_come_later if overlap else None)
+        also = Also(self.under_way[-1].written, if_former) if self.under_way and if_former else None
+        later = trainer.copying.may_come_later if overlap else None
+        written = self.saver.save(state, job, later=later, also=also)
         trainer.copying.begin(self.saver.join)
-        self.under_way.append(Saving(job.path, began, written, before, int(state["meta"]["iter"])))
+        self.under_way.append(Saving(job.path, began, written, bests, int(state["meta"]["iter"])))
 
     def report_done(self, trainer: Trainer) -> None:
         """Report those that have become durable, or have failed."""
@@ -102,6 +103,13 @@ class Saves:
     def close(self, trainer: Trainer) -> None:
         """Wait for all of them, and let the saver go."""
         self.finish(trainer)
+        left_out, self._left_out = self._left_out, 0
+        if left_out > 1:
+            logger.warning(
+                "%d checkpoints were left out, because another one was still being written: a longer interval, or "
+                'when_busy="wait", leaves out none',
+                left_out,
+            )
         if self.saver is not None:
             self.saver.close()
             self.saver = None
@@ -127,8 +135,15 @@ class Saves:
     def skip(self, trainer: Trainer, path: Path) -> None:
         """Say that a checkpoint was due and is left out, because of the one before."""
         reason = f"skipped: {self.under_way[-1].path.name} was still being written"
-        logger.warning("checkpoint %s was %s", path, reason)
+        self._tell_left_out(path, reason)
         trainer.announce(CheckpointFailed, path=str(path), seconds=0.0, error=reason)
+
+    def _tell_left_out(self, path: Path, reason: str) -> None:
+        """Log the 1st, 2nd, 4th, 8th, ...: a disk that is too slow leaves out one after the other."""
+        self._left_out += 1
+        if self._left_out & (self._left_out - 1) == 0:
+            so_far = f" ({self._left_out} left out so far)" if self._left_out > 1 else ""
+            logger.warning("checkpoint %s was %s%s", path, reason, so_far)
 
     def _report(self, trainer: Trainer, saving: Saving) -> None:
         """Wait for a save, and say what became of it."""
@@ -136,8 +151,9 @@ class Saves:
         try:
             size, durable = saving.written.result()
         except SaveReplacedError:
-            logger.warning("checkpoint %s was replaced by a newer one before it was written", path)
-            self._fail(trainer, saving, "replaced by a newer one before it was written")
+            reason = "replaced by a newer one before it was written"
+            self._tell_left_out(saving.path, reason)
+            self._fail(trainer, saving, reason)
             return
         except Exception as error:  # a full disk comes as an OSError, or as torch's RuntimeError
             logger.exception("checkpoint %s was not saved; older ones are intact", path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
@@ -25,6 +26,7 @@ from eventloop.events import (
     TextLogged,
 )
 from eventloop.run import Run
+from eventloop.terminal import drop_output
 from eventloop.writers.lines import Pace, notice, score_line, train_line
 from eventloop.writers.writer import Writer
 
@@ -39,7 +41,7 @@ class ConsoleWriter(Writer):
         Epoch(val) [2]  accuracy: 0.9800  loss: 0.0700
 
     Speed and time left come from the scalar `time`, seconds per iteration, smoothed; without it there is neither.
-    This is for people: programs read `JSONLWriter`'s file.
+    This is for people: programs read `JSONLWriter`'s file. When the reader of a pipe leaves, the run goes on.
 
     Args:
         interval: training lines are at least this many iterations apart; the values in between appear in the
@@ -69,16 +71,22 @@ class ConsoleWriter(Writer):
         wanted = _is_terminal(stream or sys.stdout) if progress is None else progress
         self._module = _import_progress(required=progress is True) if wanted else None
         self._bar: ProgressBar | None = None
+        self.nobody_reads = False
+        """The reader of the pipe that is written to has left."""
         self._start_over()
 
     def open(self, run: Run) -> None:
         self._run = run
         self._out = self.stream or sys.stdout
+        self.nobody_reads = False
         self._start_over()
         if self._module is not None and (self.progress or _is_terminal(self._out)):
             self._bar = self._module.ProgressBar(self._out)
 
     def write(self, event: Event) -> None:
+        self._show(lambda: self._write(event))
+
+    def _write(self, event: Event) -> None:
         match event:
             case ScalarsLogged(mode="train"):
                 self._train(event)
@@ -94,14 +102,32 @@ class ConsoleWriter(Writer):
                 self._say(score_line(event) if isinstance(event, ScalarsLogged) else notice(event))
 
     def flush(self) -> None:
+        self._show(self._flush_out)
+
+    def _flush_out(self) -> None:
         self._settle()
         self._out.flush()
 
     def close(self) -> None:
+        self._show(self._end)
+
+    def _end(self) -> None:
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.stop()
         self._settle()
+
+    def _show(self, show: Callable[[], None]) -> None:
+        """Show nothing more once the reader of a pipe has left, as in `python train.py | head`: a console that nobody
+        reads has not failed."""
+        if self.nobody_reads:
+            return
+        try:
+            show()
+        except BrokenPipeError:
+            self.nobody_reads, self._bar = True, None
+            if self._out is sys.stdout:
+                drop_output()
 
     # --- training ------------------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ from os import PathLike
 from pathlib import Path
 
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
+from eventloop.jsonl_format import key_of
 from eventloop.run import Run
 from eventloop.writers.csv_table import Key, Table
-from eventloop.writers.jsonl import PREFIX, RESERVED
 from eventloop.writers.writer import Writer
 
 logger = logging.getLogger("eventloop")
@@ -70,7 +70,7 @@ class CSVWriter(Writer):
                     self._start = 0
                 row = rows.setdefault((event.mode, event.step), {})
                 row |= {"iter": str(event.iter), "epoch": str(event.epoch)}
-                row |= {_column(name): repr(float(value)) for name, value in event.scalars.items()}
+                row |= {key_of(name): repr(float(value)) for name, value in event.scalars.items()}
         self._table.add(rows)
 
     def flush(self) -> None:
@@ -91,7 +91,3 @@ def _begin(table: Table, completed: int) -> None:
         table.forget_after(completed)
     else:
         logger.info("%s is an earlier run's and is kept as %s", table.path, table.set_aside().name)
-
-
-def _column(name: str) -> str:
-    return PREFIX + name if name in RESERVED or name.startswith(PREFIX) else name

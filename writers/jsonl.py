@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from io import FileIO
@@ -29,17 +27,10 @@ from eventloop.events import (
     StopRequested,
     TextLogged,
 )
+from eventloop.jsonl_format import FILE_NAME, key_of, marked, unmarked
 from eventloop.run import Run
 from eventloop.writers.appending import open_appending, write_all
 from eventloop.writers.writer import Writer
-
-RESERVED = frozenset({"event", "mode", "step", "iter", "epoch"})
-"""The keys of a line of scalars that are no metrics."""
-PREFIX = "scalars/"
-"""Put before a metric whose name is reserved (or has the prefix already): no metric overwrites another."""
-
-_LIKE_A_NUMBER = re.compile(r"~*(NaN|-?Infinity)")
-_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JSONLWriter(Writer):
@@ -72,7 +63,7 @@ class JSONLWriter(Writer):
 
     def __init__(
         self,
-        filename: str | PathLike[str] = "metrics.jsonl",
+        filename: str | PathLike[str] = FILE_NAME,
         *,
         events: str | type[Event] | Sequence[str | type[Event]] | None = None,
         name: str | None = None,
@@ -115,47 +106,18 @@ def read_jsonl(path: str | PathLike[str]) -> Iterator[dict[str, Any]]:
                     f"{path}, line {number} was cut short and is left out: {line[:80]!r}", stacklevel=2
                 )
             else:
-                yield _unmarked(row)
+                yield unmarked(row)
 
 
 def _row(event: Event) -> dict[str, Any]:
     if not isinstance(event, ScalarsLogged):
-        marked: dict[str, Any] = _marked(msgspec.to_builtins(event, enc_hook=_plain))
-        return marked
+        line: dict[str, Any] = marked(msgspec.to_builtins(event, enc_hook=_plain))
+        return line
     row: dict[str, Any] = {"mode": event.mode, "step": event.step, "iter": event.iter, "epoch": event.epoch}
     for name, value in event.scalars.items():
         finite = value - value == 0  # false for NaN and the infinities, at the cost of one subtraction
-        row[_key(name)] = value if finite else _marked(float(value))
+        row[key_of(name)] = value if finite else marked(float(value))
     return row
-
-
-def _key(name: str) -> str:
-    return PREFIX + name if name in RESERVED or name.startswith(PREFIX) else name
-
-
-def _marked(value: Any) -> Any:
-    """`value` without floats that JSON cannot say, and without texts that read like them."""
-    match value:
-        case float() if not math.isfinite(value):
-            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        case str() if _LIKE_A_NUMBER.fullmatch(value):
-            return "~" + value
-        case dict():
-            return {key: _marked(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_marked(item) for item in value]
-    return value
-
-
-def _unmarked(value: Any) -> Any:
-    match value:
-        case str() if _LIKE_A_NUMBER.fullmatch(value):
-            return _NUMBERS[value] if value in _NUMBERS else value[1:]
-        case dict():
-            return {key: _unmarked(item) for key, item in value.items()}
-        case list():
-            return [_unmarked(item) for item in value]
-    return value
 
 
 def _plain(value: Any) -> Any:

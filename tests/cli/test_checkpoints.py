@@ -17,7 +17,7 @@ from eventloop.checkpoint import load_checkpoint, save_checkpoint
 from eventloop.inventory import Stock
 from eventloop.inventory_text import size_text
 from eventloop.manifest import MANIFEST, read_manifest
-from eventloop.shelf import PAYLOAD, remove_checkpoint
+from eventloop.shelf import PAYLOAD, go_back, remove_checkpoint, scan
 from tests.cli.conftest import ENVIRONMENT, train
 from tests.cli.saved_runs import ALL, During, checkpoints, flip, kill_a_save, label_of
 
@@ -36,7 +36,7 @@ def test_the_newest_is_last(run: Path, capsys: pytest.CaptureFixture[str]) -> No
         ["epoch_4", "4", "12"],
     ]
     assert lines[2].endswith("  best acc 0.75")
-    assert lines[4].endswith("  newest")
+    assert lines[4].endswith("  newest; acc 0.5 at iter 9")
     size = size_text((run / "epoch_4" / PAYLOAD).stat().st_size)
     saved = read_manifest(run / "epoch_4").time[:10]
     assert f"  {size}  {saved} " in lines[4]
@@ -53,7 +53,8 @@ def test_json_has_it_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert best == {
         "name": "best_acc_epoch_2", "bytes": (run / "best_acc_epoch_2" / PAYLOAD).stat().st_size,
         "time": read_manifest(run / "best_acc_epoch_2").time, "epoch": 2, "iter": 6, "batch_idx": 0,
-        "best": {"acc": 0.75}, "best_now": ["acc"], "newest": False, "missing": [],
+        "best": {"acc": 0.75}, "best_now": ["acc"], "newest": False, "abandoned": False, "missing": [],
+        "metrics": {"acc": 0.75}, "validated_at": 6,
         "eventloop": __version__, "torch": str(torch.__version__), "whole": None,
     }  # fmt: skip
 
@@ -71,6 +72,48 @@ def test_a_best_that_was_surpassed_says_so(run: Path, capsys: pytest.CaptureFixt
         "was best acc 0.75",
         "newest; best acc 0.875",
     ]
+
+
+def test_scores_are_those_of_the_last_validation(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An epoch is saved before it is validated, so they are of the epoch before, which is told; the first has none.
+    Of many the first four are shown."""
+    label = read_manifest(run / "epoch_4")
+    scores = {name: number / 8 for number, name in enumerate("abcdef")}
+    save_checkpoint(
+        load_checkpoint(run / "epoch_4"), run / "epoch_5", label_of(label, sequence=99, metrics=scores)
+    )
+
+    checkpoints(run)
+
+    lines = [line.split("  ")[-1] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert "acc" not in lines[0]
+    assert [lines[at] for at in (1, 3, 4)] == [
+        "acc 0.25 at iter 3",
+        "acc 0.75 at iter 6",
+        "acc 0.5 at iter 9",
+    ]
+    assert lines[-1] == "newest; a 0, b 0.125, c 0.25, d 0.375 and 2 more"
+
+
+def test_what_was_left_behind_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that went back to an earlier one goes on from there: those it left come first, and the newest is last."""
+    go_back(scan(run), run / "epoch_2")
+
+    checkpoints(run)
+
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == [
+        "best_acc_epoch_2",
+        "epoch_3",
+        "epoch_4",
+        "epoch_1",
+        "epoch_2",
+    ]
+    assert [line.split("  ")[-1].split(";")[0] for line in lines[:3]] == ["left behind"] * 3
+    assert lines[-1].split("  ")[-1].startswith("newest")
+    checkpoints(run, "--json")
+    told = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert [each["abandoned"] for each in told] == [True, True, True, False, False]
 
 
 def test_versions_are_told_where_they_differ(
@@ -94,7 +137,7 @@ def test_what_cannot_be_resumed_from_says_why(tmp_path: Path, capsys: pytest.Cap
 
     checkpoints(tmp_path / "run")
 
-    assert "newest; cannot be resumed from, without optimizer\n" in capsys.readouterr().out
+    assert "newest; cannot be resumed from, without optimizer; acc 0.5 at iter 9\n" in capsys.readouterr().out
 
 
 def test_a_checkpoint_within_an_epoch_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +148,7 @@ def test_a_checkpoint_within_an_epoch_says_so(run: Path, capsys: pytest.CaptureF
 
     checkpoints(run)
 
-    assert capsys.readouterr().out.splitlines()[-1].endswith("newest; 2 batches into epoch 5")
+    assert capsys.readouterr().out.splitlines()[-1].endswith("newest; 2 batches into epoch 5; acc 0.5")
 
 
 def test_a_single_file_is_listed_and_never_pruned(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from eventloop import cli
 from eventloop.checkpoint import PAYLOAD, save_checkpoint
 from eventloop.demo import newest_run
+from eventloop.jsonl_format import RESERVED
 from eventloop.verify import verify_checkpoint
-from eventloop.writers.jsonl import RESERVED, read_jsonl
+from eventloop.writers.jsonl import read_jsonl
 from tests.cli.conftest import Finished, Start, demo
 
 
@@ -52,7 +53,7 @@ def test_demo_summary_shows_costs_and_deliveries(finished: Finished) -> None:
     output = finished.output
 
     assert re.search(r"handler\s+event\s+calls\s+µs/iteration\s+% of it", output)
-    assert "calls are counted; times are estimated from every 127th call" in output
+    assert "calls are counted; times are estimated from all of the first 64 calls" in output
     assert re.search(r"OptimizerHook.after_train_iter\s+after_train_iter\s+440\s", output)
     assert re.search(r"subscriber\s+runs on\s+delivered\s+dropped", output)
     assert re.search(r"TensorBoardWriter\s+thread\s+\d+\s+0\s+0\s+0", output)
@@ -183,11 +184,46 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(start: Start, tmp_path: Path) -
 
 
 def test_resuming_with_other_epochs_is_refused(
-    finished: Finished, capsys: pytest.CaptureFixture[str]
+    finished: Finished, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The learning rate was planned for the epochs the run was begun with: another number is refused at once."""
+    """The learning rate was planned for the epochs the run was begun with: another number is refused at once, and
+    nothing else is said, since nothing was loaded."""
     arguments = ["demo", "--epochs", "11", "--resume", "--work-dir", str(finished.directory)]
 
     assert cli.main(arguments) == 2
 
-    assert "resume it with --epochs 10, got --epochs 11" in capsys.readouterr().err
+    output, errors = capsys.readouterr()
+    assert "resume it with --epochs 10, got --epochs 11" in errors
+    assert (output, errors.count("\n"), caplog.text) == ("", 1, "")
+
+
+def test_resuming_needs_no_epochs_and_takes_no_seed(
+    finished: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The length is the run's own; a seed that is given is said to have no effect."""
+    arguments = ["demo", "--resume", "epoch_10", "--seed", "3", "--work-dir", str(finished.directory)]
+
+    assert cli.main(arguments) == 0
+
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if not line.startswith("Checkpoint loaded")
+    ]
+    assert lines == [
+        f"resuming from {finished.directory / 'epoch_10'}",
+        "--seed 3 has no effect: the weights and the random state are those of the checkpoint",
+        f"{finished.directory} is complete: all 10 epochs are trained",
+    ]
+
+
+def test_a_run_goes_on_when_nobody_reads_it(start: Start, tmp_path: Path) -> None:
+    """As in `eventloop demo | head -1`: no word of it, a shell's exit code of a broken pipe, and everything is saved."""
+    process = start("--epochs", "3")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    errors = process.stderr.read()
+
+    assert (process.wait(60), errors) == (141, "")
+    assert verify_checkpoint(tmp_path / "run" / "epoch_3").epoch == 3
+    process.stdout = None

@@ -81,5 +81,5 @@ def test_help_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
         resume("--help")
 
     said = " ".join(capsys.readouterr().out.split())
-    assert "--resume [auto|best|PATH]" in said
+    assert "--resume [auto|best|PATH|NAME]" in said
     assert "from its newest whole checkpoint (auto, also where nothing is given), from its best one" in said

@@ -79,6 +79,27 @@ def test_printed_bus_shows_every_row(bus: Bus) -> None:
     assert lines[3].split() == ["2", "70", "second", "sync", "every=10"]
 
 
+def test_printed_bus_is_in_the_order_of_a_run(bus: Bus) -> None:
+    """Events as a run emits them, then those that come at any time; background subscribers with queue and overflow."""
+
+    async def later(event: Event) -> None:
+        pass
+
+    bus.subscribe(later, "checkpoint_saved", "after_run", queue=2000)
+    for event in ("after_train", "after_val", "after_backward", "before_run", "after_train_iter"):
+        bus.subscribe(lambda event: None, event, name=event[::-1])
+    bus.subscribe(later, "before_run", overflow="latest", name="newest")
+
+    lines = [line.split() for line in str(bus).splitlines()]
+
+    assert lines[0][-2:] == ["queue", "overflow"]
+    assert [line[0] for line in lines[2:] if line[0] != "-"] == [
+        "before_run", "after_train_iter", "after_backward", "after_val", "after_train", "after_run", "checkpoint_saved",
+    ]  # fmt: skip
+    assert lines[3] == ["-", "-", "newest", "loop", "1", "latest"]
+    assert lines[-1] == ["checkpoint_saved", "-", "-", "later", "loop", "2,000", "spill"]
+
+
 def test_empty_bus_prints_as_such() -> None:
     """A bus without subscribers says so."""
     assert str(Bus()) == "a bus nobody listens to"

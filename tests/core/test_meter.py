@@ -6,9 +6,11 @@ import pytest
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, Event
-from eventloop.meter import PERIOD, WARM_UP, Ticker, Timing
+from eventloop.meter import LAPS, PERIODS, WARM_UP, Ticker, Timing
 
 EDGES = [0, 1, 63, 64, 65, 190, 191, 192, 318, 1000]
+SECOND = WARM_UP + LAPS * PERIODS[0]
+"""Events until the longer period begins."""
 
 
 def nothing(event: Event) -> None:
@@ -21,11 +23,11 @@ def emit(bus: Bus, times: int) -> None:
         bus.emit(event)
 
 
-@pytest.mark.parametrize("draws", EDGES)
-@pytest.mark.parametrize("warm_up", [WARM_UP, 1, 0])
-def test_ticker_counts_its_draws(draws: int, warm_up: int) -> None:
+@pytest.mark.parametrize("draws", [*EDGES, *(SECOND + n for n in (-1, 0, 1, 1020, 1021, 1022, 5000))])
+@pytest.mark.parametrize("before", [0, 1, WARM_UP, WARM_UP + 1, WARM_UP + LAPS, 10_000])
+def test_ticker_counts_its_draws(draws: int, before: int) -> None:
     """Across warm-up and laps `settle` is the number of draws, to the last one."""
-    ticker = Ticker(warm_up)
+    ticker = Ticker(before)
     for _ in range(draws):
         ticker.measured += next(ticker.ticks)
 
@@ -34,10 +36,13 @@ def test_ticker_counts_its_draws(draws: int, warm_up: int) -> None:
 
 @pytest.mark.parametrize(
     ("draws", "measured"),
-    [(10, 10), (64, 64), (65, 64), (WARM_UP + PERIOD - 1, 64), (WARM_UP + PERIOD, 65), (1000, 71)],
-)
+    [
+        (10, 10), (64, 64), (65, 64), (WARM_UP + PERIODS[0] - 1, 64), (WARM_UP + PERIODS[0], 65), (1000, 71),
+        (SECOND, 128), (SECOND + PERIODS[1] - 1, 128), (SECOND + PERIODS[1], 129), (SECOND + 5 * PERIODS[1], 133),
+    ],
+)  # fmt: skip
 def test_ticker_measures_the_warm_up_and_then_one_a_period(draws: int, measured: int) -> None:
-    """All of the first events are measured, later ones every 127th."""
+    """All of the first events are measured, later ones every 127th, and after 64 of those every 1021st."""
     ticker = Ticker()
 
     assert sum(next(ticker.ticks) for _ in range(draws)) == measured

@@ -150,7 +150,7 @@ def test_only_changed_default_hooks_differ(example: Any, tmp_path: Path) -> None
 
     assert {hook.name for hook in trainer.hooks} == {
         "runtime_info", "optimizer", "timer", "logger", "param_scheduler", "checkpoint",
-        "garbage_collection", "preemption",
+        "garbage_collection", "preemption", "costs", "trace",
         "EMAHook", "EarlyStoppingHook", "ScoreTableHook",
     }  # fmt: skip
     trainer.close()

@@ -34,6 +34,7 @@ COPY = (
     "tests/faults/test_copies.py", "tests/trainer/test_snapshot.py", "tests/trainer/test_copying.py",
     "tests/trainer/test_saver.py", "tests/trainer/test_saver_process.py",
 )  # fmt: skip
+LINE = ("tests/faults/test_line.py", "tests/trainer/test_line.py")
 
 
 class Mutant(NamedTuple):
@@ -204,6 +205,32 @@ MUTANTS = (
     ),
     Mutant("hidden ones are looked at", "shelf.py", '"[!.]*"', '"*"'),
     Mutant("the order of names", "shelf.py", "(manifests[path].sequence, manifests[path].iter)", "0"),
+    # --- the line
+    Mutant(
+        "no sync of the line's bytes",
+        "line.py",
+        "write_file(work, lambda sink: sink.write(raw), disk=disk)",
+        "work.write_bytes(raw)",
+        tests=LINE,
+    ),
+    Mutant(
+        "no sync of the line's name", "line.py", "        disk.sync_directory(directory)\n", "", tests=LINE
+    ),
+    Mutant(
+        "the line is written over",
+        "line.py",
+        "        disk.rename(work, directory / LINE)\n",
+        "        (directory / LINE).write_bytes(raw)\n",
+        tests=LINE,
+    ),
+    Mutant(
+        "what is left of a line stays",
+        "line.py",
+        "            disk.remove(work)\n",
+        "            pass\n",
+        tests=LINE,
+    ),
+    Mutant("no check of a line's hash", "line.py", ".hexdigest() != envelope.sha256", " is None", tests=LINE),
     # --- copying
     Mutant("nothing is copied at once", "snapshot.py", "        now.copy()\n", "", tests=COPY),
     Mutant(

@@ -55,7 +55,7 @@ def test_factors_are_those_of_the_hook(make_trainer: MakeTrainer) -> None:
     make_trainer(hooks=[Fp16(loss_scale={"init_scale": 64.0}), CheckpointHook(1)]).train()
     hook = Fp16(loss_scale={"init_scale": 2.0, "growth_interval": 7, "growth_factor": 4.0})
 
-    make_trainer(hooks=[hook, CheckpointHook(1)], max_epochs=2).resume()
+    make_trainer(hooks=[hook, CheckpointHook(1)], max_epochs=2).resume(changed="apply")
 
     assert hook.state_dict()["scaler"] == {
         "scale": 64.0, "growth_factor": 4.0, "backoff_factor": 0.5, "growth_interval": 7, "_growth_tracker": 4,

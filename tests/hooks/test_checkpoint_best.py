@@ -293,6 +293,23 @@ def test_the_manifest_has_the_scores(make_trainer: Make, scripted: Scripted, tmp
     assert (epoch.sequence, acc.sequence, loss.sequence) == (1, 2, 3)
 
 
+def test_every_manifest_has_the_last_scores(make_trainer: Make, scripted: Scripted, tmp_path: Path) -> None:
+    """Also one of the interval, with the iteration they are of; also after a resume, before the next validation; and
+    without `save_best`."""
+    run = tmp_path / "run"
+    make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)], **scripted(0.25, 0.5)).train()
+    trainer = make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1)], **scripted(0.5, 0.75))
+    trainer.resume(run / "epoch_2")
+    trainer.train()
+
+    found = [read_manifest(run / f"epoch_{n}") for n in (1, 2, 3)]
+    assert [(each.iter, each.metrics, each.validated_at) for each in found] == [
+        (4, {}, None),
+        (8, {"acc": 0.25}, 4),
+        (12, {"acc": 0.5}, 8),
+    ]
+
+
 def test_the_sequence_goes_on_after_a_resume(make_trainer: Make, tmp_path: Path) -> None:
     """A resumed run's checkpoints are newer than all that is there, whatever the clock says."""
     make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)]).train()

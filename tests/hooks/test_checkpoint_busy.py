@@ -16,11 +16,12 @@ from eventloop.hooks import CheckpointHook, Hook
 from eventloop.hooks.saves import Saves
 from eventloop.manifest import Label
 from eventloop.trainer import Trainer
+from tests.checkpoints import rewrite
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
 Files = Callable[..., list[str]]
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Slow:
@@ -118,6 +119,46 @@ def test_skip(slow: Callable[..., Slow], outcomes: Outcomes, caplog: pytest.LogC
     assert next(line for line in said if "skipped" in line).endswith(f"iter_2 was {skipped}")
 
 
+def test_many_that_are_skipped(
+    slow: Callable[..., Slow], outcomes: Outcomes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names the 1st, 2nd, 4th, 8th, ..., and at the end their number; events name every one."""
+    slow("iter_1")
+
+    seen = outcomes(CheckpointHook(interval=1, when_busy="skip"), max_iters=7)
+
+    assert [line.split()[0] for line in seen] == [
+        "iter_2",
+        "iter_3",
+        "iter_4",
+        "iter_5",
+        "iter_6",
+        "iter_1",
+        "iter_7",
+    ]
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    skipped = [line.partition("/run/")[2] for line in said if "skipped" in line]
+    reason = "was skipped: iter_1 was still being written"
+    assert skipped == [
+        f"iter_2 {reason}", f"iter_3 {reason} (2 left out so far)", f"iter_5 {reason} (4 left out so far)",
+    ]  # fmt: skip
+    assert said[-1] == (
+        "5 checkpoints were left out, because another one was still being written: a longer interval, or "
+        'when_busy="wait", leaves out none'
+    )
+
+
+@pytest.mark.parametrize("when_busy", ["skip", "replace"])
+def test_the_last_of_the_interval_is_waited_for(
+    slow: Callable[..., Slow], outcomes: Outcomes, when_busy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `save_last` it is not said to be left out, to be saved a moment later."""
+    slow("iter_1")
+
+    assert outcomes(CheckpointHook(interval=1, when_busy=when_busy), max_iters=2) == ["iter_1", "iter_2"]
+    assert "iter_2 was" not in caplog.text
+
+
 def test_replace(
     slow: Callable[..., Slow],
     outcomes: Outcomes,
@@ -205,3 +246,50 @@ def test_a_failed_write_does_not_touch_the_one_that_waits(
     assert seen == ["iter_1 OSError: input/output error", "iter_2"]
     assert files() == ["iter_2"]
     assert hook.state_dict()["kept"] == ["iter_2"]
+
+
+def test_a_failed_one_is_not_counted(
+    outcomes: Outcomes, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two to keep, the one before the failed one stays: the one that waited goes by what became of it."""
+    go = threading.Event()
+
+    def third_fails(state: Any, path: Path, label: Label, **options: Any) -> int:
+        if path.name == "iter_3":
+            assert go.wait(DEADLINE)
+            raise OSError("input/output error")
+        return save_checkpoint(state, path, label, **options)
+
+    class Go(Hook):
+        priority = "LOWEST"
+
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            if event.iter < 2:  # durable before the third begins
+                for saving in hook.saves.under_way:
+                    saving.written.result(DEADLINE)
+            if event.iter == 3:
+                go.set()
+
+    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", third_fails)
+    hook = CheckpointHook(interval=1, when_busy="replace", save_last=False, max_keep_ckpts=2)
+
+    seen = outcomes(hook, Go(), max_iters=4)
+
+    assert seen == ["iter_1", "iter_2", "iter_3 OSError: input/output error", "iter_4"]
+    assert files() == ["iter_2", "iter_4"]
+    assert hook.state_dict()["kept"] == ["iter_2", "iter_4"]
+
+
+def test_a_resumed_run_counts_what_is_there(
+    make_trainer: Callable[..., Trainer], files: Files, tmp_path: Path
+) -> None:
+    """A checkpoint that names one which was under way, and then failed, does not count it."""
+    options: dict[str, Any] = {"interval": 1, "max_keep_ckpts": 2, "save_last": False}
+    make_trainer(max_iters=3, hooks=[CheckpointHook(**options)]).train()
+    rewrite(tmp_path / "run" / "iter_3", lambda state: state["hooks"]["checkpoint"]["kept"].append("iter_9"))
+    trainer = make_trainer(max_iters=4, hooks=[CheckpointHook(**options)])
+    trainer.resume()
+
+    trainer.train()
+
+    assert files() == ["iter_3", "iter_4"]

@@ -285,7 +285,7 @@ def test_window_is_ended_as_it_was_begun(
     make_trainer(hooks=[Cumulative(3), CheckpointHook(1, by_epoch=False)], batches=8).train()
     trainer = make_trainer(hooks=[Cumulative(1)], batches=8, work_dir=tmp_path / "resumed")
 
-    trainer.resume(tmp_path / "run" / "iter_4")
+    trainer.resume(tmp_path / "run" / "iter_4", changed="apply")
     trainer.train()
 
     assert_same(trainer.model, by_hand(make_batches(8), [3, 3, 1, 1])[0])

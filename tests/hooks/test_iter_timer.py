@@ -48,17 +48,15 @@ class SlowHook(Hook):
         """Take long."""
         self.clock.advance(HOOK)
 
-    def after_backward(self, trainer: Trainer, event: Any) -> None:
-        """Backward takes its time."""
-        self.clock.advance(BACKWARD)
-
 
 def timed(clock: Clock, batches: list[Any], **options: Any) -> dict[str, Any]:
     """Trainer options for a run in which everything takes time on the clock."""
 
     def step(trainer: Trainer, batch: Any) -> torch.Tensor:
         clock.advance(FORWARD)
-        return F.mse_loss(trainer.model(batch[0]), batch[1])
+        loss = F.mse_loss(trainer.model(batch[0]), batch[1])
+        loss.register_hook(lambda gradient: clock.advance(BACKWARD))
+        return loss
 
     def val_step(trainer: Trainer, batch: Any) -> dict[str, float]:
         clock.advance(VAL)
@@ -184,7 +182,7 @@ def test_validation_inside_a_hook_belongs_to_none(
     trainer = make_trainer(**{**options, "hooks": [Validate()]})
     trainer.train()
 
-    assert put(trainer, "time") == [DATA + FORWARD] * 3
+    assert put(trainer, "time") == [DATA + FORWARD + BACKWARD] * 3
     assert put(trainer, "hook_time") == [0.0] * 3
 
 
@@ -200,7 +198,7 @@ def test_validation_inside_a_hand_written_loop_belongs_to_none(
             trainer.outputs = trainer.train_step(batch)
             trainer.val()
 
-    assert put(trainer, "step_time") == [FORWARD] * 3
+    assert put(trainer, "step_time") == [FORWARD + BACKWARD] * 3
     assert put(trainer, "hook_time") == [0.0] * 3
 
 
@@ -256,6 +254,6 @@ def test_test_inside_a_hook_belongs_to_none(
 
     trainer.train()
 
-    assert put(trainer, "time") == [DATA + FORWARD] * 3
+    assert put(trainer, "time") == [DATA + FORWARD + BACKWARD] * 3
     assert put(trainer, "hook_time") == [0.0] * 3
-    assert trainer.clock.total_sum == 3 * (DATA + FORWARD)
+    assert trainer.clock.total_sum == 3 * (DATA + FORWARD + BACKWARD)

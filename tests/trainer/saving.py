@@ -15,7 +15,7 @@ from eventloop.saver_client import Job
 from eventloop.snapshot import Rest
 from eventloop.trainer import Trainer
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 """Seconds against hangs; no test waits as long while all is well."""
 
 

@@ -105,7 +105,9 @@ def test_only_rank_0_writes(ranks: list[dict[str, Any]], folder: Path) -> None:
     """One log and one set of checkpoints are written, with nothing of a second rank beside them."""
     work_dir = folder / ranks[0]["work_dir"][0]
 
-    assert sorted(path.name for path in work_dir.iterdir()) == ["epoch_1", "epoch_2", "metrics.jsonl"]
+    assert sorted(path.name for path in work_dir.iterdir()) == [
+        "costs.json", "epoch_1", "epoch_2", "metrics.jsonl", "trace.jsonl",
+    ]  # fmt: skip
     assert (work_dir / "metrics.jsonl").read_text().count('"before_run"') == 2
 
 

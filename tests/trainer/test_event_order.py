@@ -212,14 +212,14 @@ def test_order_within_a_train_iteration(make_trainer: MakeTrainer) -> None:
 
 def test_default_order_of_after_train_iter(make_trainer: MakeTrainer) -> None:
     """RuntimeInfo 10, Optimizer 30, IterTimer 50, Logger 60, ParamScheduler 70, Checkpoint 90, GarbageCollection
-    100."""
+    and Costs 100."""
     trainer = make_trainer()
 
     plan = [(row.priority, row.name.split(".")[0]) for row in trainer.bus.plan("after_train_iter")]
 
     assert plan == [
         (10, "RuntimeInfoHook"), (30, "OptimizerHook"), (50, "IterTimerHook"), (60, "LoggerHook"),
-        (70, "ParamSchedulerHook"), (90, "CheckpointHook"), (100, "GarbageCollectionHook"),
+        (70, "ParamSchedulerHook"), (90, "CheckpointHook"), (100, "GarbageCollectionHook"), (100, "CostsHook"),
     ]  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def test_what_a_schedule_moved_is_no_change(
             lambda o: torch_lr.SequentialLR(
                 o, [torch_lr.LinearLR(o, 0.1, total_iters=4), torch_lr.StepLR(o, 2)], [4]
             ),
-            ["SequentialLR._milestones: [3]", "SequentialLR._schedulers[0].total_iters: 3"],
+            ["SequentialLR.milestones: [3]", "SequentialLR.schedulers[0].total_iters: 3"],
         ),
         (
             "window",
@@ -356,9 +356,20 @@ def test_checkpoint_without_settings(build: Build, caplog: pytest.LogCaptureFixt
 
 
 def test_unknown_answer(build: Build) -> None:
-    """Gets a suggestion, before anything is read."""
+    """Gets a suggestion, before anything is read; the choices are said once."""
     with pytest.raises(ValueError, match='"refuse", "keep" or "apply", got \'aply\': did you mean \'apply\''):
         build().resume(changed="aply")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r'^changed must be "refuse", "keep" or "apply", got 3$'):
+        build().resume(changed=3)  # type: ignore[arg-type]
+
+
+def test_nothing_private_is_listed(build: Build) -> None:
+    """What a scheduler derives is left out, and an argument it keeps a private copy of has the argument's name."""
+    stopped(build(scheduler=SCHEDULERS["one cycle"]))
+
+    lines = refused(build(scheduler=lambda o: torch_lr.OneCycleLR(o, 0.5, total_steps=80)))
+
+    assert lines[1:-1] == ["  OneCycleLR.total_steps: 40 in the checkpoint, 80 in this trainer"]
 
 
 def test_type_of_the_parameters(build: Build) -> None:

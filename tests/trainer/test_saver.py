@@ -13,7 +13,7 @@ import torch
 from eventloop.checkpoint import Serialized, leftovers, load_checkpoint, save_checkpoint
 from eventloop.disk import SaveGivenUp
 from eventloop.manifest import Label, read_manifest
-from eventloop.saver import Saver, SaveReplacedError, State
+from eventloop.saver import Also, Saver, SaveReplacedError, State
 from eventloop.saver_client import Job
 from eventloop.snapshot import ChangedWhileCopiedError
 from tests.trainer.saving import DEADLINE, Gate, Late, a_state, assert_same, nothing_is_small, pointers, write
@@ -169,6 +169,30 @@ def test_one_that_waits_is_dropped(make_saver: Make, gate: Gate, tmp_path: Path)
     first.result(DEADLINE)
     saver.close()
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_goes_if_the_save_before_is_durable(make_saver: Make, tmp_path: Path, fails: bool) -> None:
+    """Stays if that failed: what a save replaces besides is settled when it is written."""
+    go = threading.Event()
+
+    def first_waits(state: State, job: Job, given_up: threading.Event) -> int:
+        if job.path.name == "a":
+            assert go.wait(DEADLINE)
+            if fails:
+                raise OSError("input/output error")
+        return write(state, job, given_up)
+
+    for name in ("old", "older"):
+        save_checkpoint(a_state(0.0), tmp_path / name)
+    saver = make_saver(first_waits, spare=True)
+    first = saver.save(a_state(1.0), Job(tmp_path / "a"))
+    job = Job(tmp_path / "b", replaces=(tmp_path / "older",))
+    second = saver.save(a_state(2.0), job, also=Also(first, (tmp_path / "old",)))
+    go.set()
+    second.result(DEADLINE)
+
+    assert sorted(os.listdir(tmp_path)) == (["b", "old"] if fails else ["a", "b"])
 
 
 # --- copies that come later --------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ import pytest
 
 from eventloop.checkpoint import load_checkpoint
 from eventloop.manifest import Label, read_manifest
-from eventloop.saver import Saver
+from eventloop.saver import Saver, SaveReplacedError
 from eventloop.saver_client import Job, ProcessGoneError, SaverProcess
 from eventloop.snapshot import Snapshot
-from tests.trainer.saving import DEADLINE, Late, a_state, assert_same, pointers, write
+from tests.trainer.saving import DEADLINE, Gate, Late, a_state, assert_same, pointers, write
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
 
@@ -136,6 +136,32 @@ def test_an_old_saver_starts_its_process(tmp_path: Path) -> None:
 
     assert process is not None
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+@needs_shared_memory
+def test_it_starts_while_a_save_is_under_way(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a slow disk and spare buffers there may be one at any time. The one being written keeps its buffers."""
+    monkeypatch.setattr("eventloop.saver.SMALL", 0)
+    saver = Saver(gate.write, start_after=None, spare=True)
+    first = saver.save(a_state(1.0), Job(tmp_path / "a"))
+    assert gate.entered.wait(DEADLINE)
+    saver._start_after = 0.0  # it is old now
+
+    second = saver.save(a_state(2.0), Job(tmp_path / "b"))
+
+    process = saver.process
+    assert process is not None
+    assert process.wait_ready(60)
+    third = saver.save(a_state(3.0), Job(tmp_path / "c"))  # the process can see this one's buffers
+    gate.open.set()
+    for written in (first, third):
+        written.result(DEADLINE)
+    assert isinstance(second.exception(), SaveReplacedError)
+    saver.close()
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+    assert_same(load_checkpoint(tmp_path / "c"), 3.0)
 
 
 def test_without_shared_memory_there_is_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,7 +295,7 @@ def test_a_save_under_way_is_given_up(
         ("CheckpointSaved", "iter_2"), ("CheckpointFailed", "iter_4"),
     ]  # fmt: skip
     assert seen[1].error == "given up: the run was ended at once"
-    assert os.listdir(tmp_path / "run") == ["iter_2"]
+    assert [path.name for path in (tmp_path / "run").glob("*iter_*")] == ["iter_2"]
     assert load_checkpoint(tmp_path / "run" / "iter_2")["meta"]["iter"] == 2
 
 
@@ -322,7 +322,7 @@ def test_while_a_save_is_waited_for(
     ended_by_ctrl_c(trainer)
 
     pressed[0].join(DEADLINE)
-    assert [*(tmp_path / "run").glob("*")] == [tmp_path / "run" / "iter_2"]
+    assert [path.name for path in (tmp_path / "run").glob("*iter_*")] == ["iter_2"]
 
 
 def test_the_first_interrupt_waits_for_the_save(
@@ -556,4 +556,4 @@ def test_a_script_ends_although_a_save_hangs(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGINT, errors
     assert errors.startswith("checkpoint run/iter_2 was given up; older ones are intact\n")
     assert "\nKeyboardInterrupt\n" in errors
-    assert os.listdir(tmp_path / "run") == []
+    assert os.listdir(tmp_path / "run") == ["costs.json"]

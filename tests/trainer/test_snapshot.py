@@ -47,6 +47,16 @@ def test_a_snapshot_is_a_copy() -> None:
     assert taken["odd"] == torch.device("cpu")
 
 
+def test_a_set_is_copied() -> None:
+    """One that a hook adds to while its state is written is written as it was."""
+    seen = {1, 2}
+    taken = Snapshot().take({"hooks": {"mine": {"seen": seen, "nested": [(seen,)]}}})
+
+    seen.add(3)
+
+    assert taken == {"hooks": {"mine": {"seen": {1, 2}, "nested": [({1, 2},)]}}}
+
+
 def test_a_snapshot_reuses_its_buffers() -> None:
     """The second snapshot of a state goes where the first one was."""
     snapshot = Snapshot()

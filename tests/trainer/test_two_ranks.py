@@ -120,7 +120,15 @@ def test_only_rank_0_writes(ranks: Ranks, folder: Path) -> None:
         if path.is_file()
     )
 
-    assert names == [*["manifest.json"] * 2, "metrics.jsonl", *["state.pth"] * 2, "tfevents"]
+    records = [
+        "costs.json",
+        *["manifest.json"] * 2,
+        "metrics.jsonl",
+        *["state.pth"] * 2,
+        "tfevents",
+        "trace.jsonl",
+    ]
+    assert names == records
     assert (folder / "run" / "metrics.jsonl").read_text().count('"before_run"') == 2
 
 

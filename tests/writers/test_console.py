@@ -350,3 +350,38 @@ def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "eventloop.writers.progress", raising=False)
     monkeypatch.delattr("eventloop.writers.progress", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)
+
+
+def pipe_without_reader(encoding: str = "utf-8") -> TextIO:
+    """As standard output is once `head` has left."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w", encoding=encoding)
+
+
+def test_a_reader_that_leaves_is_no_failure(attach: Attach, account: Account) -> None:
+    """Nothing more is shown, every event counts as delivered, and what was printed elsewhere is left alone."""
+    stream = pipe_without_reader()
+    writer = ConsoleWriter(1, stream=stream)
+    bus = attach(writer)
+    for step in (1, 2, 3):
+        bus.emit(train(step, loss=1.0))
+    assert bus.flush()
+
+    got = account(bus)
+    assert (writer.nobody_reads, got.delivered, got.failed, got.error) == (True, 3, 0, "")
+    bus.close()
+    with pytest.raises(BrokenPipeError):  # what it had in its buffer
+        stream.close()
+
+
+def test_other_errors_of_the_output_are_failures(attach: Attach, account: Account) -> None:
+    """A full disk is one."""
+    with open("/dev/full", "w", encoding="utf-8") as stream:
+        bus = attach(ConsoleWriter(1, stream=stream))
+        bus.emit(train(1, loss=1.0))
+        bus.flush()
+
+        assert account(bus).failed == 1
+        assert "No space left" in account(bus).error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

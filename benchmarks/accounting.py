@@ -1,0 +1,169 @@
+"""What does the accounting of costs cost the dispatch that it measures?
+
+    python -m benchmarks.accounting --json benchmarks/results/accounting.json
+
+Everything is timed twice in each round: as it is, and with the accounting compiled out of the plans (the draw that
+counts an event and chooses it for measurement) and the `CostsHook` left out. The first rows are the worst there can
+be, handlers that do nothing; the others are iterations of the default hooks around a step of some length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks._timing import (
+    Case,
+    Taken,
+    command_line,
+    environment,
+    markdown_table,
+    measure,
+    pinned,
+    publish,
+    statement,
+    yes_no,
+)
+from eventloop import Trainer, plan
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter
+from eventloop.handler import Handler
+
+EVENT = AfterTrainIter(iter=7, epoch=0, batch_idx=7)
+GOAL = 1.02
+DRAW = "        if next(ticks):\n            return measured(event, trainer)\n"
+WIDTHS = {"about 0.15 ms": 8, "about 1 ms": 320}
+"""Of the perceptron whose step is trained."""
+IDLE = "{} handlers that do nothing"
+STEP = "a train iteration of {}"
+
+
+@contextmanager
+def no_accounting() -> Iterator[None]:
+    """Compile plans without the draw."""
+    source = plan._source
+
+    def without(name: str, handlers: Sequence[Handler], hand_overs: int) -> tuple[str, tuple[str, ...]]:
+        text, closed_over = source(name, handlers, hand_overs)
+        assert DRAW in text
+        return text.replace(DRAW, ""), closed_over
+
+    with mock.patch.object(plan, "_source", without):
+        yield
+
+
+def idle_cases(n: int, number: int) -> list[Case]:
+    """An event that is there, dispatched to `n` handlers."""
+
+    def bus() -> Bus:
+        made = Bus()
+        for _ in range(n):
+            made.subscribe(lambda event: None, AfterTrainIter)
+        return made
+
+    with no_accounting():
+        off = bus()
+    return [
+        statement(f"{IDLE.format(n)}, {name}", "emit(event)", number, {"emit": made.emit, "event": EVENT})
+        for name, made in (("on", bus()), ("off", off))
+    ]
+
+
+def iterations(trainer: Trainer, batch: torch.Tensor) -> Generator[None]:
+    """Train; each `next` is one iteration."""
+    for _ in trainer.epochs():
+        for inputs in trainer.batches(repeat(batch)):
+            trainer.outputs = {"loss": trainer.model(inputs).square().mean()}
+            yield
+
+
+def trainer_of(width: int, directory: str, default_hooks: dict[str, Any]) -> Trainer:
+    """A perceptron and the default hooks; checkpoints would be noise here."""
+    torch.manual_seed(0)
+    layers = [
+        torch.nn.Linear(64, width),
+        torch.nn.ReLU(),
+        torch.nn.Linear(width, width),
+        torch.nn.Linear(width, 10),
+    ]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    return Trainer(
+        model, optimizer=optimizer, max_iters=10**9, work_dir=directory,
+        default_hooks={"checkpoint": None, **default_hooks},
+    )  # fmt: skip
+
+
+def step_cases(label: str, width: int, number: int, directory: str, ending: ExitStack) -> list[Case]:
+    """The same training with and without; both end with `ending`."""
+    batch = torch.randn(64, 64)
+    on = iterations(trainer_of(width, f"{directory}/{width}on", {}), batch)
+    with no_accounting():
+        off = iterations(trainer_of(width, f"{directory}/{width}off", {"costs": None}), batch)
+        next(off)
+    ending.callback(on.close)
+    ending.callback(off.close)
+
+    def block(steps: Iterator[None]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(number):
+                next(steps)
+
+        return run
+
+    def block_off() -> None:
+        with no_accounting():  # should a plan be compiled anew
+            run_off()
+
+    run_off = block(off)
+    name = STEP.format(label)
+    return [Case(f"{name}, on", block(on), number), Case(f"{name}, off", block_off, number)]
+
+
+def rows(taken: dict[str, Taken]) -> list[list[str]]:
+    """On beside off."""
+    found = []
+    for name in (case.removesuffix(", on") for case in taken if case.endswith(", on")):
+        on, off = taken[f"{name}, on"], taken[f"{name}, off"]
+        ratio = on.ratio_to(off)
+        added = (on.median - off.median) * 1e9
+        found.append([name, f"{off.ns / 1e3:.2f}", f"{added:+.0f}", f"{ratio:.3f}x", yes_no(ratio <= GOAL)])
+    return found
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=41, help="rounds the medians are over")
+    parser.add_argument(
+        "--number", type=int, default=20_000, help="events in a block; iterations: a hundredth"
+    )
+    parser.add_argument("--json", type=Path, help="where to keep the figures")
+    parser.add_argument("--markdown", type=Path, help="where to keep the printed report")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as ending, pinned() as cpu:
+        cases = [case for n in (1, 10) for case in idle_cases(n, options.number)]
+        for label, width in WIDTHS.items():
+            cases += step_cases(label, width, options.number // 100, directory, ending)
+        taken = measure(cases, rounds=options.rounds)
+    about = environment("torch", "msgspec")
+    about["pinned"] = "no" if cpu is None else "to one CPU"
+    about["rounds"] = f"{options.rounds}, medians of ratios within a round"
+    table = markdown_table(["dispatch", "off, µs", "added, ns", "on / off", f"at most {GOAL}x"], rows(taken))
+    facts = "\n".join(f"- {name}: {value}" for name, value in about.items())
+    report = f"# What does the accounting cost?\n\n    {command_line('benchmarks.accounting')}\n\n{facts}\n\n{table}"
+    figures = {t.name: t.record() for t in taken.values()}
+    publish(report, {"environment": about, "figures": figures}, json=options.json, markdown=options.markdown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""The curves of a run, read from its `metrics.jsonl` in one pass and bounded memory."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from eventloop.envelope import Curve, Envelope
+from eventloop.jsonl_format import NUMBERS, RESERVED, name_of, unmarked
+
+BLOCK = 1 << 20
+"""Bytes read at once; the objects made of them are gone before the next ones are made."""
+
+Row = dict[str, Any]
+Columns = dict[str, tuple[Any, ...]]
+_decoder = msgspec.json.Decoder(Row)
+
+
+class RunLog(msgspec.Struct, frozen=True, kw_only=True):
+    """What `metrics.jsonl` tells of a run."""
+
+    whole: int
+    """Lines that were read."""
+    curves: list[Curve]
+    """In the order in which their first records came."""
+    resumed_at: list[int]
+    """Completed iterations where the run went back to an earlier one, and went on."""
+    superseded: int
+    """Records of iterations that were run again later; they are in no curve."""
+    cut_short: int
+    """Lines a kill has cut short; the last one of a run that is under way may be one."""
+    ended: str | None
+    """How the last call of `train`, `val` or `test` ended: "completed", another reason, or the error; None where it
+    has not, or nobody wrote it down."""
+    info: dict[str, str]
+    """The facts of `run_info`."""
+
+
+def read_curves(path: Path) -> RunLog:
+    """Read the file. What a resumed run has done again is told once: of iterations run twice the later records stay.
+
+    The `before_run` lines say where a run went on; in a file without them, a step of training that is less than the
+    one before it.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not empty, and no line of it is one that JSONLWriter writes.
+    """
+    with _without_collector():
+        return _read(path, _find_starts(path) or _find_steps_back(path))
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Millions of objects are made, none of them in a cycle: the collector would look at them in vain, for a sixth of
+    the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _read(path: Path, starts: list[_Start]) -> RunLog:
+    reader = _Reader([start.iteration for start in starts])
+    ends = [start.offset for start in starts]
+    for offset, block in _blocks(path):
+        begin = 0
+        while ends and ends[0] < offset + len(block):
+            end = ends.pop(0) - offset
+            reader.take(block[begin:end])
+            reader.begin_part()
+            begin = end
+        reader.take(block[begin:] if begin else block)
+    if not reader.whole and path.stat().st_size:
+        what = "no whole line: it is torn" if reader.cut_short else "no line that JSONLWriter writes"
+        raise ValueError(f"{path} holds {what}")
+    return reader.log()
+
+
+class _Start(NamedTuple):
+    """Where a part of the run begins: in the file, and in the run."""
+
+    offset: int
+    iteration: int
+
+
+class _Reader:
+    """Takes the lines of a file, part by part."""
+
+    def __init__(self, starts: list[int]) -> None:
+        """`starts`: the iterations at which the parts after the first one begin."""
+        self._limits: list[float] = [*accumulate([math.inf, *reversed(starts)], min)][::-1]
+        self._starts = starts
+        self._part = 0
+        self._furthest = 0
+        self._resumed_at: list[int] = []
+        self._envelopes: dict[tuple[str, str], Envelope] = {}
+        self._latest: dict[tuple[str, str], int] = {}  # the part of a curve's last record
+        self._superseded = 0
+        self._ended: str | None = None
+        self._info: dict[str, str] = {}
+        self.whole = 0
+        self.cut_short = 0
+
+    def begin_part(self) -> None:
+        """What follows is of the next part."""
+        start = self._starts[self._part]
+        if start < self._furthest:
+            self._resumed_at.append(start)
+        self._part += 1
+        self._furthest = start
+
+    def take(self, lines: bytes) -> None:
+        """Read lines of one part."""
+        for keys, rows in groupby(self._decode(lines), tuple):  # by their keys: most are like the one before
+            if "event" in keys:
+                for row in rows:
+                    self._take_event(row)
+            elif "mode" in keys and "step" in keys:
+                columns = dict(zip(keys, zip(*map(dict.values, rows), strict=True), strict=True))
+                for mode, part in _by_mode(columns):
+                    self._take_scalars(mode, part)
+
+    def log(self) -> RunLog:
+        """All of it."""
+        return RunLog(
+            whole=self.whole,
+            curves=[envelope.curve(name, mode) for (mode, name), envelope in self._envelopes.items()],
+            resumed_at=self._resumed_at,
+            superseded=self._superseded,
+            cut_short=self.cut_short,
+            ended=self._ended,
+            info=self._info,
+        )
+
+    def _decode(self, lines: bytes) -> list[Row]:
+        try:
+            return _decoder.decode_lines(lines)
+        except msgspec.MsgspecError:
+            return [row for line in lines.splitlines() if line.strip() and (row := self._decode_line(line))]
+
+    def _decode_line(self, line: bytes) -> Row | None:
+        try:
+            return _decoder.decode(line)
+        except msgspec.MsgspecError:
+            self.cut_short += 1
+            return None
+
+    def _take_scalars(self, mode: str, columns: Columns) -> None:
+        """Rows of the same keys and mode, as columns."""
+        steps: Sequence[int] = columns["step"]
+        if set(map(type, steps)) != {int}:
+            return
+        self.whole += len(steps)
+        self._furthest = max(self._furthest, max(steps))
+        limit = self._limits[self._part]
+        if self._furthest > limit:
+            kept = [step <= limit for step in steps]
+            self._superseded += len(kept) - sum(kept)
+            columns = {key: _choose(column, kept) for key, column in columns.items()}
+            steps = columns["step"]
+        if steps:
+            for key, column in columns.items():
+                if key not in RESERVED:
+                    self._add(mode, name_of(key), steps, column)
+
+    def _add(self, mode: str, name: str, steps: Sequence[int], values: tuple[Any, ...]) -> None:
+        if not set(map(type, values)) <= {float, int}:
+            kept = [(step, n) for step, v in zip(steps, values, strict=True) if (n := _number(v)) is not None]
+            if not kept:
+                return
+            steps, values = zip(*kept, strict=True)
+        curve = mode, name
+        envelope = self._envelopes.get(curve)
+        if envelope is None:
+            envelope = self._envelopes[curve] = Envelope()
+        elif self._latest[curve] != self._part:
+            self._superseded += envelope.forget_from(steps[0])
+        self._latest[curve] = self._part
+        envelope.add(steps, values)
+
+    def _take_event(self, row: Row) -> None:
+        row = unmarked(row)
+        self.whole += 1
+        match row:
+            case {"event": "before_run"}:
+                self._ended = None
+            case {"event": "after_run", "reason": str(reason), **rest}:
+                self._ended = f"error: {error}" if (error := rest.get("error")) else reason
+            case {"event": "run_info", "info": dict(info)}:
+                self._info |= {str(key): str(value) for key, value in info.items()}
+
+
+def _by_mode(columns: Columns) -> Iterator[tuple[str, Columns]]:
+    modes = columns["mode"]
+    for mode in [mode for mode in dict.fromkeys(modes) if isinstance(mode, str)]:
+        if modes.count(mode) == len(modes):
+            yield mode, columns
+        else:
+            kept = [each == mode for each in modes]
+            yield mode, {key: _choose(column, kept) for key, column in columns.items()}
+
+
+def _choose(column: tuple[Any, ...], kept: list[bool]) -> tuple[Any, ...]:
+    return tuple(value for value, keep in zip(column, kept, strict=True) if keep)
+
+
+def _number(value: Any) -> float | None:
+    """A value that may be the name of one; None if it is no number."""
+    if isinstance(value, int | float):
+        return float(value)
+    return NUMBERS.get(value) if isinstance(value, str) else None
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The file in blocks of whole lines, with the offset of each; the last line may lack its end."""
+    offset, rest = 0, b""
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            end = block.rfind(b"\n") + 1
+            if not end:
+                rest += block
+                continue
+            whole, rest = rest + block[:end], block[end:]
+            yield offset, whole
+            offset += len(whole)
+    if rest:
+        yield offset, rest
+
+
+class _BeforeRun(msgspec.Struct, tag="before_run", tag_field="event"):
+    iter: int = 0
+
+
+def _find_starts(path: Path) -> list[_Start]:
+    """The `before_run` lines, found without decoding the others."""
+    begin, found = b'{"event":"before_run"', []
+    for offset, block in _blocks(path):
+        at = block.find(begin)
+        while at >= 0:
+            try:
+                line = block[at : block.find(b"\n", at) + 1 or None]
+                found.append(_Start(offset + at, msgspec.json.decode(line, type=_BeforeRun).iter))
+            except msgspec.MsgspecError:
+                pass  # cut short; whoever went on after it wrote another one
+            at = block.find(begin, at + 1)
+    return found
+
+
+class _Place(msgspec.Struct):
+    mode: str | None = None
+    step: int | None = None
+
+
+def _find_steps_back(path: Path) -> list[_Start]:
+    """Where a step of training is less than the one before it; the iteration is the last one before the step."""
+    decode = msgspec.json.Decoder(_Place).decode
+    found, last = [], 0
+    for offset, block in _blocks(path):
+        for line in block.splitlines(keepends=True):
+            try:
+                place = decode(line)
+            except msgspec.MsgspecError:
+                place = _Place()
+            if place.mode == "train" and place.step is not None:
+                if place.step < last:
+                    found.append(_Start(offset, place.step - 1))
+                last = place.step
+            offset += len(line)
+    return found

@@ -1,0 +1,58 @@
+"""The format of `metrics.jsonl`: one JSON object a line, of scalars or of any other event.
+
+    {"mode":"train","step":40,"iter":39,"epoch":0,"loss":0.1234,"lr":0.001}
+    {"event":"checkpoint_saved","iter":39,"epoch":0,...,"path":"runs/digits/epoch_1"}
+
+JSON has no word for NaN and the infinities: they are the strings of `NUMBERS`, and a text of these very words gets a
+"~" in front. This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+FILE_NAME = "metrics.jsonl"
+RESERVED = frozenset({"event", "mode", "step", "iter", "epoch"})
+"""The keys of a line of scalars that are no metrics."""
+PREFIX = "scalars/"
+"""Put before a metric whose name is reserved (or has the prefix already): no metric overwrites another."""
+NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+LIKE_A_NUMBER = re.compile(r"~*(NaN|-?Infinity)")
+
+
+def key_of(name: str) -> str:
+    """The key of a metric."""
+    return PREFIX + name if name in RESERVED or name.startswith(PREFIX) else name
+
+
+def name_of(key: str) -> str:
+    """The metric of a key; the inverse of `key_of`."""
+    return key.removeprefix(PREFIX)
+
+
+def marked(value: Any) -> Any:
+    """`value` without floats that JSON cannot say, and without texts that read like them."""
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case str() if LIKE_A_NUMBER.fullmatch(value):
+            return "~" + value
+        case dict():
+            return {key: marked(item) for key, item in value.items()}
+        case list() | tuple():
+            return [marked(item) for item in value]
+    return value
+
+
+def unmarked(value: Any) -> Any:
+    """The inverse of `marked`; tuples come back as lists."""
+    match value:
+        case str() if LIKE_A_NUMBER.fullmatch(value):
+            return NUMBERS[value] if value in NUMBERS else value[1:]
+        case dict():
+            return {key: unmarked(item) for key, item in value.items()}
+        case list():
+            return [unmarked(item) for item in value]
+    return value

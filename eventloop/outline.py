@@ -1,0 +1,57 @@
+"""Who hears what over a whole run, in the order in which the events come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from eventloop.catalogue import declared_events, event_name
+from eventloop.subscription import PlanRow
+
+if TYPE_CHECKING:
+    from eventloop.bus import Bus
+
+IN_ORDER = (
+    "before_run",
+    "before_train",
+    "before_train_epoch",
+    "before_train_iter",
+    "after_train_iter",
+    "after_backward",
+    "before_optimizer_step",
+    "after_optimizer_step",
+    "optimizer_step_skipped",
+    "after_train_epoch",
+    "before_val",
+    "before_val_epoch",
+    "before_val_iter",
+    "after_val_iter",
+    "after_val_epoch",
+    "after_val",
+    "after_train",
+    "before_test",
+    "before_test_epoch",
+    "before_test_iter",
+    "after_test_iter",
+    "after_test_epoch",
+    "after_test",
+    "after_run",
+)
+"""The events that begin and end things, as a run emits them; those of the optimizer's step come while the handlers of
+`after_train_iter` run. The others may come at any time."""
+_PLACES = {name: place for place, name in enumerate(IN_ORDER)}
+
+
+class EventPlan(msgspec.Struct, frozen=True):
+    """One event, and who hears it: the sync handlers as they run, then the background subscribers."""
+
+    event: str
+    handlers: list[PlanRow]
+
+
+def outline(bus: Bus) -> list[EventPlan]:
+    """Every event somebody listens to: first those of `IN_ORDER`, then the others in order of declaration."""
+    in_order = sorted(declared_events(), key=lambda kind: _PLACES.get(event_name(kind), len(IN_ORDER)))
+    plans = [EventPlan(event_name(kind), bus.plan(kind)) for kind in in_order]
+    return [plan for plan in plans if plan.handlers]

@@ -1,0 +1,112 @@
+"""The command `eventloop report`: what a run cost, and its curves; in tables, as JSON, or as a page with charts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eventloop.terminal import say
+
+if TYPE_CHECKING:  # not for --help
+    from eventloop.report import Report
+
+EXIT_CODES = (
+    "exit codes: 0 done, 1 the page could not be written, 2 bad input (one line), 130 ended by Ctrl-C. Nothing is "
+    "changed in the runs, and one that is under way may be reported on."
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to those of `eventloop`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "report", help="what a run cost, and its curves; also several runs side by side", epilog=EXIT_CODES
+    )
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="the run's directory; the others are compared with the first",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="for programs: one JSON object, or a list of several"
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE",
+        help="write one page with charts, which needs nothing but itself to be read; with torch-eventloop[report]",
+    )  # fmt: skip
+    parser.add_argument("--traceback", action="store_true", help="show where an error was found")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        page_of = _page_maker(options.html) if options.html is not None else None
+        reports = _load(options.runs)
+    except (ImportError, OSError, ValueError) as error:
+        return _failed(options, error, 2)
+    if page_of is not None:
+        try:
+            written = _write(options.html, page_of(reports))
+        except OSError as error:
+            return _failed(options, error, 1)
+        sys.stderr.write(f"eventloop: {written}\n")
+    if options.json:
+        say(_as_json(reports))
+    elif page_of is None:
+        from eventloop.report_text import as_text
+
+        say(as_text(reports, encoding=sys.stdout.encoding or "utf-8"))
+    return 0
+
+
+def _load(runs: list[Path]) -> list[Report]:
+    from eventloop.report import load_report
+
+    return [load_report(run) for run in runs]
+
+
+def _as_json(reports: list[Report]) -> str:
+    import msgspec
+
+    document = reports[0] if len(reports) == 1 else reports
+    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
+
+
+def _page_maker(path: Path) -> Any:
+    """What makes the page, found before anything is read.
+
+    Raises:
+        ImportError: plotly is not installed.
+        ValueError: the page would replace something that is none.
+    """
+    from eventloop.report_html import as_page, check_plotly, is_page
+
+    check_plotly()
+    if path.is_dir() or (path.exists() and not is_page(path)):
+        what = "a directory" if path.is_dir() else "no page of HTML"
+        raise ValueError(f"--html {path} is {what}, and is not replaced: give the name of a new file")
+    return as_page
+
+
+def _write(path: Path, page: str) -> str:
+    """Replace the file at once, so that a browser that reloads it finds a whole one."""
+    from eventloop.inventory_text import size_text
+
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(page, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(f"--html {path} cannot be written: {error}") from error
+    return f"{path} is written, {size_text(path.stat().st_size)}"
+
+
+def _failed(options: argparse.Namespace, error: Exception, code: int) -> int:
+    if options.traceback:
+        raise error
+    sys.stderr.write(f"eventloop: {error} (--traceback shows where)\n")
+    return code

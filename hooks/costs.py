@@ -1,0 +1,93 @@
+"""Keeps the run's cost record in its directory, for `eventloop report`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from eventloop.costs import RunCosts, write_costs
+from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeRun
+from eventloop.hooks.hook import Hook, on
+from eventloop.priority import Priority
+from eventloop.summary import run_costs
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+_LOOK = 16
+"""Iterations from one look at the clock to the next."""
+_JOIN_SECONDS = 1.0
+"""How long the end of a run waits for a write that hangs."""
+
+
+class CostsHook(Hook):
+    """Writes `costs.json` into the work dir: what each handler and each subscriber cost, and the phases of the
+    iterations with their trend. Every trainer has it; `default_hooks=dict(costs=None)` does without.
+
+        default_hooks=dict(costs=dict(interval=300))
+
+    It is written when the run has ended and everything was delivered, however it ended, and meanwhile by a thread of
+    its own, so that a run that is killed has a record too. A run that was resumed writes its own part.
+
+    Args:
+        interval: seconds from one write to the next while the run goes on; `float("inf")` for the end only.
+
+    Raises:
+        TypeError, ValueError: `interval` is no number above 0.
+    """
+
+    priority = Priority.LOWEST
+
+    def __init__(self, interval: float = 30.0) -> None:
+        if isinstance(interval, bool) or not isinstance(interval, int | float):
+            raise TypeError(f"interval must be a number of seconds, got {interval!r}")
+        if not interval > 0:
+            raise ValueError(f"interval must be above 0 seconds, got {interval}")
+        self._interval = interval
+        self._due = 0.0
+        self._writing: threading.Thread | None = None
+
+    @on(priority=Priority.HIGHEST)
+    def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
+        """Count the seconds from here, and write at the very end."""
+        self._due = monotonic() + self._interval
+        if trainer.rank == 0:
+            trainer.during_run.callback(self._write_last, trainer)
+
+    @on(every=_LOOK)
+    def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
+        """Write when it is time to."""
+        if monotonic() >= self._due:
+            self._write(trainer)
+
+    def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
+        """The same: epochs may be short, and iterations long."""
+        if monotonic() >= self._due:
+            self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        """Take the record here, where counts are exact, and write it elsewhere: no step waits for a file system. A
+        write that hangs is left to itself, and not followed by another."""
+        self._due = monotonic() + self._interval
+        if trainer.rank != 0 or (self._writing is not None and self._writing.is_alive()):
+            return
+        self._writing = threading.Thread(
+            target=_try_to_write, args=(trainer, run_costs(trainer)), name="eventloop costs", daemon=True
+        )
+        self._writing.start()
+
+    def _write_last(self, trainer: Trainer) -> None:
+        if self._writing is not None:
+            self._writing.join(_JOIN_SECONDS)
+        _try_to_write(trainer, run_costs(trainer, complete=True))
+
+
+def _try_to_write(trainer: Trainer, costs: RunCosts) -> None:
+    try:
+        write_costs(trainer.work_dir, costs)
+    except OSError as error:
+        logger.warning("the cost record of the run was not written: %s", error)

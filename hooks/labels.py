@@ -1,0 +1,69 @@
+"""What the manifests say of the checkpoints that a hook saves: their order, what they are the best of, and scores."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from eventloop.hooks.best import Rule
+from eventloop.manifest import Label, score
+from eventloop.shelf import SUFFIXES, Found, go_back, scan
+
+logger = logging.getLogger("eventloop")
+
+
+class Labels:
+    """Makes the labels, and knows the last validation, whose scores every checkpoint after it has."""
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        """Of the last label; 0 while nobody has looked into the directory."""
+        self._metrics: dict[str, float] = {}
+        self._validated_at: int | None = None
+
+    def look_around(self, directory: Path) -> Found:
+        """Read what is in the directory, so that what is saved from now on comes after it."""
+        found = scan(directory)
+        self.sequence = max((m.sequence for m in found.manifests.values()), default=0)
+        return found
+
+    def validated(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """A validation was completed."""
+        self._metrics, self._validated_at = dict(metrics), iteration
+
+    def make(self, beside: Iterable[int], best: Mapping[str, Rule]) -> Label:
+        """The label of the next one; `beside` are the sequences of all hooks that save in its directory."""
+        self.sequence = 1 + max(beside)
+        metrics = {metric: score(float(value)) for metric, value in self._metrics.items()}
+        return Label(
+            sequence=self.sequence, best=dict(best), metrics=metrics, validated_at=self._validated_at
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last validation."""
+        return {"metrics": dict(self._metrics), "validated_at": self._validated_at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with it."""
+        self._metrics = dict(state.get("metrics", {}))
+        self._validated_at = state.get("validated_at")
+
+
+def note_where_it_went_back(found: Found, directory: Path, resumed: Path) -> bool:
+    """Training begins after a resume from a checkpoint that was chosen: if it is one of the directory, and not the
+    newest, note that durably, so that `resume("auto")` goes on from there until the run has saved. Where that cannot
+    be written the run goes on, and the log says so."""
+    name = resumed.stem if resumed.suffix in SUFFIXES and not resumed.is_file() else resumed.name
+    path = directory / name
+    if resumed.resolve().parent != directory.resolve() or path not in found.manifests:
+        return False
+    try:
+        return go_back(found, path)
+    except OSError as error:
+        logger.warning(
+            '%s could not note that the run goes on from %s: until it has saved, resume("auto") would take %s: %s',
+            directory, name, found.paths[-1].name, error,
+        )  # fmt: skip
+        return False

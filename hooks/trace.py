@@ -1,0 +1,238 @@
+"""Short stretches of a training, recorded to be looked at: `eventloop trace`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import chain, count, pairwise
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
+from eventloop.hooks.hook import Hook
+from eventloop.priority import Priority
+from eventloop.recording import Recording
+from eventloop.schedule import positive
+from eventloop.scopes import AT_ONCE_SECONDS, ends_at_once
+from eventloop.spans import LIMIT, SpanRecorder
+from eventloop.subscription import Subscription
+from eventloop.trace_window import TraceWindow
+from eventloop.trace_writer import TraceWriter
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+WRITE_SECONDS = 10.0
+"""How long the end of a run waits for the file."""
+Extent = tuple[int, int]
+"""Of a window: its first iteration, and the one after its last."""
+
+
+class TraceHook(Hook):
+    """Records windows of iterations: the phases, each event and handler, each delivery to a background subscriber,
+    and how many events wait in the queues.
+
+        default_hooks=dict(trace=dict(begin=100, iterations=50))
+        default_hooks=dict(trace=dict(every=10_000))             # 20 iterations of each 10 000
+        default_hooks=dict(trace=dict(windows=[(1000, 1020), (50_000, 50_020)]))
+
+    `eventloop trace RUN -o trace.json` makes of it what Perfetto and Chrome's tracing open. The windows are appended
+    to `trace.jsonl` in the work_dir by a thread of their own; the training thread's part is written when the window
+    ends, and then outlives a kill. What the background does with the window's events is recorded for two more seconds
+    at most.
+
+    Outside of a window nothing is recorded, and after the last one nothing of this hook is left; up to a window its
+    begin is looked for in each iteration. Within one an event costs about 2 us more, and each handler 1 us. Rank 0
+    records, as it writes. On a GPU these are the times of the training thread, which runs ahead of the device:
+    `ProfilerHook` records kernels.
+
+    Args:
+        begin: iterations before the first window, from where this process begins to train, so that a resumed run has
+            its own. Where the run has fewer left than `begin + iterations` it records the last ones.
+        iterations: of a window.
+        every: begin another window each so many iterations; by default there is one.
+        windows: instead of all that, pairs (first iteration, the one after the last) of the run, 0-based. Those that a
+            resumed run has behind it are left out.
+        limit: spans of a window, and depths; what is beyond is counted and left out.
+
+    Raises:
+        TypeError, ValueError: windows that overlap, numbers out of range: see the message.
+    """
+
+    priority = Priority.HIGHEST
+
+    def __init__(
+        self,
+        begin: int = 20,
+        iterations: int = 20,
+        *,
+        every: int | None = None,
+        windows: Sequence[tuple[int, int]] | None = None,
+        limit: int = LIMIT,
+    ) -> None:
+        if windows is not None and (begin, iterations, every) != (20, 20, None):
+            raise ValueError("give windows, or begin, iterations and every: windows say all of it")
+        if isinstance(begin, bool) or not isinstance(begin, int):
+            raise TypeError(f"begin must be a number of iterations, got {begin!r}")
+        if begin < 0:
+            raise ValueError(f"begin must be at least 0 iterations, got {begin}")
+        positive("iterations", iterations)
+        if every is not None:
+            positive("every", every)
+            if every < iterations:
+                raise ValueError(f"windows of {iterations} iterations every {every} would overlap")
+        SpanRecorder(limit)  # refuses a bad one
+        self._begin, self._iterations, self._every, self._limit = begin, iterations, every, limit
+        self._given = None if windows is None else _checked(windows)
+        self._left: Iterator[Extent] | None = None
+        self._next: Extent | None = None
+        self._waiting: Subscription | None = None
+        self._window: TraceWindow | None = None
+        self._recording: ref[Recording] | None = None  # the background holds it as long as it needs
+        self._writer: TraceWriter | None = None
+
+    def check(self, trainer: Trainer) -> None:
+        """Refuse windows that the run cannot reach.
+
+        Raises:
+            ValueError: a window begins behind the last iteration.
+        """
+        total = trainer.max_iters
+        for begin, end in self._given or ():
+            if total is not None and begin >= total:
+                raise ValueError(
+                    f"the window ({begin}, {end}) begins behind the last iteration of the run, {total - 1}"
+                )
+
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Wait for the next window, or begin it."""
+        if trainer.rank != 0:
+            return
+        if self._left is None:
+            self._left = self._extents(trainer.iter, trainer.max_iters)
+            self._next = next(self._left, None)
+        if self._next is not None:
+            self._writer = TraceWriter(trainer.work_dir.absolute())
+            trainer.during_run.callback(self._end_run, trainer)
+            self._arm(trainer, trainer.iter)
+
+    def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
+        """End a window that the training does not reach the end of."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._window is not None:
+            self._close(self._window)
+
+    def _extents(self, start: int, total: int | None) -> Iterator[Extent]:
+        """The windows from an iteration on, in a run of `total`."""
+        if self._given is not None:
+            return iter([(max(begin, start), end) for begin, end in self._given if end > start])
+        begin, iterations = self._begin, self._iterations
+        if total is not None:
+            left = total - start
+            begin, iterations = min(begin, max(0, left - iterations)), min(iterations, left)
+        if iterations < 1:
+            return iter(())
+        begins = [start + begin] if self._every is None else count(start + begin, self._every)
+        return ((first, first + iterations) for first in begins)
+
+    def _arm(self, trainer: Trainer, iteration: int) -> None:
+        """Begin the next window if `iteration`, the next one, is in it; else look out for it."""
+        assert self._left is not None
+        while self._next is not None and self._next[1] <= iteration:  # a checkpoint from behind it was loaded
+            self._next = next(self._left, None)
+        if self._next is None:
+            return
+        begin, _ = self._next
+        if begin <= iteration:
+            self._open(trainer, iteration)
+            return
+
+        def window_begins(event: AfterTrainIter) -> bool:
+            return event.iter >= begin - 1
+
+        self._waiting = trainer.bus.subscribe(
+            self._last_before, AfterTrainIter, priority=Priority.LOWEST, when=window_begins, once=True
+        )
+
+    def _last_before(self, trainer: Trainer, event: AfterTrainIter) -> None:
+        self._waiting = None
+        self._open(trainer, event.iter + 1)
+
+    def _open(self, trainer: Trainer, first: int) -> None:
+        assert self._next is not None
+        assert self._left is not None
+        (_, end), self._next = self._next, next(self._left, None)
+
+        def over() -> None:
+            assert self._window is not None
+            self._close(self._window)
+            self._arm(trainer, trainer.iter)
+
+        try:
+            self._window = TraceWindow(trainer, first, end, self._limit, over)
+        except RuntimeError as error:  # somebody records by hand
+            logger.warning("iterations %d..%d are not traced: %s", first, end - 1, error)
+            self._arm(trainer, first)
+
+    def _close(self, window: TraceWindow) -> None:
+        """Have what was recorded written; the rest when the background has it."""
+        self._window, writer = None, self._writer
+        assert writer is not None
+        facts, recorder, last = window.leave(), window.recorder, self._next is None
+
+        def close() -> None:
+            writer.close_window(facts.key, recorder)
+            if last:
+                writer.end_soon()
+
+        self._recording = ref(window.recording)
+        if window.iterations:
+            writer.write(facts, recorder)
+            window.recording.stop(close)
+        else:  # the training ended before the first of them: the next call of it begins with that window
+            window.recording.stop()
+            self._put_back(window.extent)
+
+    def _put_back(self, extent: Extent) -> None:
+        assert self._left is not None
+        self._left = self._left if self._next is None else chain([self._next], self._left)
+        self._next = extent
+
+    def _end_run(self, trainer: Trainer) -> None:
+        """Everything is delivered: have the file complete."""
+        recording = None if self._recording is None else self._recording()
+        if recording is not None:
+            recording.finish()
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        writer.end_soon()
+        if not writer.join(AT_ONCE_SECONDS if ends_at_once(trainer) else WRITE_SECONDS):
+            logger.warning("the trace is still being written, and may be cut short")
+
+
+def _checked(windows: Sequence[Extent]) -> list[Extent]:
+    """The windows in their order.
+
+    Raises:
+        TypeError, ValueError: they are no pairs, empty, or overlap.
+    """
+    pairs: list[Extent] = []
+    for window in windows:
+        pair = tuple(window) if isinstance(window, list | tuple) else ()
+        if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) for n in pair):
+            raise TypeError(f"a window is a pair (first iteration, the one after the last), got {window!r}")
+        begin, end = pair
+        if not 0 <= begin < end:
+            raise ValueError(f"a window begins at 0 or above, and before it ends, got {window!r}")
+        pairs.append((begin, end))
+    if not pairs:
+        raise ValueError("windows has none: to go without the hook, default_hooks=dict(trace=None)")
+    pairs.sort()
+    for one, other in pairwise(pairs):
+        if other[0] < one[1]:
+            raise ValueError(f"the windows {one} and {other} overlap")
+    return pairs

@@ -1,0 +1,208 @@
+"""The curves that `eventloop report` reads: of whole files, torn ones, and those of resumed runs."""
+
+from __future__ import annotations
+
+import gc
+import math
+from pathlib import Path
+
+import pytest
+
+from eventloop import curves_reader
+from eventloop.curves_reader import RunLog, read_curves
+from eventloop.envelope import POINTS, Curve
+from eventloop.events import AfterRun, BeforeRun, RunInfo, ScalarsLogged
+from eventloop.run import Run
+from eventloop.writers import JSONLWriter
+from tests.cli.reported_runs import begins, ends, scalars, write_lines
+
+
+def one(log: RunLog, name: str = "loss", mode: str = "train") -> Curve:
+    """The curve of that name."""
+    (curve,) = [curve for curve in log.curves if (curve.name, curve.mode) == (name, mode)]
+    return curve
+
+
+def points(curve: Curve) -> list[tuple[int, float]]:
+    """Those of a short one."""
+    return list(zip(curve.steps, curve.mean, strict=True))
+
+
+def test_what_the_writer_wrote(tmp_path: Path) -> None:
+    """Scalars by name and mode, in the order they first came; NaN and the infinities, names that are reserved, the facts
+    of the run and how it ended."""
+    writer = JSONLWriter()
+    writer.open(Run(work_dir=str(tmp_path)))
+    writer.write_batch(
+        [
+            BeforeRun(),
+            RunInfo(info={"model": "Net", "value": "NaN"}),
+            ScalarsLogged(step=1, scalars={"loss": 0.5, "step": 3.0, "scalars/x": 4.0}),
+            ScalarsLogged(step=2, scalars={"loss": math.nan, "lr": 1.0}),
+            ScalarsLogged(step=2, mode="val", scalars={"loss": math.inf}),
+            AfterRun(reason="error", error="ValueError: no"),
+        ]
+    )
+    writer.close()
+
+    log = read_curves(tmp_path / "metrics.jsonl")
+
+    assert [(curve.mode, curve.name) for curve in log.curves] == [
+        ("train", "loss"), ("train", "step"), ("train", "scalars/x"), ("train", "lr"), ("val", "loss"),
+    ]  # fmt: skip
+    assert one(log).steps == [1, 2]
+    assert (one(log).not_finite, one(log, mode="val").not_finite) == (1, 1)
+    assert (log.info, log.ended, log.whole) == ({"model": "Net", "value": "NaN"}, "error: ValueError: no", 6)
+    assert (log.resumed_at, log.superseded, log.cut_short) == ([], 0, 0)
+
+
+@pytest.mark.parametrize("torn", [b'{"mode":"train","step":3', b'{"mode', b'{"event":"before_run","it'])
+def test_a_torn_end(torn: bytes, tmp_path: Path) -> None:
+    """What is whole is read; the line that is not is counted."""
+    path = write_lines(tmp_path, begins(0), scalars(1, loss=1.0), scalars(2, loss=2.0), torn=torn)
+
+    log = read_curves(path)
+
+    assert points(one(log)) == [(1, 1.0), (2, 2.0)]
+    assert (log.cut_short, log.ended) == (1, None)
+
+
+def test_a_line_without_its_end_may_be_whole(tmp_path: Path) -> None:
+    """A writer that was killed before the line end has lost nothing."""
+    path = write_lines(tmp_path, scalars(1, loss=1.0), torn=b'{"mode":"train","step":2,"loss":2.0}')
+
+    assert points(one(read_curves(path))) == [(1, 1.0), (2, 2.0)]
+
+
+def test_iterations_that_were_run_again(tmp_path: Path) -> None:
+    """The later records stay, of steps after the one where it went on, and of a validation at that very step."""
+    path = write_lines(
+        tmp_path,
+        begins(0),
+        *(scalars(step, loss=1.0, lr=float(step)) for step in (10, 20, 30)),
+        scalars(20, "val", acc=0.1),
+        begins(20),
+        scalars(20, "val", acc=0.2),
+        scalars(30, loss=2.0),
+        scalars(40, loss=2.0),
+        begins(30),
+        scalars(40, loss=3.0),
+        ends(40),
+    )
+
+    log = read_curves(path)
+
+    assert points(one(log)) == [(10, 1.0), (20, 1.0), (30, 2.0), (40, 3.0)]
+    assert points(one(log, "lr")) == [(10, 10.0), (20, 20.0)]
+    assert points(one(log, "acc", "val")) == [(20, 0.2)]
+    assert (log.resumed_at, log.superseded) == ([20, 30], 3)
+
+
+def test_a_run_that_begins_anew_in_the_same_directory(tmp_path: Path) -> None:
+    """Nothing of the earlier one is left in the curves."""
+    path = write_lines(
+        tmp_path,
+        begins(0),
+        scalars(10, loss=1.0),
+        scalars(10, "val", acc=1.0),
+        begins(0),
+        scalars(5, loss=2.0),
+    )
+
+    log = read_curves(path)
+
+    assert [points(curve) for curve in log.curves] == [[(5, 2.0)]]
+    assert log.resumed_at == [0]
+
+
+def test_a_validation_after_the_training_is_no_resume(tmp_path: Path) -> None:
+    """It begins where the training ended, and both are told."""
+    path = write_lines(
+        tmp_path,
+        begins(0),
+        scalars(10, loss=1.0),
+        ends(10),
+        begins(10),
+        scalars(10, "test", acc=1.0),
+        ends(10),
+    )
+
+    log = read_curves(path)
+
+    assert [points(curve) for curve in log.curves] == [[(10, 1.0)], [(10, 1.0)]]
+    assert (log.resumed_at, log.superseded) == ([], 0)
+
+
+def test_a_file_without_the_lines_of_the_runs(tmp_path: Path) -> None:
+    """Where only scalars were written, a step of training that goes back says that they were run again."""
+    path = write_lines(
+        tmp_path,
+        *(scalars(step, loss=1.0) for step in (10, 20, 30)),
+        scalars(30, "val", acc=1.0),
+        *(scalars(step, loss=2.0) for step in (20, 30)),
+    )
+
+    log = read_curves(path)
+
+    assert points(one(log)) == [(10, 1.0), (20, 2.0), (30, 2.0)]
+    assert (log.resumed_at, log.superseded) == ([19], 3)
+
+
+def test_two_values_of_one_step_are_both_kept(tmp_path: Path) -> None:
+    """A metric that was put twice in an iteration has two records."""
+    path = write_lines(tmp_path, begins(0), scalars(1, loss=1.0, lr=1.0), scalars(1, loss=2.0))
+
+    assert points(one(read_curves(path))) == [(1, 1.0), (1, 2.0)]
+
+
+@pytest.mark.parametrize("block", [64, 1000, 1 << 20])
+def test_a_long_file_in_blocks(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is cut, also within a line: the same curves, bounded, with their spikes."""
+    monkeypatch.setattr(curves_reader, "BLOCK", block)
+    count = 3 * POINTS
+    rows = [scalars(i, loss=9.0 if i == 77 else 0.5) for i in range(1, count + 1)]
+    rows[100:100] = [
+        scalars(100, "val", loss=0.25),
+        {"event": "checkpoint_saved", "iter": 99, "path": "x" * 200},
+    ]
+    path = write_lines(
+        tmp_path, begins(0), *rows, begins(4000), *(scalars(i, loss=0.5) for i in range(4001, 5001))
+    )
+
+    log = read_curves(path)
+
+    assert one(log).count == 5000
+    assert len(one(log).steps) <= POINTS
+    assert (one(log).greatest, one(log).greatest_step, max(one(log).high)) == (9.0, 77, 9.0)
+    assert points(one(log, mode="val")) == [(100, 0.25)]
+    assert log.superseded == 2000
+
+
+def test_the_collector_is_on_again(tmp_path: Path) -> None:
+    """It is off while a file is read, and no longer."""
+    path = write_lines(tmp_path, scalars(1, loss=1.0))
+
+    read_curves(path)
+
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("value", ["text", "~NaN", None, [1], {"a": 1}])
+def test_what_is_no_number_is_left_out(value: object, tmp_path: Path) -> None:
+    """Another program may have added it; the others are read."""
+    row = scalars(1, loss=1.0) | {"note": value}
+
+    log = read_curves(write_lines(tmp_path, row, scalars(2, loss=2.0) | {"note": 3.0}))
+
+    assert points(one(log)) == [(1, 1.0), (2, 2.0)]
+    assert points(one(log, "note")) == [(2, 3.0)]
+
+
+def test_a_file_of_something_else(tmp_path: Path) -> None:
+    """It is not taken for an empty run; an empty file is."""
+    with pytest.raises(ValueError, match=r"metrics\.jsonl holds no line that JSONLWriter writes"):
+        read_curves(write_lines(tmp_path, {"epoch": 1, "mode": "train", "step": "one"}))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl holds no whole line: it is torn"):
+        read_curves(write_lines(tmp_path, torn=b"\x00\xff\x00"))
+
+    assert read_curves(write_lines(tmp_path)).curves == []

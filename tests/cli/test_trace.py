@@ -1,0 +1,412 @@
+"""`eventloop trace`: a recorded window in Chrome's trace event format."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.nn.functional as F
+
+from eventloop import Trainer, cli
+from eventloop.chrome_trace import chrome_trace, nested_rows
+from eventloop.events import AfterTrainIter
+from eventloop.hooks import CheckpointHook, TraceHook
+from eventloop.spans import SAVER, Span
+from eventloop.trace_file import Window, read_trace
+from eventloop.writers import CSVWriter, JSONLWriter
+from tests.trainer.conftest import batches, tiny_model
+
+Json = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+
+
+async def look(event: AfterTrainIter) -> None:
+    """A subscriber on the loop."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training with subscribers of all kinds, evaluations, checkpoints, and two windows."""
+    directory = tmp_path_factory.mktemp("run")
+    model = tiny_model()
+    trainer = Trainer(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
+        train_loader=batches(5), val_loader=batches(2), max_epochs=6, work_dir=directory,
+        writers=[JSONLWriter(), CSVWriter()],
+        hooks=[CheckpointHook(1, by_epoch=False, when_busy="wait"), TraceHook(windows=[(2, 4), (10, 20)])],
+    )  # fmt: skip
+    trainer.bus.subscribe(look, AfterTrainIter)
+    trainer.train()
+    trainer.close()
+    return directory
+
+
+def trace(*arguments: object) -> int:
+    """The command, in this process."""
+    return cli.main(["trace", *map(str, arguments)])
+
+
+@pytest.fixture
+def made(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Json:
+    """The trace of the last window."""
+    assert trace(run, "-o", tmp_path / "trace.json") == 0
+    capsys.readouterr()
+    loaded: Json = json.loads((tmp_path / "trace.json").read_bytes())
+    return loaded
+
+
+def of(made: Json, ph: str, **having: object) -> list[Json]:
+    return [e for e in made["traceEvents"] if e["ph"] == ph and all(e.get(k) == v for k, v in having.items())]
+
+
+def tracks(made: Json) -> dict[str, int]:
+    """Names and numbers."""
+    return {e["args"]["name"]: e["tid"] for e in of(made, "M", name="thread_name")}
+
+
+# --- the format --------------------------------------------------------------------------------------------
+
+
+def test_every_event_has_what_the_format_requires(made: Json) -> None:
+    """Trace Event Format: a phase, a name, process and thread, and times in microseconds that are not negative."""
+    assert set(made) == {"otherData", "displayTimeUnit", "traceEvents"}
+    assert made["displayTimeUnit"] == "ms"
+    assert {e["ph"] for e in made["traceEvents"]} == {"M", "X", "C"}
+    for event in made["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert event["name"]
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["ts"] >= 0
+        assert isinstance(event["args"], dict)
+    assert all(e["dur"] >= 0 and isinstance(e["cat"], str) for e in of(made, "X"))
+    assert len({e["pid"] for e in made["traceEvents"]}) == 1
+
+
+def test_spans_of_a_track_are_nested(made: Json) -> None:
+    """Any two lie within each other or side by side, to the nanosecond: both viewers draw nothing else rightly."""
+    for tid in tracks(made).values():
+        ends: list[int] = []
+        spans = [(round(e["ts"] * 1e3), round((e["ts"] + e["dur"]) * 1e3)) for e in of(made, "X", tid=tid)]
+        assert spans
+        for began, ended in spans:
+            while ends and ends[-1] <= began:
+                ends.pop()
+            assert not ends or ended <= ends[-1]
+            ends.append(ended)
+
+
+def test_events_are_in_order_of_time(made: Json) -> None:
+    """Metadata first; of those that begin together the one around comes first."""
+    timed = [e for e in made["traceEvents"] if e["ph"] != "M"]
+
+    assert made["traceEvents"][-len(timed) :] == timed
+    assert all(one["ts"] <= other["ts"] for one, other in pairwise(timed))
+
+
+def test_counters_are_numbers(made: Json) -> None:
+    """One of each queue, in events."""
+    counters = of(made, "C")
+
+    assert {e["name"] for e in counters} == {
+        "inbox of the background", "queue of JSONLWriter", "queue of CSVWriter", "queue of look",
+    }  # fmt: skip
+    assert all(list(e["args"]) == ["events"] for e in counters)
+    assert all(isinstance(e["args"]["events"], int) and e["args"]["events"] >= 0 for e in counters)
+    assert any(e["args"]["events"] > 0 for e in counters)
+
+
+def test_tracks_have_names_and_an_order(made: Json, run: Path) -> None:
+    """The training thread is the first, then come the saver and the background subscribers."""
+    (process,) = of(made, "M", name="process_name")
+    assert process["args"] == {"name": f"eventloop {run.name}, rank 0 of 1"}
+    assert list(tracks(made)) == [
+        "training thread", "checkpoint saver", "CSVWriter (thread)", "JSONLWriter (thread)", "look (loop)",
+    ]  # fmt: skip
+    order = {e["tid"]: e["args"]["sort_index"] for e in of(made, "M", name="thread_sort_index")}
+    assert [order[tid] for tid in tracks(made).values()] == sorted(order.values())
+    assert {e["tid"] for e in of(made, "X")} == set(tracks(made).values())
+
+
+# --- what it shows -----------------------------------------------------------------------------------------
+
+
+def test_iterations_phases_and_handlers_are_shown(made: Json) -> None:
+    """On the training thread, with iteration, event and priority."""
+    tid = tracks(made)["training thread"]
+
+    iterations = of(made, "X", cat="iteration", tid=tid)
+    assert [e["args"]["iter"] for e in iterations] == list(range(10, 20))
+    for name in ("data", "forward", "backward", "optimizer"):
+        assert len(of(made, "X", cat="phase", name=name, tid=tid)) == 10
+    handler = of(made, "X", cat="handler", name="OptimizerHook.after_train_iter")[0]
+    assert handler["args"] == {"iter": 10, "event": "after_train_iter", "priority": 30}
+    assert len(of(made, "X", cat="event", name="after_train_iter")) == 10
+
+
+def test_the_phases_add_up_to_hardly_more_than_the_iteration(made: Json) -> None:
+    """They are what it consists of, each within it."""
+    for iteration in of(made, "X", cat="iteration"):
+        phases = [
+            e
+            for e in of(made, "X", cat="phase")
+            if e["args"]["iter"] == iteration["args"]["iter"]
+            and iteration["ts"] <= e["ts"] < iteration["ts"] + iteration["dur"]
+        ]
+        assert {"data", "forward", "backward", "optimizer"} <= {e["name"] for e in phases}
+        parts = [e["dur"] for e in phases if e["name"] in ("data", "forward", "backward", "optimizer")]
+        assert sum(parts) <= iteration["dur"] + 0.01
+
+
+def test_evaluations_and_checkpoints_are_shown(made: Json) -> None:
+    """A validation from its first event to its last; a save from its begin to its being durable."""
+    (val, *_) = of(made, "X", cat="phase", name="val")
+    inner = [e for e in of(made, "X", cat="event") if val["ts"] <= e["ts"] < val["ts"] + val["dur"]]
+    assert {"before_val", "after_val"} <= {e["name"] for e in inner}
+
+    saves = of(made, "X", cat="save")
+    assert {"iter_12", "iter_13", "iter_14"} <= {e["name"] for e in saves}
+
+
+def test_deliveries_are_shown(made: Json) -> None:
+    """Each on the track of its subscriber, with how many events it was."""
+    seen = of(made, "X", cat="delivery", tid=tracks(made)["look (loop)"])
+
+    iterations = [e["args"]["iter"] for e in seen]  # some before it too, which were delivered only then
+    assert iterations == list(range(iterations[0], iterations[-1] + 1))
+    assert set(range(10, 20)) <= set(iterations)
+    assert seen[0]["args"] == {
+        "iter": iterations[0],
+        "event": "after_train_iter",
+        "events": 1,
+        "runs_on": "loop",
+    }
+
+
+def test_saves_that_overlap_have_rows_of_their_own() -> None:
+    """A row holds only what is nested or apart."""
+    one, two = Span(SAVER, "save", "a", 1.0, 3.0), Span(SAVER, "save", "b", 2.0, 3.0)
+    inner, later = Span(SAVER, "save", "c", 1.5, 0.25), Span(SAVER, "save", "d", 4.0, 1.0)
+
+    assert nested_rows([later, two, inner, one]) == [[one, inner, later], [two]]
+
+
+def test_what_overlaps_is_on_a_second_track(run: Path) -> None:
+    """Named by its number."""
+    window = read_trace(run).windows[-1]
+    assert window.facts is not None
+    window.spans = [Span(SAVER, "save", "a", 1.0, 3.0), Span(SAVER, "save", "b", 2.0, 3.0)]
+
+    made: Json = json.loads(msgspec.json.encode(chrome_trace(window)))
+
+    assert list(tracks(made)) == ["checkpoint saver", "checkpoint saver #2"]
+
+
+def test_a_window_without_its_facts_is_refused() -> None:
+    """There is no telling whose it is."""
+    with pytest.raises(ValueError, match="the window was cut short: it cannot be shown"):
+        chrome_trace(Window(1))
+
+
+# --- the command -------------------------------------------------------------------------------------------
+
+
+def test_the_last_window_goes_into_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless told otherwise; again and again."""
+    for _ in range(2):
+        assert trace(run) == 0
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines()[0].startswith("eventloop: iterations 10..19, ")
+    assert said.err.splitlines()[0].endswith(
+        f", window 2 of 2 into {run}/trace.json; open it at https://ui.perfetto.dev or in chrome://tracing"
+    )
+    assert len(of(json.loads((run / "trace.json").read_bytes()), "X", cat="iteration")) == 10
+    (run / "trace.json").unlink()
+
+
+def test_a_window_is_chosen(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its number, 1 for the first."""
+    assert trace(run, "--window", 1, "-o", tmp_path / "first.json") == 0
+
+    made = json.loads((tmp_path / "first.json").read_bytes())
+    assert [e["args"]["iter"] for e in of(made, "X", cat="iteration")] == [2, 3]
+    assert made["otherData"]["iterations"] == "iterations 2..3"
+    assert ", window 1 of 2 into " in capsys.readouterr().err
+
+
+def test_standard_output(run: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """`-o -` writes the JSON there, and nothing else."""
+    assert trace(run / "trace.jsonl", "-o", "-") == 0
+
+    said = capfdbinary.readouterr()
+    assert json.loads(said.out)["otherData"]["made_by"] == "eventloop trace"
+    assert said.err.startswith(b"eventloop: iterations 10..19, ")
+    assert b" into " not in said.err
+
+
+def test_a_window_whose_background_a_kill_cut_short(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the training thread did is all there; it is said what is not."""
+    lines = (run / "trace.jsonl").read_bytes().splitlines(keepends=True)
+    last = max(i for i, line in enumerate(lines) if b'"line":"window"' in line)
+    (tmp_path / "trace.jsonl").write_bytes(b"".join(lines[: last + 1]) + lines[last + 1][:20])
+
+    assert trace(tmp_path) == 0
+
+    made = json.loads((tmp_path / "trace.json").read_bytes())
+    assert len(of(made, "X", cat="iteration")) == 10
+    assert made["otherData"]["background"] == "cut short by a kill"
+    said = capsys.readouterr().err
+    assert "the run was killed, or goes on, before all of the background was recorded" in said
+    assert "behind the windows something was cut short" in said
+
+
+def test_a_window_that_a_kill_cut_short_is_left_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one before it is the last whole one."""
+    lines = (run / "trace.jsonl").read_bytes().splitlines(keepends=True)
+    last = max(i for i, line in enumerate(lines) if b'"line":"window"' in line)
+    (tmp_path / "trace.jsonl").write_bytes(b"".join(lines[:last]) + lines[last][:20])
+
+    assert trace(tmp_path) == 0
+
+    said = capsys.readouterr().err
+    assert said.startswith("eventloop: iterations 2..3, ")
+    assert "behind the windows something was cut short" in said
+
+
+def test_what_was_beyond_the_limit_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the closing line and in the file."""
+    model = tiny_model()
+    Trainer(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy, max_epochs=1,
+        train_loader=batches(5), work_dir=tmp_path, hooks=[TraceHook(limit=20)], default_hooks={"checkpoint": None},
+    ).train()  # fmt: skip
+
+    assert trace(tmp_path) == 0
+
+    assert " beyond the limit left out" in capsys.readouterr().err
+    made = json.loads((tmp_path / "trace.json").read_bytes())
+    assert made["otherData"]["not recorded"].endswith(" spans and depths beyond the limit")
+    assert len(of(made, "X")) == 20
+
+
+def _directories(run: Path, tmp_path: Path) -> None:
+    """One of each kind that is no run with a trace."""
+    whole = (run / "trace.jsonl").read_bytes()
+    header, rest = whole.split(b"\n", 1)
+    contents: dict[str, bytes] = {
+        "nothing": b"",
+        "half-a-header": header[:20],
+        "torn": header + b"\n" + rest[:200],
+        "windowless": header + b"\n",
+        "newer": header.replace(b'"version":1', b'"version":2') + b"\n" + rest,
+        "other": b'{"metrics": 1}\n',
+        "headless": rest,
+    }
+    for name, content in contents.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trace.jsonl").write_bytes(content)
+    for name in ("empty", "photos", "untraced", "checkpoints", "foreign"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    (tmp_path / "untraced" / "metrics.jsonl").touch()
+    (tmp_path / "checkpoints" / "epoch_1").mkdir()
+    (tmp_path / "checkpoints" / "epoch_1" / "manifest.json").touch()
+    (tmp_path / "foreign" / "trace.jsonl").write_bytes(whole)
+    (tmp_path / "foreign" / "trace.json").write_text('{"traceEvents": []}')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "no run at nowhere: give the run's directory or its trace.jsonl"),
+        (["empty"], "empty is empty: give the directory of a run that has recorded a trace"),
+        (["photos"], "photos is not a run's directory: it holds no trace.jsonl, nor anything else of a run"),
+        (["untraced"], "untraced holds no trace (trace.jsonl): its run had no TraceHook, or ended before a window w"),
+        (["checkpoints"], "checkpoints holds no trace (trace.jsonl): its run had no TraceHook, or ended before"),
+        (["nothing"], "nothing/trace.jsonl is torn: it is empty, a kill or a full disk cut it short at once"),
+        (["half-a-header"], "half-a-header/trace.jsonl is torn: a kill or a full disk cut it short within its first l"),
+        (["torn"], "torn/trace.jsonl is torn: a kill or a full disk cut it short within its first window"),
+        (["windowless"], "windowless/trace.jsonl holds no window: the run ended before it recorded one"),
+        (["newer"], "newer/trace.jsonl has version 2, newer than this eventloop reads (1): update torch-eventloop"),
+        (["other"], "other/trace.jsonl is no trace of eventloop: its first line should be its header, and is b'{\"m"),
+        (["headless"], "headless/trace.jsonl is no trace of eventloop: its first line should be its header"),
+        (["photos/cat.jpg"], "photos/cat.jpg is torn: it is empty"),
+        (["run", "--window", "3"], "run/trace.jsonl has no window 3: it has 1: iterations 2..3; 2: iterations 10..19"),
+        (["run", "-o", "empty"], "-o empty is a directory: give the name of a file"),
+        (["run", "-o", "run/trace.jsonl"], "-o run/trace.jsonl is what the run recorded: give the name of another"),
+        (["foreign"], "foreign/trace.json was not made by this command, and is not replaced: give -o FILE"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, run: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """What cannot be done is said before anything is written."""
+    _directories(run, tmp_path)
+    (tmp_path / "run").symlink_to(run)
+    monkeypatch.chdir(tmp_path)
+
+    assert trace(*arguments) == 2
+
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"eventloop: {message}")
+    assert (errors.count("\n"), errors.endswith(" (--traceback shows where)\n")) == (1, True)
+    assert not (run / "trace.json").exists()
+
+
+def test_traceback_shows_where(tmp_path: Path) -> None:
+    """Asked for, the error itself is raised."""
+    with pytest.raises(FileNotFoundError, match="no run at"):
+        trace(tmp_path / "nowhere", "--traceback")
+
+
+def test_a_file_that_cannot_be_written_is_exit_code_1(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line; nothing is left of it."""
+    assert trace(run, "-o", tmp_path / "missing" / "trace.json") == 1
+
+    said = capsys.readouterr().err
+    assert said.startswith("eventloop: [Errno 2] No such file or directory: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["trace"]])
+def test_who_reads_no_further_ends_it_quietly(run: Path, command: list[str]) -> None:
+    """`eventloop trace ... -o - | head -c 1` prints no traceback."""
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "eventloop", *command, str(run), "-o", "-"],
+        stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    os.close(writing)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_it_needs_no_torch(run: Path, python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """So that it is there at once."""
+    ran = python(
+        f"import sys; from eventloop import cli; print(cli.main(['trace', {str(run)!r}, '-o', 'x.json'])); "
+        "print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
+
+    assert ran.stdout == "0\n[]\n"

@@ -1,0 +1,348 @@
+"""What handlers and subscribers cost: distributions, waits, budgets, and the record in a file."""
+
+from __future__ import annotations
+
+import logging
+import random
+import statistics
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from eventloop import handler as handler_module
+from eventloop.bus import Bus
+from eventloop.costs import (
+    FILE,
+    VERSION,
+    HandlerCost,
+    Phases,
+    RunCosts,
+    Times,
+    TrendPoint,
+    read_costs,
+    write_costs,
+)
+from eventloop.events import AfterTrainIter, Event, SlowHandler
+from eventloop.meter import Budget, Timing, Waits
+
+
+def timing_of(seconds: list[float]) -> Timing:
+    """A timing of these calls."""
+    timing = Timing()
+    for s in seconds:
+        timing.add(s)
+    return timing
+
+
+def emit(bus: Bus, times: int) -> None:
+    """So many iterations."""
+    for i in range(times):
+        bus.emit(AfterTrainIter(iter=i))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Replaces the clock of handlers by one that stands still; call it to let seconds pass."""
+    now = [0.0]
+    monkeypatch.setattr(handler_module, "perf_counter", lambda: now[0])
+
+    def advance(seconds: float) -> None:
+        now[0] += seconds
+
+    return advance
+
+
+# --- distributions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("scale", [1e-7, 1e-4, 3.0])
+def test_a_percentile_is_known_within_5_percent(share: float, scale: float) -> None:
+    """Over seven orders of magnitude, against the samples themselves."""
+    rng = random.Random(0)
+    samples = [scale * rng.lognormvariate(0.0, 1.0) for _ in range(5000)]
+
+    found = timing_of(samples).percentile(share)
+
+    assert found == pytest.approx(statistics.quantiles(samples, n=1000)[round(share * 1000) - 1], rel=0.06)
+
+
+def test_the_numbers_kept_are_bounded() -> None:
+    """However many calls are measured, from a nanosecond to an hour there are some hundred counters."""
+    timing = timing_of([10 ** random.Random(i).uniform(-9, 3.5) for i in range(20_000)])
+
+    assert len(timing._counts) < 600
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1e-9, 1e-12])
+def test_a_clock_that_did_not_move_is_counted(seconds: float) -> None:
+    """A call too short for the clock is a sample like any other."""
+    assert timing_of([seconds, 1e-6]).times().samples == 2
+
+
+def test_nothing_measured_is_zero() -> None:
+    """No sample, no time."""
+    assert Timing().times() == Times()
+
+
+def test_one_sample_is_all_percentiles() -> None:
+    """p50, p99 and max of a single call are that call."""
+    times = timing_of([0.25]).times()
+
+    assert times.max == 0.25
+    assert times.p50 == pytest.approx(0.25, rel=0.05)
+    assert times.p99 <= times.max
+
+
+def test_a_handlers_record(bus: Bus, clock: Callable[[float], None]) -> None:
+    """Name, event, priority, filter, exact calls, estimated seconds, their share of the wall time, and the times."""
+    bus.subscribe(lambda event: clock(0.25), "after_train_iter", name="slow", priority=70, every=2)
+    emit(bus, 10)
+
+    (cost,) = bus.handler_costs(wall=5.0)
+
+    assert cost == HandlerCost(
+        name="slow", event="after_train_iter", priority=70, filter="every=2", calls=5, seconds=1.25, share=0.25,
+        times=Times(5, 0.25, cost.times.p50, 0.25, 0.25),
+    )  # fmt: skip
+
+
+def test_a_handler_of_two_events_has_two_records(bus: Bus) -> None:
+    """What it costs in one is not what it costs in the other."""
+    bus.subscribe(lambda event: None, "after_train_iter", "before_train_iter", name="both")
+    emit(bus, 3)
+
+    assert {(c.event, c.calls) for c in bus.handler_costs()} == {
+        ("after_train_iter", 3),
+        ("before_train_iter", 0),
+    }
+
+
+def test_a_receiver_connected_blinkers_way_has_a_record(bus: Bus) -> None:
+    """It costs as much as any other."""
+
+    def receiver(sender: Any, event: Event) -> None:
+        pass
+
+    bus.signal("after_train_iter").connect(receiver)
+    emit(bus, 3)
+
+    (cost,) = bus.handler_costs()
+    assert (cost.name.rsplit(".", 1)[-1], cost.calls) == ("receiver", 3)
+
+
+# --- waits and deliveries ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offload", [None, "thread"])
+@pytest.mark.parametrize("overflow", ["spill", "block"])
+def test_a_subscribers_record(bus: Bus, offload: str | None, overflow: Any) -> None:
+    """Its account, the time of its deliveries, and how long events wait from the emit on."""
+
+    async def coroutine(event: Event) -> None:
+        pass
+
+    fn: Any = coroutine if offload is None else lambda event: None
+    bus.subscribe(fn, "after_train_iter", name="sub", offload=offload, overflow=overflow)
+    emit(bus, 200)
+    began = perf_counter()
+    assert bus.flush(10.0)
+    flushed = perf_counter() - began
+
+    (cost,) = bus.subscriber_costs()
+
+    assert (cost.name, cost.runs_on, cost.delivered, cost.calls) == ("sub", offload or "loop", 200, 200)
+    assert cost.busy.samples >= 64
+    assert 0 < cost.busy.max <= cost.seconds
+    assert cost.wait.samples >= 1
+    assert 0 < cost.wait.p50 <= cost.wait.max
+    assert flushed > 0
+
+
+def test_the_wait_includes_the_queue(bus: Bus) -> None:
+    """An event behind a delivery that lasts waits as long as that."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(event: Event) -> None:
+        begun.set()
+        assert go_on.wait(10.0)
+
+    bus.subscribe(hold, "after_train_iter", offload="thread")
+    began = perf_counter()
+    emit(bus, 1)
+    bus._background.route_now(10.0)
+    assert begun.wait(10.0)
+    emit(bus, 1)
+    bus._background.route_now(10.0)
+    routed = perf_counter()
+    while perf_counter() - routed < 0.05:
+        pass
+    go_on.set()
+    assert bus.flush(10.0)
+
+    (cost,) = bus.subscriber_costs()
+    assert cost.wait.samples == 2
+    assert 0.05 <= cost.wait.max <= perf_counter() - began
+
+
+def test_an_event_is_followed_past_those_before_it() -> None:
+    """Its wait ends when it is taken out itself, in whatever portions."""
+    waits = Waits()
+    waits.begin(10.0, ahead=3)
+    waits.begin(11.0, ahead=9)  # one at a time
+
+    waits.taken(2, 12.0)
+    assert waits.timing.samples == 0
+    waits.taken(2, 13.0)
+
+    assert waits.timing.longest == 3.0
+
+
+def test_a_dropped_event_has_no_wait() -> None:
+    """The one that is followed may be dropped; then another is."""
+    waits = Waits()
+    waits.begin(10.0, ahead=1)
+    waits.lost(2)
+    waits.taken(5, 99.0)
+    waits.begin(100.0, ahead=0)
+    waits.taken(1, 100.5)
+
+    assert waits.timing.samples == 1
+    assert waits.timing.longest == 0.5
+
+
+# --- budgets -----------------------------------------------------------------------------------------------------
+
+
+def test_a_handler_over_its_budget_is_named_once(
+    bus: Bus, clock: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning with its name, budget and p99, and one event, however often it is over."""
+    told: list[SlowHandler] = []
+    bus.subscribe(told.append, "slow_handler")
+    bus.subscribe(lambda event: clock(0.001), "after_train_iter", name="slow", budget_us=500)
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        emit(bus, 1000)
+    bus.poll()
+
+    assert [r.getMessage() for r in caplog.records] == [
+        "handler slow exceeds its budget_us=500: the p99 of its calls is 1000 us, over 4 sampled"
+    ]
+    assert [(e.handler, e.count) for e in told] == [("slow", 4)]
+    assert told[0].cost == pytest.approx(0.001, rel=0.05)
+
+
+@pytest.mark.parametrize("slow_calls", [{0}, {0, 5}, {5, 9}])
+def test_single_slow_calls_are_no_p99(
+    bus: Bus, clock: Callable[[float], None], caplog: pytest.LogCaptureFixture, slow_calls: set[int]
+) -> None:
+    """The first call pays for set-up, and two of sixty may have been interrupted."""
+    bus.subscribe(
+        lambda event: clock(1.0 if event.iter in slow_calls else 1e-6), "after_train_iter", budget_us=500
+    )
+
+    emit(bus, 1000)
+
+    assert not caplog.records
+
+
+def test_a_background_subscriber_has_a_budget_too(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    """Of its deliveries; it is told to other subscribers, and not held against it."""
+    bus.subscribe(
+        lambda event: sum(range(2000)), "after_train_iter", name="busy", offload="thread", budget_us=0.5
+    )
+    told: list[Event] = []
+    bus.subscribe(told.append, "slow_handler", offload="thread")
+    emit(bus, 100)
+
+    assert bus.flush(10.0)
+    assert bus.close(10.0)
+
+    assert [getattr(event, "handler", "") for event in told] == ["busy"]
+    assert sum("exceeds its budget_us=0.5" in r.getMessage() for r in caplog.records) == 1
+    assert bus.stats()[0].delivered == 100
+
+
+def test_a_budget_is_in_the_record(bus: Bus) -> None:
+    """In seconds, as everything there."""
+    bus.subscribe(lambda event: None, "after_train_iter", budget_us=250)
+
+    assert bus.handler_costs()[0].budget == 250e-6
+
+
+@pytest.mark.parametrize("budget_us", [0, -1, float("nan"), float("inf")])
+def test_a_budget_of_nothing_is_refused(bus: Bus, budget_us: float) -> None:
+    """At the line that asked for it."""
+    with pytest.raises(ValueError, match="mine: budget_us must be above 0 microseconds and finite, got"):
+
+        @bus.on("after_train_iter", budget_us=budget_us)
+        def mine(event: Event) -> None:
+            pass
+
+
+@pytest.mark.parametrize("budget_us", ["50", True])
+def test_a_budget_that_is_no_number_is_refused(bus: Bus, budget_us: Any) -> None:
+    """At the line that asked for it."""
+    with pytest.raises(TypeError, match="budget_us must be a number of microseconds, got"):
+        bus.subscribe(lambda event: None, "after_train_iter", budget_us=budget_us)
+
+
+def test_a_budget_warns_again_never() -> None:
+    """`exceeded` is called at the third slow call after the first, and at no later one."""
+    told: list[float] = []
+    timing, budget = Timing(), Budget(0.001, told.append)
+    for _ in range(100):
+        timing.add(0.002)
+        budget.look(0.002, timing)
+
+    assert told == [pytest.approx(0.002, rel=0.05)]
+
+
+# --- the file ----------------------------------------------------------------------------------------------------
+
+COSTS = RunCosts(
+    phases=Phases(iterations=2, data=0.5, hooks=0.25),
+    trend=[TrendPoint(first_iter=0, phases=Phases(iterations=2))],
+    handlers=[HandlerCost(name="a", event="b", priority=1, calls=2, seconds=0.1, share=0.5, times=Times())],
+    complete=True,
+)
+
+
+def test_the_file_gives_back_what_was_written(tmp_path: Path) -> None:
+    """All of it, and nothing else is left in the directory."""
+    write_costs(tmp_path, RunCosts())
+    write_costs(tmp_path, COSTS)
+
+    assert read_costs(tmp_path) == COSTS
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_no_file_is_no_record(tmp_path: Path) -> None:
+    """`FileNotFoundError`, as any file that is not there."""
+    with pytest.raises(FileNotFoundError, match=FILE):
+        read_costs(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, -3])
+def test_a_torn_file_is_refused(tmp_path: Path, kept: int) -> None:
+    """Whatever is left of it."""
+    write_costs(tmp_path, COSTS)
+    data = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(data[:kept])
+
+    with pytest.raises(ValueError, match="is torn or no cost record"):
+        read_costs(tmp_path)
+
+
+def test_a_newer_file_is_refused(tmp_path: Path) -> None:
+    """With both versions, also where its fields are others."""
+    (tmp_path / FILE).write_bytes(msgspec.json.encode({"version": VERSION + 1, "phases": "elsewhere"}))
+
+    with pytest.raises(ValueError, match=f"has version {VERSION + 1}, newer than this eventloop reads"):
+        read_costs(tmp_path)

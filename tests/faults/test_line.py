@@ -1,0 +1,97 @@
+"""A run goes back to an earlier checkpoint: whatever fails, and whenever the power is cut, the note is whole or as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop.checkpoint import load_newest
+from eventloop.line import read_turns
+from eventloop.saver import remove_dead
+from eventloop.shelf import go_back, leftovers, scan
+from tests.faults.crash_states import Model, write_tree
+from tests.faults.operations import FAULTS, faults_of, save, value_of, values
+from tests.faults.shim import Operation, Record, shimmed
+
+
+def prepare(base: Path, *, again: bool) -> Path:
+    """Three checkpoints; a run may have gone back to the second before."""
+    run = base / "run"
+    for value in (1, 2, 3):
+        save(run / f"iter_{value}", value)
+    if again:
+        go_back(scan(run), run / "iter_2")
+    return run
+
+
+def newest(run: Path) -> int:
+    """What `resume("auto")` would take."""
+    return value_of(load_newest(run)[0])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_power_cuts(tmp_path: Path, again: bool) -> None:
+    """At every moment the newest is what it was or where the run went back to, and afterwards that; no checkpoint is
+    touched, nothing is damaged, and what was left over is removed."""
+    base = tmp_path / "base"
+    run = prepare(base, again=again)
+    before = newest(run)
+    model, made = Model(base), list[Operation]()
+
+    def keep(operation: Operation) -> Any:
+        made.append(operation)
+        return operation.do()
+
+    with shimmed(keep):
+        assert go_back(scan(run), run / "iter_1")
+    assert {operation.name for operation in made} == {"create", "write", "sync", "rename", "sync_directory"}
+    count, found = 0, set()
+    for operation in made:
+        for step in model.steps(operation):
+            step()
+            for tree in model.root.states():
+                count += 1
+                place = tmp_path / f"crash{count}"
+                write_tree(tree, place)
+                assert values(place / "run") == {"iter_1": 1, "iter_2": 2, "iter_3": 3}
+                found.add(newest(place / "run"))
+                remove_dead(place / "run")
+                assert not leftovers(place / "run")
+    assert found == {before, 1}
+    assert {newest(place / "run") for place in _final(model, tmp_path)} == {1}
+
+
+def _final(model: Model, tmp_path: Path) -> list[Path]:
+    places = []
+    for number, tree in enumerate(model.root.states()):
+        write_tree(tree, tmp_path / f"final{number}")
+        places.append(tmp_path / f"final{number}")
+    return places
+
+
+def test_failing_operations(tmp_path: Path) -> None:
+    """After an error the turns are those before, or the new ones where the system did what it said it had not; then the
+    disk is well again, and it works."""
+    record = Record()
+    run = prepare(tmp_path / "whole", again=True)
+    with shimmed(record):
+        go_back(scan(run), run / "iter_1")
+    tries = [(n, fault) for n, operation in enumerate(record.made) for fault in faults_of(operation)]
+    for number, (at, fault) in enumerate(tries):
+        run = prepare(tmp_path / str(number), again=True)
+        former = read_turns(run)
+        failing = Record(at, FAULTS[fault])
+        with shimmed(failing):
+            try:
+                go_back(scan(run), run / "iter_1")
+            except OSError:
+                renamed = any(operation.name == "rename" for operation in failing.made[:at])
+                assert renamed or fault == "late" or read_turns(run) == former, (str(failing.failed), fault)
+            else:
+                assert fault == "short", "the error was told to nobody"
+        assert values(run) == {"iter_2": 2, "iter_3": 3, "iter_1": 1}
+        assert not leftovers(run)
+        go_back(scan(run), run / "iter_1")
+        assert newest(run) == 1

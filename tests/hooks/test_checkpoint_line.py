@@ -1,0 +1,158 @@
+"""CheckpointHook: a run that went back to an earlier checkpoint, and ended before it saved."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop.checkpoint import load_newest
+from eventloop.hooks import CheckpointHook
+from eventloop.line import LINE, Turn, read_turns
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+Scripted = Callable[..., dict[str, Any]]
+
+
+class Killed(BaseException):
+    """What a kill is like: nothing is saved."""
+
+
+@pytest.fixture
+def run(make_trainer: Make, scripted: Scripted) -> Callable[..., Trainer]:
+    """A trainer of five epochs whose second was the best."""
+
+    def make(max_epochs: int = 5, **hook: Any) -> Trainer:
+        scores = scripted(0.1, 0.9, *[0.2] * 20)
+        hook = {"interval": 1, "save_best": "acc", **hook}
+        return make_trainer(max_epochs=max_epochs, hooks=[CheckpointHook(**hook)], **scores)
+
+    return make
+
+
+Run = Callable[..., Trainer]
+
+
+def killed(trainer: Trainer) -> None:
+    """Train, and be killed in the first iteration."""
+
+    def kill(event: Any) -> None:
+        raise Killed
+
+    trainer.bus.subscribe(kill, "after_train_iter")
+    with pytest.raises(Killed):
+        trainer.train()
+
+
+@pytest.mark.parametrize("chosen", ["best", "epoch_2", "epoch_2.pth"])
+def test_auto_follows_the_run(run: Run, tmp_path: Path, chosen: str) -> None:
+    """A run that was resumed from another checkpoint than the newest, and killed before its first save, is gone on
+    with where it was resumed from."""
+    work_dir = tmp_path / "run"
+    run().train()
+    second = run(6)
+    resumed = second.resume(chosen if chosen == "best" else work_dir / chosen)
+    killed(second)
+
+    third = run(6)
+    assert third.resume("auto") == resumed.with_suffix("")
+    third.train()
+    assert load_newest(work_dir)[0].name == "epoch_6"
+    assert third.epoch == 6
+
+
+def test_a_resume_alone_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:
+    """Who goes back to test or to export a model has not gone on from it."""
+    run().train()
+    run(6).resume("best")
+
+    assert not (tmp_path / "run" / LINE).exists()
+    assert load_newest(tmp_path / "run")[0].name == "epoch_5"
+
+
+@pytest.mark.parametrize("chosen", ["auto", "epoch_5"])
+def test_going_on_from_the_newest_writes_nothing(run: Run, tmp_path: Path, chosen: str) -> None:
+    """However it was chosen."""
+    run().train()
+    second = run(6)
+    second.resume(chosen if chosen == "auto" else tmp_path / "run" / chosen)
+    killed(second)
+
+    assert not (tmp_path / "run" / LINE).exists()
+
+
+def test_it_is_noted_once(run: Run, tmp_path: Path) -> None:
+    """A second training of the same trainer has its own checkpoints behind it."""
+    run().train()
+    second = run(6)
+    second.resume("best")
+    second.train()
+    second.train()
+
+    assert len(read_turns(tmp_path / "run")) == 1
+
+
+def test_one_of_another_directory(run: Run, tmp_path: Path) -> None:
+    """Is nothing that a line could go on from here."""
+    run().train()
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "run" / "epoch_2").rename(elsewhere)
+    second = run(6)
+    second.resume(elsewhere)
+    killed(second)
+
+    assert not (tmp_path / "run" / LINE).exists()
+
+
+def test_the_first_of_two_hooks_notes_it(make_trainer: Make, tmp_path: Path) -> None:
+    """Two hooks in one directory have one line."""
+
+    def hooks() -> list[CheckpointHook]:
+        return [
+            CheckpointHook(interval=1),
+            CheckpointHook(interval=2, by_epoch=False, filename_tmpl="i{}", save_last=False),
+        ]
+
+    make_trainer(max_epochs=2, hooks=hooks()).train()
+    second = make_trainer(max_epochs=3, hooks=hooks())
+    second.resume(tmp_path / "run" / "epoch_1")
+    killed(second)
+
+    assert len(read_turns(tmp_path / "run")) == 1
+    assert load_newest(tmp_path / "run")[0].name == "epoch_1"
+
+
+def test_a_note_that_cannot_be_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Does not end the run; the log says what it will cost."""
+    run().train()
+    second = run(6)
+    second.resume("best")
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("eventloop.shelf.write_turns", full)
+    second.train()
+
+    assert (
+        f"{tmp_path / 'run'} could not note that the run goes on from best_acc_epoch_2: until it has saved, "
+        'resume("auto") would take epoch_5: [Errno 28] No space left on device'
+    ) in caplog.text
+    assert second.epoch == 6
+
+
+def test_turns_name_sequences(run: Run, tmp_path: Path) -> None:
+    """The one gone back to, and the newest there was."""
+    run().train()
+    second = run(6)
+    second.resume(tmp_path / "run" / "epoch_1")
+    killed(second)
+
+    # epoch_1, its best, epoch_2, its best, epoch_3, epoch_4, epoch_5
+    assert read_turns(tmp_path / "run") == (Turn(1, 7),)

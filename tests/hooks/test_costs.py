@@ -1,0 +1,187 @@
+"""CostsHook: the cost record of a run, in its directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop.costs import FILE, read_costs
+from eventloop.hooks import CostsHook, Hook
+from eventloop.hooks.hook import on
+from eventloop.trainer import Trainer
+from eventloop.writers import JSONLWriter
+
+Make = Callable[..., Trainer]
+
+
+def test_a_run_leaves_its_record(make_trainer: Make) -> None:
+    """Phases of all iterations, every default handler, and every writer with all it was given."""
+    trainer = make_trainer(writers=[JSONLWriter()], max_epochs=2)
+
+    trainer.train()
+
+    costs = read_costs(trainer.work_dir)
+    assert costs.complete
+    assert costs.phases.iterations == 8
+    assert {"OptimizerHook.after_train_iter", "IterTimerHook.after_train_iter"} <= {
+        h.name for h in costs.handlers
+    }
+    (writer,) = costs.subscribers
+    assert writer.delivered == trainer.bus.stats()[-1].delivered > 0
+    assert writer.queued == 0
+
+
+def test_the_live_record_needs_no_file(make_trainer: Make) -> None:
+    """`trainer.costs()` is there at any time, on the training thread."""
+    seen: list[int] = []
+    trainer = make_trainer(default_hooks={"costs": None})
+    trainer.bus.subscribe(
+        lambda trainer, event: seen.append(trainer.costs().phases.iterations), "after_train_iter"
+    )
+
+    trainer.train()
+
+    assert seen == [0, 1, 2, 3]
+    assert not (trainer.work_dir / FILE).exists()
+
+
+def test_a_run_that_fails_leaves_its_record(make_trainer: Make) -> None:
+    """However it ended."""
+
+    class Fails(Hook):
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            if event.iter == 2:
+                raise ArithmeticError("on purpose")
+
+    trainer = make_trainer(hooks=[Fails()])
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        trainer.train()
+
+    assert read_costs(trainer.work_dir).phases.iterations == 2
+
+
+def test_a_run_under_way_has_a_record(make_trainer: Make) -> None:
+    """Written meanwhile, by another thread, and marked as not the last one."""
+    trainer = make_trainer(batches=40, default_hooks={"costs": {"interval": 1e-9}})
+    seen: list[bool] = []
+
+    class Looks(Hook):
+        @on(priority="LOWEST", every=20)
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            hook = next(h for h in trainer.hooks if isinstance(h, CostsHook))
+            assert hook._writing is not None
+            hook._writing.join(10.0)
+            seen.append(read_costs(trainer.work_dir).complete)
+
+    trainer = make_trainer(batches=40, default_hooks={"costs": {"interval": 1e-9}}, hooks=[Looks()])
+    trainer.train()
+
+    assert seen == [False, False]
+    assert read_costs(trainer.work_dir).complete
+
+
+def test_a_killed_run_has_a_record(tmp_path: Path) -> None:
+    """SIGKILL leaves the last one that was written, whole."""
+    script = textwrap.dedent(f"""
+        import os, signal, torch
+        from eventloop import Trainer
+        model = torch.nn.Linear(2, 1)
+        trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), max_iters=10**9,
+                          train_step=lambda t, b: t.model(b).sum(), train_loader=[torch.ones(1, 2)] * 100,
+                          work_dir={str(tmp_path / "run")!r},
+                          default_hooks=dict(costs=dict(interval=1e-9), checkpoint=None))
+        @trainer.bus.on("after_train_iter", every=100)
+        def die(event):
+            if os.path.exists({str(tmp_path / "run" / FILE)!r}):
+                os.kill(os.getpid(), signal.SIGKILL)
+        trainer.train()
+    """)
+    died = subprocess.run(
+        [sys.executable, "-c", script], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+
+    assert died.returncode == -signal.SIGKILL
+    costs = read_costs(tmp_path / "run")
+    assert not costs.complete
+    assert costs.phases.iterations > 0
+
+
+def test_a_directory_that_is_gone_costs_a_warning(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run itself ends as it would."""
+    trainer = make_trainer()
+    trainer.work_dir = trainer.work_dir / "gone"
+
+    trainer.train()
+
+    assert "the cost record of the run was not written" in caplog.text
+    assert trainer.iter == 4
+
+
+def test_other_ranks_write_nothing(make_trainer: Make) -> None:
+    """One record a run."""
+    trainer = make_trainer()
+    trainer.rank = 1
+
+    trainer.train()
+
+    assert not (trainer.work_dir / FILE).exists()
+
+
+@pytest.mark.parametrize("interval", [0, -1.0, float("nan")])
+def test_interval_must_be_above_zero(interval: float) -> None:
+    """Refused where the hook is made."""
+    with pytest.raises(ValueError, match="interval must be above 0 seconds, got"):
+        CostsHook(interval)
+
+
+@pytest.mark.parametrize("interval", ["30", True, None])
+def test_interval_must_be_a_number(interval: Any) -> None:
+    """Refused where the hook is made."""
+    with pytest.raises(TypeError, match="interval must be a number of seconds, got"):
+        CostsHook(interval)
+
+
+def test_a_hooks_budget_is_its_methods(make_trainer: Make) -> None:
+    """The class's, the config's, and one method's own."""
+
+    class Budgeted(Hook):
+        budget_us = 100
+
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            pass
+
+        @on(budget_us=50)
+        def before_train_iter(self, trainer: Trainer, event: Any) -> None:
+            pass
+
+    trainer = make_trainer(hooks=[Budgeted(), {"type": "EmptyCacheHook", "after_iter": True, "budget_us": 7}])
+
+    budgets = {(h.name, h.event): h.budget for h in trainer.costs().handlers if h.budget}
+    assert {key: budget for key, budget in budgets.items() if "iter" in key[1]} == {
+        ("Budgeted.after_train_iter", "after_train_iter"): pytest.approx(100e-6),
+        ("Budgeted.before_train_iter", "before_train_iter"): pytest.approx(50e-6),
+        ("EmptyCacheHook.after_iter", "after_train_iter"): pytest.approx(7e-6),
+        ("EmptyCacheHook.after_iter", "after_val_iter"): pytest.approx(7e-6),
+        ("EmptyCacheHook.after_iter", "after_test_iter"): pytest.approx(7e-6),
+    }
+
+
+def test_a_hooks_budget_of_nothing_is_refused() -> None:
+    """Where the class is written, and where the method is."""
+    with pytest.raises(ValueError, match="Nothing: budget_us must be above 0 microseconds"):
+
+        class Nothing(Hook):
+            budget_us = 0
+
+    with pytest.raises(ValueError, match="@on: budget_us must be above 0 microseconds"):
+        on(budget_us=-5)

@@ -1,0 +1,111 @@
+"""Which checkpoints `max_keep_ckpts` counts, and which go for a new one, while others are under way or have failed."""
+
+from __future__ import annotations
+
+from eventloop.hooks.kept import Going, Kept
+
+
+def kept(limit: int, *names: str) -> Kept:
+    """A record with checkpoints that are durable."""
+    record = Kept(limit)
+    record.load(names)
+    return record
+
+
+def test_the_oldest_go() -> None:
+    """What is beyond the limit goes once the new one is durable, not before."""
+    record = kept(2, "1", "2")
+
+    assert record.begin("3", 3) == Going(("1",))
+    assert record.durable == ["1", "2"]
+    record.done("3")
+    assert record.durable == ["2", "3"]
+
+
+def test_without_a_limit_nothing_goes() -> None:
+    """-1 keeps all."""
+    assert kept(-1, "1", "2").begin("3", 3) == Going()
+
+
+def test_what_goes_depends_on_the_save_before() -> None:
+    """While one is under way, the next one may take the place of one more only if that becomes durable."""
+    record = kept(2, "1", "2")
+    record.begin("3", 3)
+
+    assert record.begin("4", 4) == Going(("1",), ("2",))
+
+
+def test_two_that_become_durable() -> None:
+    """The newest two are left."""
+    record = kept(2, "1", "2")
+    record.begin("3", 3)
+    record.begin("4", 4)
+
+    record.done("3")
+    assert (record.durable, record.names) == (["2", "3"], ["2", "3", "4"])
+    record.done("4")
+    assert record.durable == ["3", "4"]
+
+
+def test_one_that_fails_is_not_counted() -> None:
+    """The one behind it leaves the newest that is there."""
+    record = kept(2, "1", "2")
+    record.begin("3", 3)
+    record.begin("4", 4)
+
+    record.failed("3")
+    record.done("4")
+    assert record.durable == ["2", "4"]
+
+
+def test_both_fail() -> None:
+    """All is as before, and the iteration is not one that was saved."""
+    record = kept(2, "1", "2")
+    record.begin("3", 3)
+    record.begin("4", 4)
+    assert record.saved_at == 4
+
+    record.failed("3")
+    record.failed("4")
+    assert (record.durable, record.names, record.saved_at) == (["1", "2"], ["1", "2"], -1)
+
+
+def test_one_of_a_name_that_is_there() -> None:
+    """Counts once, as the newest; if it fails the former one is still there."""
+    record = kept(2, "1", "2")
+    assert record.begin("1", 3) == Going()
+    assert record.names == ["2", "1"]
+    record.failed("1")
+    assert record.durable == ["1", "2"]
+
+    record.begin("1", 3)
+    record.done("1")
+    assert record.durable == ["2", "1"]
+
+
+def test_a_name_under_way_does_not_go() -> None:
+    """Though the former holder of the name is the oldest: it is being replaced."""
+    record = kept(2, "1", "2")
+    record.begin("1", 3)
+
+    assert record.begin("3", 4) == Going((), ("2",))
+
+
+def test_names_that_are_not_there() -> None:
+    """Are forgotten: a save that was under way when the checkpoint was taken may have failed."""
+    record = kept(2, "1", "2", "3")
+
+    record.only(["2", "best"])
+
+    assert record.durable == ["2"]
+
+
+def test_a_save_of_another_run() -> None:
+    """What becomes of one that was under way when a checkpoint was loaded does not matter."""
+    record = kept(2)
+    record.begin("1", 1)
+    record.load(["a"])
+
+    record.done("1")
+    record.failed("1")
+    assert record.durable == ["a"]

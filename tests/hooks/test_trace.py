@@ -1,0 +1,511 @@
+"""TraceHook: windows of iterations, recorded into the run's directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop import SkipIteration
+from eventloop.device_clock import DeviceClock
+from eventloop.hooks import CheckpointHook, Hook, TraceHook
+from eventloop.spans import SAVER, Span, SpanRecorder
+from eventloop.trace_file import FILE_NAME, Window, read_trace
+from eventloop.trainer import Trainer
+from eventloop.writers import JSONLWriter
+from tests.conftest import DEADLINE
+
+Make = Callable[..., Trainer]
+
+
+def windows(trainer: Trainer) -> list[Window]:
+    return read_trace(trainer.work_dir).windows
+
+
+def extents(trainer: Trainer) -> list[tuple[int, int]]:
+    """First iteration and number of iterations of each window."""
+    return [(w.facts.first_iter, w.facts.iterations) for w in windows(trainer) if w.facts is not None]
+
+
+def spans_of(window: Window, kind: str, name: str = "") -> list[Span]:
+    found = [span for span in window.spans if span.kind == kind and name in ("", span.name)]
+    return sorted(found, key=lambda span: span.began)
+
+
+def end_of(span: Span) -> float:
+    return span.began + span.seconds
+
+
+def inside(inner: Span, outer: Span) -> bool:
+    return outer.began <= inner.began and end_of(inner) <= end_of(outer)
+
+
+# --- what a window holds -----------------------------------------------------------------------------------
+
+
+def test_by_default_one_early_window_is_recorded(make_trainer: Make) -> None:
+    """Of 20 iterations, behind the first 20, with all of the background that was theirs."""
+    trainer = make_trainer(batches=50)
+
+    trainer.train()
+
+    (window,) = windows(trainer)
+    assert str(window) == "iterations 20..39"
+    assert window.closed
+    assert [s.iter for s in spans_of(window, "iteration")] == list(range(20, 40))
+    assert window.lost == 0
+
+
+def test_the_phases_lie_within_their_iteration(make_trainer: Make) -> None:
+    """In their order, on the training thread's track; backward and optimizer within the optimizer hook's call."""
+    trainer = make_trainer(batches=50)
+
+    trainer.train()
+
+    (window,) = windows(trainer)
+    assert window.facts is not None
+    iterations = spans_of(window, "iteration")
+    calls = spans_of(window, "handler", "OptimizerHook.after_train_iter")
+    for iteration, call in zip(iterations, calls, strict=True):
+        phases = [s for s in spans_of(window, "phase") if s.iter == iteration.iter]
+        assert [s.name for s in phases] == ["data", "forward", "backward", "optimizer"]
+        assert all(s.track == window.facts.thread and inside(s, iteration) for s in phases)
+        assert all(end_of(one) <= other.began for one, other in pairwise(phases))
+        assert all(inside(s, call) for s in phases[2:])
+        assert inside(call, iteration)
+    assert all(end_of(one) <= other.began for one, other in pairwise(iterations))
+    assert window.facts.began <= iterations[0].began
+    assert end_of(iterations[-1]) <= window.facts.ended
+
+
+def test_every_default_handler_is_there(make_trainer: Make) -> None:
+    """In the order of the plan."""
+    trainer = make_trainer(batches=50)
+    order = [row.name for row in trainer.bus.plan("after_train_iter") if not row.filter]
+
+    trainer.train()
+
+    (window,) = windows(trainer)
+    third = [s.name for s in spans_of(window, "handler") if s.iter == 22 and s.event == "after_train_iter"]
+    assert [name for name in third if name in order] == order
+
+
+def test_writers_are_recorded(make_trainer: Make) -> None:
+    """What the background does with the events of the window, and how many wait."""
+    trainer = make_trainer(batches=50, writers=[JSONLWriter()])
+
+    trainer.train()
+
+    (window,) = windows(trainer)
+    assert window.lanes == {"JSONLWriter": "thread"}
+    assert spans_of(window, "delivery")
+    assert {"inbox", "JSONLWriter"} <= {depth.queue for depth in window.depths}
+
+
+def test_an_evaluation_is_recorded(make_trainer: Make, make_batches: Callable[[int], list[Any]]) -> None:
+    """Its events are emitted in a window, even if nobody else wants them."""
+    trainer = make_trainer(batches=5, max_epochs=10, val_loader=make_batches(2))
+
+    trainer.train()
+
+    (window,) = windows(trainer)
+    before, after = spans_of(window, "event", "before_val"), spans_of(window, "event", "after_val")
+    assert (
+        len(before) == len(after) == 4
+    )  # after iterations 20 (which is before the first one here), 25, 30 and 35
+    last, first = spans_of(window, "iteration")[4:6]
+    assert end_of(last) <= before[1].began
+    assert end_of(after[1]) <= first.began
+
+
+def test_a_checkpoint_is_recorded(make_trainer: Make) -> None:
+    """What its saver took, on a track of its own, besides the hook that began it."""
+    trainer = make_trainer(
+        batches=50,
+        default_hooks={"checkpoint": None},
+        hooks=[CheckpointHook(1, by_epoch=False, when_busy="wait")],
+    )
+
+    trainer.train()
+
+    (window,) = windows(trainer)
+    saves = spans_of(window, "save")
+    assert saves
+    assert {s.track for s in saves} == {SAVER}
+    calls = {s.iter: s for s in spans_of(window, "handler", "CheckpointHook.after_train_iter")}
+    first = next(s for s in saves if int(s.name.split("_")[1]) - 1 in calls)
+    call = calls[int(first.name.split("_")[1]) - 1]
+    assert call.began <= first.began <= end_of(call)
+
+
+def test_batches_that_were_skipped_are_data(make_trainer: Make) -> None:
+    """The wait for the batch that was trained goes back to the first that was not."""
+
+    class Skips(Hook):
+        def before_train_iter(self, trainer: Trainer, event: Any) -> None:
+            if event.batch_idx in (3, 4):
+                raise SkipIteration
+
+    trainer = make_trainer(batches=8, hooks=[Skips(), TraceHook(0, 6)])
+
+    trainer.train()
+
+    (window,) = windows(trainer)
+    data, asked = spans_of(window, "phase", "data"), spans_of(window, "event", "before_train_iter")
+    assert len(asked) == 8
+    assert [sum(inside(event, s) for event in asked) for s in data] == [0, 0, 0, 3, 0, 0]
+
+
+def test_a_loop_of_ones_own_is_recorded(make_trainer: Make) -> None:
+    """Forward is what its body does."""
+    trainer = make_trainer(batches=3)
+
+    for _ in trainer.epochs():
+        for inputs, target in trainer.batches(trainer.train_loader or []):
+            trainer.outputs = {"loss": (trainer.model(inputs) - target).square().mean()}
+
+    (window,) = windows(trainer)
+    assert [len(spans_of(window, "phase", name)) for name in ("data", "forward", "backward")] == [3, 3, 3]
+
+
+# --- which windows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "expected"),
+    [
+        (50, {}, [(20, 20)]),
+        (30, {}, [(10, 20)]),
+        (4, {}, [(0, 4)]),
+        (1, {}, [(0, 1)]),
+        (12, {"begin": 3, "iterations": 2}, [(3, 2)]),
+        (12, {"begin": 0, "iterations": 1}, [(0, 1)]),
+        (12, {"begin": 1, "iterations": 2, "every": 5}, [(1, 2), (6, 2), (11, 1)]),
+        (6, {"begin": 0, "iterations": 2, "every": 2}, [(0, 2), (2, 2), (4, 2)]),
+        (12, {"windows": [(7, 9), (2, 3), (9, 10)]}, [(2, 1), (7, 2), (9, 1)]),
+        (12, {"windows": [(10, 20)]}, [(10, 2)]),
+    ],
+)
+def test_which_iterations_are_recorded(
+    make_trainer: Make, batches: int, options: dict[str, Any], expected: list[tuple[int, int]]
+) -> None:
+    """A run that is too short for a window has its last iterations recorded."""
+    trainer = make_trainer(batches=batches, hooks=[TraceHook(**options)])
+
+    trainer.train()
+
+    assert extents(trainer) == expected
+    recorded = [i for first, count in expected for i in range(first, first + count)]
+    assert [s.iter for w in windows(trainer) for s in spans_of(w, "iteration")] == recorded
+
+
+def test_a_resumed_run_has_a_window_of_its_own(make_trainer: Make) -> None:
+    """Where it goes on, behind that of the run before in the same file; windows it has behind it are left out."""
+    saves = {"checkpoint": {"interval": 1}}
+    make_trainer(batches=6, default_hooks=saves, hooks=[TraceHook(2, 2)]).train()
+    resumed = make_trainer(batches=6, max_epochs=2, default_hooks=saves, hooks=[TraceHook(2, 2)])
+    resumed.resume("auto")
+    resumed.train()
+    again = make_trainer(
+        batches=6, max_epochs=3, default_hooks=saves, hooks=[TraceHook(windows=[(1, 2), (11, 14), (16, 17)])]
+    )
+    again.resume("auto")
+    again.train()
+
+    assert extents(again) == [(2, 2), (8, 2), (12, 2), (16, 1)]
+
+
+def test_a_second_call_does_not_begin_anew(make_trainer: Make) -> None:
+    """One hook records its windows once."""
+    trainer = make_trainer(batches=6, hooks=[TraceHook(windows=[(2, 3), (4, 5)])])
+
+    class Stops(Hook):
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            if event.iter == 3:
+                trainer.stop("enough for now")
+
+    stops = Stops()
+    stops.attach(trainer.bus)
+    trainer.train()
+    assert extents(trainer) == [(2, 1)]
+    trainer.train()
+
+    assert extents(trainer) == [(2, 1), (4, 1)]
+
+
+def test_only_rank_0_records(make_trainer: Make) -> None:
+    """As it alone writes."""
+    trainer = make_trainer()
+    trainer.rank = 1
+
+    trainer.train()
+
+    assert not (trainer.work_dir / FILE_NAME).exists()
+
+
+@pytest.mark.parametrize("how", ["stop", "error"])
+def test_a_run_that_ends_within_a_window_keeps_it(make_trainer: Make, how: str) -> None:
+    """It says that it was cut short."""
+
+    class Ends(Hook):
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            if event.iter == 5 and how == "stop":
+                trainer.stop("enough")
+            elif event.iter == 5:
+                raise ArithmeticError("on purpose")
+
+    trainer = make_trainer(batches=20, hooks=[Ends(), TraceHook(2, 10)])
+    try:
+        trainer.train()
+    except ArithmeticError:
+        assert how == "error"
+
+    (window,) = windows(trainer)
+    assert window.facts is not None
+    assert not window.facts.complete
+    assert str(window) == f"iterations 2..{5 if how == 'stop' else 4}, cut short by the end of the training"
+    assert window.closed
+
+
+def test_a_run_that_ends_before_its_window_leaves_none(make_trainer: Make) -> None:
+    """Nor anything on the bus."""
+    trainer = make_trainer(batches=40, hooks=[TraceHook(10, 5)])
+    trainer.bus.subscribe(
+        lambda trainer, event: trainer.stop("enough"), "after_train_iter", start=3, name="stops"
+    )
+    plan = trainer.bus.plan("after_train_iter")
+
+    trainer.train()
+
+    assert not (trainer.work_dir / FILE_NAME).exists()
+    assert trainer.bus.plan("after_train_iter") == plan
+
+
+# --- what it costs -----------------------------------------------------------------------------------------
+
+
+def test_behind_its_window_nothing_is_left_of_it(make_trainer: Make) -> None:
+    """No handler, no recorder, no thread; and the clock is as it was."""
+    trainer = make_trainer(batches=30, hooks=[TraceHook(2, 3)])
+    plans: dict[int, list[str]] = {}
+    recorded: dict[int, bool] = {}
+    threads: dict[int, bool] = {}
+
+    def look(trainer: Trainer, event: Any) -> None:
+        plans[event.iter] = [row.name for row in trainer.bus.plan("after_train_iter")]
+        recorded[event.iter] = trainer.clock.device is not None
+        if event.iter == 29:  # it ends once the background is done with the window
+            trainer.bus.flush(DEADLINE)
+            until(lambda: "eventloop trace" not in {thread.name for thread in threading.enumerate()})
+        threads[event.iter] = "eventloop trace" in {thread.name for thread in threading.enumerate()}
+
+    trainer.bus.subscribe(look, "after_train_iter", priority=1)
+    names = [row.name for row in trainer.bus.plan("after_train_iter")]
+    trainer.train()
+
+    assert [i for i, plan in plans.items() if plan != names] == [0, 1]
+    assert [i for i, there in recorded.items() if there] == [2, 3, 4]
+    assert threads[0]
+    assert not threads[29]
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for another thread, or a process."""
+    deadline = monotonic() + DEADLINE
+    while not condition():
+        assert monotonic() < deadline
+        sleep(0.002)
+
+
+def test_the_training_is_the_same(make_trainer: Make) -> None:
+    """Weights, counts of calls, and what the writers were given."""
+
+    def trained(folder: str, **options: Any) -> tuple[torch.Tensor, dict[str, int]]:
+        trainer = make_trainer(batches=60, work_dir=folder, writers=[JSONLWriter()], **options)
+        folder_of = trainer.work_dir
+        trainer.train()
+        stats = {s.name: s.calls for s in trainer.bus.stats() if s.runs_on == "sync"}
+        assert (folder_of / FILE_NAME).exists() == (not options)
+        return next(trainer.model.parameters()).detach(), stats
+
+    root = make_trainer().work_dir
+    weights, calls = trained(f"{root}/with")
+    others, other_calls = trained(f"{root}/without", default_hooks={"trace": None})
+
+    assert torch.equal(weights, others)
+    assert calls.items() - other_calls.items() == {
+        ("TraceHook.before_train", 1), ("TraceHook.after_train", 1),
+    }  # fmt: skip
+
+
+def test_the_devices_clock_goes_on(make_trainer: Make) -> None:
+    """It is told what the window is told, and is back in its place afterwards."""
+    told: list[Any] = []
+
+    class Told(DeviceClock):
+        def __init__(self) -> None:
+            self.samples = 7
+
+        def begin(self, iterations: int) -> None:
+            told.append("begin")
+
+        def mark(self, what: int) -> None:
+            told.append(what)
+
+        def end(self) -> None:
+            told.append("end")
+
+    trainer = make_trainer(batches=6, hooks=[TraceHook(2, 2)], default_hooks={"costs": None})
+    clock = trainer.clock.device = Told()
+    seen: list[Any] = []
+    trainer.bus.subscribe(
+        lambda trainer, event: seen.append((trainer.clock.device is clock, trainer.clock.device.samples)),
+        "after_train_iter",
+    )
+
+    trainer.train()
+
+    assert seen == [(True, 7)] * 2 + [(False, 7)] * 2 + [(True, 7)] * 2
+    assert told == ["begin", 1, 2, 3, 4, "end"] * 6
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------------
+
+
+def test_a_file_that_cannot_be_written_ends_nothing(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once."""
+    trainer = make_trainer(batches=8, hooks=[TraceHook(1, 1, every=2)])
+    (trainer.work_dir / FILE_NAME).mkdir()
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        trainer.train()
+
+    assert trainer.iter == 8
+    said = [r.message for r in caplog.records if "trace" in r.message]
+    assert len(said) == 1
+    assert said[0].startswith("the trace was not written to ")
+
+
+def test_who_records_by_hand_has_the_bus(make_trainer: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """The window is left out, with a warning that names it; the next one is recorded."""
+    trainer = make_trainer(batches=12, hooks=[TraceHook(windows=[(2, 4), (6, 8)])])
+    recording = trainer.bus.record(SpanRecorder())
+    trainer.bus.subscribe(
+        lambda event: recording.stop(), "after_train_iter", when=lambda event: event.iter == 4
+    )
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        trainer.train()
+
+    assert extents(trainer) == [(6, 2)]
+    assert "iterations 2..3 are not traced: another recorder is on this bus" in caplog.text
+
+
+KILLED = """
+    import os, sys, time
+    import torch
+    import torch.nn.functional as F
+    from eventloop import Trainer
+
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(2, 1)
+    trainer = Trainer(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.mse_loss, max_epochs=1,
+        train_loader=[(torch.ones(3, 2), torch.ones(3, 1))] * 1000, work_dir="run", default_hooks=dict(checkpoint=None),
+    )
+
+    @trainer.bus.on("after_train_iter", when=lambda event: event.iter == 60)
+    def wait_for_the_end(event):
+        print("behind the window", flush=True)
+        time.sleep(60)
+
+    trainer.train()
+"""
+
+
+def test_a_killed_run_has_its_window(tmp_path: Path) -> None:
+    """As soon as the window is over it is in the file, and SIGKILL cannot take it back."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(KILLED)], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "behind the window\n"
+    file = tmp_path / "run" / FILE_NAME
+    until(lambda: file.exists() and b'"line":"window"' in file.read_bytes())
+    process.send_signal(signal.SIGKILL)
+    process.wait(DEADLINE)
+    process.stdout.close()
+
+    (window,) = read_trace(tmp_path / "run").windows
+    assert window.facts is not None
+    assert window.facts.complete
+    assert [s.iter for s in spans_of(window, "iteration")] == list(range(20, 40))
+
+
+def test_a_line_that_a_kill_cut_short_is_ended_first(make_trainer: Make) -> None:
+    """What a run appends is not spoilt by the one before."""
+    first = make_trainer(batches=4)
+    first.train()
+    file = first.work_dir / FILE_NAME
+    file.write_bytes(file.read_bytes()[:-7])
+
+    make_trainer(batches=4).train()
+
+    trace = read_trace(first.work_dir)
+    assert trace.torn
+    assert [window.closed for window in trace.windows] == [False, True]
+    assert [len(spans_of(window, "iteration")) for window in trace.windows] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"begin": -1}, ValueError, "begin must be at least 0 iterations, got -1"),
+        ({"begin": 1.5}, TypeError, r"begin must be a number of iterations, got 1\.5"),
+        ({"iterations": 0}, ValueError, "iterations must be at least 1, got 0"),
+        ({"every": 0}, ValueError, "every must be at least 1, got 0"),
+        ({"every": 19}, ValueError, "windows of 20 iterations every 19 would overlap"),
+        ({"limit": 0}, ValueError, "limit must be at least 1 span, got 0"),
+        ({"windows": [(1, 2)], "begin": 3}, ValueError, "give windows, or begin, iterations and every"),
+        ({"windows": []}, ValueError, "windows has none: to go without the hook"),
+        (
+            {"windows": [5]},
+            TypeError,
+            r"a window is a pair \(first iteration, the one after the last\), got 5",
+        ),
+        ({"windows": [(1, 2.5)]}, TypeError, r"a window is a pair .*, got \(1, 2\.5\)"),
+        (
+            {"windows": [(3, 3)]},
+            ValueError,
+            r"a window begins at 0 or above, and before it ends, got \(3, 3\)",
+        ),
+        ({"windows": [(5, 9), (1, 6)]}, ValueError, r"the windows \(1, 6\) and \(5, 9\) overlap"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    """In the constructor."""
+    with pytest.raises(error, match=message):
+        TraceHook(**options)
+
+
+def test_a_window_behind_the_runs_end_is_refused(make_trainer: Make) -> None:
+    """When the trainer is built."""
+    with pytest.raises(
+        ValueError, match=r"the window \(4, 6\) begins behind the last iteration of the run, 3"
+    ):
+        make_trainer(batches=4, hooks=[TraceHook(windows=[(1, 2), (4, 6)])])

@@ -1,0 +1,179 @@
+"""Which checkpoints are on the line of a run, and the file that says so."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from eventloop.checkpoint import load_best, load_newest, save_checkpoint, scan
+from eventloop.line import LINE, Turn, line_of, read_turns, write_turns
+from eventloop.manifest import CheckpointError, Label
+from eventloop.shelf import go_back
+
+
+def save(directory: Path, *sequences: int, best: bool = False) -> None:
+    """Checkpoints that are named by their sequence."""
+    for sequence in sequences:
+        label = Label(sequence=sequence, best={"acc": "greater"} if best else {}, metrics={"acc": sequence})
+        save_checkpoint({"meta": {}, "state_dict": {"w": torch.zeros(1)}}, directory / str(sequence), label)
+
+
+def names(directory: Path) -> list[str]:
+    """In their order."""
+    return [path.name for path in scan(directory).paths]
+
+
+def back(directory: Path, sequence: int) -> bool:
+    """A run goes back to one."""
+    return go_back(scan(directory), directory / str(sequence))
+
+
+# --- the line ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("turns", "on_line"),
+    [
+        ([], [1, 2, 3, 4, 5, 6, 7]),
+        ([(3, 5)], [1, 2, 3, 6, 7]),
+        ([(3, 5), (6, 7)], [1, 2, 3, 6]),
+        ([(3, 5), (5, 7)], [1, 2, 3, 4, 5]),
+        ([(3, 5), (5, 5)], [1, 2, 3, 4, 5, 6, 7]),
+        ([(3, 5), (2, 5)], [1, 2, 6, 7]),
+        ([(2, 3), (3, 4), (4, 6)], [1, 2, 4, 7]),
+    ],
+)
+def test_what_led_to_where_the_run_is(turns: list[tuple[int, int]], on_line: list[int]) -> None:
+    """What was saved since the last turn, and what led to where it went back to, which an earlier one may have left."""
+    line = line_of([Turn(*turn) for turn in turns])
+
+    assert [sequence for sequence in range(1, 8) if line(sequence)] == on_line
+
+
+# --- the directory -----------------------------------------------------------------------------------------
+
+
+def test_what_was_left_behind_comes_first(tmp_path: Path) -> None:
+    """The newest is where the run went back to, until there is a newer one of its line; nothing is removed."""
+    save(tmp_path, 1, 2, 3, 4)
+
+    assert back(tmp_path, 2)
+    assert names(tmp_path) == ["3", "4", "1", "2"]
+    assert scan(tmp_path).abandoned == {tmp_path / "3", tmp_path / "4"}
+    save(tmp_path, 5)
+    assert names(tmp_path) == ["3", "4", "1", "2", "5"]
+
+
+def test_the_newest_is_no_turn(tmp_path: Path) -> None:
+    """Who goes on from it leaves nothing behind, and nothing is written."""
+    save(tmp_path, 1, 2)
+
+    assert not back(tmp_path, 2)
+    assert not (tmp_path / LINE).exists()
+
+
+def test_back_to_what_was_left_behind(tmp_path: Path) -> None:
+    """It is the line then."""
+    save(tmp_path, 1, 2, 3)
+    back(tmp_path, 1)
+    save(tmp_path, 4)
+
+    assert back(tmp_path, 3)
+    assert names(tmp_path) == ["4", "1", "2", "3"]
+    assert read_turns(tmp_path) == (Turn(1, 3), Turn(3, 4))
+
+
+def test_the_newest_of_the_line_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names those that are newer and were left behind, until there is a newer one on the line."""
+    save(tmp_path, 1, 2, 3)
+    back(tmp_path, 1)
+
+    assert load_newest(tmp_path)[0].name == "1"
+    line = f"{tmp_path / '1'} is the newest on the line that was last gone on with; left behind are 2, 3"
+    assert [record.getMessage() for record in caplog.records] == [line]
+    save(tmp_path, 4)
+    caplog.clear()
+    assert load_newest(tmp_path)[0].name == "4"
+    assert caplog.text == ""
+
+
+def test_what_was_left_behind_is_better_than_nothing(tmp_path: Path) -> None:
+    """Where none of the line is whole, the newest of those is taken."""
+    save(tmp_path, 1, 2)
+    back(tmp_path, 1)
+    (tmp_path / "1" / "state.pth").write_bytes(b"")
+
+    assert load_newest(tmp_path)[0].name == "2"
+
+
+def test_the_best_is_the_best(tmp_path: Path) -> None:
+    """Wherever it is: a score does not get worse because a run went back."""
+    save(tmp_path, 1, 2, best=True)
+    back(tmp_path, 1)
+
+    assert load_best(tmp_path)[0].name == "2"
+
+
+# --- the file ----------------------------------------------------------------------------------------------
+
+
+def rewrite(directory: Path, line: Any) -> None:
+    """Put something else in it, with the hash that belongs to it."""
+    body = msgspec.json.encode(line)
+    envelope = {"sha256": hashlib.sha256(body).hexdigest(), "line": msgspec.Raw(body)}
+    (directory / LINE).write_bytes(msgspec.json.encode(envelope))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"line\.json is damaged: Input data was truncated"),
+        (b'{"sha256":"0","line":{}}', r"line\.json is damaged: it does not have the hash it names"),
+        (b"\xff", r"line\.json is damaged: JSON is malformed"),
+    ],
+)
+def test_a_damaged_file(tmp_path: Path, content: bytes, message: str) -> None:
+    """Is told of like a damaged checkpoint, and costs only what it said."""
+    save(tmp_path, 1, 2)
+    back(tmp_path, 1)
+    (tmp_path / LINE).write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=message):
+        read_turns(tmp_path)
+    found = scan(tmp_path)
+    assert [path.name for path in found.paths] == ["1", "2"]
+    assert len(found.damaged) == 1
+    assert back(tmp_path, 1)
+    assert names(tmp_path) == ["2", "1"]
+
+
+def test_a_file_of_a_later_version(tmp_path: Path) -> None:
+    """Is not guessed at."""
+    rewrite(tmp_path, {"schema": 2, "turns": "anything"})
+
+    with pytest.raises(
+        CheckpointError, match=r"has schema 2, this version of eventloop reads 1: update eventloop"
+    ):
+        read_turns(tmp_path)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """The system's reason is in the message."""
+    (tmp_path / LINE).mkdir()
+
+    with pytest.raises(CheckpointError, match=r"line\.json cannot be read: .*directory"):
+        read_turns(tmp_path)
+
+
+def test_turns_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """In their order; none where there is no file."""
+    assert read_turns(tmp_path) == ()
+
+    write_turns(tmp_path, [Turn(1, 3), Turn(2, 9)], tmp_path / ".work")
+
+    assert read_turns(tmp_path) == (Turn(1, 3), Turn(2, 9))
