@@ -74,6 +74,7 @@ def breakdown(runs: Sequence[Named]) -> Chart:
     data = [_phase_bar(phase, bars) for phase in PHASES if any(getattr(bar, phase) for _, bar in bars)]
     layout = {
         "barmode": "stack",
+        "showlegend": True,
         "hovermode": "closest",
         "xaxis": {"title": {"text": "ms an iteration"}, "rangemode": "tozero"},
         "yaxis": {**names_axis([name for name, _ in bars]), "showgrid": False},
@@ -147,6 +148,7 @@ def _stairs(costs: RunCosts, phase: str) -> tuple[list[int], list[float]]:
 def _over_iterations(walls: Sequence[float], top: float) -> dict[str, Any]:
     return {
         "hovermode": "x unified",
+        "showlegend": True,
         "xaxis": {"title": {"text": "iteration"}, "tickformat": "~s", "hoverformat": ",d"},
         "yaxis": {
             "title": {"text": "ms an iteration"},

@@ -28,7 +28,7 @@ def subscribers(runs: Sequence[Named]) -> list[Chart]:
     for name, rows in shown:
         title = "How they kept up" if len(runs) == 1 else name
         names = {**names_axis([text(row.name, 30) for row in rows]), "showgrid": False}
-        layout = {"barmode": "overlay", "hovermode": "closest", **axes, "yaxis": names}
+        layout = {"barmode": "overlay", "hovermode": "closest", "showlegend": True, **axes, "yaxis": names}
         charts.append(Chart(title, _subscriber_traces(rows), layout, 110 + 2 * ROW * len(rows)))
     return charts
 
@@ -165,7 +165,15 @@ def _curve_chart(name: str, members: Sequence[tuple[Named, Curve]], *, alone: bo
         "shapes": shapes,
         "annotations": notes,
     }
+    if (constant := _constant([curve for _, curve in members])) is not None:
+        layout["yaxis"] = {"range": [constant - abs(constant) / 2, constant + abs(constant) / 2]}
     return Chart(name, traces, layout, 290, "curve")
+
+
+def _constant(curves: Sequence[Curve]) -> float | None:
+    """The one value that all of them have, always, if that is not 0: plotly would show 0.001 on an axis from -1 to 1."""
+    values = {value for curve in curves for value in (curve.least, curve.greatest)}
+    return values.pop() or None if len(values) == 1 else None
 
 
 def _curve_trace(run: Named, curve: Curve, colour: str, dash: str, alone: bool) -> Trace:

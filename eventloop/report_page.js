@@ -57,19 +57,24 @@
       gridcolor: "@grid", linecolor: "@line", zeroline: false, automargin: true, ticks: "", ticklabelstandoff: 4,
       exponentformat: "power", minexponent: 5, title: { font: { size: 12, color: "@quiet" }, standoff: 8 }, tickfont: { size: 12, color: "@quiet" },
     };
+    const legend = { orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)", font: { size: 12, color: "@text" } };
     const spike = { showspikes: true, spikemode: "across", spikecolor: "@quiet", spikethickness: 1, spikedash: "solid" };
     const names = chart.layout.yaxis && chart.layout.yaxis.ticktext; // names are what one reads first
     const base = {
-      height: chart.height, margin: { l: 10, r: 14, t: chart.layout.showlegend === false ? 14 : 34, b: 4 }, autosize: true,
+      height: chart.height, margin: { l: 10, r: 14, t: chart.layout.showlegend ? 34 : 14, b: 4 }, autosize: true,
       paper_bgcolor: "@paper", plot_bgcolor: "@paper", dragmode: "zoom",
       font: { family: FONT, size: 12, color: "@text" }, modebar: { bgcolor: "rgba(0,0,0,0)", color: "@quiet", activecolor: "#888" },
       hoverlabel: { bgcolor: "@card", bordercolor: "@line", font: { family: FONT, size: 12, color: "@text" }, namelength: -1, align: "left" },
-      legend: { orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)", font: { size: 12, color: "@text" } },
+      ...(chart.layout.showlegend ? { legend } : {}),
       xaxis: chart.layout.hovermode === "x unified" ? merged(axis, spike) : axis, yaxis: names ? merged(axis, { tickfont: { size: 12, color: "@text" } }) : axis,
       ...(chart.layout.xaxis2 ? { xaxis2: axis } : {}),
     };
-    const own = chart.kind === "curve" && switches.logarithmic ? { yaxis: { type: "log" } } : {};
-    return coloured(merged(merged(base, chart.layout), own));
+    const layout = merged(base, chart.layout);
+    if (chart.kind === "curve" && switches.logarithmic) {
+      const { range: _, ...yaxis } = layout.yaxis; // that of a linear axis
+      layout.yaxis = { ...yaxis, type: "log" };
+    }
+    return coloured(layout);
   }
 
   // A band between the least and the greatest values that a point stands for, below its mean.

@@ -78,13 +78,13 @@ class Opened(NamedTuple):
 Open = Callable[..., Opened]
 
 
-@pytest.fixture
-def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+@pytest.fixture(scope="module")
+def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     """Open the page of some runs, without a network."""
     contexts = []
 
     def open_page(*runs: Path, scheme: Literal["light", "dark"] = "light") -> Opened:
-        target = tmp_path / "page.html"
+        target = tmp_path_factory.mktemp("page") / "page.html"
         assert report(*runs, "--html", target) == 0
         context = browser.new_context(
             offline=True, color_scheme=scheme, viewport={"width": 1280, "height": 800}
@@ -102,25 +102,42 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         context.close()
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> list[Path]:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two of them, with something of everything."""
+    directory = tmp_path_factory.mktemp("runs")
     long = [scalars(i, grad_norm=1.0 + i % 7, lr=0.1) for i in range(1, 5001)]
     first = make_run(
-        tmp_path / "first", device=phases(10), handlers=[handler(budget=5e-5), handler("x", seconds=1.0)]
+        directory / "first", device=phases(10), handlers=[handler(budget=5e-5), handler("x", seconds=1.0)]
     )
     write_lines(first, *TRAINED, begins(100), *long, scalars(5001, loss="NaN"))
-    second = make_run(tmp_path / "second", subscribers=[subscriber(dropped=5), subscriber("Other", failed=2)])
+    second = make_run(
+        directory / "second", subscribers=[subscriber(dropped=5), subscriber("Other", failed=2)]
+    )
     return [first, second]
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_every_chart_is_drawn_and_nothing_is_loaded(number: int, opened: Open, runs: list[Path]) -> None:
+@pytest.fixture(scope="module")
+def one(opened: Open, runs: list[Path]) -> Opened:
+    """The page of the first, all of it drawn."""
+    shown = opened(runs[0])
+    shown.draw_all()
+    return shown
+
+
+@pytest.fixture(scope="module")
+def two(opened: Open, runs: list[Path]) -> Opened:
+    """The page of both."""
+    shown = opened(*runs)
+    shown.draw_all()
+    return shown
+
+
+@pytest.mark.parametrize("number", ["one", "two"])
+def test_every_chart_is_drawn_and_nothing_is_loaded(number: str, request: pytest.FixtureRequest) -> None:
     """Of one run and of two: plotly finds nothing wrong with any chart, there is no error, and no request but the one
     for the page itself."""
-    shown = opened(*runs[:number])
-
-    shown.draw_all()
+    shown: Opened = request.getfixturevalue(number)
 
     wrong = shown.page.evaluate(VALIDATE)
     assert wrong == []
@@ -129,14 +146,11 @@ def test_every_chart_is_drawn_and_nothing_is_loaded(number: int, opened: Open, r
     assert shown.page.url.startswith("file://")
 
 
-def test_no_chart_is_wider_than_the_window(opened: Open, runs: list[Path]) -> None:
+def test_no_chart_is_wider_than_the_window(two: Opened) -> None:
     """Neither on a screen nor on a telephone; wide tables scroll by themselves."""
-    shown = opened(*runs)
-    shown.draw_all()
-
-    for width in (1280, 420):
-        shown.page.set_viewport_size({"width": width, "height": 900})
-        shown.wait(f"() => document.documentElement.scrollWidth <= {width}")
+    for width in (420, 1280):
+        two.page.set_viewport_size({"width": width, "height": 900})
+        two.wait(f"() => document.documentElement.scrollWidth <= {width}")
 
 
 def test_light_and_dark(opened: Open, runs: list[Path]) -> None:
@@ -165,22 +179,20 @@ def test_charts_far_below_wait_until_they_are_near(opened: Open, tmp_path: Path)
     shown.page.locator(".chart").last.locator(".main-svg").first.wait_for()
 
 
-def test_switches_of_the_curves(opened: Open, runs: list[Path]) -> None:
+def test_switches_of_the_curves(one: Opened) -> None:
     """Logarithmic axes, and a moving average of what is noisy, which leaves the values where they are."""
-    shown = opened(runs[0])
-    shown.draw_all()
     noisy = "document.querySelector('[aria-label=grad_norm]')"
-    traces = shown.page.evaluate(f"() => {noisy}.data.length")
+    traces = one.page.evaluate(f"() => {noisy}.data.length")
 
-    shown.page.get_by_label("logarithmic").check()
-    shown.wait(f"() => {noisy}.layout.yaxis.type === 'log'")
-    shown.page.get_by_label("smooth what is noisy").uncheck()
-    shown.wait(f"() => {noisy}.data.length === {traces - 1}")
+    one.page.get_by_label("logarithmic").check()
+    one.wait(f"() => {noisy}.layout.yaxis.type === 'log'")
+    one.page.get_by_label("smooth what is noisy").uncheck()
+    one.wait(f"() => {noisy}.data.length === {traces - 1}")
 
 
-def test_the_hover_says_p50_and_p99(opened: Open, runs: list[Path]) -> None:
+def test_the_hover_says_p50_and_p99(opened: Open, tmp_path: Path) -> None:
     """Of a handler; its own text is shown as it is, whatever it looks like."""
-    run = make_run(runs[0].parent / "third", handlers=[handler("<b>&amp;</b>%{x}", event="<i>")])
+    run = make_run(tmp_path / "run", handlers=[handler("<b>&amp;</b>%{x}", event="<i>")])
     shown = opened(run)
     shown.draw_all()
 
@@ -214,14 +226,12 @@ def test_nothing_of_a_run_becomes_a_part_of_the_page(opened: Open, tmp_path: Pat
     assert [url for url in shown.requests if not url.startswith("data:")] == [shown.page.url]
 
 
-def test_no_button_sends_the_data_away(opened: Open, runs: list[Path]) -> None:
+def test_no_button_sends_the_data_away(one: Opened) -> None:
     """plotly.js has one that does."""
-    shown = opened(runs[0])
-    shown.draw_all()
-
-    titles = shown.page.evaluate(
+    titles = one.page.evaluate(
         "() => [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"
     )
+
     assert set(titles) == {"Download plot", "Zoom", "Pan", "Autoscale", "Reset axes"}
 
 

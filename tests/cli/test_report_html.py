@@ -208,6 +208,19 @@ def test_where_values_ceased_to_be_finite(tmp_path: Path) -> None:
     assert loss["layout"]["annotations"][0]["text"] == "train: 1 NaN or inf"
 
 
+def test_a_constant_is_seen_as_what_it_is(tmp_path: Path) -> None:
+    """On an axis of its own size."""
+    write_lines(
+        tmp_path / "run", *(scalars(step, lr=0.001, zero=0.0) for step in (1, 2)), scalars(3, loss="NaN")
+    )
+
+    lr, zero, loss = write(tmp_path, tmp_path / "run").charts
+
+    assert lr["layout"]["yaxis"]["range"] == [0.0005, 0.0015]
+    assert "yaxis" not in zero["layout"]
+    assert "yaxis" not in loss["layout"]
+
+
 def test_groups_of_names(tmp_path: Path) -> None:
     """Names with one prefix are below a heading."""
     write_lines(tmp_path / "run", scalars(1, loss=1.0) | {"box/AP": 0.5, "box/AP50": 0.7, "alone/x": 1.0})

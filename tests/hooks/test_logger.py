@@ -322,7 +322,7 @@ def test_without_a_subscriber_nothing_piles_up(make_trainer: Callable[..., Train
 def test_logs_are_copied(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
     """With `out_dir` the logs are there too once the run has ended, whole, in a folder named as work_dir."""
     hook = LoggerHook(interval=1, out_dir=tmp_path / "out", out_suffix=".jsonl")
-    trainer = make_trainer(max_epochs=1, hooks=[hook], writers=[JSONLWriter()])
+    trainer = make_trainer(max_epochs=1, hooks=[hook], writers=[JSONLWriter()], default_hooks={"trace": None})
     trainer.train()
 
     (copied,) = (tmp_path / "out" / trainer.work_dir.name).iterdir()
