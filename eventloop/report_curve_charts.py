@@ -172,7 +172,7 @@ def _curve_chart(name: str, members: Sequence[tuple[Named, Curve]], *, alone: bo
 
 def _constant(curves: Sequence[Curve]) -> float | None:
     """The one value that all of them have, always, if that is not 0: plotly would show 0.001 on an axis from -1 to 1."""
-    values = {value for curve in curves for value in (curve.least, curve.greatest)}
+    values = {v for curve in curves for v in (curve.least, curve.greatest) if math.isfinite(v)}
     return values.pop() or None if len(values) == 1 else None
 
 

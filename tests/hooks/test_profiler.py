@@ -73,7 +73,7 @@ def test_schedule_makes_several_traces(make_trainer: Make) -> None:
 
     trainer.train()
 
-    traces = sorted(path.name for path in trainer.work_dir.glob("*.json"))
+    traces = sorted(path.name for path in trainer.work_dir.glob("trace*.json"))
     assert traces == ["trace.json", "trace_2.json"]
     assert [steps_in(trainer.work_dir / name) for name in traces] == [[2], [4]]
 
