@@ -12,6 +12,7 @@ from eventloop.bus import Bus
 from eventloop.run import Run
 from eventloop.subscription import SubscriptionStats
 from eventloop.writers import Writer
+from tests.conftest import DEADLINE
 
 Attach = Callable[..., Bus]
 Account = Callable[[Bus], SubscriptionStats]
@@ -23,7 +24,7 @@ def attach(tmp_path: Path) -> Iterator[Attach]:
     buses: list[Bus] = []
 
     def make(writer: Writer, **facts: Any) -> Bus:
-        bus = Bus()
+        bus = Bus(drain_timeout=DEADLINE)
         buses.append(bus)
         run = Run(**({"work_dir": str(tmp_path)} | facts))
         writer.attach(bus, lambda: run)
