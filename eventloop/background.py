@@ -68,6 +68,7 @@ class Background:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._wake: anyio.Event | None = None
+        self._hurried = False  # woken by `relieve` since it last looked
         self._awaited: set[threading.Event] = set()  # set once what was emitted before is routed
         self._stopping = False
         self._ending = False
@@ -86,7 +87,7 @@ class Background:
         """
         if self.closed:
             raise RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
-        self._start()
+        self.start()
         if offload is not None:
             own_thread = (ProcessLane if offload == "process" else ThreadLane)(
                 name, fn, options, self.health.report
@@ -108,13 +109,9 @@ class Background:
         with suppress(ValueError):  # closed, it has let go of its lanes
             self.lanes.remove(lane)
 
-    def set_routes(
-        self, routes: dict[type[Event], tuple[Route, ...]], mail_types: frozenset[type[Event]]
-    ) -> None:
-        """Publish the whole routing table at once, so that the loop never sees half of it.
-        `mail_types` are the health events that synchronous handlers wait for; see `Bus.poll`."""
+    def set_routes(self, routes: dict[type[Event], tuple[Route, ...]]) -> None:
+        """Publish the whole routing table at once, so that the loop never sees half of it."""
         self._routes = routes
-        self.health.mail_types = mail_types
 
     # --- recording (any thread) ----------------------------------------------------------------------------
 
@@ -159,7 +156,7 @@ class Background:
         if (
             not self.closed
         ):  # also where nobody listens: what is posted is read here, not on the posting thread
-            self._start()
+            self.start()
         self.inbox.append(posted)
 
     def relieve(self) -> None:
@@ -169,7 +166,9 @@ class Background:
             self.recorder.depth(INBOX, len(self.inbox))
         if len(self.inbox) < CHUNK:
             return
-        self.wake()
+        if not self._hurried:  # each emit may come here, and a wake writes to a socket
+            self._hurried = True
+            self.wake()
         self._check_stalls()  # the loop cannot report a coroutine that holds the loop itself
         while len(self.inbox) > INBOX_LIMIT:
             self._drop(self.inbox.popleft())
@@ -295,7 +294,8 @@ class Background:
 
     # --- the loop's thread ---------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the loop's thread, unless it runs."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=anyio.run, args=(self._main,), name="eventloop background", daemon=True
@@ -319,7 +319,7 @@ class Background:
             self._loop = asyncio.get_running_loop()
             self._started.set()
             while not self._stopping:
-                self._wake = anyio.Event()
+                self._wake, self._hurried = anyio.Event(), False
                 try:
                     await self._route_inbox()
                     self._look_after_lanes()
@@ -338,8 +338,12 @@ class Background:
                 break  # the emitting thread has dropped some
             if len(self._waiting) >= INBOX_LIMIT:
                 break  # a device that never answers: the inbox fills, and is kept bounded
-            self._waiting.append(self.inbox.popleft())
-            self._route_waiting()
+            item = self.inbox.popleft()
+            if isinstance(item, Event) and not self._waiting:
+                self.route(item)
+            else:
+                self._waiting.append(item)
+                self._route_waiting()
             if perf_counter() - held > POLITE_SECONDS:
                 hurry = self._awaited or self._ending or len(self.inbox) > CHUNK
                 await anyio.sleep(0 if hurry else BREATH_SECONDS)

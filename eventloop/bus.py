@@ -266,8 +266,16 @@ class Bus:
         if not self.closed:
             self._background.post(deferred, types)
 
+    def warm_up(self) -> None:
+        """Start the background loop now. Else the first background subscriber or posted event does, and pays for it:
+        some 50 ms in a process where anyio was not imported yet."""
+        if not self.closed:
+            self._background.start()
+
     def poll(self, trainer: Any = None) -> None:
-        """Run what the background sent to the training thread; a training loop calls it once an iteration.
+        """Run what the background sent to the training thread: health events (`handler_failed`, `events_dropped`,
+        `slow_handler`) for synchronous handlers. A training loop calls it once an iteration; who has none calls it now
+        and then.
 
         Raises:
             Exception: the error of a subscriber with `on_error="raise"`.

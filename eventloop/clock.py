@@ -27,7 +27,7 @@ class StepClock:
     """
 
     __slots__ = (
-        "_marks", "_next_mark", "_stride", "backward", "backward_sum", "began", "data", "data_sum", "device", "excluded",
+        "_marks", "_next_mark", "_past_runs", "_run_began", "_stride", "backward", "backward_sum", "began", "data", "data_sum", "device", "excluded",
         "first_iter", "forward", "forward_sum", "hooks", "hooks_sum", "iterations", "optimizer", "optimizer_sum",
         "total_sum",
     )  # fmt: skip
@@ -40,6 +40,7 @@ class StepClock:
         self.first_iter = 0  # the run's index of the first one
         self.excluded = 0.0
         self.began = 0.0  # the iteration, by `perf_counter` itself
+        self._past_runs = self._run_began = 0.0
         self.device: DeviceClock | None = None
         self._marks: list[Phases] = []  # the sums, each `_stride` iterations
         self._stride = self._next_mark = 1
@@ -47,8 +48,18 @@ class StepClock:
     def begin_run(self, first_iter: int, device: DeviceClock | None) -> None:
         """A call of the trainer begins at an iteration; the clock goes on over several calls."""
         self.device = device
+        self._run_began = perf_counter()
         if not self.iterations:
             self.first_iter = first_iter
+
+    def end_run(self) -> None:
+        """The call has ended."""
+        self._past_runs, self._run_began = self.run_seconds, 0.0
+
+    @property
+    def run_seconds(self) -> float:
+        """What the trainer's calls have taken so far, all of it."""
+        return self._past_runs + (perf_counter() - self._run_began if self._run_began else 0.0)
 
     def begin(self) -> float:
         """An iteration begins, now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,6 +16,7 @@ VERSION = 1
 """Of the file. A reader refuses a greater one."""
 
 FILE = "costs.json"
+T = TypeVar("T")
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -38,11 +40,17 @@ class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Of all calls together, estimated."""
     share: float
-    """Of the wall time of all iterations, 0..1."""
+    """Of the wall time of all iterations, 0..1; 0.0 where the event is none of an iteration's."""
+    in_iteration: bool = True
+    """Its event is one of a training iteration, so that its time is in the phases."""
+    includes: list[str] = []
+    """The phases that it runs, such as "backward": their time is in its own."""
     times: Times
-    """Of single calls."""
+    """Of single calls. p50 and p99 leave the first one out, which pays for set-up; max is the longest sampled."""
     budget: float | None = None
     """What its p99 should stay under."""
+    over_budget: bool = False
+    """It did not, and that was told (`slow_handler`)."""
 
 
 class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +71,7 @@ class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Spent in all of them."""
     wait: Times
-    """From the moment an event is in the subscriber's queue to the begin of its delivery, sampled."""
+    """From the emit of an event to the begin of its delivery, sampled."""
     busy: Times
     """Of single deliveries."""
     error: str = ""
@@ -94,6 +102,15 @@ PHASES = ("data", "forward", "backward", "optimizer", "hooks", "unaccounted")
 """The parts, in the order of an iteration."""
 
 
+IN_ITERATION = frozenset(
+    {
+        "before_train_iter", "after_train_iter", "after_backward", "before_optimizer_step", "after_optimizer_step",
+        "optimizer_step_skipped",
+    }
+)  # fmt: skip
+"""Events whose handlers' time is in the phases."""
+
+
 class TrendPoint(msgspec.Struct, frozen=True, kw_only=True):
     """The phases of the iterations from `first_iter` (0-based) on, up to the next point."""
 
@@ -105,6 +122,12 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """All of it; `phases` is this process's part of a run that was resumed."""
 
     version: int = VERSION
+    seconds: float = 0.0
+    """The whole run so far: its iterations, evaluations, checkpoints and all."""
+    evaluation: float = 0.0
+    """Of it, validation and test."""
+    outcome: str = ""
+    """How the run ended: "completed", why it was stopped, or its error; "" while it is under way, or where it was killed."""
     first_iter: int = 0
     phases: Phases = Phases()
     device: Phases | None = None
@@ -134,20 +157,39 @@ def read_costs(directory: Path) -> RunCosts:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is torn, or of a newer version.
+        ValueError: it is torn, no cost record, or of a newer version.
     """
     path = directory / FILE
     data = path.read_bytes()
-    try:
-        version = msgspec.json.decode(data, type=_Version).version
-        if version > VERSION:
-            raise ValueError(
-                f"{path} has version {version}, newer than this eventloop reads ({VERSION}): update torch-eventloop"
-            )
-        return msgspec.json.decode(data, type=RunCosts)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{path} is torn or no cost record: {error}") from error
+    version = _decoded(path, data, _Version).version
+    if version > VERSION:
+        raise ValueError(
+            f"{path} has version {version}, newer than this eventloop reads ({VERSION}): update torch-eventloop"
+        )
+    costs = _decoded(path, data, RunCosts)
+    if impossible := _impossible_count(msgspec.to_builtins(costs)):
+        raise ValueError(f"{path} is no cost record: {impossible} cannot be a count")
+    return costs
 
 
 class _Version(msgspec.Struct):
     version: int
+
+
+def _decoded(path: Path, data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is torn or no cost record: {error}") from error
+
+
+def _impossible_count(value: Any, name: str = "") -> str:
+    """The first integer that is negative or beyond 63 bits, with its name; "" where there is none."""
+    if isinstance(value, dict):
+        found = (_impossible_count(item, key) for key, item in value.items())
+    elif isinstance(value, list):
+        found = (_impossible_count(item, name) for item in value)
+    else:
+        wrong = isinstance(value, int) and not 0 <= value < 1 << 63
+        return f"{name} {value}" if wrong else ""
+    return next(filter(None, found), "")

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from eventloop.envelope import Curve, Envelope
-from eventloop.jsonl_format import NUMBERS, RESERVED, name_of, unmarked
+from eventloop.jsonl_format import NUMBERS, RESERVED, UNREADABLE, name_of, unmarked
 
 BLOCK = 1 << 20
 """Bytes read at once; the objects made of them are gone before the next ones are made."""
@@ -21,6 +21,8 @@ BLOCK = 1 << 20
 Row = dict[str, Any]
 Columns = dict[str, tuple[Any, ...]]
 _decoder = msgspec.json.Decoder(Row)
+FURTHEST = (1 << 63) - 1
+"""Of steps, which are 64 bits in an array."""
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +37,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     superseded: int
     """Records of iterations that were run again later; they are in no curve."""
     cut_short: int
-    """Lines a kill has cut short; the last one of a run that is under way may be one."""
+    """Lines a kill has cut short, or that have a flipped bit; the last one of a run that is under way may be one."""
     ended: str | None
     """How the last call of `train`, `val` or `test` ended: "completed", another reason, or the error; None where it
     has not, or nobody wrote it down."""
@@ -82,9 +84,17 @@ def _read(path: Path, starts: list[_Start]) -> RunLog:
             begin = end
         reader.take(block[begin:] if begin else block)
     if not reader.whole and path.stat().st_size:
-        what = "no whole line: it is torn" if reader.cut_short else "no line that JSONLWriter writes"
-        raise ValueError(f"{path} holds {what}")
+        raise ValueError(f"{path} {_what_else(reader)}")
     return reader.log()
+
+
+def _what_else(reader: _Reader) -> str:
+    """What a file without a line of scalars or of an event is."""
+    if not reader.cut_short:
+        return "holds no line that JSONLWriter writes"
+    if reader.foreign is None:
+        return "holds no whole line: it is torn"
+    return f"is no log of scalars: expected JSON objects, got the line {reader.foreign[:60]!r}"
 
 
 class _Start(NamedTuple):
@@ -111,6 +121,8 @@ class _Reader:
         self._info: dict[str, str] = {}
         self.whole = 0
         self.cut_short = 0
+        self.foreign: bytes | None = None
+        """The first line that was never the begin of an object."""
 
     def begin_part(self) -> None:
         """What follows is of the next part."""
@@ -146,20 +158,25 @@ class _Reader:
     def _decode(self, lines: bytes) -> list[Row]:
         try:
             return _decoder.decode_lines(lines)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return [row for line in lines.splitlines() if line.strip() and (row := self._decode_line(line))]
 
     def _decode_line(self, line: bytes) -> Row | None:
         try:
             return _decoder.decode(line)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             self.cut_short += 1
+            if self.foreign is None and not line.lstrip().startswith(
+                (b"{", b"\0")
+            ):  # zeros: a disk's, after a crash
+                self.foreign = line
             return None
 
     def _take_scalars(self, mode: str, columns: Columns) -> None:
         """Rows of the same keys and mode, as columns."""
+        columns = _with_steps(columns)
         steps: Sequence[int] = columns["step"]
-        if set(map(type, steps)) != {int}:
+        if not steps:
             return
         self.whole += len(steps)
         self._furthest = max(self._furthest, max(steps))
@@ -175,7 +192,7 @@ class _Reader:
                     self._add(mode, name_of(key), steps, column)
 
     def _add(self, mode: str, name: str, steps: Sequence[int], values: tuple[Any, ...]) -> None:
-        if not set(map(type, values)) <= {float, int}:
+        if set(map(type, values)) != {float}:
             kept = [(step, n) for step, v in zip(steps, values, strict=True) if (n := _number(v)) is not None]
             if not kept:
                 return
@@ -190,7 +207,11 @@ class _Reader:
         envelope.add(steps, values)
 
     def _take_event(self, row: Row) -> None:
-        row = unmarked(row)
+        try:
+            row = unmarked(row)
+        except RecursionError:
+            self.cut_short += 1
+            return
         self.whole += 1
         match row:
             case {"event": "before_run"}:
@@ -211,14 +232,26 @@ def _by_mode(columns: Columns) -> Iterator[tuple[str, Columns]]:
             yield mode, {key: _choose(column, kept) for key, column in columns.items()}
 
 
+def _with_steps(columns: Columns) -> Columns:
+    """The rows whose steps are such."""
+    steps = columns["step"]
+    if set(map(type, steps)) == {int} and min(steps) >= 0 and max(steps) <= FURTHEST:
+        return columns
+    kept = [type(step) is int and 0 <= step <= FURTHEST for step in steps]
+    return {key: _choose(column, kept) for key, column in columns.items()}
+
+
 def _choose(column: tuple[Any, ...], kept: list[bool]) -> tuple[Any, ...]:
     return tuple(value for value, keep in zip(column, kept, strict=True) if keep)
 
 
 def _number(value: Any) -> float | None:
-    """A value that may be the name of one; None if it is no number."""
+    """A value that may be the name of one; None if it is no number, or an integer beyond all floats."""
     if isinstance(value, int | float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return None
     return NUMBERS.get(value) if isinstance(value, str) else None
 
 
@@ -239,7 +272,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 class _BeforeRun(msgspec.Struct, tag="before_run", tag_field="event"):
-    iter: int = 0
+    iter: Annotated[int, msgspec.Meta(ge=0, le=FURTHEST)] = 0
 
 
 def _find_starts(path: Path) -> list[_Start]:
@@ -251,7 +284,7 @@ def _find_starts(path: Path) -> list[_Start]:
             try:
                 line = block[at : block.find(b"\n", at) + 1 or None]
                 found.append(_Start(offset + at, msgspec.json.decode(line, type=_BeforeRun).iter))
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 pass  # cut short; whoever went on after it wrote another one
             at = block.find(begin, at + 1)
     return found
@@ -270,9 +303,9 @@ def _find_steps_back(path: Path) -> list[_Start]:
         for line in block.splitlines(keepends=True):
             try:
                 place = decode(line)
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 place = _Place()
-            if place.mode == "train" and place.step is not None:
+            if place.mode == "train" and place.step is not None and 0 <= place.step <= FURTHEST:
                 if place.step < last:
                     found.append(_Start(offset, place.step - 1))
                 last = place.step

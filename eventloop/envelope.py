@@ -33,6 +33,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """Records in all."""
     first: float
     last: float
+    last_step: int
+    """Of all records; a point that stands for several has the middle one."""
     least: float
     """Of the finite values, as `greatest`."""
     least_step: int | None
@@ -96,7 +98,7 @@ class Envelope:
             name=name,
             mode=mode,
             **msgspec.structs.asdict(self._facts),
-            steps=((points.first + points.last) // 2).tolist(),
+            steps=(points.first + (points.last - points.first) // 2).tolist(),
             mean=points.mean().tolist(),
             low=points.low.tolist() if merged else [],
             high=points.high.tolist() if merged else [],
@@ -121,6 +123,7 @@ class _Facts(msgspec.Struct, kw_only=True):
     count: int = 0
     first: float = math.nan
     last: float = math.nan
+    last_step: int = 0
     least: float = math.nan
     least_step: int | None = None
     greatest: float = math.nan
@@ -132,7 +135,7 @@ class _Facts(msgspec.Struct, kw_only=True):
         """Take more records, at least one."""
         if not self.count:
             self.first = float(values[0])
-        self.last = float(values[-1])
+        self.last, self.last_step = float(values[-1]), int(steps[-1])
         self.count += len(values)
         finite = np.isfinite(values)
         if not finite.all():

@@ -6,12 +6,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from time import perf_counter
+from types import FunctionType, MethodType
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
-from eventloop.costs import HandlerCost
+from eventloop.costs import IN_ITERATION, HandlerCost
 from eventloop.events import Event
 from eventloop.filters import Passes
-from eventloop.meter import Budget, Timing
+from eventloop.timing import Budget, Timing
 
 Takes = Literal["event", "trainer", "blinker"]
 """How a handler is called: `fn(event)`, `fn(trainer, event)`, or blinker's `fn(sender, event=event)`."""
@@ -85,28 +87,43 @@ class Handler:
             return self.fn(trainer, event)
         return self.fn(trainer, event=event)
 
-    def clocked(self, event: Event, trainer: Any) -> None:
+    def clocked(self, event: Event, trainer: Any, weight: int = 1) -> None:
         """`fire`, timed. A handler that fires rarely is always timed: a sample would seldom meet it."""
         began = perf_counter()
         self.fire(event, trainer)
         took = perf_counter() - began
-        self.timing.add(took)
+        self.timing.add(took, 1 if self.rare else weight)
         if self.budget is not None:
             self.budget.look(took, self.timing)
 
-    def measure(self, event: Event, trainer: Any) -> None:
-        """`run`, timed; a call the filter held back is not a sample."""
+    def measure(self, event: Event, trainer: Any, weight: int = 1) -> None:
+        """`run`, timed, for `weight` events of which this is one; what the filter held back is no sample."""
         if self.passes is None or self.passes(event):
-            self.clocked(event, trainer)
+            self.clocked(event, trainer, weight)
+
+    def remains(self) -> Handler:
+        """What is kept of it once it is cancelled: its account, and nothing that it was made of."""
+        kept = Handler(_nothing, "event", name=self.name, priority=self.priority, filter=self.filter)
+        kept.calls, kept.timing = self.calls, self.timing
+        if self.budget is not None:
+            kept.budget = Budget(self.budget.seconds, _nothing)
+            kept.budget.exceeded = self.budget.exceeded
+        return kept
 
     def cost(self, event: str, wall: float) -> HandlerCost:
         """Its record, of a run whose iterations took `wall` seconds; once the signal is settled."""
-        seconds = self.timing.estimate(self.calls)
+        seconds, inside, budget = self.timing.estimate(self.calls), event in IN_ITERATION, self.budget
+        phases = getattr(getattr(self.fn, "__self__", None), "runs_phases", ()) if inside else ()
         return HandlerCost(
             name=self.name, event=event, priority=self.priority, filter=self.filter, calls=self.calls,
-            seconds=seconds, share=seconds / wall if wall else 0.0, times=self.timing.times(),
-            budget=None if self.budget is None else self.budget.seconds,
+            seconds=seconds, share=seconds / wall if wall and inside else 0.0, in_iteration=inside,
+            includes=[*phases], times=self.timing.times(self.calls),
+            budget=None if budget is None else budget.seconds, over_budget=budget is not None and budget.exceeded,
         )  # fmt: skip
+
+
+def _nothing(_: object) -> None:
+    """Stands for a function that was let go."""
 
 
 def handler_name(fn: Callable[..., object]) -> str:
@@ -127,6 +144,8 @@ def handler_name(fn: Callable[..., object]) -> str:
 
 def is_coroutine_function(fn: Callable[..., object]) -> bool:
     """True for `async def` functions, partials of them, and objects whose `__call__` is one."""
+    if inspect.isroutine(fn):
+        return inspect.iscoroutinefunction(fn)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
@@ -139,6 +158,19 @@ def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
     """
     if not callable(fn):
         raise TypeError(f"a handler must be callable, got {fn!r}")
+    method = fn.__func__ if isinstance(fn, MethodType) and not background else None
+    if isinstance(method, FunctionType):
+        if method not in _of_methods:
+            _of_methods[method] = _convention(fn, background=False)
+        return _of_methods[method]
+    return _convention(fn, background=background)
+
+
+_of_methods: WeakKeyDictionary[FunctionType, Takes] = WeakKeyDictionary()
+"""What methods take that were looked at before: each trainer subscribes the same dozens, and a look costs 50 us."""
+
+
+def _convention(fn: Callable[..., object], *, background: bool) -> Takes:
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise TypeError(f"handler {handler_name(fn)} is a generator function: its body would never run")
     try:
@@ -166,21 +198,25 @@ def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
     required = [p.name for p in positional if p.default is p.empty]
     unfilled = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    expected = (
-        f"handler {handler_name(fn)}{signature} has a wrong signature: expected (trainer, event) or (event)"
-    )
     if unfilled:
-        raise TypeError(f"{expected}, but nobody would pass {', '.join(unfilled)}")
+        raise TypeError(f"{_expected(fn, signature)}, but nobody would pass {', '.join(unfilled)}")
     if len(required) > 2 or not (positional or variadic):
-        raise TypeError(expected)
+        raise TypeError(_expected(fn, signature))
     if len(positional) > 1 and positional[1].name in _ELSEWHERE:
         raise TypeError(
-            f"{expected}: it is MMEngine's; here batch_idx and metrics are the event's, batch and outputs the trainer's"
+            f"{_expected(fn, signature)}: it is MMEngine's; here batch_idx and metrics are the event's, batch and "
+            "outputs the trainer's"
         )
     if len(required) == 2 or (variadic and not positional):
         if required and required[0] == "event":
-            raise TypeError(f"{expected}: the trainer comes first")
+            raise TypeError(f"{_expected(fn, signature)}: the trainer comes first")
         return "trainer"
     if required in (["trainer"], ["runner"]):
-        raise TypeError(f"{expected}: a handler with one parameter is given the event")
+        raise TypeError(f"{_expected(fn, signature)}: a handler with one parameter is given the event")
     return "event"
+
+
+def _expected(fn: Callable[..., object], signature: inspect.Signature) -> str:
+    return (
+        f"handler {handler_name(fn)}{signature} has a wrong signature: expected (trainer, event) or (event)"
+    )

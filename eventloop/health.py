@@ -47,11 +47,12 @@ class Health:
             if count := lane.new_drops(now, every):
                 self._tell(EventsDropped(handler=lane.name, count=count))
 
-    def tell_slow(self, name: str, budget: float, p99: float, calls: int) -> None:
+    def tell_slow(self, name: str, event: str, budget: float, p99: float, calls: int) -> None:
         """Tell of a handler over its budget, both in seconds; `calls` were sampled."""
         logger.warning(
-            "handler %s exceeds its budget_us=%g: the p99 of its calls is %.4g us, over %d sampled",
-            name, budget * 1e6, p99 * 1e6, calls,
+            "handler %s exceeds its budget_us=%g on %s: the p99 of its calls is %s us (%d were sampled); the event "
+            "slow_handler tells it too",
+            name, budget * 1e6, event, f"{p99 * 1e6:,.4g}" if p99 < 1e-3 else f"{p99 * 1e6:,.0f}", calls,
         )  # fmt: skip
         self._tell(SlowHandler(handler=name, count=calls, cost=p99))
 

@@ -13,12 +13,17 @@ import math
 import re
 from typing import Any
 
+import msgspec
+
 FILE_NAME = "metrics.jsonl"
 RESERVED = frozenset({"event", "mode", "step", "iter", "epoch"})
 """The keys of a line of scalars that are no metrics."""
 PREFIX = "scalars/"
 """Put before a metric whose name is reserved (or has the prefix already): no metric overwrites another."""
 NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What a decoder raises of a line that is torn, has a flipped bit, is nested too deep, or has a number of thousands of
+digits."""
 LIKE_A_NUMBER = re.compile(r"~*(NaN|-?Infinity)")
 
 

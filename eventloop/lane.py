@@ -18,17 +18,15 @@ from eventloop.events import Event
 from eventloop.filters import Passes
 from eventloop.handler import RunsOn
 from eventloop.lane_options import LaneOptions
-from eventloop.meter import WARM_UP, Budget, Timing, Waits
+from eventloop.meter import DELIVERY_PERIOD, WARM_UP
 from eventloop.spans import SpanRecorder
 from eventloop.spill import Spill
+from eventloop.timing import Budget, Timing, Waits
 
 logger = logging.getLogger("eventloop")
 
 _LOOK_SECONDS = 0.05
 """How often a thread that waits for room looks whether there will ever be any."""
-
-_PERIOD = 7
-"""After `WARM_UP` deliveries every so many-th goes into the distribution of their times."""
 
 Delivery = Event | list[Event]
 
@@ -324,8 +322,11 @@ class Lane(ABC):
                 self.delivered += count
             else:
                 self.failed += count
-        if self.calls <= WARM_UP or not self.calls % _PERIOD or took > self.busy.longest:
+        if self.calls <= WARM_UP:
             self._took(took)
+        elif not self.calls % DELIVERY_PERIOD:
+            self._took(took, DELIVERY_PERIOD)
+        self.busy.longest = max(self.busy.longest, took)
         if self.recorder is not None:
             self._record(self.recorder, item, began, took)
         if error is not None and count:  # 0: it was counted and told when it stalled
@@ -348,9 +349,9 @@ class Lane(ABC):
         if began and item is not None:
             recorder.delivered(self.name, self.runs_on, item, began, now - began, "(under way)")
 
-    def _took(self, seconds: float) -> None:
-        """Enter the time of one delivery into the distribution."""
-        self.busy.add(seconds)
+    def _took(self, seconds: float, weight: int = 1) -> None:
+        """Enter the time of one delivery, which stands for `weight` of them, into the distribution."""
+        self.busy.add(seconds, weight)
         if self.budget is not None:
             self.budget.look(seconds, self.busy)
 

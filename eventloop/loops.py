@@ -77,6 +77,7 @@ class TrainLoop:
         length = length_of(loader) if by_epoch else None
         self._pass = Pass(trainer.stops, length, endless=length is None)
         began = asked = clock.begin()
+        between = 0.0  # handlers of what the background sent
         for batch in self._batches(loader):
             if trainer.asked_to_stop and trainer.stopping and trainer.position.at_end:
                 return  # the loader has more batches than it said
@@ -107,15 +108,18 @@ class TrainLoop:
             clock.forward = ended - started
             trainer.announce(AfterTrainIter, batch_idx=trainer.batch_idx)
             clock.hooks += (perf_counter() - clock.excluded - ended) - clock.backward - clock.optimizer
-            clock.hooks += started - fetched
+            clock.hooks += started - fetched + between
             trainer.completed_iteration()
             if clock.device is not None:
                 clock.device.end()
-            clock.commit(perf_counter() - clock.excluded - began)
+            ended = perf_counter() - clock.excluded
+            clock.commit(ended - began)
             bus.poll(trainer)
+            polled = perf_counter() - clock.excluded
             if (trainer.asked_to_stop or polls) and self._iteration_boundary():
                 return
-            began = asked = clock.begin()
+            began, asked = ended, clock.begin()  # what was between belongs to the next one
+            between = polled - ended
         self._pass.end(trainer.batch_idx)
 
     def _iteration_boundary(self) -> bool:

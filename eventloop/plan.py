@@ -33,7 +33,8 @@ from eventloop.spans import SpanRecorder
 
 Dispatch = Callable[[Event, Any], object]
 HandOver = Callable[[Event], object]
-Measure = Callable[[Event, Any], None]
+Measure = Callable[[Event, Any, int], None]
+"""Runs a handler, timed; the last argument is of how many events this one is a sample."""
 OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], bool]
 """Called with the error, the plan's handlers, the index of the one that raised (-1: no handler did), the event and
 the trainer; returns whether the handlers after it were reached all the same."""
@@ -55,6 +56,7 @@ class Plan:
         housekeeping: Callable[[], None],
         latest: Event | None = None,
         measured_before: int = 0,
+        since_measured: int = 0,
         recorder: SpanRecorder | None = None,
     ) -> None:
         self.handlers = tuple(handlers)
@@ -62,8 +64,8 @@ class Plan:
         self._sampled_hand_overs = tuple(sampled_hand_overs)
         self._on_failure = on_failure
         self._housekeeping = housekeeping
-        self._ticker = Ticker(measured_before, always=recorder is not None)
-        measured: Measure = self._measured
+        self._ticker = Ticker(measured_before, since_measured, always=recorder is not None)
+        measured: Callable[[Event, Any], None] = self._measured
         self._measures: list[Measure] = [handler.measure for handler in self.handlers]
         if recorder is not None:
             measured = recorder.watch_event(name, measured)
@@ -90,19 +92,26 @@ class Plan:
         """How many of its runs were measured."""
         return self._ticker.measured
 
-    def settle(self) -> int:
-        """Return how often the plan ran. Only once, and only after `dispatch` was replaced."""
+    @property
+    def untouched(self) -> bool:
+        """True where it is sure that it did not run yet."""
+        return self._ticker.untouched
+
+    def settle(self) -> tuple[int, int]:
+        """Return how often the plan ran, and how often since it was last measured. Only once, and only after
+        `dispatch` was replaced."""
         return self._ticker.settle()
 
     def _measured(self, event: Event, trainer: Any) -> None:
         self._ticker.measured += 1
+        weight = self._ticker.weight  # read now: a handler may emit the same event
         self._housekeeping()
         index = -1
         try:
             for hand_over in self._sampled_hand_overs:
                 hand_over(event)
             for index, measure in enumerate(self._measures):  # noqa: B007 - the index of the one that raised
-                measure(event, trainer)
+                measure(event, trainer, weight)
         except BaseException as error:
             self._failed_at(index, error, event, trainer)
             raise

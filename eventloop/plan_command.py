@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.terminal import say
+from eventloop.units import on_a_line
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.outline import EventPlan
+    from eventloop.plan_config import ConfigPlan
+    from eventloop.plan_script import Rehearsed
 
 DESCRIPTION = """\
 Shows every event somebody listens to, in the order of a run, and who hears it: handlers on the training thread in the
@@ -24,8 +27,9 @@ ends before, the buses it made are shown. What the script does before its run it
 included; what it starts in other processes is not held back.
 
 A config is a .json, .toml or .yaml file, or a Python file that assigns one of default_hooks, custom_hooks, hooks,
-writers, train_cfg, max_epochs, max_iters and besides only imports, assigns and defines. Its hooks and writers are
-built with a model of one weight and an optimizer; nothing else of it is looked at."""
+writers, train_cfg, max_epochs, max_iters and besides only imports, assigns and defines; one that in doing so begins a
+run, or makes a trainer or a bus, is the script it is. Its hooks and writers are built with a model of one weight and an
+optimizer; nothing else of it is looked at."""
 EXIT_CODES = (
     "exit codes: 0 done, 1 the script failed (with its traceback), 2 bad input (one line), 130 ended by Ctrl-C; "
     "a script that ends itself with another code before its run gives that one"
@@ -59,41 +63,42 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
-    from eventloop.plan_config import is_config
+    from eventloop.plan_config import ConfigPlan
+    from eventloop.plan_script import rehearse
 
     try:
-        if not options.file.is_file():
-            raise FileNotFoundError(f"no file at {options.file}: give a training script or a config")
-        if is_config(options.file):
-            return _plan_config(options)
-    except (ImportError, OSError, TypeError, ValueError) as error:
+        found = _config(options)
+    except Exception as error:
         if options.traceback:
             raise
-        sys.stderr.write(f"eventloop: {error} (--traceback shows where)\n")
+        _complain(f"{error} (--traceback shows where)")
         return 2
-    return _plan_script(options)
+    if isinstance(found, ConfigPlan):
+        return _show_config(options, found)
+    return _show_script(options, found or rehearse(options.file, options.arguments, quiet=options.json))
 
 
-def _plan_config(options: argparse.Namespace) -> int:
-    from eventloop.plan_config import plan_config
+def _config(options: argparse.Namespace) -> ConfigPlan | Rehearsed | None:
+    """The plan of a config, or of a script that looked like one; None for one that does not, and is still to be run."""
+    from eventloop.plan_config import is_config, plan_config
 
-    if options.arguments:
-        raise ValueError(
-            f"{options.file} is a config, and takes no arguments: got {' '.join(options.arguments)}"
-        )
-    plan, max_epochs, max_iters = plan_config(options.file)
-    head = f"{options.file}: {_length(max_epochs, max_iters)}"
-    _show(options, head, [plan], max_epochs=max_epochs, max_iters=max_iters)
+    if not options.file.is_file():
+        raise FileNotFoundError(f"no file at {options.file}: give a training script or a config")
+    if not is_config(options.file):
+        return None
+    return plan_config(options.file, options.arguments, quiet=options.json)
+
+
+def _show_config(options: argparse.Namespace, found: ConfigPlan) -> int:
+    head = f"{options.file}: {_length(found.max_epochs, found.max_iters)}"
+    _show(options, head, [found.plan], max_epochs=found.max_epochs, max_iters=found.max_iters)
     return 0
 
 
-def _plan_script(options: argparse.Namespace) -> int:
-    from eventloop.plan_script import rehearse
-
-    done = rehearse(options.file, options.arguments, quiet=options.json)
+def _show_script(options: argparse.Namespace, done: Rehearsed) -> int:
     for path in done.left:
         held = ", ".join(sorted(inside.name for inside in path.iterdir()))
-        sys.stderr.write(f"eventloop: {path} was made and stays: the script has put {held} there\n")
+        _complain(f"{path} was made and stays: the script has put {held} there")
     reached = done.reached
     if reached is None and (done.code or not done.has_buses):
         return done.code or _nothing(options.file)
@@ -113,8 +118,13 @@ def _plan_script(options: argparse.Namespace) -> int:
 
 
 def _nothing(path: Path) -> int:
-    sys.stderr.write(f"eventloop: {path} ended without a run, and has made neither a Trainer nor a Bus\n")
+    _complain(f"{path} ended without a run, and has made neither a Trainer nor a Bus")
     return 2
+
+
+def _complain(text: str) -> None:
+    """On one line, whatever paths and messages of others have in them."""
+    sys.stderr.write(f"eventloop: {on_a_line(text)}\n")
 
 
 def _length(max_epochs: int | None, max_iters: int | None) -> str:
@@ -148,4 +158,4 @@ def _show(
         return
     several = [f"bus {i} of {len(plans)}\n" if len(plans) > 1 else "" for i in range(1, len(plans) + 1)]
     tables = [f"{title}{plan_table(plan)}" for title, plan in zip(several, plans, strict=True)]
-    say("\n\n".join([head, *(tables or [plan_table([])])]))
+    say("\n\n".join([on_a_line(head), *(tables or [plan_table([])])]))

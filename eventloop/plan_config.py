@@ -6,33 +6,32 @@
     train_cfg = dict(by_epoch=True, max_epochs=12)   # or max_epochs = 12, max_iters = ...
 
 `_base_` names files whose values it adds to, `custom_imports` modules that register classes. Other names are not
-looked at. In Python each is a variable of the module, elsewhere a key of the document.
+looked at. In Python each is a variable of the module, elsewhere a key of the document. A Python file is read within
+a rehearsal, for it may be a training script that only assigns.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
-import json
-import runpy
-import sys
 import tempfile
-import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eventloop.bus import Bus
 from eventloop.catalogue import suggest
 from eventloop.outline import EventPlan, outline
-from eventloop.rehearsal import Rehearsal
+from eventloop.plan_reader import DOCUMENTS, BaseIsScript, describe, read_config
+from eventloop.plan_script import Rehearsed, as_python_runs, exit_code, hushed, what_became
+from eventloop.rehearsal import Rehearsal, RunReached
 
-DOCUMENTS = (".json", ".toml", ".yaml", ".yml")
 SUBSCRIBERS = ("default_hooks", "custom_hooks", "hooks", "writers")
 LENGTH = ("max_epochs", "max_iters", "val_interval", "val_begin", "dynamic_intervals")
 NAMES = (*SUBSCRIBERS, "train_cfg", *LENGTH)
 """What a config is told by, and all that is looked at."""
+_IMPORTS = ("imports", "allow_failed_imports")
 _HARMLESS = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Pass)
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -47,7 +46,8 @@ class ConfigPlan(NamedTuple):
 
 def is_config(path: Path) -> bool:
     """True for a document, and for a Python file that assigns one of `NAMES` and does nothing besides importing,
-    assigning and defining; False for one that does not parse, whose error Python shows best.
+    assigning and defining, as far as can be told without running it: `result = trainer.train()` assigns too. False for
+    one that does not parse, whose error Python shows best.
 
     Raises:
         ValueError: neither Python nor a document.
@@ -79,112 +79,79 @@ def _assigned(node: ast.stmt) -> Iterator[str]:
             yield target.id
 
 
-def plan_config(path: Path) -> ConfigPlan:
-    """Build the hooks and writers of a config, and say who hears what.
+def plan_config(path: Path, arguments: Sequence[str] = (), *, quiet: bool = False) -> ConfigPlan | Rehearsed:
+    """Build the hooks and writers of a config, and say who hears what; of a script that looks like a config, what
+    became of it: it begins a run, has a trainer or a bus, or ends itself.
+
+    Args:
+        arguments: of the script.
+        quiet: what is printed meanwhile goes to standard error.
 
     Raises:
-        ImportError, OSError, TypeError, ValueError: see the message; those of hooks and writers are their own.
+        ImportError, OSError, TypeError, ValueError: see the message; what its hooks and writers raise is told with
+            the line of the user's code that did.
     """
-    with _importing_beside(path):
-        config = read_config(path)
+    with as_python_runs(path, arguments, str(Path.cwd())), hushed(quiet):
+        config = _read(path)
+        if isinstance(config, Rehearsed):
+            return config
+        if arguments:
+            raise ValueError(f"{path} is a config, and takes no arguments: got {' '.join(arguments)}")
         _check_names(config, path)
-        _custom_imports(config)
-        return _plan(config)
+        return _build(config, path)
 
 
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The values of a config, with those of its `_base_` files, which its own are merged into.
-
-    Args:
-        above: the files that it is a base of.
-
-    Raises:
-        FileNotFoundError, TypeError, ValueError, ImportError: it, or a base, is not there, or cannot be read.
-    """
-    if path.resolve() in above:
-        raise ValueError(f"{path} is, by way of _base_, a base of itself")
-    values = _load(path)
-    base = values.pop("_base_", [])
-    merged: dict[str, Any] = {}
-    for name in [base] if isinstance(base, str) else base:
-        merged = _merged(merged, read_config(path.parent / name, (*above, path.resolve())))
-    return _merged(merged, values)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"no config at {path}")
+def _read(path: Path) -> dict[str, Any] | Rehearsed:
+    """The values of a config, or what became of a script, which is not run a second time."""
+    rehearsal, code = Rehearsal(), 0
+    config: dict[str, Any] | None = None
     try:
-        values = _parse(path)
-    except ImportError as error:
-        raise ImportError(f"{path}: {error}") from error
+        with rehearsal:
+            config = read_config(path)
+    except RunReached:
+        pass
+    except SystemExit as ended:
+        code = exit_code(ended)
     except Exception as error:
-        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    if not isinstance(values, dict):
-        raise TypeError(f"{path} must be a mapping of names to values, got {type(values).__name__}")
-    return values
-
-
-def _parse(path: Path) -> Any:
-    if path.suffix == ".json":
-        return json.loads(path.read_text(encoding="utf-8"))
-    if path.suffix == ".toml":
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    if path.suffix in (".yaml", ".yml"):
-        return _yaml().safe_load(path.read_text(encoding="utf-8"))
-    names = runpy.run_path(str(path), run_name="config")
-    return {name: value for name, value in names.items() if name == "_base_" or not name.startswith("_")}
-
-
-def _yaml() -> Any:
-    try:
-        return importlib.import_module("yaml")
-    except ImportError as error:
-        raise ImportError(
-            "a config in YAML needs PyYAML: pip install pyyaml, or write TOML or JSON"
-        ) from error
-
-
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """MMEngine's rule: mappings are merged, unless one says `_delete_=True`; anything else replaces."""
-    result = dict(base)
-    for key, value in own.items():
-        if isinstance(value, Mapping) and isinstance(former := base.get(key), Mapping):
-            kept = {} if value.get("_delete_") else former
-            result[key] = _merged(kept, {k: v for k, v in value.items() if k != "_delete_"})
-        else:
-            result[key] = value
-    return result
-
-
-@contextmanager
-def _importing_beside(path: Path) -> Iterator[None]:
-    """Have modules found in the working directory and beside the config, and leave no bytecode there."""
-    places, bytecode = [str(Path.cwd()), str(path.resolve().parent)], sys.dont_write_bytecode
-    sys.path[:0] = places
-    sys.dont_write_bytecode = True
-    try:
-        yield
+        if rehearsal.reached is None or isinstance(error, BaseIsScript):
+            raise
     finally:
-        sys.dont_write_bytecode = bytecode
-        for place in places:
-            if place in sys.path:
-                sys.path.remove(place)
+        left = rehearsal.remove_directories()
+    if config is None or rehearsal.reached is not None or _has_a_bus(config):
+        return what_became(rehearsal, code, left)
+    return config
 
 
-def _custom_imports(config: Mapping[str, Any]) -> None:
+def _has_a_bus(values: Mapping[str, Any]) -> bool:
+    from eventloop.trainer import Trainer
+
+    return any(isinstance(value, Bus | Trainer) for value in values.values())
+
+
+def _custom_imports(wanted: Any, path: Path) -> None:
     """Import the modules that register classes, as MMEngine does."""
-    wanted = config.get("custom_imports") or {}
-    names = wanted.get("imports", []) if isinstance(wanted, Mapping) else wanted
-    for name in [names] if isinstance(names, str) else names:
+    options = wanted if isinstance(wanted, Mapping) else {"imports": wanted}
+    for key in options:
+        if key not in _IMPORTS:
+            raise ValueError(f"{path}: custom_imports has a {key!r}{suggest(str(key), [*_IMPORTS])}")
+    given = options.get("imports")
+    names = [given] if isinstance(given, str) else [] if given is None else given
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+        raise TypeError(
+            f"{path}: custom_imports must be the name of a module, a list of names, or dict(imports=[...]), "
+            f"got {wanted!r}"
+        )
+    for name in names:
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            if not (isinstance(wanted, Mapping) and wanted.get("allow_failed_imports")):
-                raise ImportError(f"custom_imports: {name} cannot be imported: {error}") from error
+        except Exception as error:
+            if not (isinstance(error, ImportError) and options.get("allow_failed_imports")):
+                raise ImportError(
+                    f"{path}: custom_imports: {name} cannot be imported: {describe(error)}"
+                ) from error
 
 
 # --- checking and building ---------------------------------------------------------------------------------
@@ -200,10 +167,30 @@ def _check_names(config: Mapping[str, Any], path: Path) -> None:
             raise ValueError(f"{path} has a {name!r}, which nothing reads: did you mean {near[0]!r}?")
     for name in (n for n in ("default_hooks", "train_cfg") if n in config):
         if not isinstance(config[name], Mapping | None):
-            raise TypeError(f"{name} must be a mapping, got {config[name]!r}")
+            raise TypeError(f"{path}: {name} must be a mapping, got {config[name]!r}")
     for name in (n for n in SUBSCRIBERS[1:] if n in config):
         if not isinstance(config[name], list | tuple | None):
-            raise TypeError(f"{name} must be a list of configs dict(type=...), got {config[name]!r}")
+            raise TypeError(f"{path}: {name} must be a list of configs dict(type=...), got {config[name]!r}")
+
+
+def _build(config: Mapping[str, Any], path: Path) -> ConfigPlan:
+    """Build what it says, and tell in a line what that raises."""
+    rehearsal = Rehearsal()
+    try:
+        with rehearsal:
+            _custom_imports(config.get("custom_imports"), path)
+            return _plan(config)
+    except SystemExit as ended:
+        at = f" at {rehearsal.reached.where}" if rehearsal.reached is not None else ""
+        what = f"would begin a run{at}" if isinstance(ended, RunReached) else "ends the program"
+        raise ValueError(f"{path}: building its hooks and writers {what}, and no plan can be made") from ended
+    except Exception as error:
+        told = describe(error)
+        if told == str(error):
+            raise
+        raise ValueError(f"{path}: {told}") from error
+    finally:
+        rehearsal.remove_directories()
 
 
 def _plan(config: Mapping[str, Any]) -> ConfigPlan:
@@ -212,7 +199,7 @@ def _plan(config: Mapping[str, Any]) -> ConfigPlan:
     from eventloop.trainer import Trainer
 
     model = torch.nn.Linear(1, 1)  # stands for any model, as the optimizer for any
-    with Rehearsal(), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),

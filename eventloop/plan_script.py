@@ -6,7 +6,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -35,17 +35,31 @@ def rehearse(path: Path, arguments: Sequence[str], *, quiet: bool = False) -> Re
     """
     rehearsal, code = Rehearsal(), 0
     try:
-        with (
-            rehearsal,
-            _as_python_runs(path, arguments),
-            redirect_stdout(sys.stderr) if quiet else nullcontext(),
-        ):
+        with rehearsal, as_python_runs(path, arguments), hushed(quiet):
             code = _run(path)
     finally:
         left = rehearsal.remove_directories()
+    return what_became(rehearsal, code, left)
+
+
+def what_became(rehearsal: Rehearsal, code: int, left: list[Path]) -> Rehearsed:
+    """The account of a rehearsal that is over."""
     reached = rehearsal.reached
     plans = rehearsal.plans() if reached is None else reached.plans
     return Rehearsed(reached, plans, rehearsal.has_buses, code, left)
+
+
+def exit_code(ended: SystemExit) -> int:
+    """What `sys.exit` was given; a message is shown, as Python does."""
+    if not isinstance(ended.code, int | None):
+        sys.stderr.write(f"{ended.code}\n")
+        return 1
+    return ended.code or 0
+
+
+def hushed(quiet: bool) -> AbstractContextManager[object]:
+    """Have what is printed go to standard error, if it must not be in the output."""
+    return redirect_stdout(sys.stderr) if quiet else nullcontext()
 
 
 def _run(path: Path) -> int:
@@ -55,10 +69,7 @@ def _run(path: Path) -> int:
     except RunReached:
         pass
     except SystemExit as ended:
-        if not isinstance(ended.code, int | None):
-            sys.stderr.write(f"{ended.code}\n")
-            return 1
-        return ended.code or 0
+        return exit_code(ended)
     except Exception as error:
         if not _on_its_way_out(error):
             _show(error, path)
@@ -76,19 +87,20 @@ def _on_its_way_out(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def _as_python_runs(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Set what a script sees of the interpreter, and have it leave no bytecode."""
+def as_python_runs(path: Path, arguments: Sequence[str], *also: str) -> Iterator[None]:
+    """Set what a script sees of the interpreter, and have it leave no bytecode; modules are found in `also` too."""
     argv, first, bytecode = sys.argv, sys.path[:1], sys.dont_write_bytecode
-    folder = str(path.resolve().parent)
+    places = [str(path.resolve().parent), *also]
     sys.argv = [str(path), *arguments]
-    sys.path[:1] = [folder]
+    sys.path[:1] = places
     sys.dont_write_bytecode = True
     try:
         yield
     finally:
         sys.argv, sys.dont_write_bytecode = argv, bytecode
-        if folder in sys.path:
-            sys.path.remove(folder)
+        for place in places:
+            if place in sys.path:
+                sys.path.remove(place)
         sys.path[:0] = first
 
 

@@ -273,10 +273,8 @@ class ProcessLane(SupervisedLane):
             self.delivered += count
             self.calls += self._told.calls - told.calls
             self.seconds += self._told.seconds - told.seconds
-        if (
-            calls := self._told.calls - told.calls
-        ) > 0:  # their mean: one acknowledgement is of several deliveries
-            self._took((self._told.seconds - told.seconds) / calls)
+        for seconds, weight in self._told.sampled:
+            self._took(seconds, weight)
         self.busy.longest = max(self.busy.longest, self._told.longest)
         self._moved()
 

@@ -19,6 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, overload
 
 from eventloop.catalogue import suggest
+from eventloop.subscription import check_budget
 
 C = TypeVar("C", bound=type)
 
@@ -139,12 +140,13 @@ def find_class(name: str) -> type:
 
 
 def build(config: Mapping[str, Any], **also: Any) -> Any:
-    """Make an object from `dict(type=name or class, **arguments)`; a hook's or writer's `priority`, `name` and `budget_us`, where
-    its constructor does not take them, are set on the object.
+    """Make an object from `dict(type=name or class, **arguments)`; a hook's `priority`, and a hook's or writer's `name`
+    and `budget_us`, where its constructor does not take them, are set on the object.
 
     Raises:
-        TypeError: the config is no mapping with a `type` that is a class or a name, or an argument is missing.
-        ValueError: an unknown type or argument (with a suggestion).
+        TypeError: the config is no mapping with a `type` that is a class or a name, an argument is missing, or
+            `budget_us` is no number.
+        ValueError: an unknown type or argument (with a suggestion), or `budget_us` is not above 0.
     """
     if not isinstance(config, Mapping) or "type" not in config:
         raise TypeError(f"expected an object or a config dict(type=...), got {config!r}")
@@ -162,6 +164,8 @@ def build(config: Mapping[str, Any], **also: Any) -> Any:
                 f"{cls.__name__} has no argument {key!r}{suggest(key, [*parameters, *attributes])}"
             )
     to_set = {key: arguments.pop(key) for key in attributes if key in arguments}
+    if to_set.get("budget_us") is not None:  # here: a writer of another rank than the first is never attached
+        check_budget(cls.__name__, to_set["budget_us"])
     built = cls(**arguments)
     for key, value in to_set.items():
         setattr(built, key, value)

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from eventloop.bus import Bus
     from eventloop.trainer import Trainer
 
-_PACKAGE = f"{Path(__file__).parent}{os.sep}"
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
+"""What the names of this package's own files begin with."""
 _under_way: list[Rehearsal] = []
 
 
@@ -155,7 +156,7 @@ def _place(frame: FrameType | None) -> str:
     """The line of the program that called into this package."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_PACKAGE, "<")):
+        if not file.startswith((PACKAGE, "<")):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -30,8 +30,8 @@ def bus_table(bus: Bus) -> str:
 
 
 def plan_table(plans: Sequence[EventPlan]) -> str:
-    """The table of `outline`. Background subscribers have no place among the others; where there are any, it says how
-    many events may wait for each, and what becomes of more."""
+    """The table of `outline`; a budget stands beside the filter. Background subscribers have no place among the others;
+    where there are any, it says how many events may wait for each, and what becomes of more."""
     if not plans:
         return "a bus nobody listens to"
     header = ["event", "order", "priority", "handler", "runs on", "filter", "queue", "overflow"]
@@ -44,6 +44,8 @@ def plan_table(plans: Sequence[EventPlan]) -> str:
 
 
 def _cells(row: PlanRow) -> list[str]:
+    budget = "" if row.budget_us is None else f"budget_us={row.budget_us:.12g}"
+    told = f"{row.filter} {budget}".strip()
     if row.order:
-        return [str(row.order), str(row.priority), row.name, row.runs_on, row.filter, "", ""]
-    return ["-", "-", row.name, row.runs_on, row.filter, f"{row.queue:,}", row.overflow]
+        return [str(row.order), str(row.priority), row.name, row.runs_on, told, "", ""]
+    return ["-", "-", row.name, row.runs_on, told, f"{row.queue:,}", row.overflow]

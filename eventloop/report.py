@@ -12,6 +12,7 @@ from eventloop.curves_reader import RunLog, read_curves
 from eventloop.jsonl_format import FILE_NAME as METRICS
 from eventloop.log_format import FILE_NAME as EVENTS
 from eventloop.manifest import MANIFEST
+from eventloop.trace_file import FILE_NAME as TRACE
 
 VERSION = 1
 
@@ -37,14 +38,16 @@ def load_report(run: Path) -> Report:
 
     Raises:
         OSError: something in it cannot be read.
-        ValueError: it is not the directory of a run, or empty; a file in it is torn, or of a newer version.
+        ValueError: it is not the directory of a run, or has nothing to tell; a file in it is torn, of something else,
+            or of a newer version.
     """
     _check_run(run)
     costs = read_costs(run) if (run / COSTS).is_file() else None
     log = read_curves(run / METRICS) if (run / METRICS).is_file() else None
     if costs is None and (log is None or not log.whole):
-        raise ValueError(f"{run} has nothing to tell yet: {METRICS} is empty, and there is no {COSTS}")
-    return Report(run=str(run), costs=costs, log=log, notes=[*_notes(run, costs, log)])
+        raise ValueError(_nothing_yet(run))
+    name = str(run).encode(errors="replace").decode()  # a file system may have names that are no text
+    return Report(run=name, costs=costs, log=log, notes=[*_notes(run, costs, log)])
 
 
 def _check_run(run: Path) -> None:
@@ -58,7 +61,7 @@ def _check_run(run: Path) -> None:
         raise ValueError(f"{run} is a file: {wanted}; is it {run.resolve().parent}?")
     if not run.is_dir():
         raise ValueError(f"no directory at {run}: {wanted}")
-    if _is_run(run):
+    if _is_run(run) or (not (run / MANIFEST).is_file() and _traces_of_a_run(run)):
         return
     if (run / MANIFEST).is_file():
         raise ValueError(f"{run} is a checkpoint: {wanted}; is it {run.resolve().parent}?")
@@ -74,9 +77,27 @@ def _is_run(path: Path) -> bool:
 
 
 def _hint(run: Path, runs: list[str]) -> str:
-    if runs:
-        return f"; there are runs in {', '.join(runs)}"
-    return f"; {_from_events(run)}" if (run / EVENTS).is_file() else ""
+    return f"; there are runs in {', '.join(runs)}" if runs else ""
+
+
+def _traces_of_a_run(run: Path) -> list[str]:
+    """What a run leaves before its first cost record, and the commands that show it."""
+    found = []
+    if (run / EVENTS).is_file():
+        found.append(_from_events(run))
+    if (run / TRACE).is_file():
+        found.append(f"`eventloop trace {run}` shows {TRACE}")
+    if any((path / MANIFEST).is_file() for path in run.iterdir()):
+        found.append(f"`eventloop checkpoints {run}` lists its checkpoints")
+    return found
+
+
+def _nothing_yet(run: Path) -> str:
+    """Why a run has no report."""
+    what = f"{METRICS} is empty, and there is" if (run / METRICS).is_file() else f"there is no {METRICS}, and"
+    why = "the run was killed before its first cost record, or is about to write it"
+    told = f"{run} has nothing to tell yet: {what} no {COSTS}; {why}"
+    return "; ".join([told, *_traces_of_a_run(run)])
 
 
 def _from_events(run: Path) -> str:
@@ -95,6 +116,8 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
         notes.append(
             f"The costs are of the iterations from {costs.first_iter:,} on: those before were another process's."
         )
+    if costs is not None and log is not None and (last := _last_step(log)) > _last_iteration(costs):
+        notes.append(f"The costs go up to iteration {_last_iteration(costs):,}, the log goes to {last:,}.")
     if log is None:
         makes = f" {_from_events(run)}." if (run / EVENTS).is_file() else " JSONLWriter writes it."
         notes.append(f"There are no curves: no {METRICS} here.{makes}")
@@ -108,5 +131,14 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
         )
     if log.cut_short:
         lines = "line is" if log.cut_short == 1 else "lines are"
-        notes.append(f"{log.cut_short:,} {lines} cut short in {METRICS}, and left out.")
+        notes.append(f"{log.cut_short:,} {lines} cut short or damaged in {METRICS}, and left out.")
     return notes
+
+
+def _last_iteration(costs: RunCosts) -> int:
+    return costs.first_iter + costs.phases.iterations
+
+
+def _last_step(log: RunLog) -> int:
+    """Of the training; a step is the number of completed iterations."""
+    return max((curve.last_step for curve in log.curves if curve.mode == "train"), default=0)

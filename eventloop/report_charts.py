@@ -7,14 +7,15 @@ Texts of a run are escaped, because plotly reads some HTML in every text.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 from eventloop.costs import PHASES, Phases, RunCosts
 from eventloop.report import Report
-from eventloop.report_tables import by_key, over_budget
-from eventloop.units import duration, on_a_line, share, three_digits
+from eventloop.report_facts import medians, usual_wall
+from eventloop.units import on_a_line, share, three_digits
 
 RUN_COLOURS = 8
 ROW = 30
@@ -35,6 +36,8 @@ class Chart(NamedTuple):
     kind: str = ""
     """"curve" for those whose y-axis may become logarithmic."""
     note: str = ""
+    narrow: Sequence[str] = ()
+    """The names on the y-axis for a window of a telephone's width."""
 
 
 class Named(NamedTuple):
@@ -64,30 +67,55 @@ def text(value: str, width: int = 44) -> str:
     return html.escape(on_a_line(value, width), quote=False)
 
 
+NARROW = 18
+
+
+def narrow(name: str) -> str:
+    """A name where there is little room: in two lines, as `EMAHook` and `.after_train_iter`, of `NARROW` characters."""
+    plain = on_a_line(name)
+    split = re.search(r"(?<=.)(\.|, )", plain)
+    lines = [plain[: split.start()], plain[split.start() :].lstrip(", ")] if split else [plain]
+    return "<br>".join(text(line, NARROW) for line in lines)
+
+
+class Stack(NamedTuple):
+    """A bar of phases."""
+
+    name: str
+    phases: Phases
+    wall: float
+    """What the shares are of."""
+
+
 def breakdown(runs: Sequence[Named]) -> Chart:
-    """A bar a run, and one for what was measured on its device: the phases, one after the other."""
-    bars: list[tuple[str, Phases]] = []
+    """A bar a run, one for its usual iteration, and one for what was measured on its device: the phases, one after the
+    other."""
+    bars: list[Stack] = []
     for run in runs:
-        bars.append((text(run.name), run.costs.phases))
-        if run.costs.device is not None and run.costs.device.iterations:
-            bars.append((f"{text(run.name, 30)}, on the device", run.costs.device))
-    data = [_phase_bar(phase, bars) for phase in PHASES if any(getattr(bar, phase) for _, bar in bars)]
+        costs, name = run.costs, on_a_line(run.name, 30)
+        bars.append(Stack(f"{name}, mean", costs.phases, costs.phases.wall))
+        if (usual := medians(costs)) is not None:
+            bars.append(Stack(f"{name}, median", usual, usual_wall(costs)))
+        if costs.device is not None and costs.device.iterations:
+            bars.append(Stack(f"{name}, on the device", costs.device, costs.device.wall))
+    data = [_phase_bar(phase, bars) for phase in PHASES if any(getattr(bar.phases, phase) for bar in bars)]
     layout = {
         "barmode": "stack",
         "showlegend": True,
         "hovermode": "closest",
         "xaxis": {"title": {"text": "ms an iteration"}, "rangemode": "tozero"},
-        "yaxis": {**names_axis([name for name, _ in bars]), "showgrid": False},
+        "yaxis": {**names_axis([text(bar.name) for bar in bars]), "showgrid": False},
         "legend": {"traceorder": "normal"},
         "uniformtext": {"mode": "hide", "minsize": 11},
     }
-    return Chart("Where an iteration's time goes", data, layout, 130 + ROW * 4 // 3 * len(bars))
+    height, names = 130 + ROW * 4 // 3 * len(bars), [narrow(bar.name) for bar in bars]
+    return Chart("Where an iteration's time goes", data, layout, height, narrow=names)
 
 
-def _phase_bar(phase: str, bars: Sequence[tuple[str, Phases]]) -> Trace:
-    means = [_ms(getattr(phases, phase), phases) for _, phases in bars]
-    shares = [share(getattr(phases, phase), phases.wall) for _, phases in bars]
-    wide = [mean > 0.06 * max(_ms(phases.wall, phases) for _, phases in bars) for mean in means]
+def _phase_bar(phase: str, bars: Sequence[Stack]) -> Trace:
+    means = [_ms(getattr(bar.phases, phase), bar.phases) for bar in bars]
+    shares = [share(getattr(bar.phases, phase), bar.wall) for bar in bars]
+    wide = [mean > 0.06 * max(_ms(bar.phases.wall, bar.phases) for bar in bars) for mean in means]
     return {
         "type": "bar", "orientation": "h", "name": phase, "x": means, "y": [*range(len(bars))], "width": 0.62,
         "marker": {"color": f"@{phase}"}, "customdata": shares,
@@ -132,7 +160,7 @@ def _phase_area(phase: str, costs: RunCosts) -> Trace:
     steps, means = _stairs(costs, phase)
     return {
         "type": "scatter", "mode": "lines", "stackgroup": "phases", "name": phase, "x": steps, "y": means,
-        "line": {"shape": "hv", "width": 0.5, "color": f"@{phase}"}, "fillcolor": f"@{phase}",
+        "line": {"shape": "hv", "width": 0, "color": f"@{phase}"}, "fillcolor": f"@{phase}",
         "hovertemplate": "%{y:.4g} ms",
     }  # fmt: skip
 
@@ -152,7 +180,7 @@ def _over_iterations(walls: Sequence[float], top: float) -> dict[str, Any]:
         "xaxis": {"title": {"text": "iteration"}, "tickformat": "~s", "hoverformat": ",d"},
         "yaxis": {
             "title": {"text": "ms an iteration"},
-            "range": [0, top * 1.06 if top else max(walls) * 1.05],
+            "range": [0, top * 1.06 or 1.0],
         },
         "legend": {"traceorder": "normal"},
     }
@@ -174,125 +202,6 @@ def _beyond(values: Sequence[float], top: float) -> str:
         return ""
     points = "1 point is" if count == 1 else f"{count} points are"
     return f"{points} beyond the axis, up to {three_digits(max(values))} ms; “Autoscale” above the chart shows all."
-
-
-class Bar(NamedTuple):
-    """One handler in one run."""
-
-    microseconds: float
-    hover: str
-    bad: bool
-
-
-MOST_HANDLERS = 20
-
-
-def handlers(runs: Sequence[Named]) -> Chart | None:
-    """The dearest handlers, the dearest on top; a bar a run."""
-    found = [handler_bars(run.costs) for run in runs]
-    keys = list(dict.fromkeys(key for bars in found for key in bars))
-    most = {key: max(bars[key].microseconds for bars in found if key in bars) for key in keys}
-    keys = sorted(keys, key=lambda key: -most[key])[:MOST_HANDLERS]
-    if not keys:
-        return None
-    longest = [most[key] for key in keys]
-    limit = _limit(longest)
-    width = 0.76 / len(runs)
-    data, notes = [], []
-    for i, (run, bars) in enumerate(zip(runs, found, strict=True)):
-        offset = -0.38 + i * width
-        data += _handler_traces(run, keys, bars, offset, width, alone=len(runs) == 1)
-        notes += _cut_labels(keys, bars, limit, offset + width / 2, 12 if len(runs) == 1 else 10)
-    layout = {
-        "barmode": "overlay",
-        "hovermode": "closest",
-        "showlegend": len(runs) > 1 or any(bar.bad for bars in found for bar in bars.values()),
-        "xaxis": {"title": {"text": "µs an iteration"}, "range": [0, limit]},
-        "yaxis": {**names_axis([text(key, 52) for key in keys]), "showgrid": False},
-        "annotations": notes,
-    }
-    note = (
-        "" if len(most) == len(keys) else f"The {MOST_HANDLERS} dearest of {len(most)}; the table has all. "
-    )
-    if any(longest_one > limit for longest_one in longest):
-        note += "A bar with ▸ is cut off; its number is not. "
-    if len(runs) > 1 and any(bar.bad for bars in found for bar in bars.values()):
-        note += "A red edge: over its budget."
-    return Chart(
-        "What each handler adds to an iteration",
-        data,
-        layout,
-        130 + max(ROW, 16 * len(runs)) * len(keys),
-        note=note,
-    )
-
-
-def _limit(longest: Sequence[float]) -> float:
-    """The end of the axis: room for the longest bar and its number, but for two at most that are far longer than the
-    one that follows. `longest` begins with the longest one."""
-    cut = 0
-    while cut < min(2, len(longest) - 1) and longest[cut] > CLIP * longest[cut + 1] > 0:
-        cut += 1
-    return longest[cut] * 1.18 or 1.0
-
-
-def handler_bars(costs: RunCosts) -> dict[str, Bar]:
-    """By what a handler is called in two runs, see `report_tables.handler_key`."""
-    iterations = max(1, costs.phases.iterations)
-    bars = {}
-    for key, handler in by_key(costs.handlers).items():
-        times = handler.times
-        bars[key] = Bar(
-            rounded(handler.seconds / iterations * 1e6),
-            f"{text(key, 90)}<br>{handler.calls:,} calls, {handler.share * 100:.2f} % of an iteration<br>a call: "
-            f"p50 {duration(times.p50)}, p99 {duration(times.p99)}, max {duration(times.max)}"
-            + ("" if handler.budget is None else f"<br>its budget for p99: {duration(handler.budget)}"),
-            over_budget(handler),
-        )
-    return bars
-
-
-def _handler_traces(
-    run: Named, keys: Sequence[str], bars: dict[str, Bar], offset: float, width: float, *, alone: bool
-) -> list[Trace]:
-    """Of a run alone those within their budgets, and those over them in red; beside others, in the colour of the run
-    with a red edge."""
-    rows = [(i, bars[key]) for i, key in enumerate(keys) if key in bars]
-    if not alone:
-        return [_handler_trace(text(run.name), run.colour, rows, offset, width, alone=False)]
-    return [
-        _handler_trace(name, colour, chosen, offset, width, alone=True)
-        for name, colour, bad in (("a handler", "@busy", False), ("over its budget", "@bad", True))
-        if (chosen := [(i, bar) for i, bar in rows if bar.bad is bad])
-    ]
-
-
-def _handler_trace(
-    name: str, colour: str, rows: Sequence[tuple[int, Bar]], offset: float, width: float, *, alone: bool
-) -> Trace:
-    edges = [0 if alone or not bar.bad else 2 for _, bar in rows]
-    return {
-        "type": "bar", "orientation": "h", "name": name, "base": 0, "offset": offset, "width": width * 0.88,
-        "x": [bar.microseconds for _, bar in rows], "y": [i for i, _ in rows],
-        "marker": {"color": colour, "line": {"color": "@bad", "width": edges}},
-        "text": [three_digits(bar.microseconds) for _, bar in rows], "textposition": "outside",
-        "textfont": {"size": 12 if alone else 10}, "hovertext": [bar.hover for _, bar in rows],
-        "hovertemplate": "%{x:,.4g} µs an iteration<br>%{hovertext}<extra></extra>",
-    }  # fmt: skip
-
-
-def _cut_labels(
-    keys: Sequence[str], bars: dict[str, Bar], limit: float, middle: float, size: int
-) -> list[dict[str, Any]]:
-    """What stands in a bar that is longer than the axis."""
-    return [
-        {
-            "x": limit, "y": i + middle, "xanchor": "right", "showarrow": False,
-            "font": {"color": "@inside", "size": size}, "text": f"{three_digits(bars[key].microseconds)} ▸",
-        }
-        for i, key in enumerate(keys)
-        if key in bars and bars[key].microseconds > limit
-    ]  # fmt: skip
 
 
 def names_axis(names: Sequence[str]) -> dict[str, Any]:

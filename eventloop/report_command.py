@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.terminal import say
+from eventloop.units import on_a_line
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.report import Report
@@ -52,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
             written = _write(options.html, page_of(reports))
         except OSError as error:
             return _failed(options, error, 1)
-        sys.stderr.write(f"eventloop: {written}\n")
+        sys.stderr.write(f"eventloop: {on_a_line(written)}\n")
     if options.json:
         say(_as_json(reports))
     elif page_of is None:
@@ -80,7 +82,7 @@ def _page_maker(path: Path) -> Any:
 
     Raises:
         ImportError: plotly is not installed.
-        ValueError: the page would replace something that is none.
+        ValueError: the page would replace something that is none, or be in a folder that is not there.
     """
     from eventloop.report_html import as_page, check_plotly, is_page
 
@@ -88,6 +90,8 @@ def _page_maker(path: Path) -> Any:
     if path.is_dir() or (path.exists() and not is_page(path)):
         what = "a directory" if path.is_dir() else "no page of HTML"
         raise ValueError(f"--html {path} is {what}, and is not replaced: give the name of a new file")
+    if not path.parent.is_dir():
+        raise ValueError(f"--html {path} cannot be written: there is no folder {path.parent}")
     return as_page
 
 
@@ -100,13 +104,14 @@ def _write(path: Path, page: str) -> str:
         partial.write_text(page, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OSError(f"--html {path} cannot be written: {error}") from error
+        with suppress(OSError):
+            partial.unlink()
+        raise OSError(f"--html {path} cannot be written: {error.strerror or error}") from error
     return f"{path} is written, {size_text(path.stat().st_size)}"
 
 
 def _failed(options: argparse.Namespace, error: Exception, code: int) -> int:
     if options.traceback:
         raise error
-    sys.stderr.write(f"eventloop: {error} (--traceback shows where)\n")
+    sys.stderr.write(f"eventloop: {on_a_line(str(error))} (--traceback shows where)\n")
     return code

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from eventloop.costs import SubscriberCost, Times
 from eventloop.envelope import Curve
-from eventloop.report_charts import ROW, Chart, Named, Trace, names_axis, rounded, text
+from eventloop.report_charts import ROW, Chart, Named, Trace, names_axis, narrow, rounded, text
+from eventloop.report_tables import IN_SECONDS
 from eventloop.units import duration
 
 LEAST = 1e-7
@@ -26,10 +27,12 @@ def subscribers(runs: Sequence[Named]) -> list[Chart]:
     axes = _subscriber_axes([row for _, rows in shown for row in rows])
     charts = []
     for name, rows in shown:
-        title = "How they kept up" if len(runs) == 1 else name
+        title = "Wait from the emit to the delivery, deliveries, and queues"
+        title = title if len(runs) == 1 else f"{name}: {title[0].lower()}{title[1:]}"
         names = {**names_axis([text(row.name, 30) for row in rows]), "showgrid": False}
         layout = {"barmode": "overlay", "hovermode": "closest", "showlegend": True, **axes, "yaxis": names}
-        charts.append(Chart(title, _subscriber_traces(rows), layout, 110 + 2 * ROW * len(rows)))
+        height, short = 110 + 2 * ROW * len(rows), [narrow(row.name) for row in rows]
+        charts.append(Chart(title, _subscriber_traces(rows), layout, height, narrow=short))
     return charts
 
 
@@ -37,15 +40,16 @@ def _subscriber_traces(rows: Sequence[SubscriberCost]) -> list[Trace]:
     times = [
         trace
         for name, colour, shift, each in (
-            ("wait in the queue", "@data", -0.17, [row.wait for row in rows]),
+            ("wait from the emit", "@data", -0.17, [row.wait for row in rows]),
             ("delivery", "@busy", 0.17, [row.busy for row in rows]),
         )
         for trace in _spans(name, colour, shift, each)
     ]
     counts = [
-        _counts("longest queue", "@muted", -0.26, [row.peak_queued for row in rows]),
-        _counts("dropped", "@bad", 0.0, [row.dropped for row in rows]),
-        _counts("failed", "@failed", 0.26, [row.failed for row in rows]),
+        _counts("longest queue", "@muted", -0.3, [row.peak_queued for row in rows]),
+        _counts("dropped", "@bad", -0.1, [row.dropped for row in rows]),
+        _counts("failed", "@failed", 0.1, [row.failed for row in rows]),
+        _counts("left in the queue", "@run3", 0.3, [row.queued for row in rows]),
     ]
     return [*times, *filter(None, counts)]
 
@@ -77,8 +81,8 @@ def _counts(name: str, colour: str, offset: float, counts: Sequence[int]) -> Tra
     if not any(counts):
         return None
     return {
-        "type": "bar", "orientation": "h", "name": name, "xaxis": "x2", "base": 0, "width": 0.24,
-        "offset": offset - 0.12, "x": list(counts), "y": [*range(len(counts))], "marker": {"color": colour},
+        "type": "bar", "orientation": "h", "name": name, "xaxis": "x2", "base": 0, "width": 0.19,
+        "offset": offset - 0.095, "x": list(counts), "y": [*range(len(counts))], "marker": {"color": colour},
         "text": [f"{count:,}" if count else "" for count in counts], "textposition": "outside",
         "hovertemplate": f"{name}: %{{x:,}}<extra></extra>",
     }  # fmt: skip
@@ -86,7 +90,7 @@ def _counts(name: str, colour: str, offset: float, counts: Sequence[int]) -> Tra
 
 def _subscriber_axes(rows: Sequence[SubscriberCost]) -> dict[str, Any]:
     """Times on a logarithmic axis, events on a linear one; the same for all runs."""
-    most = max((max(row.peak_queued, row.dropped, row.failed) for row in rows), default=0)
+    most = max((max(row.peak_queued, row.dropped, row.failed, row.queued) for row in rows), default=0)
     times = [
         _seen(t)
         for row in rows
@@ -165,15 +169,19 @@ def _curve_chart(name: str, members: Sequence[tuple[Named, Curve]], *, alone: bo
         "shapes": shapes,
         "annotations": notes,
     }
+    yaxis: dict[str, Any] = {"title": {"text": "s"}} if name in IN_SECONDS else {}
     if (constant := _constant([curve for _, curve in members])) is not None:
-        layout["yaxis"] = {"range": [constant - abs(constant) / 2, constant + abs(constant) / 2]}
+        yaxis["range"] = [constant - abs(constant) / 2, constant + abs(constant) / 2]
+    if yaxis:
+        layout["yaxis"] = yaxis
     return Chart(name, traces, layout, 290, "curve")
 
 
 def _constant(curves: Sequence[Curve]) -> float | None:
     """The one value that all of them have, always, if that is not 0: plotly would show 0.001 on an axis from -1 to 1."""
     values = {v for curve in curves for v in (curve.least, curve.greatest) if math.isfinite(v)}
-    return values.pop() or None if len(values) == 1 else None
+    value = values.pop() if len(values) == 1 else 0.0
+    return value if value and math.isfinite(value * 1.5) else None
 
 
 def _curve_trace(run: Named, curve: Curve, colour: str, dash: str, alone: bool) -> Trace:

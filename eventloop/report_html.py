@@ -16,18 +16,13 @@ import msgspec
 
 from eventloop import __version__
 from eventloop.report import Report
-from eventloop.report_charts import Chart, Named, breakdown, handlers, named, trends
+from eventloop.report_cells import Table
+from eventloop.report_charts import Chart, Named, breakdown, named, trends
 from eventloop.report_curve_charts import curves, subscribers
-from eventloop.report_tables import (
-    Table,
-    curves_table,
-    facts,
-    handlers_table,
-    labels,
-    phases_table,
-    side_by_side,
-    subscribers_table,
-)
+from eventloop.report_facts import facts, labels
+from eventloop.report_handler_charts import handlers
+from eventloop.report_handlers import handlers_table, outside_table
+from eventloop.report_tables import curves_table, phases_table, side_by_side, subscribers_table
 from eventloop.units import on_a_line
 
 MARK = b"<!DOCTYPE html>"
@@ -97,6 +92,8 @@ class _Page:
         return "\n".join(part for part in parts if part)
 
     def _step_time(self, runs: Sequence[Named]) -> str:
+        if not any(run.costs.phases.iterations for run in runs):  # only validated, or not begun
+            return ""
         parts = [self._card(breakdown(runs))]
         over_time = trends(runs)
         if len(runs) == 1:
@@ -110,10 +107,14 @@ class _Page:
 
     def _handlers(self, runs: Sequence[Named]) -> str:
         chart = handlers(runs)
-        if chart is None:
+        if len(runs) == 1:
+            tables = [_untitled(handlers_table(runs[0].costs)), outside_table(runs[0].costs)]
+        else:
+            tables = _compared(runs, "Handlers")
+        parts = [_table_card(table) for table in tables if table.rows]
+        if not parts:
             return ""
-        tables = [_untitled(handlers_table(runs[0].costs))] if len(runs) == 1 else _compared(runs, "Handlers")
-        return _section("Handlers", self._card(chart), *map(_table_card, tables))
+        return _section("Handlers", *([] if chart is None else [self._card(chart)]), *parts)
 
     def _subscribers(self, runs: Sequence[Named]) -> str:
         charts = subscribers(runs)
@@ -150,8 +151,11 @@ class _Page:
     def _card(self, chart: Chart) -> str:
         number = len(self.charts)
         self.charts.append(
-            {"data": chart.data, "layout": chart.layout, "height": chart.height, "kind": chart.kind}
-        )
+            {
+                "data": chart.data, "layout": chart.layout, "height": chart.height, "kind": chart.kind,
+                "narrow": chart.narrow,
+            }
+        )  # fmt: skip
         title = escape(chart.title)
         remark = f'<p class="remark">{escape(chart.note)}</p>' if chart.note else ""
         return (
@@ -179,17 +183,18 @@ def _path(run: Named) -> str:
 
 def _facts(run: Named) -> str:
     pairs = "".join(
-        f"<div{' class=bad' if _alarming(name, value) else ''}><dt>{escape(name)}</dt><dd>{escape(on_a_line(value, 90))}</dd></div>"
-        for name, value in facts(run.report)
+        f"<div{' class=bad' if fact.bad else ''}><dt>{escape(fact.name)}</dt><dd>{_value(fact.value)}</dd></div>"
+        for fact in facts(run.report)
     )
     remarks = "".join(f'<p class="remark">{escape(note)}</p>' for note in run.report.notes)
     return f'<dl class="facts">{pairs}</dl>' + (f'<div class="remarks">{remarks}</div>' if remarks else "")
 
 
-def _alarming(name: str, value: str) -> bool:
-    return (name.startswith("events dropped") and value != "0") or (
-        name == "state" and value.startswith("error")
-    )
+def _value(text: str) -> str:
+    """A fact's number large, and what is said beside it small."""
+    number, mark, more = re.split(r"( \(|, of it |$)", on_a_line(text, 90), maxsplit=1)
+    beside = f"{mark}{more}".removeprefix(", ").strip()
+    return escape(number) + (f"<small>{escape(beside)}</small>" if beside else "")
 
 
 def _about(run: Named) -> str:
@@ -222,12 +227,19 @@ def _table_card(table: Table) -> str:
     """A table; the note's lines stand below it."""
     head = "".join(_cell("th", name, column < table.left) for column, name in enumerate(table.header))
     rows = "".join(_row(table, number, row) for number, row in enumerate(table.rows))
-    notes = "".join(f'<p class="remark">{escape(line)}</p>' for line in table.note.splitlines())
+    lines = [*([f"Red: {table.why}."] if table.bad and table.why else []), *table.note.splitlines()]
+    notes = "".join(f'<p class="remark">{escape(line)}</p>' for line in lines)
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
     return (
-        f'<div class="card">{title}<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody>'
+        f'<div class="card">{title}<div class="scroll"><table style="--name: {_name_width(table)}em"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody>'
         f"</table>{notes}</div></div>"
     )
+
+
+def _name_width(table: Table) -> int:
+    """How wide the first column is at least: as its longest word, and no more than a handler's name mostly is."""
+    words = [word for row in table.rows for word in row[0].split()]
+    return min(21, 2 + max(map(len, words), default=0) * 5 // 9)
 
 
 def _row(table: Table, number: int, row: Sequence[str]) -> str:

@@ -1,8 +1,10 @@
 "use strict";
-// Draws the charts of the page: each when it comes near the window, and anew when light turns to dark.
+// Draws the charts of the page: each when it comes near the window, the others while nothing else is to do; and anew
+// when light turns to dark, or a window becomes as narrow as a telephone's.
 (() => {
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const phone = window.matchMedia("(max-width: 600px)");
   const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif';
   const COLOURS = {
     light: {
@@ -70,6 +72,7 @@
       ...(chart.layout.xaxis2 ? { xaxis2: axis } : {}),
     };
     const layout = merged(base, chart.layout);
+    if (phone.matches && chart.narrow.length) layout.yaxis = merged(layout.yaxis, { ticktext: chart.narrow, tickfont: { size: 10 } });
     if (chart.kind === "curve" && switches.logarithmic) {
       const { range: _, ...yaxis } = layout.yaxis; // that of a linear axis
       layout.yaxis = { ...yaxis, type: "log" };
@@ -152,7 +155,19 @@
     near.observe(place);
   }
   dark.addEventListener("change", () => drawn.forEach(draw));
+  phone.addEventListener("change", () => {
+    for (const place of drawn) if (charts[Number(place.dataset.chart)].narrow.length) draw(place);
+  });
   window.addEventListener("beforeprint", () => places.forEach(draw));
+  const whenIdle = window.requestIdleCallback || ((next) => setTimeout(next, 50)); // Safari has none
+  function drawNext() { // one at a time, so that the page answers meanwhile
+    const place = places.find((each) => !drawn.has(each));
+    if (!place) return;
+    near.unobserve(place);
+    draw(place);
+    whenIdle(drawNext);
+  }
+  window.addEventListener("load", () => whenIdle(drawNext));
   for (const name of Object.keys(switches)) {
     const box = document.getElementById(name);
     if (!box) continue;

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from eventloop.render import table
 from eventloop.report import Report
-from eventloop.report_tables import Table, facts, labels, of_run, side_by_side, trend
+from eventloop.report_cells import Table
+from eventloop.report_facts import facts, labels, trend
+from eventloop.report_tables import of_run, side_by_side
 from eventloop.units import ASCII_BLOCKS, BLOCKS, on_a_line, sparkline
 
 ALERT = "!"
 """Before a row that somebody should look at."""
-WIDEST = 56
-"""Characters of a name; JSON and the page have all of it."""
 WIDE = 32
-"""Characters of another text."""
+"""Characters of a text that is no name; JSON and the page have all of it."""
 
 
 def as_text(reports: Sequence[Report], *, encoding: str = "utf-8") -> str:
@@ -52,7 +52,7 @@ def _has(encoding: str, text: str) -> bool:
 def _head(report: Report, name: str) -> str:
     """What there is to say of a run in some lines."""
     where = "" if name == report.run else f"  ({report.run})"
-    rows = table_lines([[label, value] for label, value in facts(report)])
+    rows = table_lines([[fact.name, fact.value] for fact in facts(report)])
     lines = [f"Run {name}{where}", *(f"  {row}" for row in rows), *(f"  {note}" for note in report.notes)]
     return "\n".join(map(on_a_line, lines))
 
@@ -64,9 +64,9 @@ def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _table(each: Table, blocks: str) -> str:
-    header = [on_a_line(name, WIDEST) for name in each.header]
+    header = [*map(on_a_line, each.header)]
     rows = [
-        [on_a_line(cell, WIDE if column else WIDEST) for column, cell in enumerate(row)] for row in each.rows
+        [on_a_line(cell, WIDE if column else None) for column, cell in enumerate(row)] for row in each.rows
     ]
     if each.lines is not None:
         phases = each.title == "Step time"
@@ -79,9 +79,9 @@ def _table(each: Table, blocks: str) -> str:
             row.insert(0, ALERT if index in each.bad else "")
     first = each.left + bool(each.bad)
     right = range(first, first + len(each.header) - each.left)
-    return "\n".join(
-        filter(None, [each.title, table(header, rows, right=right), *map(on_a_line, each.note.splitlines())])
-    )
+    marks = [f"{ALERT}  {each.why}"] if each.bad and each.why else []
+    notes = map(on_a_line, [*marks, *each.note.splitlines()])
+    return "\n".join(filter(None, [each.title, table(header, rows, right=right), *notes]))
 
 
 def _trends(reports: Sequence[Report], names: Sequence[str], blocks: str) -> str:

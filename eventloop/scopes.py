@@ -139,6 +139,7 @@ class RunScope(Scope):
         finally:
             trainer.failure = None
             trainer.stops.end_run()
+            trainer.clock.end_run()
 
     def end(self, reason: str, error: BaseException | None) -> None:
         if not self._outermost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import traceback
 from collections.abc import Callable, Generator
 from itertools import count
@@ -38,7 +39,8 @@ class EventSignal(blinker.Signal):
     priority, the sender being the trainer of the emit, else the bus.
 
     `dispatch(event, trainer)` is the compiled plan; it is replaced, never changed, so an emit under way keeps
-    the plan it began with.
+    the plan it began with. It is compiled when the event is emitted first after a change: between two emits
+    there may be dozens of changes, and most events of a bus are never emitted.
     """
 
     def __init__(
@@ -61,10 +63,13 @@ class EventSignal(blinker.Signal):
         self._hand_overs: tuple[HandOver, ...] = ()
         self._sampled_hand_overs: tuple[HandOver, ...] = ()
         self._mutes = 0
-        self._measured = 0
+        self._measured = self._since_measured = 0
         self._recorder: SpanRecorder | None = None
-        self._plan = Plan(self.name, (), (), (), self._on_failure, housekeeping)
-        self._compile()
+        self._plan: Plan | None = None  # none since the last change
+        self._latest: Event | None = None  # that the plans before this one saw
+        self._changes = 0
+        self._compiling = threading.RLock()  # a weak receiver may die, and disconnect itself, in the middle
+        self._changed()
 
     # --- what blinker users call ---------------------------------------------------------------------------
 
@@ -86,7 +91,7 @@ class EventSignal(blinker.Signal):
             )
             handler.order = next(_arrivals)
             self._handlers[receiver_id] = handler
-        self._compile()
+        self._changed()
         return receiver
 
     def reconnect(self, handler: Handler) -> None:
@@ -94,13 +99,13 @@ class EventSignal(blinker.Signal):
         order = handler.order
         self.connect(handler)
         handler.order = order
-        self._compile()
+        self._changed()
 
     def _disconnect(self, receiver_id: Any, sender_id: Any) -> None:
         # blinker's one way out: explicit, by the death of a weak receiver, or by connected_to
         super()._disconnect(receiver_id, sender_id)
         if receiver_id not in self.receivers and self._handlers.pop(receiver_id, None) is not None:
-            self._compile()
+            self._changed()
 
     def receivers_for(self, sender: Any) -> Generator[Receiver, None, None]:
         """Yield the receivers of a sender in the order of the plan."""
@@ -116,28 +121,30 @@ class EventSignal(blinker.Signal):
         if not hasattr(self, "_mutes"):  # blinker's __init__ sets the flag before ours has run
             return
         self._mutes = max(0, self._mutes + (1 if muted else -1))
-        self._compile()
+        self._changed()
 
     # --- what the bus calls --------------------------------------------------------------------------------
 
     def emit(self, event: Event, trainer: Any = None) -> None:
         """Run every handler, in order. `bus.emit` does the same after looking the signal up."""
-        self._plan.dispatch(event, trainer)
+        self._compiled().dispatch(event, trainer)
 
     @property
     def dispatch(self) -> Callable[[Event, Any], object]:
-        """The compiled plan."""
-        return self._plan.dispatch
+        """The compiled plan; after a change, what compiles it and goes on with it."""
+        plan = self._plan
+        return self.emit if plan is None else plan.dispatch
 
     @property
     def wanted(self) -> bool:
         """True when anybody, here or in the background, would notice the event."""
-        return bool(self._plan.handlers or self._plan.hand_overs)
+        return not self.is_muted and bool(self._handlers or self._hand_overs)
 
     @property
     def latest(self) -> Event | None:
         """The last event emitted."""
-        return self._plan.latest()
+        plan = self._plan
+        return self._latest if plan is None else plan.latest()
 
     @property
     def handlers(self) -> tuple[Handler, ...]:
@@ -149,63 +156,88 @@ class EventSignal(blinker.Signal):
         receives it."""
         if hand_overs != self._hand_overs:
             self._hand_overs, self._sampled_hand_overs = hand_overs, sampled
-            self._compile()
+            self._changed()
 
     def hand_over(self, event: Event) -> None:
         """Give an event to the background side alone, for one that the synchronous handlers have had already."""
-        for hand_over in self._plan.hand_overs:
+        for hand_over in () if self.is_muted else self._hand_overs:
             hand_over(event)
 
     def run_sync(self, event: Event, trainer: Any) -> None:
         """Run the synchronous handlers alone, for an event the background side has had already."""
-        handlers = self._plan.handlers
+        handlers = () if self.is_muted else self.handlers
         for index, handler in enumerate(handlers):
             try:
-                handler(trainer, event=event)
+                if not handler.filtered:
+                    handler.calls += 1
+                handler.measure(event, trainer)
             except BaseException as error:
                 self._on_failure(error, handlers, index, event, trainer)
                 raise
 
     def silence(self) -> None:
         """Drop everything connected; what a forked child does to its copy."""
+        self._compiling = threading.RLock()  # another thread may have held it when the process was copied
         self._clear_state()
         self._handlers.clear()
         self._hand_overs = self._sampled_hand_overs = ()
-        self._compile()
+        self._changed()
 
     def record(self, recorder: SpanRecorder | None) -> None:
         """From the next event on, leave spans with a recorder, or with none."""
         if recorder is not self._recorder:
             self._recorder = recorder
-            self._compile()
+            self._changed()
 
     def settle(self) -> None:
         """Bring `emitted` and every handler's `calls` up to date."""
-        self._compile()
+        plan = self._plan
+        if plan is not None and not plan.untouched:
+            self._changed()
 
     # --- the plan ------------------------------------------------------------------------------------------
 
-    def _compile(self) -> None:
-        old = self._plan
-        muted = self._mutes > 0
-        self._plan = Plan(
+    def _changed(self) -> None:
+        """Retire the plan, and count what it ran."""
+        with self._compiling:
+            self._changes += 1
+            old, self._plan = self._plan, None
+            self._published(self)
+            if old is None:
+                return
+            self._latest = old.latest()
+            self._measured += old.measured
+            ran, self._since_measured = old.settle()
+            self.emitted += ran
+            for handler in old.handlers:
+                if not handler.filtered:
+                    handler.calls += ran
+
+    def _compiled(self) -> Plan:
+        if (plan := self._plan) is not None:
+            return plan
+        with self._compiling:  # or a change on another thread would be published, and then what was before it
+            while (plan := self._plan) is None:
+                changes, made = self._changes, self._make_plan()
+                if changes == self._changes:
+                    self._plan = made
+                    self._published(self)
+            return plan
+
+    def _make_plan(self) -> Plan:
+        muted = self.is_muted
+        return Plan(
             self.name,
             () if muted else self.handlers,
             () if muted else self._hand_overs,
             () if muted else self._sampled_hand_overs,
             self._on_failure,
             self._housekeeping,
-            latest=old.latest(),
-            measured_before=self._measured + old.measured,
+            latest=self._latest,
+            measured_before=self._measured,
+            since_measured=self._since_measured,
             recorder=self._recorder,
         )
-        self._published(self)
-        self._measured += old.measured
-        ran = old.settle()
-        self.emitted += ran
-        for handler in old.handlers:
-            if not handler.filtered:
-                handler.calls += ran
 
     def _foreign(self, receiver: Receiver, receiver_id: Any, weak: bool) -> Handler:
         resolve = self.receivers[receiver_id] if weak else lambda: receiver

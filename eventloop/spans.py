@@ -136,17 +136,17 @@ class SpanRecorder:
 
         return watched
 
-    def watch_handler(self, event_name: str, handler: Handler) -> Run:
+    def watch_handler(self, event_name: str, handler: Handler) -> Callable[[Event, Any, int], None]:
         """`handler.measure`, leaving a span; none where its filter held the event back."""
 
         passes, clocked, name, priority = handler.passes, handler.clocked, handler.name, handler.priority
 
-        def watched(event: Event, trainer: Any) -> None:
+        def watched(event: Event, trainer: Any, weight: int) -> None:
             if passes is not None and not passes(event):
                 return
             began = perf_counter()
             try:
-                clocked(event, trainer)
+                clocked(event, trainer, weight)
             finally:  # the thread is named by the event's own span
                 took, iteration = perf_counter() - began, getattr(event, "iter", None)
                 self.add(Span(get_ident(), "handler", name, began, took, iteration, event_name, priority))

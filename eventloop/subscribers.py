@@ -12,14 +12,16 @@ from eventloop.catalogue import declared_events, event_name, find_event
 from eventloop.costs import HandlerCost, SubscriberCost
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.handler import Handler, Takes, calling_convention, handler_name, is_coroutine_function
-from eventloop.meter import Budget, Timing
 from eventloop.plan import Dispatch
 from eventloop.routing import RouteTable
 from eventloop.signal import EventSignal
 from eventloop.spans import SpanRecorder
-from eventloop.subscription import Options, PlanRow, Subscription, SubscriptionStats
+from eventloop.subscription import Options, PlanRow, Subscription, SubscriptionStats, handler_row
+from eventloop.timing import Budget, Timing
 
 _HEALTH = (HandlerFailed, EventsDropped, SlowHandler)
+_ENDED = 256
+"""Handlers that were cancelled, or ran once, whose costs are still told."""
 _RARE = 8
 """From `every=8` on a handler is timed on each call: samples would seldom meet it, and it can afford it."""
 _ROUTE_SECONDS = 1.0
@@ -43,6 +45,7 @@ class Subscribers:
         self._lock = threading.RLock()
         self._recorder: SpanRecorder | None = None
         self._held: dict[type[Event], list[Event]] = {}
+        self._ended: dict[tuple[str, str], Handler] = {}  # by event and name, what costs are told of
 
     # --- coming and going ----------------------------------------------------------------------------------
 
@@ -73,11 +76,16 @@ class Subscribers:
                 subscription.lane = self._background.add_lane(
                     subscription.name, fn, options.lane, options.offload
                 )
-                subscription.lane.budget = self._budget(subscription, subscription.lane.busy)
+                subscription.lane.budget = self._budget(
+                    subscription, subscription.lane.busy, subscription.event
+                )
             self._subscriptions.append(subscription)
             for event_type in self._types_of(subscription):
                 self._attach(subscription, event_type, takes)
-            self.refresh_routes()
+            if background:
+                self.refresh_routes()
+            else:
+                self._refresh_mail()
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
@@ -90,7 +98,11 @@ class Subscribers:
             subscription.active = False
             self._subscriptions.remove(subscription)
             for event_type, handler in subscription.handlers.items():
-                self.signals[event_type].disconnect(handler)
+                signal = self.signals[event_type]
+                signal.disconnect(handler)
+                self._ended[signal.name, handler.name] = handler.remains()
+            while len(self._ended) > _ENDED:
+                del self._ended[next(iter(self._ended))]
             if subscription.lane is not None:
                 self.refresh_routes()
                 self._background.remove_lane(subscription.lane)
@@ -137,7 +149,7 @@ class Subscribers:
         """Who hears an event: the sync handlers in the order they run, then the background subscribers."""
         event_type = find_event(event)
         rows = [
-            PlanRow(order, handler.priority, handler.name, handler.filter, "sync")
+            handler_row(order, handler)
             for order, handler in enumerate(self.signal(event_type).handlers, start=1)
         ]
         rows += [
@@ -154,12 +166,14 @@ class Subscribers:
         return [subscription.account() for subscription in self._subscriptions]
 
     def handler_costs(self, wall: float) -> list[HandlerCost]:
-        """One record a synchronous handler, those connected blinker's way included, in the order they run."""
+        """One record a synchronous handler, those connected blinker's way included, in the order they run; then the
+        latest of those that were called and are subscribed no more."""
         for signal in self.signals.values():
             signal.settle()
-        return [
-            handler.cost(signal.name, wall) for signal in self.signals.values() for handler in signal.handlers
-        ]
+        with self._lock:
+            ended = [(event, handler) for (event, _), handler in self._ended.items() if handler.calls]
+        there = [(signal.name, handler) for signal in self.signals.values() for handler in signal.handlers]
+        return [handler.cost(event, wall) for event, handler in (*there, *ended)]
 
     def subscriber_costs(self) -> list[SubscriberCost]:
         """One record a background subscriber."""
@@ -213,8 +227,14 @@ class Subscribers:
             if event_type in self._held and (gates or inbox):
                 gates, inbox, stamped = [self._held[event_type].append], [], []
             signal.hand_over_to((*gates, *inbox), (*gates, *stamped))
-        mail_types = frozenset(t for t in _HEALTH if t in self.signals and self.signals[t].handlers)
-        background.set_routes(table.by_type(), mail_types)
+        background.set_routes(table.by_type())
+        self._refresh_mail()
+
+    def _refresh_mail(self) -> None:
+        """Tell the background which health events synchronous handlers wait for; see `Bus.poll`."""
+        self._background.health.mail_types = frozenset(
+            t for t in _HEALTH if t in self.signals and self.signals[t].handlers
+        )
 
     def _make_signal(self, event_type: type[Event]) -> EventSignal:
         signal = EventSignal(event_type, self._owner, self._publish, self._background.relieve)
@@ -223,7 +243,10 @@ class Subscribers:
         for subscription in self._subscriptions:
             if subscription.wildcard and subscription.lane is None and not event_type.background_born:
                 self._attach(subscription, event_type, calling_convention(subscription.fn, background=False))
-        self.refresh_routes()
+        if any(subscription.lane is not None for subscription in self._subscriptions):
+            self.refresh_routes()
+        else:
+            self._refresh_mail()
         return signal
 
     def _publish(self, signal: EventSignal) -> None:
@@ -240,16 +263,22 @@ class Subscribers:
             passes=subscription.filter(event_type), filter=options.filter, rare=options.every >= _RARE,
             on_fired=subscription.cancel if options.once else None,
         )  # fmt: skip
-        handler.budget = self._budget(subscription, handler.timing)
+        handler.budget = self._budget(subscription, handler.timing, event_name(event_type))
         subscription.handlers[event_type] = handler
         if not subscription.paused:
             signal.connect(handler)
 
-    def _budget(self, subscription: Subscription, timing: Timing) -> Budget | None:
+    def _budget(self, subscription: Subscription, timing: Timing, event: str) -> Budget | None:
         seconds, name, health = subscription.options.budget, subscription.name, self._background.health
         if seconds is None:
             return None
-        return Budget(seconds, lambda p99: health.tell_slow(name, seconds, p99, timing.samples))
+
+        def exceeded(p99: float) -> None:  # told once, however many events it hears
+            if not subscription.over_budget:
+                subscription.over_budget = True
+                health.tell_slow(name, event, seconds, p99, timing.samples)
+
+        return Budget(seconds, exceeded)
 
     def _types_of(self, subscription: Subscription) -> tuple[type[Event], ...]:
         if not subscription.wildcard:

@@ -64,7 +64,8 @@ class DrainReport(msgspec.Struct, frozen=True):
 
 class PlanRow(msgspec.Struct, frozen=True):
     """One line of the printed plan. `order` is 1-based among sync handlers, 0 for background subscribers, of which
-    `queue` events may wait, `overflow` says what becomes of more, and `priority` says nothing."""
+    `queue` events may wait, `overflow` says what becomes of more, and `priority` says nothing. `budget_us` is what the
+    p99 of its calls should stay under, in microseconds."""
 
     order: int
     priority: int
@@ -73,6 +74,13 @@ class PlanRow(msgspec.Struct, frozen=True):
     runs_on: RunsOn
     queue: int = 0
     overflow: str = ""
+    budget_us: float | None = None
+
+
+def handler_row(order: int, handler: Handler) -> PlanRow:
+    """What the plan says of a handler that runs at once."""
+    budget = None if handler.budget is None else in_microseconds(handler.budget.seconds)
+    return PlanRow(order, handler.priority, handler.name, handler.filter, "sync", budget_us=budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +152,17 @@ def check_budget(name: str, budget_us: float) -> float:
         raise TypeError(f"{name}: budget_us must be a number of microseconds, got {budget_us!r}")
     if not 0 < budget_us < float("inf"):
         raise ValueError(f"{name}: budget_us must be above 0 microseconds and finite, got {budget_us}")
-    return budget_us / 1e6
+    try:
+        return budget_us / 1e6
+    except OverflowError:
+        raise ValueError(
+            f"{name}: budget_us must be above 0 microseconds and finite, got an int that no float can hold"
+        ) from None
+
+
+def in_microseconds(budget: float | None) -> float | None:
+    """What `check_budget` was given, for people: without the last bits that a division and a product change."""
+    return None if budget is None else float(f"{budget * 1e6:.12g}")
 
 
 def _check_offload(name: str, offload: str | None) -> Offload | None:
@@ -213,6 +231,8 @@ class Subscription:
     ) -> None:
         self.fn = fn
         self.events = events
+        self.over_budget = False
+        """It was told that it exceeds its `budget_us`."""
         self.wildcard = wildcard
         self.name = name
         self.options = options
@@ -261,7 +281,8 @@ class Subscription:
         """What the plan says of it, where it runs in the background."""
         options = self.options
         return PlanRow(
-            0, options.priority, self.name, options.filter, self.runs_on, options.lane.capacity, options.lane.overflow
+            0, options.priority, self.name, options.filter, self.runs_on, options.lane.capacity, options.lane.overflow,
+            in_microseconds(options.budget),
         )  # fmt: skip
 
     def account(self) -> SubscriptionStats:
@@ -286,7 +307,7 @@ class Subscription:
             name=self.name, event=self.event, runs_on=self.runs_on, delivered=account.delivered,
             dropped=account.dropped, failed=account.failed, queued=account.queued,
             peak_queued=account.peak_queued, spilled=account.spilled, calls=account.calls,
-            seconds=account.seconds, wait=lane.waits.timing.times(), busy=lane.busy.times(), error=account.error,
+            seconds=account.seconds, wait=lane.waits.timing.times(), busy=lane.busy.times(account.calls), error=account.error,
         )  # fmt: skip
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from eventloop.costs import PHASES, RunCosts
-from eventloop.meter import PERIODS, WARM_UP
+from eventloop.meter import WARM_UP
 from eventloop.render import table
 from eventloop.subscription import SubscriptionStats
 
@@ -22,8 +22,7 @@ def cost_table(stats: list[SubscriptionStats], iterations: int, iteration_second
         share = per_iteration / iteration_seconds if iteration_seconds else 0.0
         rows.append([s.name, s.event, f"{s.calls:,}", f"{per_iteration * 1e6:,.1f}", f"{share:.2%}"])
     costs = table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
-    sampled = f"all of the first {WARM_UP} calls, then each {PERIODS[0]}th, later each {PERIODS[1]}st"
-    return f"{costs}\ncalls are counted; times are estimated from {sampled}"
+    return f"{costs}\ncalls are counted; times are estimated from the first {WARM_UP} calls and samples of the others"
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:
@@ -53,16 +52,18 @@ def breakdown(trainer: Trainer) -> str:
     return f"{phases.iterations:,} iterations of {phases.wall / phases.iterations * 1e3:.3f} ms: {shares}"
 
 
-def run_costs(trainer: Trainer, *, complete: bool = False) -> RunCosts:
+def run_costs(trainer: Trainer, *, complete: bool = False, outcome: str = "") -> RunCosts:
     """The whole record of a run, as of now; on the training thread.
 
     Args:
         complete: the run has ended, and everything was delivered.
+        outcome: how it ended.
     """
     bus, clock = trainer.bus, trainer.clock
     phases = clock.phases
     return RunCosts(
-        first_iter=clock.first_iter, phases=phases, trend=clock.trend,
+        seconds=clock.run_seconds, evaluation=clock.excluded, outcome=outcome, first_iter=clock.first_iter,
+        phases=phases, trend=clock.trend,
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
         handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(), complete=complete,
     )  # fmt: skip

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.terminal import at_least_one, drop_output
+from eventloop.units import on_a_line
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.trace_file import Trace, Window
@@ -61,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     except OSError as error:
         return _failed(options, error, 1)
-    sys.stderr.write(f"eventloop: {_told(trace, window, out)}\n")
+    sys.stderr.write(f"eventloop: {on_a_line(_told(trace, window, out))}\n")
     return 0
 
 
@@ -84,9 +86,9 @@ def _checked_out(out: str | None, trace: Trace) -> Path | None:
     """Where to write, None for standard output; found before anything is made.
 
     Raises:
-        ValueError: it is a directory, the trace itself, or by default a file that is somebody else's.
+        ValueError: it is a directory, or in one that is not there; the trace itself or another file of a run; or by
+            default a file that is somebody else's.
     """
-    from eventloop.chrome_trace import is_ours
 
     if out == "-":
         return None
@@ -95,26 +97,53 @@ def _checked_out(out: str | None, trace: Trace) -> Path | None:
         raise ValueError(f"-o {path} is a directory: give the name of a file")
     if path.exists() and path.samefile(trace.path):
         raise ValueError(f"-o {path} is what the run recorded: give the name of another file")
-    if out is None and path.exists():
-        with open(path, "rb") as file:
-            if not is_ours(file.read(64)):
-                raise ValueError(f"{path} was not made by this command, and is not replaced: give -o FILE")
+    if not path.parent.is_dir():
+        raise ValueError(f"-o {path} cannot be written: there is no folder {path.parent}")
+    if _belongs_to_a_run(path, trace):
+        raise ValueError(f"-o {path} is a file of a run: give the name of another file")
+    if out is None and _is_others(path):
+        raise ValueError(f"{path} was not made by this command, and is not replaced: give -o FILE")
     return path
 
 
+def _belongs_to_a_run(path: Path, trace: Trace) -> bool:
+    """Whether a run has a file there: this one anything that is no such trace, another one what has one of its names.
+    Where this run has none yet, a name of its own is kept for it."""
+    from eventloop.trace_file import OF_A_RUN
+
+    own = path.name in OF_A_RUN
+    if path.resolve().is_relative_to(trace.path.resolve().parent):
+        return own or (path.name != OUT and _is_others(path))
+    return own and _is_others(path)
+
+
+def _is_others(path: Path) -> bool:
+    """Whether there is a file that this command has not made."""
+    from eventloop.chrome_trace import is_ours
+
+    if not path.exists():
+        return False
+    with open(path, "rb") as file:
+        return not is_ours(file.read(64))
+
+
 def _write(out: Path | None, data: bytes) -> None:
-    """Replace the file at once, so that a viewer finds a whole one."""
+    """Replace the file at once, so that a viewer finds a whole one; what is no file, as /dev/null, is written to."""
     if out is None:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
+        return
+    if out.exists() and not out.is_file():
+        out.write_bytes(data)
         return
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(data)
         partial.replace(out)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise OSError(f"-o {out} cannot be written: {error.strerror or error}") from error
 
 
 def _told(trace: Trace, window: Window, out: Path | None) -> str:
@@ -134,5 +163,5 @@ def _told(trace: Trace, window: Window, out: Path | None) -> str:
 def _failed(options: argparse.Namespace, error: Exception, code: int) -> int:
     if options.traceback:
         raise error
-    sys.stderr.write(f"eventloop: {error} (--traceback shows where)\n")
+    sys.stderr.write(f"eventloop: {on_a_line(str(error))} (--traceback shows where)\n")
     return code

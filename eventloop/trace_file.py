@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from eventloop.handler import RunsOn
+from eventloop.jsonl_format import UNREADABLE
 from eventloop.spans import Depth, Span, SpanRecorder
 
 FILE_NAME = "trace.jsonl"
@@ -238,7 +239,7 @@ def _lines(path: Path, data: bytes) -> Iterator[Line | None]:
     for text in rest:
         try:
             yield decode(text) if text.endswith(b"\n") else None
-        except msgspec.DecodeError:
+        except UNREADABLE:
             yield None
 
 
@@ -247,7 +248,7 @@ def _header(path: Path, line: bytes) -> Header:
         header = msgspec.json.decode(line, type=Header)
         if header.format != FORMAT:
             raise msgspec.ValidationError("a header of something else")
-    except msgspec.DecodeError:
+    except UNREADABLE:
         if not line.endswith(b"\n") and msgspec.json.encode(HEADER).startswith(line):
             raise TraceError(
                 f"{path} is torn: a kill or a full disk cut it short within its first line"
@@ -262,8 +263,16 @@ def _header(path: Path, line: bytes) -> Header:
     return header
 
 
-_OF_A_RUN = ("metrics.jsonl", "metrics.csv", "events.evl", "costs.json", "tensorboard", "images")
-"""What other parts of eventloop leave in a run's directory, besides checkpoints."""
+OF_A_RUN = (
+    "metrics.jsonl",
+    "metrics.csv",
+    "events.evl",
+    "costs.json",
+    "trace.jsonl",
+    "tensorboard",
+    "images",
+)
+"""What eventloop leaves in a run's directory, besides checkpoints."""
 
 
 def find_trace(path: Path) -> Path:
@@ -282,7 +291,7 @@ def find_trace(path: Path) -> Path:
     names = {inside.name for inside in path.iterdir()}
     if not names:
         raise TraceError(f"{path} is empty: give the directory of a run that has recorded a trace")
-    if names.isdisjoint(_OF_A_RUN) and not any((path / name / "manifest.json").is_file() for name in names):
+    if names.isdisjoint(OF_A_RUN) and not any((path / name / "manifest.json").is_file() for name in names):
         raise TraceError(
             f"{path} is not a run's directory: it holds no {FILE_NAME}, nor anything else of a run"
         )

@@ -93,7 +93,9 @@ def sparkline(
 def _level(value: float, low: float, high: float, levels: int) -> int:
     if high <= low:
         return levels // 2 - 1 if high else 0
-    return max(0, min(levels - 1, int((value - low) / (high - low) * levels)))
+    if math.isinf(high - low):
+        value, low, high = value / 2, low / 2, high / 2
+    return min(levels - 1, int((min(max(value, low), high) - low) / (high - low) * levels))
 
 
 def _pieces(number: int, width: int) -> list[tuple[int, int]]:
@@ -104,4 +106,7 @@ def _pieces(number: int, width: int) -> list[tuple[int, int]]:
 
 def _mean(values: Sequence[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
-    return fmean(finite) if finite else math.nan
+    try:
+        return fmean(finite) if finite else math.nan
+    except OverflowError:  # of the sum
+        return math.fsum(value / len(finite) for value in finite)

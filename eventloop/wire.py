@@ -70,6 +70,8 @@ class Progress(msgspec.Struct, frozen=True):
     calls: int
     seconds: float
     longest: float = 0.0
+    sampled: list[tuple[float, int]] = []
+    """Seconds of single deliveries since the last acknowledgement, and for how many each stands."""
     spans: list[tuple[float, float]] = []
     """Begin and seconds of the deliveries since the last acknowledgement, while they are recorded; `perf_counter` is
     one clock for all processes of a POSIX system."""

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from eventloop.events import Event
+from eventloop.meter import DELIVERY_PERIOD, WARM_UP
 from eventloop.target import Target, owner_of, unpack
 from eventloop.wire import EventDecoder, Frame, Inbox, Kind, Progress, Setup, frame, pack_error
 
@@ -193,6 +194,7 @@ class _Acks:
         self._seconds = 0.0
         self._longest = 0.0
         self.recording = False
+        self._sampled: list[tuple[float, int]] = []
         self._spans: list[tuple[float, float]] = []
 
     def done(self, count: int, began: float, seconds: float) -> None:
@@ -202,6 +204,8 @@ class _Acks:
             self._calls += 1
             self._seconds += seconds
             self._longest = max(self._longest, seconds)
+            if self._calls <= WARM_UP or not self._calls % DELIVERY_PERIOD:
+                self._sampled.append((seconds, 1 if self._calls <= WARM_UP else DELIVERY_PERIOD))
             if self.recording:
                 self._spans.append((began, seconds))
         self._news.set()
@@ -234,9 +238,9 @@ class _Acks:
     def _tell(self) -> None:
         if self._told != self._finished:
             self._told = self._finished
-            spans, self._spans = self._spans, []
-            progress = msgspec.msgpack.encode(Progress(self._calls, self._seconds, self._longest, spans))
-            _write_all(self._fd, frame(Kind.DONE, self._finished, progress))
+            progress = Progress(self._calls, self._seconds, self._longest, self._sampled, self._spans)
+            self._sampled, self._spans = [], []
+            _write_all(self._fd, frame(Kind.DONE, self._finished, msgspec.msgpack.encode(progress)))
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -70,7 +70,7 @@ class CallbackHook(Hook):
         super().attach(bus)
         for point, fn in self._functions.items():
             if events := self._served[point]:
-                bus.subscribe(_adapted(fn), *events, priority=self.priority)
+                bus.subscribe(_adapted(fn), *events, priority=self.priority, budget_us=self.budget_us)
 
 
 class ClosureHook(CallbackHook):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from math import isfinite
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from eventloop.costs import RunCosts, write_costs
-from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeRun
+from eventloop.costs import RunCosts, read_costs, write_costs
+from eventloop.events import AfterRun, AfterTrainEpoch, AfterTrainIter, BeforeRun
 from eventloop.hooks.hook import Hook, on
 from eventloop.priority import Priority
 from eventloop.summary import run_costs
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("eventloop")
 
-_LOOK = 16
-"""Iterations from one look at the clock to the next."""
+_FIRST_SECONDS = 2.0
+"""Until the first write; each of the next ones waits twice as long, up to the interval."""
 _JOIN_SECONDS = 1.0
 """How long the end of a run waits for a write that hangs."""
 
@@ -31,10 +33,11 @@ class CostsHook(Hook):
         default_hooks=dict(costs=dict(interval=300))
 
     It is written when the run has ended and everything was delivered, however it ended, and meanwhile by a thread of
-    its own, so that a run that is killed has a record too. A run that was resumed writes its own part.
+    its own, so that a run that is killed has a record too: after 2, 6, 14 seconds, and so on. A run that was resumed
+    writes its own part; one that trains nothing, such as a validation, leaves the record of a training as it is.
 
     Args:
-        interval: seconds from one write to the next while the run goes on; `float("inf")` for the end only.
+        interval: seconds from one write to the next while the run goes on, at most; `float("inf")` for the end only.
 
     Raises:
         TypeError, ValueError: `interval` is no number above 0.
@@ -48,17 +51,19 @@ class CostsHook(Hook):
         if not interval > 0:
             raise ValueError(f"interval must be above 0 seconds, got {interval}")
         self._interval = interval
-        self._due = 0.0
+        self._wait = self._due = 0.0
+        self._outcome = ""
         self._writing: threading.Thread | None = None
 
     @on(priority=Priority.HIGHEST)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Count the seconds from here, and write at the very end."""
-        self._due = monotonic() + self._interval
+        self._wait = min(_FIRST_SECONDS, self._interval) if isfinite(self._interval) else self._interval
+        self._due = monotonic() + self._wait
+        self._outcome = ""
         if trainer.rank == 0:
             trainer.during_run.callback(self._write_last, trainer)
 
-    @on(every=_LOOK)
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Write when it is time to."""
         if monotonic() >= self._due:
@@ -69,10 +74,15 @@ class CostsHook(Hook):
         if monotonic() >= self._due:
             self._write(trainer)
 
+    def after_run(self, trainer: Trainer, event: AfterRun) -> None:
+        """Note how it ended."""
+        self._outcome = event.reason if event.error is None else f"{event.reason}: {event.error}"
+
     def _write(self, trainer: Trainer) -> None:
         """Take the record here, where counts are exact, and write it elsewhere: no step waits for a file system. A
         write that hangs is left to itself, and not followed by another."""
-        self._due = monotonic() + self._interval
+        self._wait = min(2 * self._wait, self._interval)
+        self._due = monotonic() + self._wait
         if trainer.rank != 0 or (self._writing is not None and self._writing.is_alive()):
             return
         self._writing = threading.Thread(
@@ -83,11 +93,20 @@ class CostsHook(Hook):
     def _write_last(self, trainer: Trainer) -> None:
         if self._writing is not None:
             self._writing.join(_JOIN_SECONDS)
-        _try_to_write(trainer, run_costs(trainer, complete=True))
+        _try_to_write(trainer, run_costs(trainer, complete=True, outcome=self._outcome))
 
 
 def _try_to_write(trainer: Trainer, costs: RunCosts) -> None:
     try:
-        write_costs(trainer.work_dir, costs)
+        if costs.phases.iterations or not _has_iterations(trainer.work_dir):
+            write_costs(trainer.work_dir, costs)
     except OSError as error:
         logger.warning("the cost record of the run was not written: %s", error)
+
+
+def _has_iterations(directory: Path) -> bool:
+    """True where there is the record of a training."""
+    try:
+        return read_costs(directory).phases.iterations > 0
+    except (FileNotFoundError, ValueError):
+        return False

@@ -91,7 +91,10 @@ class GarbageCollectionHook(Hook):
         super().attach(bus)
         if events := self._points.get("after_iter"):
             bus.off(self.after_iter)
-            bus.subscribe(self.after_iter, *events, priority=self.priority, every=self._interval)
+            interval, budget_us = self._interval, self.budget_us
+            bus.subscribe(
+                self.after_iter, *events, priority=self.priority, every=interval, budget_us=budget_us
+            )
 
     @property
     def active(self) -> bool:
@@ -102,7 +105,7 @@ class GarbageCollectionHook(Hook):
         """Switch the automatic collection off, unless it is."""
         if not gc.isenabled():
             return
-        self._settled, self._thaw = not self._freeze or gc.get_freeze_count() > FROZEN_AT_START, False
+        self._settled, self._thaw = not self._freeze, False
         _switched_off.add(self)  # first: a Ctrl-C in between must find what is to be undone
         gc.disable()
 
@@ -149,9 +152,12 @@ class GarbageCollectionHook(Hook):
 
     def _settle(self) -> None:
         """The first iterations have made what lasts, the optimizer's state above all: never look at it again."""
-        gc.collect()  # what is frozen as garbage would stay
-        self._thaw = True
-        gc.freeze()
+        if (
+            gc.get_freeze_count() <= FROZEN_AT_START
+        ):  # counts them one by one: some 30 ms where half a torch is frozen
+            gc.collect()  # what is frozen as garbage would stay
+            self._thaw = True
+            gc.freeze()
         self._settled = True
 
     def _collect(self, generation: int) -> None:

@@ -73,6 +73,8 @@ class Hook(Points):
     budget_us: float | None = None
     """What the p99 of each of its methods should stay under; see `bus.on`."""
     name: str | None = None
+    runs_phases: ClassVar[tuple[str, ...]] = ()
+    """Phases of the iteration that its `after_train_iter` runs, and books with `trainer.clock`."""
 
     _points: ClassVar[dict[str, list[str]]] = {}
     """Method name -> names of the events it serves, of everything this class overrides."""
@@ -88,8 +90,11 @@ class Hook(Points):
         """Subscribe every overridden point.
 
         Raises:
-            TypeError: a method's signature is not (self, trainer, event).
+            TypeError: a method's signature is not (self, trainer, event), or `budget_us` is no number.
+            ValueError: `budget_us` is not above 0, of a hook without points too.
         """
+        if self.budget_us is not None:
+            check_budget(type(self).__name__, self.budget_us)
         for method_name, events in self._points.items():
             method = getattr(self, method_name)
             options = dict(getattr(method, _MARK, {}))

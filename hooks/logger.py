@@ -13,6 +13,7 @@ from eventloop.events import (
     AfterTrain,
     AfterTrainIter,
     AfterValEpoch,
+    BeforeRun,
     HistogramLogged,
     ImageLogged,
     ScalarsLogged,
@@ -68,6 +69,10 @@ class LoggerHook(Hook):
                 "the trainer has two LoggerHooks, and each would send what the other waits for: keep one, and let a "
                 "writer that wants less choose by `when` or by its own interval"
             )
+
+    def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
+        """Start the background, which the first log would otherwise do, in the middle of an iteration."""
+        trainer.bus.warm_up()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Log at the interval, in the last iteration, and at the end of an epoch too short for an interval."""

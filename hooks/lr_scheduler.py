@@ -49,8 +49,9 @@ class LRScheduler(ParamSchedulerHook):
         """Subscribe; the rate is put before the logger collects, the schedulers step after it."""
         super().attach(bus)
         bus.subscribe(
-            self._put_lr, AfterTrainIter, priority=BEFORE_THE_LOGGER, name=f"{type(self).__name__}.put_lr"
-        )
+            self._put_lr, AfterTrainIter, priority=BEFORE_THE_LOGGER, name=f"{type(self).__name__}.put_lr",
+            budget_us=self.budget_us,
+        )  # fmt: skip
 
     def check(self, trainer: Trainer) -> None:
         """Give the trainer the scheduler, and refuse what would never be stepped.

@@ -43,6 +43,7 @@ class OptimizerHook(Hook):
     """
 
     priority = Priority.HIGH
+    runs_phases = ("backward", "optimizer")
 
     def __init__(
         self, grad_clip: Mapping[str, Any] | None = None, detect_anomalous_params: bool = False

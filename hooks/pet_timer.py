@@ -230,7 +230,7 @@ class TestHook(Hook):
     def attach(self, bus: Bus) -> None:
         """Subscribe, first in each batch and last in it."""
         super().attach(bus)
-        bus.subscribe(self._end_batch, AfterTestIter, priority=Priority.LOWEST)
+        bus.subscribe(self._end_batch, AfterTestIter, priority=Priority.LOWEST, budget_us=self.budget_us)
 
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
         """A test begins, with the wait for its first batch."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,9 +17,16 @@ import pytest
 import torch
 
 from eventloop.bus import Bus
+from tests import forked
+
+count_frozen = gc.get_freeze_count
+"""It counts them one by one, some 30 ms: too long for every training of the tests, which are told a number."""
 
 DEADLINE = 60.0
 """Seconds against hangs; no test waits as long while all is well."""
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # there is one for each core
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,6 +38,18 @@ def frozen() -> None:
     torch.optim.SGD([parameter]).step()  # imports half of torch: objects that would be walked again and again
     gc.collect()
     gc.freeze()
+    count = count_frozen()
+    gc.get_freeze_count = lambda: count
+
+
+@pytest.fixture(scope="session", autouse=True)
+def children() -> Iterator[None]:
+    """What is started by a test hears of Ctrl-C, also where the suite does not, as in a script's background: a
+    handler is not inherited, "ignore" is. Scripts that are forked have a server, which ends with the session."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    forked.end()
 
 
 @pytest.fixture

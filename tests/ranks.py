@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.forked import ROOT, Forked
 
 
 def run_ranks(program: str, folder: Path) -> list[dict[str, Any]]:
     """Run `program` with its rank and a rendezvous file as arguments; what each prints is its JSON, by rank."""
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(rank), str(folder / "rendezvous")], cwd=folder, text=True,
-            env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[1]), "GLOO_SOCKET_IFNAME": "lo"},
+        Forked(
+            ["-c", program, str(rank), str(folder / "rendezvous")], cwd=folder,
+            env={"PATH": "", "PYTHONPATH": ROOT, "GLOO_SOCKET_IFNAME": "lo"},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for rank in range(2)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
+
+from tests import forked
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
 def test_hand_written_loop_learns_the_line(tmp_path: Path) -> None:
     """The hand-written loop trains, prints from both kinds of handlers, and logs."""
-    ran = subprocess.run(
-        [sys.executable, EXAMPLES / "hand_written_loop.py", str(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    home = {**os.environ, "PYTHONPATH": forked.ROOT}
+    ran = forked.run([EXAMPLES / "hand_written_loop.py", str(tmp_path)], env=home)
 
     assert ran.returncode == 0, ran.stderr
     assert "learnt y = 3.0 x + 0.5" in ran.stdout

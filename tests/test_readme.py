@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,9 +24,7 @@ def test_first_example_is_short() -> None:
 def test_example_runs(number: int, tmp_path: Path) -> None:
     """Each example runs as it is printed; those after the first go on from the first."""
     source = PYTHON_BLOCKS[0] if number == 0 else f"{PYTHON_BLOCKS[0]}\n{PYTHON_BLOCKS[number]}"
-    ran = subprocess.run(
-        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    ran = forked.run(["-c", source], cwd=tmp_path, env={**os.environ, "PYTHONPATH": forked.ROOT})
 
     assert ran.returncode == 0, ran.stderr
 

@@ -194,7 +194,7 @@ class TensorBoardWriter(Writer):
         assert self._made_with is not None
         writer: TensorBoardWriter = self._made_with()
         writer._get_run, writer._handover, writer._begun = self._get_run, handover, self._begun
-        writer.log_dir = self.log_dir
+        writer.log_dir, writer.budget_us = self.log_dir, self.budget_us
         return writer._subscribe(bus, "process", name=f"{self._called}, in a process", when=handover.wanted)
 
     def worker_facts(self) -> Run:

@@ -14,7 +14,7 @@ from eventloop.events import Event, ScalarsLogged
 from eventloop.filters import Predicate
 from eventloop.lane_options import Overflow
 from eventloop.run import Run
-from eventloop.subscription import Subscription
+from eventloop.subscription import Subscription, check_budget
 from eventloop.target import pack
 
 PLACES = ("auto", "thread", "process")
@@ -51,6 +51,8 @@ class Writer:
     overflow: ClassVar[Overflow] = "spill"
     batch: ClassVar[bool] = False
     """True: `write_batch` is called with all that is waiting, instead of `write`."""
+    budget_us: float | None = None
+    """What the p99 of its deliveries should stay under, in microseconds; see `bus.on`."""
     name: str | None = None
     """What reports call it; the class's name by default. Two writers of a class on one bus need two names."""
 
@@ -59,11 +61,17 @@ class Writer:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if cls.budget_us is not None:
+            check_budget(cls.__name__, cls.budget_us)
         if "__init__" in vars(cls):
             setattr(cls, "__init__", _remembering(cls.__init__))  # noqa: B010  # mypy knows no other way
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
-        """Subscribe to the bus. `run` is asked for the facts of the run when the first event arrives."""
+        """Subscribe to the bus. `run` is asked for the facts of the run when the first event arrives.
+
+        Raises:
+            TypeError, ValueError: a name that is taken, or a bad option, as `budget_us`.
+        """
         self._get_run = run
         return self._subscribe(bus, self._place())
 
@@ -93,9 +101,12 @@ class Writer:
     def _subscribe(
         self, bus: Bus, offload: str, *, name: str | None = None, when: Predicate | None = None
     ) -> Subscription:
+        if self.budget_us is not None:
+            check_budget(self._called, self.budget_us)
         return bus.subscribe(
             self._deliver, *self.events, name=name or self._called, offload=offload, when=when, queue=self.queue,
-            overflow=self.overflow, batch=self.batch, on_flush=self._flush, on_close=self._close,
+            overflow=self.overflow, batch=self.batch, budget_us=self.budget_us, on_flush=self._flush,
+            on_close=self._close,
         )  # fmt: skip
 
     @property

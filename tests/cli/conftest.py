@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,8 @@ import torch.nn.functional as F
 
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook
+from tests import forked
+from tests.forked import Forked
 from tests.trainer.conftest import batches, tiny_model
 
 torch.set_num_threads(1)
@@ -24,20 +25,12 @@ ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).parents[2]),
     "OMP_NUM_THREADS": "1",  # two threads that share a busy core wait for each other
 }
-COMMAND = [sys.executable, "-m", "eventloop", "demo"]
+COMMAND = ["-m", "eventloop", "demo"]
 
 
 def demo(*arguments: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """Run the demo to its end."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=cwd,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return forked.run([*COMMAND, *arguments], cwd=cwd, env=ENVIRONMENT, timeout=timeout)
 
 
 class Finished(NamedTuple):
@@ -66,11 +59,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def start(*arguments: str, stdout: int = subprocess.PIPE, prelude: str = "") -> subprocess.Popen[str]:
         program = ["-c", f"{prelude}\nfrom eventloop.cli import main\nraise SystemExit(main())", "demo"]
-        command = [sys.executable, *program] if prelude else COMMAND
         started.append(
-            subprocess.Popen(
-                [*command, "--work-dir", "run", *arguments],
-                cwd=tmp_path, env=ENVIRONMENT, stdout=stdout, stderr=subprocess.PIPE, text=True,
+            Forked(
+                [*(program if prelude else COMMAND), "--work-dir", "run", *arguments],
+                cwd=tmp_path, env=ENVIRONMENT, stdout=stdout, stderr=subprocess.PIPE,
             )
         )  # fmt: skip
         return started[-1]

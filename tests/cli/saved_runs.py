@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
@@ -14,6 +12,7 @@ from eventloop.disk import Disk
 from eventloop.manifest import Label
 from eventloop.shelf import leftovers
 from tests.cli.conftest import ENVIRONMENT
+from tests.forked import Forked
 
 
 def checkpoints(*arguments: object) -> int:
@@ -58,7 +57,7 @@ save_checkpoint({"state_dict": {}}, Path(sys.argv[1], "epoch_5"), disk=Killed())
 
 def kill_a_save(directory: Path) -> str:
     """Kill a process in the middle of a save, and return the name of what it left."""
-    killed = subprocess.Popen([sys.executable, "-c", KILLED, str(directory)], env=ENVIRONMENT)
+    killed = Forked(["-c", KILLED, str(directory)], env=ENVIRONMENT)
     assert killed.wait(60) == -9
     (left,) = leftovers(directory, killed.pid)
     return left.name

@@ -11,6 +11,7 @@ import pytest
 
 from eventloop import __version__, cli, demo
 from eventloop.writers.jsonl import read_jsonl
+from tests import forked
 from tests.cli.conftest import ENVIRONMENT
 
 
@@ -82,10 +83,7 @@ def test_an_error_while_training_shows_its_traceback(tmp_path: Path) -> None:
     """It is no bad input: the traceback ends in the line that raised, after the writers were given everything; the
     exit code is 1."""
     (tmp_path / "script.py").write_text(FAULTY.format(error="ValueError"), encoding="utf-8")
-    ran = subprocess.run(
-        [sys.executable, "script.py"], capture_output=True, text=True, timeout=60, check=False,
-        env=ENVIRONMENT,
-    )  # fmt: skip
+    ran = forked.run(["script.py"], env=ENVIRONMENT)
 
     assert ran.returncode == 1
     assert ran.stderr.startswith("Traceback (most recent call last):\n")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from eventloop import cli
+from tests import forked
 from tests.cli.conftest import ENVIRONMENT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -51,10 +52,7 @@ def left() -> list[str]:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "eventloop", *arguments],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return forked.run(["-m", "eventloop", *arguments], env=ENVIRONMENT)
 
 
 def files(folder: str) -> dict[Path, bytes]:
@@ -127,10 +125,11 @@ def test_the_table_is_in_the_order_of_a_run(capsys: pytest.CaptureFixture[str]) 
     assert priorities == sorted(priorities)
     assert {
         "order": 5, "priority": 55, "name": "show", "filter": "every=20", "runs_on": "sync", "queue": 0, "overflow": "",
+        "budget_us": None,
     } in handlers["after_train_iter"]  # fmt: skip
     assert {
         "order": 0, "priority": 50, "name": "tell", "filter": "", "runs_on": "loop", "queue": 7,
-        "overflow": "drop_oldest",
+        "overflow": "drop_oldest", "budget_us": None,
     } in handlers["after_val_epoch"]  # fmt: skip
     assert (found["max_epochs"], found["max_iters"], found["event"]) == (2, 6, "")
 
@@ -165,9 +164,7 @@ def test_a_script_sees_what_python_shows_it(capsys: pytest.CaptureFixture[str]) 
 def test_a_resume_changes_nothing_on_the_disk(capsys: pytest.CaptureFixture[str]) -> None:
     """The checkpoint is read, its handlers run; no writer cuts off what is to be written again."""
     first = write(f"{TRAINER}\nbuild(hooks=[]).train()\n")
-    ran = subprocess.run(
-        [sys.executable, first], env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
+    ran = forked.run([first], env=ENVIRONMENT)
     assert ran.returncode == 0, ran.stderr
     before = files("out")
     script = write(

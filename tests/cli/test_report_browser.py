@@ -52,6 +52,9 @@ VALIDATE = """() => [...document.querySelectorAll('.chart')]
     .map(found => found.msg)"""
 
 
+ALL_DRAWN = "() => [...document.querySelectorAll('.chart')].every(chart => chart.querySelector('.main-svg'))"
+
+
 class Opened(NamedTuple):
     """A page in the browser, and what it did that it should not."""
 
@@ -63,9 +66,7 @@ class Opened(NamedTuple):
         """Make the window as high as the page, so that every chart is drawn, and wait until it is."""
         height = self.page.evaluate("() => document.documentElement.scrollHeight")
         self.page.set_viewport_size({"width": 1280, "height": height})
-        self.wait(
-            "() => [...document.querySelectorAll('.chart')].every(chart => chart.querySelector('.main-svg'))"
-        )
+        self.wait(ALL_DRAWN)
 
     def wait(self, condition: str) -> None:
         """Until it is true; playwright's own way evaluates a string, which the page forbids."""
@@ -108,7 +109,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     directory = tmp_path_factory.mktemp("runs")
     long = [scalars(i, grad_norm=1.0 + i % 7, lr=0.1) for i in range(1, 5001)]
     first = make_run(
-        directory / "first", device=phases(10), handlers=[handler(budget=5e-5), handler("x", seconds=1.0)]
+        directory / "first",
+        device=phases(10),
+        handlers=[handler(budget=5e-5, over_budget=True), handler("x", seconds=1.0)],
     )
     write_lines(first, *TRAINED, begins(100), *long, scalars(5001, loss="NaN"))
     second = make_run(
@@ -166,17 +169,34 @@ def test_light_and_dark(opened: Open, runs: list[Path]) -> None:
     assert shown.page.evaluate(colours) == ["rgb(246, 247, 249)", "#ffffff"]
 
 
-def test_charts_far_below_wait_until_they_are_near(opened: Open, tmp_path: Path) -> None:
-    """A run with many scalars opens at once."""
+def test_charts_far_below_come_later(opened: Open, tmp_path: Path) -> None:
+    """A run with many scalars opens at once; by itself, and without scrolling, every chart is drawn then: a page that is
+    saved or printed has them all."""
     names: dict[str, Any] = {f"layer{i}": 1.0 for i in range(60)}
     write_lines(tmp_path / "run", scalars(1, **names))
 
     shown = opened(tmp_path / "run")
 
+    drawn = "() => document.querySelectorAll('.chart .main-svg').length"
     shown.wait("() => document.querySelector('.chart .main-svg')")
-    assert shown.page.locator(".chart").last.locator(".main-svg").count() == 0
-    shown.page.locator(".chart").last.scroll_into_view_if_needed()
-    shown.page.locator(".chart").last.locator(".main-svg").first.wait_for()
+    assert shown.page.evaluate(drawn) < shown.page.locator(".chart").count()
+    shown.wait(ALL_DRAWN)
+    assert shown.page.evaluate("() => window.scrollY") == 0
+
+
+def test_names_are_short_on_a_telephone(opened: Open, tmp_path: Path) -> None:
+    """The bars have most of the width; on a wide window the names are whole again."""
+    long = handler("ParamSchedulerHookOfALongName.after_train_iter")
+    shown = opened(make_run(tmp_path / "run", handlers=[handler(), long]))
+    shown.draw_all()
+    chart = "document.querySelector('[aria-label^=\"What each handler\"]')"
+
+    shown.page.set_viewport_size({"width": 400, "height": 900})
+
+    shown.wait(f"() => {chart}.layout.yaxis.ticktext[1] === 'ParamSche…LongName<br>.after_train_iter'")
+    shown.wait(f"() => {chart}._fullLayout._size.w > 170")
+    shown.page.set_viewport_size({"width": 1280, "height": 900})
+    shown.wait(f"() => {chart}.layout.yaxis.ticktext[1] === 'ParamSchedulerHookOfALongName.after_train_iter'")
 
 
 def test_switches_of_the_curves(one: Opened) -> None:

@@ -6,6 +6,7 @@ import gc
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from eventloop import curves_reader
@@ -14,7 +15,7 @@ from eventloop.envelope import POINTS, Curve
 from eventloop.events import AfterRun, BeforeRun, RunInfo, ScalarsLogged
 from eventloop.run import Run
 from eventloop.writers import JSONLWriter
-from tests.cli.reported_runs import begins, ends, scalars, write_lines
+from tests.cli.reported_runs import begins, ends, report, scalars, write_lines
 
 
 def one(log: RunLog, name: str = "loss", mode: str = "train") -> Curve:
@@ -204,5 +205,60 @@ def test_a_file_of_something_else(tmp_path: Path) -> None:
         read_curves(write_lines(tmp_path, {"epoch": 1, "mode": "train", "step": "one"}))
     with pytest.raises(ValueError, match=r"metrics\.jsonl holds no whole line: it is torn"):
         read_curves(write_lines(tmp_path, torn=b"\x00\xff\x00"))
+    with pytest.raises(
+        ValueError, match=r"metrics\.jsonl is no log of scalars: expected JSON objects, got the line b'hel"
+    ):
+        read_curves(write_lines(tmp_path, torn=b"hello\n"))
 
     assert read_curves(write_lines(tmp_path)).curves == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"mode":"train","step":2,"loss":"\xff"}', b'{"event":"before_run","iter":2,"x":"\xff"}',
+        b'{"mode":"train","step":2,"loss":' + b"[" * 9999 + b"]" * 9999 + b"}",
+        b'{"event":"x","deep":' + b"[" * 450 + b"]" * 450 + b"}", b'{"event":"before_run","iter":' + b"9" * 9999 + b"}",
+    ],
+    ids=["byte", "byte of an event", "deep", "deep event", "endless"],
+)  # fmt: skip
+@pytest.mark.parametrize("starts", [[], [begins(0)]], ids=["scalars", "runs"])
+def test_a_damaged_line_is_counted(line: bytes, starts: list[dict[str, object]], tmp_path: Path) -> None:
+    """One flipped bit costs one line, not the report."""
+    path = write_lines(tmp_path, *starts, scalars(1, loss=1.0))
+    with path.open("ab") as file:
+        file.write(line + b"\n" + msgspec.json.encode(scalars(3, loss=3.0)) + b"\n")
+
+    log = read_curves(path)
+
+    assert points(one(log)) == [(1, 1.0), (3, 3.0)]
+    assert log.cut_short <= 1
+
+
+@pytest.mark.parametrize("step", [2**63, -1, 10**30, "one", None, 1.5])
+def test_an_impossible_step_is_left_out(step: object, tmp_path: Path) -> None:
+    """Its neighbours are not; also where it is that of a resume."""
+    rows = [scalars(1, loss=1.0), scalars(1, loss=2.0) | {"step": step}, scalars(3, loss=3.0)]
+
+    assert points(one(read_curves(write_lines(tmp_path, *rows)))) == [(1, 1.0), (3, 3.0)]
+    path = write_lines(tmp_path, begins(0), *rows, begins(2) | {"iter": step})
+    assert points(one(read_curves(path))) == [(1, 1.0), (3, 3.0)]
+
+
+def test_an_integer_beyond_all_floats_is_no_number(tmp_path: Path) -> None:
+    """The other values are read."""
+    path = write_lines(
+        tmp_path, scalars(1, loss=1.0), torn=b'{"mode":"train","step":2,"loss":' + b"9" * 400 + b"}"
+    )
+
+    assert points(one(read_curves(path))) == [(1, 1.0)]
+
+
+def test_the_greatest_floats(tmp_path: Path) -> None:
+    """A text and a page are made of them."""
+    values = [1e308, -1e308, 1.7e308, 1.7e308]
+    run = tmp_path / "run"
+    write_lines(run, *(scalars(i, loss=values[i % 4], flat=1.7e308) for i in range(5000)))
+
+    assert report(run) == 0
+    assert report(run, "--html", tmp_path / "page.html", "--json") == 0

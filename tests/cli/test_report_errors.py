@@ -37,7 +37,40 @@ def spoil(tmp_path: Path, how: str) -> Path:
             write_lines(run, {"time": 1.0}, {"time": 2.0})
         case "no metrics":
             write_lines(run)
+        case "trace":
+            (run / "trace.jsonl").touch()
+        case "checkpoints":
+            (run / "epoch_1").mkdir()
+            (run / "epoch_1" / "manifest.json").touch()
+        case "text":
+            write_lines(run, torn=b"hello\nworld\n")
+        case "arrays":
+            write_lines(run, torn=b"[1, 2]\n[3, 4]\n")
+        case "empty" | "missing":
+            pass
+        case _:
+            spoil_costs(make_run(run) / "costs.json", how)
     return run
+
+
+def spoil_costs(path: Path, how: str) -> None:
+    """Change a whole record."""
+    whole = path.read_bytes()
+    before, after = {
+        "flipped costs": (b"JSONL", b"\xff"),
+        "deep costs": (b"{", b'{"more": ' + b"[" * 9999 + b"]" * 9999 + b","),
+        "negative costs": (b'"dropped": 0', b'"dropped": -3'),
+        "huge costs": (b'"calls": 100', b'"calls": 18446744073709551616'),
+        "endless costs": (b'"calls": 100', b'"calls": ' + b"9" * 9999),
+    }[how]
+    assert before in whole
+    path.write_bytes(whole.replace(before, after, 1))
+
+
+NOTHING = (
+    "{run} has nothing to tell yet: there is no metrics.jsonl, and no costs.json; the run was killed before its first "
+    "cost record, or is about to write it"
+)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +81,22 @@ def spoil(tmp_path: Path, how: str) -> Path:
         ("empty", "{run} is empty: expected a run's directory"),
         ("other", "{run} is not a run: expected a run's directory, with costs.json or metrics.jsonl in it (--tr"),
         ("parent", "{run} is not a run: expected a run's directory, with costs.json or metrics.jsonl in it; there are runs in digits"),
-        ("log", "{run} is not a run: expected a run's directory, with costs.json or metrics.jsonl in it; `eventloop replay {run}"),
+        ("log", f"{NOTHING}; `eventloop replay {{run}} --to jsonl --out {{run}}` makes metrics.jsonl from events.evl (--tr"),
+        ("trace", f"{NOTHING}; `eventloop trace {{run}}` shows trace.jsonl (--traceback"),
+        ("checkpoints", f"{NOTHING}; `eventloop checkpoints {{run}}` lists its checkpoints (--traceback"),
         ("checkpoint", "{run} is a checkpoint: expected a run's directory, with costs.json or metrics.jsonl in it; is it {up}?"),
         ("torn costs", "{run}/costs.json is torn or no cost record: "),
         ("newer costs", "{run}/costs.json has version 7, newer than this eventloop reads (1): update torch-eventloop"),
         ("torn metrics", "{run}/metrics.jsonl holds no whole line: it is torn"),
         ("other metrics", "{run}/metrics.jsonl holds no line that JSONLWriter writes"),
-        ("no metrics", "{run} has nothing to tell yet: metrics.jsonl is empty, and there is no costs.json"),
+        ("no metrics", "{run} has nothing to tell yet: metrics.jsonl is empty, and there is no costs.json; the run was"),
+        ("text", "{run}/metrics.jsonl is no log of scalars: expected JSON objects, got the line b'hello' (--traceback"),
+        ("arrays", "{run}/metrics.jsonl is no log of scalars: expected JSON objects, got the line b'[1, 2]' (--traceback"),
+        ("flipped costs", "{run}/costs.json is torn or no cost record: 'utf-8' codec can't decode byte 0xff"),
+        ("deep costs", "{run}/costs.json is torn or no cost record: maximum recursion depth exceeded"),
+        ("negative costs", "{run}/costs.json is no cost record: dropped -3 cannot be a count (--traceback"),
+        ("huge costs", "{run}/costs.json is no cost record: calls 18446744073709551616 cannot be a count (--traceback"),
+        ("endless costs", "{run}/costs.json is torn or no cost record: "),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -84,3 +126,24 @@ def test_help_says_what_the_exit_codes_mean(capsys: pytest.CaptureFixture[str]) 
 
     words = " ".join(capsys.readouterr().out.split())
     assert "exit codes: 0 done, 1 the page could not be written, 2 bad input (one line), 130" in words
+
+
+def test_a_message_is_one_line_whatever_the_path_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name may have a line end."""
+    assert report(tmp_path / "a\nb") == 2
+
+    said = capsys.readouterr().err
+    assert f"no directory at {tmp_path}/a b: expected a run's directory" in said
+    assert said.count("\n") == 1
+
+
+def test_a_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file system may have it: tables, JSON and the page are made."""
+    run = make_run(tmp_path / "run\udcff")
+
+    assert report(run) == 0
+    assert report(run, "--json", "--html", tmp_path / "page.html") == 0
+
+    assert '/run?"' in capsys.readouterr().out

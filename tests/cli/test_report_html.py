@@ -115,7 +115,8 @@ def test_headings_facts_and_tables(run: Path, tmp_path: Path) -> None:
     ]
     for cell in (
         "4.10 ms",
-        "an iteration",
+        "an iteration, median",
+        "(mean 4.10 ms)",
         "2.4 %",
         "EMAHook.after_train_iter",
         "25.0",
@@ -136,13 +137,15 @@ def test_charts_of_a_run(run: Path, tmp_path: Path) -> None:
     assert [trace["name"] for trace in bars["data"]] == [
         "data", "forward", "backward", "optimizer", "hooks", "unaccounted",
     ]  # fmt: skip
-    assert [trace["x"] for trace in bars["data"]] == [[0.4], [1.0], [2.0], [0.5], [0.1], [0.1]]
+    assert [trace["x"] for trace in bars["data"]] == [[n, n] for n in (0.4, 1.0, 2.0, 0.5, 0.1, 0.1)]
+    assert bars["layout"]["yaxis"]["ticktext"] == ["first, mean", "first, median"]
     assert bars["layout"]["barmode"] == "stack"
     assert bars["layout"]["xaxis"]["title"]["text"] == "ms an iteration"
     assert {trace["stackgroup"] for trace in trend["data"]} == {"phases"}
     assert trend["data"][0]["x"] == [*range(0, 101, 10)]
-    assert handlers["data"][0]["x"] == [1600.0, 25.0]
-    assert "p50 10.0 µs, p99 100 µs, max 1.00 ms" in handlers["data"][0]["hovertext"][1]
+    assert {trace["line"]["width"] for trace in trend["data"]} == {0}
+    assert handlers["data"][0]["x"] == [25.0]
+    assert "p50 10.0 µs, p99 100 µs, max 1.00 ms" in handlers["data"][0]["hovertext"][0]
     assert kept_up["layout"]["xaxis"]["type"] == "log"
     assert [trace["name"] for trace in loss["data"]] == ["train", "val"]
     assert loss["data"][0]["y"] == [1.0, 0.5, 0.333333, 0.25, 0.2, 0.166667, 0.142857, 0.125, 0.111111, 0.1]
@@ -153,8 +156,8 @@ def test_drops_and_budgets_are_red(tmp_path: Path) -> None:
     """In the charts as in the tables."""
     run = make_run(
         tmp_path / "run",
-        handlers=[handler(budget=5e-5), handler("fine")],
-        subscribers=[subscriber(dropped=3)],
+        handlers=[handler(budget=5e-5, over_budget=True), handler("fine", budget=5e-5)],
+        subscribers=[subscriber(dropped=3, queued=2)],
     )
 
     page = write(tmp_path, run)
@@ -166,6 +169,11 @@ def test_drops_and_budgets_are_red(tmp_path: Path) -> None:
         if trace.get("marker", {}).get("color") == "@bad"
     ]
     assert red == ["over its budget", "dropped"]
+    assert [trace["name"] for trace in page.charts[3]["data"]][-3:] == [
+        "longest queue",
+        "dropped",
+        "left in the queue",
+    ]
     assert (tmp_path / "page.html").read_text("utf-8").count('<tr class="bad">') == 2
 
 
@@ -175,7 +183,7 @@ def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
 
     assert "\nsecond / first\n" in page.text
     assert "\n3.00×\n" in page.text
-    assert [len(trace["x"]) for trace in page.charts[0]["data"]] == [2] * 6
+    assert [len(trace["x"]) for trace in page.charts[0]["data"]] == [4] * 6
     (loss,) = [
         c
         for c in page.charts
@@ -219,6 +227,26 @@ def test_a_constant_is_seen_as_what_it_is(tmp_path: Path) -> None:
     assert lr["layout"]["yaxis"]["range"] == [0.0005, 0.0015]
     assert "yaxis" not in zero["layout"]
     assert "yaxis" not in loss["layout"]
+
+
+def test_times_have_their_unit(tmp_path: Path) -> None:
+    """Those of IterTimerHook, on the axis and in the table."""
+    write_lines(tmp_path / "run", scalars(1, time=0.2, loss=1.0))
+
+    page = write(tmp_path, tmp_path / "run")
+
+    assert page.charts[0]["layout"]["yaxis"] == {"title": {"text": "s"}, "range": pytest.approx([0.1, 0.3])}
+    assert "\ntime, s\n" in page.text
+    assert "\nloss, s\n" not in page.text
+
+
+def test_handlers_that_run_phases_are_not_drawn(run: Path, tmp_path: Path) -> None:
+    """Beside their bars no other would be seen; a line names them."""
+    page = write(tmp_path, run)
+
+    assert page.charts[2]["layout"]["yaxis"]["ticktext"] == ["EMAHook.after_train_iter"]
+    assert page.charts[2]["narrow"] == ["EMAHook<br>.after_train_iter"]
+    assert "Not drawn: OptimizerHook.after_train_iter (backward, optimizer in it)." in page.text
 
 
 def test_groups_of_names(tmp_path: Path) -> None:
@@ -289,7 +317,8 @@ def test_json_beside_the_page(run: Path, tmp_path: Path, capsys: pytest.CaptureF
     [
         ("first", 2, "--html {path} is a directory, and is not replaced: give the name of a new file (--traceback"),
         ("first/metrics.jsonl", 2, "--html {path} is no page of HTML, and is not replaced: give the name of a new file"),
-        ("nowhere/page.html", 1, "--html {path} cannot be written: [Errno 2] No such file or directory"),
+        ("nowhere/page.html", 2, "--html {path} cannot be written: there is no folder {path.parent} (--traceback"),
+        (f"{'x' * 250}.html", 1, "--html {path} cannot be written: File name too long (--traceback"),
     ],
 )  # fmt: skip
 def test_a_page_that_cannot_be_written(

@@ -313,6 +313,7 @@ def _directories(run: Path, tmp_path: Path) -> None:
         "half-a-header": header[:20],
         "torn": header + b"\n" + rest[:200],
         "windowless": header + b"\n",
+        "flipped": header + b"\n" + b'{"line":"chunk","key":"\xff"}\n',
         "newer": header.replace(b'"version":1', b'"version":2') + b"\n" + rest,
         "other": b'{"metrics": 1}\n',
         "headless": rest,
@@ -323,6 +324,7 @@ def _directories(run: Path, tmp_path: Path) -> None:
     for name in ("empty", "photos", "untraced", "checkpoints", "foreign"):
         (tmp_path / name).mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
+    (run / "notes.txt").write_text("mine")
     (tmp_path / "untraced" / "metrics.jsonl").touch()
     (tmp_path / "checkpoints" / "epoch_1").mkdir()
     (tmp_path / "checkpoints" / "epoch_1" / "manifest.json").touch()
@@ -349,6 +351,13 @@ def _directories(run: Path, tmp_path: Path) -> None:
         (["run", "--window", "3"], "run/trace.jsonl has no window 3: it has 1: iterations 2..3; 2: iterations 10..19"),
         (["run", "-o", "empty"], "-o empty is a directory: give the name of a file"),
         (["run", "-o", "run/trace.jsonl"], "-o run/trace.jsonl is what the run recorded: give the name of another"),
+        (["run", "-o", "run/metrics.jsonl"], "-o run/metrics.jsonl is a file of a run: give the name of another file"),
+        (["run", "-o", "run/costs.json"], "-o run/costs.json is a file of a run: give the name of another file"),
+        (["run", "-o", "run/notes.txt"], "-o run/notes.txt is a file of a run: give the name of another file"),
+        (["run", "-o", "untraced/metrics.jsonl"], "-o untraced/metrics.jsonl is a file of a run: give the name of ano"),
+        (["run", "-o", "no/t.json"], "-o no/t.json cannot be written: there is no folder no (--traceback"),
+        (["no\nrun"], "no run at no run: give the run's directory"),
+        (["flipped"], "flipped/trace.jsonl is torn: a kill or a full disk cut it short within its first window"),
         (["foreign"], "foreign/trace.json was not made by this command, and is not replaced: give -o FILE"),
     ],
 )  # fmt: skip
@@ -379,11 +388,22 @@ def test_a_file_that_cannot_be_written_is_exit_code_1(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line; nothing is left of it."""
-    assert trace(run, "-o", tmp_path / "missing" / "trace.json") == 1
+    out = tmp_path / f"{'x' * 250}.json"
+
+    assert trace(run, "-o", out) == 1
 
     said = capsys.readouterr().err
-    assert said.startswith("eventloop: [Errno 2] No such file or directory: ")
-    assert said.count("\n") == 1
+    assert said == f"eventloop: -o {out} cannot be written: File name too long (--traceback shows where)\n"
+    assert not out.exists()
+
+
+def test_a_device_is_written_to_and_not_replaced(run: Path, tmp_path: Path) -> None:
+    """As `-o /dev/null`; by root, too."""
+    (tmp_path / "null").symlink_to(os.devnull)
+
+    assert trace(run, "-o", tmp_path / "null") == 0
+
+    assert (tmp_path / "null").is_symlink()
 
 
 @pytest.mark.parametrize("command", [["trace"]])

@@ -139,3 +139,8 @@ class DiesWhenMade(Refuses):
 
     def __reduce__(self) -> Any:
         return os._exit, (9,)
+
+
+def spiky(event: Event) -> None:
+    """Every twentieth takes long."""
+    sleep(0.05 if getattr(event, "iter", 0) % 20 == 19 else 0.0)

@@ -28,7 +28,7 @@ from eventloop.costs import (
     write_costs,
 )
 from eventloop.events import AfterTrainIter, Event, SlowHandler
-from eventloop.meter import Budget, Timing, Waits
+from eventloop.timing import Budget, Timing, Waits
 
 
 def timing_of(seconds: list[float]) -> Timing:
@@ -194,13 +194,15 @@ def test_an_event_is_followed_past_those_before_it() -> None:
     """Its wait ends when it is taken out itself, in whatever portions."""
     waits = Waits()
     waits.begin(10.0, ahead=3)
-    waits.begin(11.0, ahead=9)  # one at a time
+    waits.begin(11.0, ahead=9)
 
     waits.taken(2, 12.0)
     assert waits.timing.samples == 0
     waits.taken(2, 13.0)
-
     assert waits.timing.longest == 3.0
+    waits.taken(6, 20.0)
+
+    assert waits.timing.times().p99 == pytest.approx(9.0, rel=0.05)
 
 
 def test_a_dropped_event_has_no_wait() -> None:
@@ -232,7 +234,8 @@ def test_a_handler_over_its_budget_is_named_once(
     bus.poll()
 
     assert [r.getMessage() for r in caplog.records] == [
-        "handler slow exceeds its budget_us=500: the p99 of its calls is 1000 us, over 4 sampled"
+        "handler slow exceeds its budget_us=500 on after_train_iter: the p99 of its calls is 1,000 us (4 were "
+        + "sampled); the event slow_handler tells it too"
     ]
     assert [(e.handler, e.count) for e in told] == [("slow", 4)]
     assert told[0].cost == pytest.approx(0.001, rel=0.05)

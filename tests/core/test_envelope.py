@@ -94,6 +94,16 @@ def test_huge_values_overflow_nothing() -> None:
     assert set(curve.mean) == {1.7e308}
 
 
+def test_huge_steps_overflow_nothing() -> None:
+    """The middle of two steps lies between them; the last one is exact."""
+    end = 2**63 - 1
+    curve = envelope(list(range(end - 2 * POINTS, end)), [1.0] * (2 * POINTS)).curve("loss", "train")
+
+    assert curve.steps == sorted(curve.steps)
+    assert curve.steps[0] >= end - 2 * POINTS
+    assert curve.last_step == end - 1
+
+
 @pytest.mark.parametrize("count", [3, 10_001])
 def test_the_last_step_may_come_again(count: int) -> None:
     """The records of the last step are forgotten if it, or an earlier one, comes again; others never."""

@@ -6,11 +6,13 @@ import pytest
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, Event
-from eventloop.meter import LAPS, PERIODS, WARM_UP, Ticker, Timing
+from eventloop.meter import LAPS, PERIODS, WARM_UP, Ticker
+from eventloop.timing import Timing
 
 EDGES = [0, 1, 63, 64, 65, 190, 191, 192, 318, 1000]
 SECOND = WARM_UP + LAPS * PERIODS[0]
-"""Events until the longer period begins."""
+THIRD = SECOND + LAPS * PERIODS[1]
+"""Events until the longer periods begin."""
 
 
 def nothing(event: Event) -> None:
@@ -23,26 +25,45 @@ def emit(bus: Bus, times: int) -> None:
         bus.emit(event)
 
 
-@pytest.mark.parametrize("draws", [*EDGES, *(SECOND + n for n in (-1, 0, 1, 1020, 1021, 1022, 5000))])
-@pytest.mark.parametrize("before", [0, 1, WARM_UP, WARM_UP + 1, WARM_UP + LAPS, 10_000])
-def test_ticker_counts_its_draws(draws: int, before: int) -> None:
+@pytest.mark.parametrize(
+    "draws",
+    [*EDGES, *(first + n for first in (SECOND, THIRD) for n in (-1, 0, 1, 126, 127, 128, 1020, 1021, 5000))],
+)
+@pytest.mark.parametrize("since", [0, 30])
+@pytest.mark.parametrize("before", [0, 1, WARM_UP, WARM_UP + 1, WARM_UP + LAPS, WARM_UP + 2 * LAPS, 10_000])
+def test_ticker_counts_its_draws(draws: int, before: int, since: int) -> None:
     """Across warm-up and laps `settle` is the number of draws, to the last one."""
-    ticker = Ticker(before)
+    ticker = Ticker(before, since)
     for _ in range(draws):
         ticker.measured += next(ticker.ticks)
 
-    assert ticker.settle() == draws
+    assert ticker.settle()[0] == draws
+
+
+@pytest.mark.parametrize("every", [1, 5, 100, 1000])
+def test_a_ticker_goes_on_in_the_lap_of_the_one_before(every: int) -> None:
+    """However often it is replaced, the same events are measured."""
+    alone, chain, before, since = Ticker(), Ticker(), 0, 0
+    for i in range(THIRD + 5000):
+        tick = next(chain.ticks)
+        chain.measured += tick
+        assert tick == next(alone.ticks), i
+        if not i % every:
+            _, since = chain.settle()
+            before += chain.measured
+            chain = Ticker(before, since)
 
 
 @pytest.mark.parametrize(
     ("draws", "measured"),
     [
-        (10, 10), (64, 64), (65, 64), (WARM_UP + PERIODS[0] - 1, 64), (WARM_UP + PERIODS[0], 65), (1000, 71),
+        (10, 10), (64, 64), (65, 64), (WARM_UP + PERIODS[0] - 1, 64), (WARM_UP + PERIODS[0], 65), (1000, 94),
         (SECOND, 128), (SECOND + PERIODS[1] - 1, 128), (SECOND + PERIODS[1], 129), (SECOND + 5 * PERIODS[1], 133),
+        (THIRD, 192), (THIRD + PERIODS[2] - 1, 192), (THIRD + 3 * PERIODS[2], 195),
     ],
 )  # fmt: skip
 def test_ticker_measures_the_warm_up_and_then_one_a_period(draws: int, measured: int) -> None:
-    """All of the first events are measured, later ones every 127th, and after 64 of those every 1021st."""
+    """All of the first events are measured, then every 31st, every 127th after 64 of those, and then every 1021st."""
     ticker = Ticker()
 
     assert sum(next(ticker.ticks) for _ in range(draws)) == measured

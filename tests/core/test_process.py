@@ -34,6 +34,20 @@ def test_every_event_arrives_once_and_in_order(bus: Bus, start: Start, lines: Li
     assert stats.runs_on == "process"
 
 
+def test_times_are_of_single_calls(bus: Bus, start: Start) -> None:
+    """One acknowledgement is of many; a slow call among them is still seen, and held to a budget."""
+    told: list[str] = []
+    bus.subscribe(lambda event: told.append(event.handler), "slow_handler")
+    start(handlers.spiky, budget_us=20_000)
+    emit(bus, 60)
+    bus.flush(DEADLINE)
+    bus.poll()
+
+    (cost,) = bus.subscriber_costs()
+    assert cost.busy.p50 < 0.02 < cost.busy.p99
+    assert told == ["far"]
+
+
 def test_batch_delivers_lists(bus: Bus, start: Start, lines: Lines) -> None:
     """With `batch=True` the handler gets what waits, up to what may be in flight."""
     far = start(handlers.note_batch, batch=True)

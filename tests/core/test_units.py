@@ -45,6 +45,15 @@ def test_sparklines() -> None:
     assert sparkline([1, 2], blocks="_#") == "_#"
 
 
+def test_sparklines_of_the_greatest_floats() -> None:
+    """Neither their sum nor their difference is a number."""
+    assert sparkline([-1e308, 1e308]) == "▁█"
+    assert sparkline([1.7e308] * 4, width=2) == "▄▄"
+    assert sparkline([1e308, 1e308, -1e308, -1e308], width=2) == "█▁"
+    assert sparkline([1.7e308, 1.7e308, 1.0], from_zero=True) == "██▁"
+    assert sparkline([1e-300, 1e-300, 1e308], from_zero=True) == "▃▃█"
+
+
 def test_a_slow_start_does_not_flatten_the_others() -> None:
     """From zero the highest block is for four times the median at most."""
     assert sparkline([100, 4, 2, 4, 4], from_zero=True) == "█▃▂▃▃"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from tests import forked
 from tests.faults.shim import Record, shimmed
 from tests.faults.training import make_trainer
 from tests.faults.trial import Point, Trial
@@ -102,10 +101,8 @@ class Outcome(NamedTuple):
 def make(trials: list[Trial]) -> Outcome:
     """Make the trials in a process of their own."""
     arguments = [msgspec.json.encode(trial).decode() for trial in trials]
-    made = subprocess.run(
-        [sys.executable, "-m", "tests.faults.trial", *arguments],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    home = {**os.environ, "PYTHONPATH": str(ROOT)}
+    made = forked.run(["-m", "tests.faults.trial", *arguments], cwd=ROOT, env=home, timeout=None)
     results = [json.loads(line) for line in made.stdout.splitlines()]
     errors = [result["error"] for result in results if result["error"]]
     if len(results) < len(trials):

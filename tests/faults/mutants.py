@@ -319,7 +319,7 @@ def is_killed(mutant: Mutant | None) -> tuple[bool, str]:
         tests = mutant.tests if mutant is not None else dict.fromkeys([*STORE, *READ, *COPY])
         try:
             ran = subprocess.run(
-                [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests],
+                [sys.executable, "-m", "pytest", "-n0", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests],
                 cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)},
                 capture_output=True, text=True, timeout=HANGS, check=False,
             )  # fmt: skip

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from eventloop.costs import FILE, read_costs
 from eventloop.hooks import CostsHook, Hook
+from eventloop.hooks import costs as costs_module
 from eventloop.hooks.hook import on
 from eventloop.trainer import Trainer
 from eventloop.writers import JSONLWriter
+from tests import forked
 
 Make = Callable[..., Trainer]
 
@@ -68,6 +70,56 @@ def test_a_run_that_fails_leaves_its_record(make_trainer: Make) -> None:
     assert read_costs(trainer.work_dir).phases.iterations == 2
 
 
+def test_the_record_says_how_the_run_ended(make_trainer: Make) -> None:
+    """Completed, stopped for a reason, or by which error; and how long it was, evaluations and all."""
+    outcomes = []
+    for end in ("completed", "enough", "error"):
+
+        def ends(trainer: Trainer, event: Any, end: str = end) -> None:
+            if end == "error":
+                raise ArithmeticError("on purpose")
+            if end != "completed":
+                trainer.stop(end)
+
+        trainer = make_trainer()
+        trainer.bus.subscribe(ends, "after_train_iter", every=2)
+        with suppress(ArithmeticError):
+            trainer.train()
+        costs = read_costs(trainer.work_dir)
+        outcomes.append(costs.outcome)
+        assert costs.seconds > costs.phases.wall + costs.evaluation
+
+    assert outcomes == ["completed", "enough", "error: ArithmeticError: on purpose"]
+
+
+def test_a_validation_leaves_the_record_of_the_training(make_trainer: Make, tmp_path: Path) -> None:
+    """It trains nothing, and has nothing better to say."""
+    make_trainer(work_dir=tmp_path / "run").train()
+
+    make_trainer(
+        work_dir=tmp_path / "run", val_loader=[torch.ones(2, 4)], val_step=lambda t, b: {"acc": 1.0}
+    ).val()
+
+    assert read_costs(tmp_path / "run").phases.iterations == 4
+
+
+def test_the_first_record_is_early(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two seconds, then after twice as long each time, up to the interval."""
+    now, written = [0.0], []
+    monkeypatch.setattr(costs_module, "monotonic", lambda: now[0])
+    monkeypatch.setattr(costs_module, "_try_to_write", lambda trainer, costs: written.append(now[0]))
+
+    def tick(event: Any) -> None:
+        now[0] += 1.0
+
+    trainer = make_trainer(batches=60)
+    trainer.bus.subscribe(tick, "before_train_iter")
+
+    trainer.train()
+
+    assert written[:-1] == [2.0, 6.0, 14.0, 30.0, 60.0]
+
+
 def test_a_run_under_way_has_a_record(make_trainer: Make) -> None:
     """Written meanwhile, by another thread, and marked as not the last one."""
     trainer = make_trainer(batches=40, default_hooks={"costs": {"interval": 1e-9}})
@@ -104,9 +156,7 @@ def test_a_killed_run_has_a_record(tmp_path: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         trainer.train()
     """)
-    died = subprocess.run(
-        [sys.executable, "-c", script], check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    died = forked.run(["-c", script], env={**os.environ, "PYTHONPATH": forked.ROOT})
 
     assert died.returncode == -signal.SIGKILL
     costs = read_costs(tmp_path / "run")

@@ -153,10 +153,16 @@ def test_checkpoint_of_an_evaluation_is_the_same(train_net: MakeTrainer, update_
 # --- resuming ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def wholes() -> dict[str, Trainer]:
+    """Runs that were never stopped, by the type of their average; each made for the first test that needs it."""
+    return {}
+
+
 @pytest.mark.parametrize("stop", [1, 3, 4, 6, 11])
 @pytest.mark.parametrize("ema_type", TYPES)
 def test_resumed_run_equals_the_uninterrupted_one(
-    train_net: MakeTrainer, tmp_path: Path, ema_type: str, stop: int
+    train_net: MakeTrainer, tmp_path: Path, wholes: dict[str, Trainer], ema_type: str, stop: int
 ) -> None:
     """Stopped anywhere and resumed by a new trainer, model and average end where they would have, to the bit."""
 
@@ -165,9 +171,10 @@ def test_resumed_run_equals_the_uninterrupted_one(
         ema = EMAHook(ema_type=ema_type, begin_iter=3, interval=2)
         return train_net(ema=ema, max_epochs=3, work_dir=tmp_path / directory, **options)
 
-    whole = build("whole")
-    torch.manual_seed(1)
-    whole.train()
+    if ema_type not in wholes:
+        wholes[ema_type] = build("whole")
+        torch.manual_seed(1)
+        wholes[ema_type].train()
     first = build("parts")
     torch.manual_seed(1)
     first.bus.subscribe(
@@ -179,7 +186,7 @@ def test_resumed_run_equals_the_uninterrupted_one(
     second.resume()
     second.train()
 
-    assert_same(second, whole)
+    assert_same(second, wholes[ema_type])
 
 
 @pytest.mark.parametrize("stop", [2, 5])

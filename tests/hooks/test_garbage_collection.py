@@ -18,6 +18,7 @@ from eventloop.bus import Bus
 from eventloop.hooks import garbage_collection
 from eventloop.hooks.garbage_collection import GarbageCollectionHook
 from eventloop.trainer import Trainer
+from tests.conftest import count_frozen
 from tests.hooks.conftest import Batch, Clock
 
 Make = Callable[..., Trainer]
@@ -29,6 +30,7 @@ YOUNG, MIDDLE, ALL = range(3)
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test begins with the collector on and nothing frozen, and ends so; no collection counts as long."""
     monkeypatch.setattr(garbage_collection, "CHEAP_SECONDS", float("inf"))
+    monkeypatch.setattr(gc, "get_freeze_count", count_frozen)
     gc.unfreeze()
     gc.enable()
     yield

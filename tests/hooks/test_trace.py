@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from eventloop.trace_file import FILE_NAME, Window, read_trace
 from eventloop.trainer import Trainer
 from eventloop.writers import JSONLWriter
 from tests.conftest import DEADLINE
+from tests.forked import ROOT, Forked
 
 Make = Callable[..., Trainer]
 
@@ -439,10 +439,8 @@ KILLED = """
 
 def test_a_killed_run_has_its_window(tmp_path: Path) -> None:
     """As soon as the window is over it is in the file, and SIGKILL cannot take it back."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(KILLED)], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    arguments, home = ["-c", textwrap.dedent(KILLED)], {**os.environ, "PYTHONPATH": ROOT}
+    process = Forked(arguments, cwd=tmp_path, env=home, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == "behind the window\n"
     file = tmp_path / "run" / FILE_NAME

@@ -400,15 +400,27 @@ RESTARTS = {
 MOMENTUM = {"type": "LinearMomentum", "start_factor": 0.5, "by_epoch": False, "begin": 3, "end": 9}
 
 
+@pytest.fixture(scope="module")
+def wholes() -> dict[str, tuple[Trainer, Rates]]:
+    """Runs that were never stopped, by the names of their schedules; each made for the first test that needs it."""
+    return {}
+
+
 @pytest.mark.parametrize("stop_at", [0, 2, 5, 7])
 @pytest.mark.parametrize("name", [*MAIN, "restarts"])
 def test_resumed_run_has_the_rates_of_the_uninterrupted_one(
-    make_trainer: MakeTrainer, tmp_path: Path, name: str, stop_at: int
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    wholes: dict[str, tuple[Trainer, Rates]],
+    name: str,
+    stop_at: int,
 ) -> None:
     """Before a window, in it, at its end and between epochs."""
     schedulers = [WARM, MOMENTUM, RESTARTS if name == "restarts" else MAIN[name][0]]
-    whole, expected = build(make_trainer, tmp_path / "whole", *schedulers)
-    whole.train()
+    if name not in wholes:
+        wholes[name] = build(make_trainer, tmp_path / "whole", *schedulers)
+        wholes[name][0].train()
+    whole, expected = wholes[name]
     first, begun = build(make_trainer, tmp_path / "parts", *schedulers, stop_at=stop_at)
     first.train()
 

@@ -151,7 +151,26 @@ def test_the_parts_add_up_to_the_wall_time(make_trainer: MakeTrainer) -> None:
 
     phases = trainer.clock.phases
     assert min(getattr(phases, name) for name in PHASES) >= 0.0
-    assert phases.wall == pytest.approx(trainer.clock.total_sum)
+
+
+def test_nothing_between_two_iterations_is_left_out(make_trainer: MakeTrainer, clock: Clock) -> None:
+    """What the background sent is handled between them: hooks of the next iteration."""
+
+    trainer = make_trainer(**timed(clock, train_loader=Loader(clock, 4), max_epochs=1))
+    trainer.bus.subscribe(lambda event: setattr(clock, "now", clock.now + HOOK), "slow_handler", name="slow")
+    health = trainer.bus._background.health
+    trainer.bus.subscribe(
+        lambda event: health.tell_slow("x", "after_train_iter", 1.0, 2.0, 3), "after_train_iter"
+    )
+    began = clock.now
+
+    trainer.train()
+
+    phases = trainer.clock.phases
+    (cost,) = (h for h in trainer.costs().handlers if h.name == "slow")
+    assert (cost.calls, cost.in_iteration, cost.seconds > 0) == (4, False, True)
+    assert phases.hooks == 3 * HOOK  # the last was told behind the last iteration
+    assert phases.wall == clock.now - began - HOOK
 
 
 def committed(iterations: int, seconds: float = 0.5) -> StepClock:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from eventloop.checkpoint import find_checkpoints
+from tests.forked import ROOT, Forked
 
 PROGRAM = """
 import sys, torch
@@ -58,9 +58,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
     """How each program ended, what it said, and where its checkpoints are; all are started at once."""
     folder = tmp_path_factory.mktemp("preempted")
     started = {
-        name: subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, name, *arguments], cwd=folder, text=True,
-            env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])}, 
+        name: Forked(
+            ["-c", PROGRAM, name, *arguments], cwd=folder, env={"PATH": "", "PYTHONPATH": ROOT},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for name, (arguments, _, _) in CASES.items()

@@ -95,16 +95,39 @@ def build(
     )  # fmt: skip
 
 
+WholeRun = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ends() -> dict[Callable[[], Any], dict[bool, dict[str, Any]]]:
+    """How uninterrupted runs ended, by their loaders and by whether iterations measure them."""
+    return {loader: {} for loader in LOADERS}
+
+
+@pytest.fixture
+def whole_run(make_trainer: MakeTrainer, tmp_path: Path, ends: Any) -> WholeRun:
+    """The end of the run that is never stopped, which is made for the first test that asks for it."""
+
+    def run(loader: Callable[[], Any], **changes: Any) -> dict[str, Any]:
+        by_iteration, known = "max_iters" in changes, ends[loader]
+        if by_iteration not in known:
+            seed()
+            whole = build(make_trainer, tmp_path / "whole", loader(), **changes)
+            whole.train()
+            known[by_iteration] = state_of(whole)
+        return dict(known[by_iteration])
+
+    return run
+
+
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("stop", [15, 7, 10, 1, 29], ids=lambda n: f"stop{n}")
 def test_resumed_run_equals_the_uninterrupted_one(
-    make_trainer: MakeTrainer, tmp_path: Path, loader: Callable[[], Any], stop: int
+    make_trainer: MakeTrainer, whole_run: WholeRun, tmp_path: Path, loader: Callable[[], Any], stop: int
 ) -> None:
     """Stopped between epochs, within one, or in an epoch's last iteration, and resumed by a new trainer, a run ends
     with the weights, optimizer, schedulers, hooks and random state of the run that was never stopped."""
-    seed()
-    whole = build(make_trainer, tmp_path / "whole", loader())
-    whole.train()
+    whole = whole_run(loader)
     seed()
     first = build(make_trainer, tmp_path / "parts", loader())
     stop_after(first, stop)
@@ -116,32 +139,30 @@ def test_resumed_run_equals_the_uninterrupted_one(
     second.train()
 
     assert (first.iter, second.iter) == (stop, 30)
-    assert_same(state_of(second), state_of(whole))
+    assert_same(state_of(second), whole)
 
 
-ITERATIONS = {"max_epochs": None, "max_iters": 13, "val_interval": 4}
+ITERATIONS: dict[str, Any] = {"max_epochs": None, "max_iters": 13, "val_interval": 4, "save_every": 3}
 
 
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("stop", [4, 5, 7], ids=lambda n: f"stop{n}")
 def test_iteration_based_run_resumes_as_exactly(
-    make_trainer: MakeTrainer, tmp_path: Path, loader: Callable[[], Any], stop: int
+    make_trainer: MakeTrainer, whole_run: WholeRun, tmp_path: Path, loader: Callable[[], Any], stop: int
 ) -> None:
     """The same holds for a run measured in iterations, whose passes and validations fall anywhere."""
+    whole = whole_run(loader, **ITERATIONS)
     seed()
-    whole = build(make_trainer, tmp_path / "whole", loader(), save_every=3, **ITERATIONS)
-    whole.train()
-    seed()
-    first = build(make_trainer, tmp_path / "parts", loader(), save_every=3, **ITERATIONS)
+    first = build(make_trainer, tmp_path / "parts", loader(), **ITERATIONS)
     stop_after(first, stop)
     first.train()
     seed(99)
-    second = build(make_trainer, tmp_path / "parts", loader(), save_every=3, **ITERATIONS)
+    second = build(make_trainer, tmp_path / "parts", loader(), **ITERATIONS)
 
     second.resume()
     second.train()
 
-    assert_same(state_of(second), state_of(whole))
+    assert_same(state_of(second), whole)
 
 
 def test_resume_with_a_loader_that_reads_ahead(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,30 @@ needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason
 Make = Callable[..., Saver]
 
 
+@pytest.fixture(scope="module")
+def ready() -> Iterator[SaverProcess]:
+    """One for all tests that leave it as it was."""
+    process = SaverProcess()
+    assert process.wait_ready(DEADLINE)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def with_process(
+    monkeypatch: pytest.MonkeyPatch, ready: SaverProcess, make_saver: Make
+) -> Callable[..., Saver]:
+    """Make a saver that is given that process, and does not end it."""
+    monkeypatch.setattr("eventloop.saver.SaverProcess", lambda: ready)
+    monkeypatch.setattr(ready, "close", lambda: None)
+    return functools.partial(make_saver, process=True)
+
+
 @needs_shared_memory
-def test_process_writes_what_the_state_was(make_saver: Make, tmp_path: Path) -> None:
+def test_process_writes_what_the_state_was(with_process: Make, tmp_path: Path) -> None:
     """The checkpoint holds the state at the call, whatever is done to it while the process writes; the process
     removes what it replaces."""
-    saver = make_saver(lambda state, job, given_up: pytest.fail("the thread wrote"), process=True)
+    saver = with_process(lambda state, job, given_up: pytest.fail("the thread wrote"))
     replaces: tuple[Path, ...] = ()
     for value in (1.0, 2.0, 3.0):
         state, path = a_state(value), tmp_path / f"{value}"
@@ -41,9 +61,9 @@ def test_process_writes_what_the_state_was(make_saver: Make, tmp_path: Path) -> 
 
 
 @needs_shared_memory
-def test_process_writes_what_was_copied_later(make_saver: Make, late: Late, tmp_path: Path) -> None:
+def test_process_writes_what_was_copied_later(with_process: Make, late: Late, tmp_path: Path) -> None:
     """It is given the state when all of it is there."""
-    saver, state = make_saver(process=True), a_state(1.0)
+    saver, state = with_process(), a_state(1.0)
     written = saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
     assert late.entered.wait(DEADLINE)
     late.go.set()
@@ -78,9 +98,9 @@ def test_killed_process_loses_no_save(
 
 
 @needs_shared_memory
-def test_error_of_the_process_is_the_error_of_the_save(make_saver: Make, tmp_path: Path) -> None:
+def test_error_of_the_process_is_the_error_of_the_save(with_process: Make, tmp_path: Path) -> None:
     """What neither the process nor the thread can write is an error, and the next save works."""
-    saver = make_saver(process=True)
+    saver = with_process()
     (tmp_path / "file").touch()
 
     with pytest.raises(OSError, match="file"):
@@ -176,9 +196,9 @@ def test_without_shared_memory_there_is_no_process(tmp_path: Path, monkeypatch: 
 
 
 @needs_shared_memory
-def test_a_save_that_is_waited_for_is_written_here(make_saver: Make, tmp_path: Path) -> None:
+def test_a_save_that_is_waited_for_is_written_here(with_process: Make, tmp_path: Path) -> None:
     """The process takes only time that nobody else wants, and who waits may not have so much of it."""
-    saver = make_saver(process=True)
+    saver = with_process()
     assert saver.process is not None
     os.kill(saver.process.pid, signal.SIGSTOP)
 

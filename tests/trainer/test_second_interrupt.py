@@ -27,6 +27,7 @@ from eventloop.saver import Saver, State
 from eventloop.saver_client import Job, SaverProcess
 from eventloop.verify import verify_checkpoint
 from eventloop.writers.writer import Writer
+from tests.forked import ROOT, Forked
 from tests.trainer.conftest import DEADLINE, MakeTrainer, collect
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
@@ -479,9 +480,8 @@ print(saver.abandon(), flush=True)
 @needs_shared_memory
 def test_a_process_that_is_left_says_nothing(tmp_path: Path) -> None:
     """It ends quietly after the program that left it: no traceback appears on a terminal that is somebody else's."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", LEAVES], cwd=tmp_path, text=True,
-        env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])},
+    process = Forked(
+        ["-c", LEAVES], cwd=tmp_path, env={"PATH": "", "PYTHONPATH": ROOT},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdin is not None
@@ -519,7 +519,7 @@ class Endless(torch.utils.data.IterableDataset):
             yield torch.ones(1, 1)
 
 model = torch.nn.Linear(1, 1 << 20)
-trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), max_iters=10**9, work_dir="run",
+trainer = Trainer(model, default_hooks=dict(optimizer=None), max_iters=10**9, work_dir="run",
     train_step=lambda trainer, batch: model(batch).sum(), train_loader=Endless(),
     hooks=[CheckpointHook(interval=2)])
 print("built", flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from eventloop import SkipIteration
+from tests.forked import ROOT, Forked
 from tests.trainer.conftest import MakeTrainer, batches, collect, record
 
 CLOSING = ("after_train_epoch", "after_train", "after_run")
@@ -279,11 +279,10 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         started.append(
-            subprocess.Popen(
-                [sys.executable, "-c", INTERRUPTED, *arguments],
+            Forked(
+                ["-c", INTERRUPTED, *arguments],
                 cwd=tmp_path,
-                env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])},
-                text=True,
+                env={"PATH": "", "PYTHONPATH": ROOT},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eventloop.event_log import read_events
+from tests import forked
 from tests.conftest import DEADLINE
 
 KILLS = 4
@@ -108,10 +107,9 @@ for _ in range(kills):
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """A run's directory, and what was found in it after each kill."""
     directory = tmp_path_factory.mktemp("killed")
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(KILLS), str(DEADLINE), "7"],
-        cwd=directory, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True, text=True, timeout=KILLS * 3 * DEADLINE, check=False,
+    ran = forked.run(
+        ["-c", PROGRAM, str(KILLS), str(DEADLINE), "7"], cwd=directory, timeout=KILLS * 3 * DEADLINE,
+        env={**os.environ, "PYTHONPATH": forked.ROOT},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return directory / "run", [json.loads(line) for line in ran.stdout.splitlines()]

@@ -13,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, Event, ImageLogged, ScalarsLogged
+from eventloop.events import AfterTrainIter, ImageLogged, ScalarsLogged
 from eventloop.process_lane import ProcessLane
 from eventloop.run import Run
 from eventloop.target import pack, unpack
@@ -21,39 +21,7 @@ from eventloop.writers import ImageFileWriter, JSONLWriter, TensorBoardWriter, W
 from eventloop.writers.jsonl import read_jsonl
 from tests.conftest import DEADLINE
 from tests.writers.conftest import Account, Attach
-
-
-class StepFile(Writer):
-    """A user's writer, with arguments, and with a handle that does not pickle."""
-
-    events = (AfterTrainIter,)
-
-    def __init__(self, filename: str, *, prefix: str = "") -> None:
-        self.filename = filename
-        self.prefix = prefix
-        self.handle = (number for number in range(3))
-
-    def open(self, run: Run) -> None:
-        self._file = open(Path(run.work_dir, self.filename), "a", encoding="utf-8")  # noqa: SIM115
-        print(f"open {run.start_iter}", file=self._file)
-
-    def write(self, event: Event) -> None:
-        assert isinstance(event, AfterTrainIter)
-        print(f"{self.prefix}{event.iter}", file=self._file)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        print(f"close in another process: {os.getpid() != os.getppid()}", file=self._file)
-        self._file.close()
-
-
-class Longer(StepFile):
-    """One whose constructor calls its base's."""
-
-    def __init__(self) -> None:
-        super().__init__("longer.txt", prefix="step ")
+from tests.writers.step_file import Longer, StepFile
 
 
 def in_process(writer: Any) -> Any:

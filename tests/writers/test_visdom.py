@@ -345,6 +345,21 @@ def test_process_that_is_killed_is_replaced(attach: Attach, make: Make, server: 
     assert server.curve(env, "loss") == [(step, 0.5) for step in (1, 2, 3, 4)]
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_its_process_has_no_torch(attach: Attach, make: Make) -> None:
+    """Though visdom imports it where it can: nothing that is drawn is a tensor."""
+    bus = attach(make())
+    bus.emit(train(1)[0])
+    assert bus.flush(DEADLINE)
+    (lane,) = (s.lane for s in bus._subscribers._subscriptions if isinstance(s.lane, ProcessLane))
+    assert lane.worker is not None
+
+    mapped = Path(f"/proc/{lane.worker.pid}/maps").read_text()
+
+    assert "numpy" in mapped
+    assert "libtorch" not in mapped
+
+
 def test_place_that_there_is_not_is_refused() -> None:
     """At the line that wrote it."""
     with pytest.raises(ValueError, match="offload must be one of 'auto', 'thread', 'process', got 'gpu'"):

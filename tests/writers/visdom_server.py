@@ -23,7 +23,9 @@ class Server:
 
     def __init__(self, port: int, folder: Path) -> None:
         self.port = port
-        program = "from visdom.server.run_server import main; main()"
+        program = (  # it would import torch, for a client
+            "import sys; sys.modules['torch'] = None; from visdom.server.run_server import main; main()"
+        )
         arguments = ["-port", str(port), "-env_path", str(folder), "-bind_local", "-logging_level", "ERROR"]
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,

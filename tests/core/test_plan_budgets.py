@@ -1,0 +1,85 @@
+"""The plan says which budget a handler has: in its rows, in the table, and where it has none nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import AfterRun, BeforeRun
+from eventloop.rehearsal import Rehearsal
+
+
+def test_rows_have_the_budget_as_it_was_given(bus: Bus) -> None:
+    """In microseconds, whatever the number; None where there is none."""
+    for budget_us in (35, 0.7, 1234567, None):
+        bus.subscribe(lambda event: None, BeforeRun, name=str(budget_us), budget_us=budget_us)
+
+    assert [row.budget_us for row in bus.plan(BeforeRun)] == [35, 0.7, 1234567, None]
+
+
+def test_background_subscribers_have_theirs() -> None:
+    """Those on threads, in processes and on the loop."""
+
+    async def later(event: AfterRun) -> None: ...
+
+    with Rehearsal(), Bus() as bus:
+        bus.subscribe(later, AfterRun, budget_us=1.5)
+        bus.subscribe(print, AfterRun, offload="thread", budget_us=100)
+        bus.subscribe(repr, AfterRun, offload="thread")
+
+        assert [row.budget_us for row in bus.plan(AfterRun)] == [1.5, 100, None]
+
+
+def test_the_table_has_it_beside_the_filter(bus: Bus) -> None:
+    """Alone where there is no filter; the filter itself stays as it is."""
+    bus.subscribe(lambda event: None, BeforeRun, name="one", budget_us=500)
+    bus.subscribe(lambda event: None, BeforeRun, name="two", every=10, budget_us=0.25)
+    bus.subscribe(lambda event: None, BeforeRun, name="three", every=2)
+
+    assert str(bus).splitlines() == [
+        "event       order  priority  handler  runs on  filter",
+        "----------  -----  --------  -------  -------  -----------------------",
+        "before_run      1        50  one      sync     budget_us=500",
+        "                2        50  two      sync     every=10 budget_us=0.25",
+        "                3        50  three    sync     every=2",
+    ]
+    assert [row.filter for row in bus.plan(BeforeRun)] == ["", "every=10", "every=2"]
+
+
+def test_the_table_of_the_background_has_it(bus: Bus) -> None:
+    """Before the queue."""
+    bus.subscribe(print, BeforeRun, offload="thread", name="far", budget_us=1234567)
+
+    assert str(bus).splitlines()[-1] == (
+        "before_run      -         -  far      thread   budget_us=1234567  1,024  spill"
+    )
+
+
+def test_programs_read_it(bus: Bus) -> None:
+    """A field of its own, null where there is none."""
+    bus.subscribe(lambda event: None, BeforeRun, name="one", budget_us=500)
+    bus.subscribe(lambda event: None, BeforeRun, name="two")
+
+    rows: list[dict[str, Any]] = msgspec.to_builtins(bus.plan(BeforeRun))
+
+    assert [(row["name"], row["budget_us"]) for row in rows] == [("one", 500), ("two", None)]
+
+
+def test_a_handler_connected_blinkers_way_has_none(bus: Bus) -> None:
+    """It has no options at all."""
+    bus.signal("before_run").connect(receiver)
+
+    assert [row.budget_us for row in bus.plan(BeforeRun)] == [None]
+
+
+def receiver(sender: object, event: BeforeRun) -> None:
+    """As blinker calls it."""
+
+
+def test_an_int_that_no_float_can_hold_is_refused(bus: Bus) -> None:
+    """As infinity is."""
+    with pytest.raises(ValueError, match="finite, got an int that no float can hold"):
+        bus.subscribe(lambda event: None, BeforeRun, budget_us=10**400)
