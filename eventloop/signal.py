@@ -194,6 +194,7 @@ class EventSignal(blinker.Signal):
         plan = self._plan
         if plan is not None and not plan.untouched:
             self._changed()
+            self._compiled()  # here, and not in the next emit
 
     # --- the plan ------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ def test_work_that_begins_later_is_seen(calls: int) -> None:
 
     timing, took = sampled(durations, calls)
 
-    assert timing.estimate(calls) == pytest.approx(sum(took), rel=0.1)
+    assert timing.estimate(calls) == pytest.approx(sum(took), rel=0.15)
     assert timing.percentile(0.5) == pytest.approx(1e-3, rel=0.15)
 
 
@@ -111,7 +111,7 @@ def test_who_looks_often_sees_as_much(bus: Bus, clock: Callable[[float], None], 
             bus.stats()
 
     (cost,) = bus.handler_costs()
-    assert cost.times.samples == WARM_UP + LAPS + (3000 - WARM_UP - LAPS * PERIODS[0]) // PERIODS[1]
+    assert cost.times.samples == WARM_UP + (3000 - WARM_UP) // PERIODS[0]
     assert cost.seconds == pytest.approx(2.9, rel=0.02)
 
 
