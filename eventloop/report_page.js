@@ -140,10 +140,16 @@
 
   const places = [...document.querySelectorAll(".chart")];
   const drawn = new Set();
+  const drawing = new Map(); // place -> the drawing under way: one that begins meanwhile would be lost in it
   function draw(place) {
     const chart = charts[Number(place.dataset.chart)];
+    const react = () => Plotly.react(place, dataOf(chart), layoutOf(chart), CONFIG);
     drawn.add(place);
-    return Plotly.react(place, dataOf(chart), layoutOf(chart), CONFIG);
+    const done = drawing.has(place) ? drawing.get(place).then(react, react) : react();
+    const over = () => { if (drawing.get(place) === done) drawing.delete(place); };
+    drawing.set(place, done);
+    done.then(over, over);
+    return done;
   }
   const near = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {

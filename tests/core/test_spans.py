@@ -202,7 +202,8 @@ def test_afterwards_nothing_is_left_of_it(bus: Bus, recorder: SpanRecorder) -> N
     """The plan is the one there was, which measures as seldom, and nobody holds what was recorded."""
     bus.subscribe(nothing, "after_train_iter")
     bus.subscribe(nothing_later, "after_train_iter")
-    bus.signal("after_train_iter").settle()
+    emit(bus, 1)
+    bus.flush(DEADLINE)
     code = bus.signal("after_train_iter").dispatch.__code__
 
     recording = bus.record(recorder)
