@@ -71,7 +71,7 @@ class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Spent in all of them."""
     wait: Times
-    """From the emit of an event to the begin of its delivery, sampled."""
+    """From the emit of an event to the begin of its delivery, or until it is sent to a process; sampled."""
     busy: Times
     """Of single deliveries."""
     error: str = ""

@@ -81,19 +81,12 @@ class TrainLoop:
         for batch in self._batches(loader):
             if trainer.asked_to_stop and trainer.stopping and trainer.position.at_end:
                 return  # the loader has more batches than it said
-            trainer.batch = to_device(batch, trainer.device)
-            fetched = perf_counter() - clock.excluded
-            clock.data += fetched - asked
-            trainer.outputs = None
-            trainer.metrics.in_iteration = True
+            fetched = self._fetch(batch, asked)
             try:
                 if bus.wants(BeforeTrainIter):
                     trainer.announce(BeforeTrainIter, batch_idx=trainer.batch_idx)
             except SkipIteration:
-                trainer.batch_idx += 1
-                if by_epoch:
-                    self._pass.stops(trainer.batch_idx)
-                if self._cut_short():
+                if self._skip():
                     return
                 asked = perf_counter() - clock.excluded
                 clock.hooks += asked - fetched
@@ -107,13 +100,9 @@ class TrainLoop:
                 clock.device.mark(FORWARD_ENDS)
             clock.forward = ended - started
             trainer.announce(AfterTrainIter, batch_idx=trainer.batch_idx)
-            clock.hooks += (perf_counter() - clock.excluded - ended) - clock.backward - clock.optimizer
-            clock.hooks += started - fetched + between
-            trainer.completed_iteration()
-            if clock.device is not None:
-                clock.device.end()
-            ended = perf_counter() - clock.excluded
-            clock.commit(ended - began)
+            handled = perf_counter() - clock.excluded - ended
+            clock.hooks += between + (started - fetched) + handled - clock.backward - clock.optimizer
+            ended = self._complete(began)
             bus.poll(trainer)
             polled = perf_counter() - clock.excluded
             if (trainer.asked_to_stop or polls) and self._iteration_boundary():
@@ -121,6 +110,34 @@ class TrainLoop:
             began, asked = ended, clock.begin()  # what was between belongs to the next one
             between = polled - ended
         self._pass.end(trainer.batch_idx)
+
+    def _fetch(self, batch: Any, asked: float) -> float:
+        """Take a batch that was asked for at a time by the trainer's clock; returns when it was there."""
+        trainer, clock = self._trainer, self._trainer.clock
+        trainer.batch = to_device(batch, trainer.device)
+        fetched = perf_counter() - clock.excluded
+        clock.data += fetched - asked
+        trainer.outputs = None
+        trainer.metrics.in_iteration = True
+        return fetched
+
+    def _skip(self) -> bool:
+        """Count a batch that a handler did not want; True when the epoch ends here."""
+        trainer = self._trainer
+        trainer.batch_idx += 1
+        if trainer.by_epoch:
+            self._pass.stops(trainer.batch_idx)
+        return self._cut_short()
+
+    def _complete(self, began: float) -> float:
+        """Count the iteration that began at a time by the trainer's clock; returns when it ended."""
+        trainer, clock = self._trainer, self._trainer.clock
+        trainer.completed_iteration()
+        if clock.device is not None:
+            clock.device.end()
+        ended = perf_counter() - clock.excluded
+        clock.commit(ended - began)
+        return ended
 
     def _iteration_boundary(self) -> bool:
         """Evaluate where a run measured in iterations says so; True when the epoch ends here."""

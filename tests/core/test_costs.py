@@ -150,9 +150,7 @@ def test_a_subscribers_record(bus: Bus, offload: str | None, overflow: Any) -> N
     fn: Any = coroutine if offload is None else lambda event: None
     bus.subscribe(fn, "after_train_iter", name="sub", offload=offload, overflow=overflow)
     emit(bus, 200)
-    began = perf_counter()
     assert bus.flush(10.0)
-    flushed = perf_counter() - began
 
     (cost,) = bus.subscriber_costs()
 
@@ -161,7 +159,6 @@ def test_a_subscribers_record(bus: Bus, offload: str | None, overflow: Any) -> N
     assert 0 < cost.busy.max <= cost.seconds
     assert cost.wait.samples >= 1
     assert 0 < cost.wait.p50 <= cost.wait.max
-    assert flushed > 0
 
 
 def test_the_wait_includes_the_queue(bus: Bus) -> None:
