@@ -219,26 +219,33 @@ def test_the_best_is_always_saved(
     assert seen == ["epoch_1", "best_acc_epoch_1", "epoch_2", "best_acc_epoch_2"]
 
 
+class Fails:
+    """A write of this name that fails, once it is let go."""
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.name, self.go = name, threading.Event()
+        monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", self.write)
+
+    def write(self, state: Any, path: Path, label: Label, **options: Any) -> int:
+        if path.name == self.name:
+            assert self.go.wait(DEADLINE)
+            raise OSError("input/output error")
+        return save_checkpoint(state, path, label, **options)
+
+
 def test_a_failed_write_does_not_touch_the_one_that_waits(
     outcomes: Outcomes, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that was being written fails; the one behind it is written, and is what is kept."""
-    go = threading.Event()
-
-    def first_fails(state: Any, path: Path, label: Label, **options: Any) -> int:
-        if path.name == "iter_1":
-            assert go.wait(DEADLINE)
-            raise OSError("input/output error")
-        return save_checkpoint(state, path, label, **options)
+    first = Fails("iter_1", monkeypatch)
 
     class Go(Hook):
         priority = "LOWEST"
 
         def after_train_iter(self, trainer: Trainer, event: Any) -> None:
             if event.iter == 1:
-                go.set()
+                first.go.set()
 
-    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", first_fails)
     hook = CheckpointHook(interval=1, when_busy="replace", save_last=False, max_keep_ckpts=1)
 
     seen = outcomes(hook, Go(), max_iters=2)
@@ -252,13 +259,7 @@ def test_a_failed_one_is_not_counted(
     outcomes: Outcomes, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With two to keep, the one before the failed one stays: the one that waited goes by what became of it."""
-    go = threading.Event()
-
-    def third_fails(state: Any, path: Path, label: Label, **options: Any) -> int:
-        if path.name == "iter_3":
-            assert go.wait(DEADLINE)
-            raise OSError("input/output error")
-        return save_checkpoint(state, path, label, **options)
+    third = Fails("iter_3", monkeypatch)
 
     class Go(Hook):
         priority = "LOWEST"
@@ -268,9 +269,8 @@ def test_a_failed_one_is_not_counted(
                 for saving in hook.saves.under_way:
                     saving.written.result(DEADLINE)
             if event.iter == 3:
-                go.set()
+                third.go.set()
 
-    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", third_fails)
     hook = CheckpointHook(interval=1, when_busy="replace", save_last=False, max_keep_ckpts=2)
 
     seen = outcomes(hook, Go(), max_iters=4)
