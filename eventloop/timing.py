@@ -100,8 +100,8 @@ class Timing:
         return self.longest
 
     def times(self, calls: int | None = None) -> Times:
-        """The record of it, where there were `calls` calls; of the samples alone without."""
-        calls = calls or self.samples
+        """The record of it, where there were `calls` calls; without, as many as the samples stand for."""
+        calls = calls or sum(self._counts.values()) + min(1, self.samples)  # the first is not among them
         mean = self.estimate(calls) / calls if calls else 0.0
         return Times(self.samples, mean, self.percentile(0.5), self.percentile(0.99), self.longest)
 

@@ -179,6 +179,7 @@ def test_a_followed_event_stands_for_those_since_the_last() -> None:
     waits.taken(12_700, 1.0)
 
     assert waits.timing.percentile(0.5) == pytest.approx(1.0, rel=0.06)
+    assert waits.timing.times().mean == pytest.approx(1.0, rel=0.02)
 
 
 def test_the_events_that_are_followed_are_bounded() -> None:
