@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 POINTS = 512
 """Of the trend, at most; when there are more, every second one is forgotten."""
+
+_Sums = tuple[int, float, float, float, float, float, float]
+"""How many iterations, the seconds of their five phases, and their wall time."""
+_NOTHING: _Sums = (0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class StepClock:
@@ -42,7 +47,7 @@ class StepClock:
         self.began = 0.0  # the iteration, by `perf_counter` itself
         self._past_runs = self._run_began = 0.0
         self.device: DeviceClock | None = None
-        self._marks: list[Phases] = []  # the sums, each `_stride` iterations
+        self._marks: list[_Sums] = []  # each `_stride` iterations
         self._stride = self._next_mark = 1
 
     def begin_run(self, first_iter: int, device: DeviceClock | None) -> None:
@@ -91,42 +96,43 @@ class StepClock:
     @property
     def phases(self) -> Phases:
         """The sums so far."""
-        parts = {
-            "data": self.data_sum,
-            "forward": self.forward_sum,
-            "backward": self.backward_sum,
-            "optimizer": self.optimizer_sum,
-            "hooks": self.hooks_sum,
-        }
-        rest = self.total_sum - sum(parts.values())
-        return Phases(iterations=self.iterations, unaccounted=rest, **parts)
+        return _phases(_NOTHING, self._sums())
 
     @property
     def trend(self) -> list[TrendPoint]:
         """The phases of equal stretches of iterations; the last one may be shorter."""
-        marks = list(self._marks)
-        if self.iterations and (not marks or marks[-1].iterations != self.iterations):
-            marks.append(self.phases)
+        marks, now = [_NOTHING, *self._marks], self._sums()
+        if now[0] != marks[-1][0]:
+            marks.append(now)
         return [
-            TrendPoint(first_iter=self.first_iter + before.iterations, phases=_between(before, mark))
-            for before, mark in zip([Phases(), *marks], marks, strict=False)
+            TrendPoint(first_iter=self.first_iter + before[0], phases=_phases(before, mark))
+            for before, mark in pairwise(marks)
         ]
 
+    def _sums(self) -> _Sums:
+        return (
+            self.iterations, self.data_sum, self.forward_sum, self.backward_sum, self.optimizer_sum, self.hooks_sum,
+            self.total_sum,
+        )  # fmt: skip
+
     def _mark(self) -> None:
-        self._marks.append(self.phases)
+        self._marks.append(
+            self._sums()
+        )  # of the first iterations each is marked: a record of phases takes 5 us
         if len(self._marks) >= POINTS:
             self._marks = self._marks[1::2]
             self._stride *= 2
         self._next_mark = self.iterations + self._stride
 
 
-def _between(before: Phases, after: Phases) -> Phases:
-    return Phases(
-        iterations=after.iterations - before.iterations,
-        data=after.data - before.data,
-        forward=after.forward - before.forward,
-        backward=after.backward - before.backward,
-        optimizer=after.optimizer - before.optimizer,
-        hooks=after.hooks - before.hooks,
-        unaccounted=after.unaccounted - before.unaccounted,
+def _phases(before: _Sums, after: _Sums) -> Phases:
+    """What the iterations between two of them took."""
+    iterations, total = after[0] - before[0], after[-1] - before[-1]
+    data, forward, backward, optimizer, hooks = (
+        b - a for a, b in zip(before[1:-1], after[1:-1], strict=True)
     )
+    rest = total - (data + forward + backward + optimizer + hooks)
+    return Phases(
+        iterations=iterations, data=data, forward=forward, backward=backward, optimizer=optimizer, hooks=hooks,
+        unaccounted=rest,
+    )  # fmt: skip

@@ -51,19 +51,25 @@ def make_filter(event_type: type[Event], every: int, start: int, when: Predicate
     """
     tests: list[Passes] = []
     if every != 1 or start:
-        counter = make_counter(event_type.counter)
-
-        def due(event: Event) -> bool:
-            past = counter(event) - start
-            return past > 0 and past % every == 0
-
-        tests.append(due)
+        tests.append(_due(event_type.counter, every, start))
     if when is not None:
         tests.append(cast(Passes, when))
     if len(tests) < 2:
         return tests[0] if tests else None
     first, second = tests
     return lambda event: first(event) and bool(second(event))
+
+
+def _due(kind: Counter, every: int, start: int) -> Passes:
+    if kind == "iter":  # spelled out: it is asked in each iteration, where a second call costs as much again
+        return lambda event: (past := event.iter + 1 - start) > 0 and past % every == 0  # type: ignore[attr-defined]
+    counter = make_counter(kind)
+
+    def due(event: Event) -> bool:
+        past = counter(event) - start
+        return past > 0 and past % every == 0
+
+    return due
 
 
 def first_only(passes: Passes | None, firings: Iterator[int]) -> Passes:

@@ -99,7 +99,8 @@ class TrainLoop:
             if clock.device is not None:
                 clock.device.mark(FORWARD_ENDS)
             clock.forward = ended - started
-            trainer.announce(AfterTrainIter, batch_idx=trainer.batch_idx)
+            if bus.wants(AfterTrainIter):
+                bus.emit(self._after_iter(), trainer)
             handled = perf_counter() - clock.excluded - ended
             clock.hooks += between + (started - fetched) + handled - clock.backward - clock.optimizer
             ended = self._complete(began)
@@ -110,6 +111,14 @@ class TrainLoop:
             began, asked = ended, clock.begin()  # what was between belongs to the next one
             between = polled - ended
         self._pass.end(trainer.batch_idx)
+
+    def _after_iter(self) -> AfterTrainIter:
+        """The event of the iteration that has run; spelled out, for there is one in each."""
+        trainer = self._trainer
+        return AfterTrainIter(
+            iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters, max_epochs=trainer.max_epochs,
+            batch_idx=trainer.batch_idx,
+        )  # fmt: skip
 
     def _fetch(self, batch: Any, asked: float) -> float:
         """Take a batch that was asked for at a time by the trainer's clock; returns when it was there."""

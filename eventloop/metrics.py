@@ -15,23 +15,37 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from eventloop.catalogue import suggest
 from eventloop.device import HostCopy, PinnedPool
 from eventloop.history import HistoryBuffer
 from eventloop.media import Kind, MediaPacket, Medium, histogram_of, image_of
-from eventloop.packet import Column, Moment, Packet, Place, Scalar, read_columns, tensors_in
+from eventloop.packet import (
+    Block,
+    Moment,
+    Packet,
+    Place,
+    Row,
+    Scalar,
+    Shape,
+    blocks_of,
+    read_rows,
+    tensors_in,
+)
 
 logger = logging.getLogger("eventloop")
 
 Value = float | int | torch.Tensor
 
 PENDING_LIMIT = 8192
-"""Values of one name that may wait for `collect` before the storage reads them itself, so that one nobody logs
-stays bounded."""
+"""Rows that may wait for `collect` before the storage reads them itself, so that what nobody logs stays bounded: so
+many for each set of names that was ever put together."""
 CROWD = PENDING_LIMIT // 2
-"""Values of one name from which on the storage asks for a `collect`."""
+"""The same, from which on the storage asks for a `collect`."""
+SHAPES_LIMIT = 1024
+"""Sets of names that are remembered."""
 MEDIA_LIMIT = 256
 """Images and histograms that may wait for `collect_media`."""
 
@@ -56,13 +70,16 @@ class EventStorage:
         self.crowded = False
         """Whether so much waits that it should be collected before its interval ends."""
         self._gave_up = False
-        self._columns: dict[str, Column] = {}
+        self._rows: list[Row] = []
+        self._entered = 0  # how many of them are in the histories: what was read early
+        self._crowd_at = CROWD
         self._on_device = False  # whether a tensor is pending that has to be copied from its device in time
         self._media: list[Medium] = []
         self._media_devices: set[torch.device] = set()
         self._unread: deque[Packet] = deque()
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
+        self._shapes: dict[tuple[str, ...], Shape] = {}
         self._prefix = ""
         self._pool = PinnedPool()
         self._lock = threading.Lock()
@@ -84,31 +101,47 @@ class EventStorage:
         if self._prefix:
             name = self._prefix + name
         number = value if type(value) is float else self._single_number(name, value)
-        column = self._columns.get(name)
-        if column is None or column.smooth is not smoothing_hint:
-            column = self._begin(name, smoothing_hint)
-        column.values.append(number)
-        column.moments.append(self._moment(cur_iter))
-        if len(column.values) > CROWD:
-            self._crowd(column)
+        self._put((name,), [number], smoothing_hint, cur_iter)
 
     def put_scalars(
         self, scalars: Mapping[str, Value], smoothing_hint: bool = True, cur_iter: int | None = None
     ) -> None:
-        """Put several numbers; a mapping, so that no metric's name can collide with an argument's."""
-        moment = self._moment(cur_iter)
-        columns, prefix = self._columns, self._prefix
-        for name, value in scalars.items():
-            if prefix:
-                name = prefix + name
-            number = value if type(value) is float else self._single_number(name, value)
-            column = columns.get(name)
-            if column is None or column.smooth is not smoothing_hint:
-                column = self._begin(name, smoothing_hint)
-            column.values.append(number)
-            column.moments.append(moment)
-            if len(column.values) > CROWD:
-                self._crowd(column)
+        """Put several numbers; a mapping, so that no metric's name can collide with an argument's.
+
+        Raises:
+            TypeError, ValueError: as `put_scalar`; then none of them is put.
+        """
+        if self._prefix:
+            scalars = {self._prefix + name: value for name, value in scalars.items()}
+        numbers = [
+            value if type(value) is float else self._single_number(name, value)
+            for name, value in scalars.items()
+        ]
+        if numbers:
+            self._put(tuple(scalars), numbers, smoothing_hint, cur_iter)
+
+    def put_floats(self, names: tuple[str, ...], values: list[float]) -> None:
+        """Put floats, one a name, unchecked: `put_scalars` for a hook that does so in every iteration."""
+        if self._prefix:
+            names = tuple(self._prefix + name for name in names)
+        self._put(names, values, True, None)  # type: ignore[arg-type]
+
+    def put_numbers(self, values: Mapping[str, Any]) -> None:
+        """Put those of the values that are single numbers, and leave the rest: for what a train step returned."""
+        names: list[str] = []
+        numbers: list[Scalar] = []
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                if value.numel() != 1:
+                    continue
+                numbers.append(self._own(value))
+            elif _is_number(value):
+                numbers.append(_single_float(name, value))
+            else:
+                continue
+            names.append(self._prefix + name)
+        if names:
+            self._put(tuple(names), numbers, True, None)
 
     def put_image(self, name: str, image: Any) -> None:
         """Put one image for the current iteration; `image_logged` delivers it, with the next `collect_media`.
@@ -142,11 +175,12 @@ class EventStorage:
 
     def collect(self, place: Place | None = None) -> Packet:
         """Take everything put since the last call, and start its way to the host. Does not wait."""
-        columns, self._columns = [*self._columns.values()], {}
+        rows, self._rows = self._rows, []
+        entered, self._entered = self._entered, 0
         self.crowded = False
-        copy = HostCopy(tensors_in(columns), self._pool) if self._on_device else None
+        copy = HostCopy(tensors_in(rows), self._pool) if self._on_device else None
         self._on_device = False
-        packet = Packet(columns, self, place or Place(), copy)
+        packet = Packet(rows, entered, self, place or Place(), copy)
         self._unread.append(packet)
         return packet
 
@@ -164,7 +198,7 @@ class EventStorage:
     @property
     def pending(self) -> int:
         """How many values were put since the last `collect`."""
-        return sum(len(column.values) for column in self._columns.values())
+        return sum(len(row.values) for row in self._rows)
 
     @property
     def pending_media(self) -> int:
@@ -209,22 +243,32 @@ class EventStorage:
             while self._unread:
                 oldest = self._unread.popleft()
                 oldest.read()
-                for column in oldest.columns:
-                    self._enter(column)
+                self._enter(oldest.fresh())
                 if oldest is packet:
                     return
 
     def _read_all(self) -> None:
         self.settle()
         # What is read early is still logged at the end of its interval: it stays pending, as floats.
-        read_columns(self._columns.values(), None)
-        for column in self._columns.values():
-            self._enter(column)
+        fresh = self._rows[self._entered :]
+        read_rows(fresh, None)
+        self._enter(blocks_of(fresh))
+        self._entered = len(self._rows)
 
-    def _moment(self, cur_iter: int | None = None) -> Moment:
-        iteration = self.iter if cur_iter is None else cur_iter
-        trained = self.mode == "train" and (self.in_iteration or cur_iter is not None)
-        return Moment(iteration, iteration + trained, self.epoch, self.mode)
+    def _put(self, names: tuple[str, ...], numbers: list[Scalar], smooth: bool, cur_iter: int | None) -> None:
+        shape = self._shapes.get(names)
+        if shape is None or shape.smooth is not smooth:
+            shape = self._begin(names, smooth)
+        iteration, mode = self.iter if cur_iter is None else cur_iter, self.mode
+        trained = mode == "train" and (self.in_iteration or cur_iter is not None)
+        rows = self._rows
+        rows.append(Row(shape, numbers, iteration, iteration + trained, self.epoch, mode))
+        if len(rows) > self._crowd_at:
+            self._crowd()
+
+    def _moment(self) -> Moment:
+        trained = self.mode == "train" and self.in_iteration
+        return Moment(self.iter, self.iter + trained, self.epoch, self.mode)
 
     def _put_medium(self, kind: Kind, name: str, on_host: torch.Tensor, source: Any) -> None:
         self._media.append(Medium(kind, self._prefix + name, self._moment(), on_host))
@@ -239,44 +283,64 @@ class EventStorage:
             )
             del self._media[:half]
 
-    def _begin(self, name: str, smooth: bool) -> Column:
-        if self._hints.setdefault(name, smooth) is not smooth:
-            raise ValueError(
-                f"scalar {name!r} was put with smoothing_hint={not smooth} before: keep one hint per name"
-            )
-        column = self._columns[name] = Column(name, smooth)
-        return column
+    def _begin(self, names: tuple[str, ...], smooth: bool) -> Shape:
+        """Names are put together for the first time."""
+        for name in names:
+            if self._hints.get(name, smooth) is not smooth:
+                raise ValueError(
+                    f"scalar {name!r} was put with smoothing_hint={not smooth} before: keep one hint per name"
+                )
+        self._hints.update(dict.fromkeys(names, smooth))
+        if len(self._shapes) >= SHAPES_LIMIT:
+            self._shapes.clear()
+        shape = self._shapes[names] = Shape(names, smooth)
+        self._crowd_at = max(self._crowd_at, CROWD * len(self._shapes))
+        return shape
 
-    def _crowd(self, column: Column) -> None:
+    def _crowd(self) -> None:
         """Ask for a `collect`; where nobody hears it, keep the histories going, and the memory bounded."""
         self.crowded = True
-        if len(column.values) <= PENDING_LIMIT:
+        if len(self._rows) <= self._crowd_at * PENDING_LIMIT // CROWD:
             return
         if not self._gave_up:
             self._gave_up = True
             logger.warning(
                 "nobody collects the metrics (a LoggerHook does): their histories go on, and older values of %s and "
-                "others are logged nowhere", column.name,
+                "others are logged nowhere", self._rows[0].shape.names[0],
             )  # fmt: skip
         self._read_all()
-        column.forget(PENDING_LIMIT // 2)
+        del self._rows[: len(self._rows) // 2]
+        self._entered = len(self._rows)
 
-    def _enter(self, column: Column) -> None:
-        history = self._histories.get(column.name)
-        if history is None:
-            history = self._histories[column.name] = HistoryBuffer()
-        column.enter(history)
+    def _enter(self, blocks: list[Block]) -> None:
+        histories = self._histories
+        for block in blocks:
+            iterations = [row.iteration for row in block.rows]
+            for name, values in zip(block.shape.names, block.columns, strict=True):
+                history = histories.get(name)
+                if history is None:
+                    history = histories[name] = HistoryBuffer()
+                history.extend(values, iterations)
 
     def _single_number(self, name: str, value: Any) -> Scalar:
         if not isinstance(value, torch.Tensor):
             return _single_float(name, value)
         if value.numel() != 1:
             raise TypeError(f"scalar {name!r} must be one number, got a tensor of shape {tuple(value.shape)}")
-        self._on_device = self._on_device or value.is_cuda
+        return self._own(value)
+
+    def _own(self, value: torch.Tensor) -> torch.Tensor:
+        """The tensor without its graph, as it is now."""
+        if value.is_cuda:
+            self._on_device = True
         # A result of the graph is nobody else's; any other tensor may be a buffer its owner goes on changing,
         # and a view would keep all that it is a view of.
         own = not value.is_leaf and not value._is_view()
         return value.detach() if own else value.detach().clone()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int) or (isinstance(value, np.number | np.ndarray) and value.size == 1)
 
 
 def _single_float(name: str, value: Any) -> float:

@@ -1,17 +1,15 @@
-"""Numbers on their way from the training thread to the writers: columns, and the packet of one interval."""
+"""Numbers on their way from the training thread to the writers: rows, and the packet of one interval."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import groupby
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
 
 from eventloop.device import HostCopy
 from eventloop.events import Event, ScalarsLogged
-from eventloop.history import HistoryBuffer
 
 Scalar = float | torch.Tensor
 
@@ -25,9 +23,35 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
     mode: str
 
 
-def by_step(moment: Moment) -> tuple[int, int]:
-    """Sorts moments in the order of a run."""
-    return moment.iteration, moment.step
+class Shape:
+    """Names that are put together, and their smoothing hint; one object for as long as a storage remembers it."""
+
+    __slots__ = ("names", "smooth")
+
+    def __init__(self, names: tuple[str, ...], smooth: bool) -> None:
+        self.names, self.smooth = names, smooth
+
+
+class Row(msgspec.Struct, gc=False):
+    """Values that were put together, and where in the run that was. One of these is all that putting makes: what a
+    name has of its own is sorted out on the background side."""
+
+    shape: Shape
+    values: list[Scalar]
+    iteration: int
+    step: int
+    epoch: int
+    mode: str
+
+    @property
+    def moment(self) -> Moment:
+        """The place alone."""
+        return Moment(self.iteration, self.step, self.epoch, self.mode)
+
+
+def by_step(place: Moment | Row) -> tuple[int, int]:
+    """Sorts what was put in the order of a run."""
+    return place.iteration, place.step
 
 
 class Place(NamedTuple):
@@ -37,45 +61,61 @@ class Place(NamedTuple):
     max_epochs: int | None = None
 
 
-class Column:
-    """The values of one name, in the order they were put, and when each was."""
+class Block:
+    """Rows of the same names, in the order they were put: a table, and cheaper to read by its columns than by its
+    values. They must have been read."""
 
-    __slots__ = ("entered", "moments", "name", "smooth", "values")
+    __slots__ = ("columns", "rows", "shape")
 
-    def __init__(self, name: str, smooth: bool) -> None:
-        self.name, self.smooth = name, smooth
-        self.values: list[Scalar] = []
-        self.moments: list[Moment] = []
-        self.entered = 0  # how many of them are in their history
+    def __init__(self, shape: Shape, rows: list[Row]) -> None:
+        self.shape, self.rows = shape, rows
+        self.columns: list[Sequence[Any]] = [*zip(*[row.values for row in rows], strict=True)]
 
-    def enter(self, history: HistoryBuffer) -> None:
-        """Append to `history` what is not in it. The values must have been read."""
-        start, self.entered = self.entered, len(self.values)
-        if (
-            self.entered - start == 1
-        ):  # logged every iteration: the most frequent case, at a third of the cost
-            history.update(self.values[-1], self.moments[-1].iteration)  # type: ignore[arg-type]
-            return
-        iterations = [moment.iteration for moment in self.moments[start:]]
-        history.extend([float(value) for value in self.values[start:]], iterations)
-
-    def forget(self, count: int) -> None:
-        """Give up the oldest values."""
-        del self.values[:count], self.moments[:count]
-        self.entered = max(0, self.entered - count)
+    def means(self) -> dict[str, float]:
+        """Of each column."""
+        count = len(self.rows)
+        return {
+            name: sum(column) / count for name, column in zip(self.shape.names, self.columns, strict=True)
+        }
 
 
-def tensors_in(columns: Iterable[Column]) -> list[torch.Tensor]:
+def blocks_of(rows: list[Row]) -> list[Block]:
+    """The rows by their shapes. Where a name is in two of them each name gets a block of its own, so that all its
+    values are in one place, and in order."""
+    by_shape: dict[Shape, list[Row]] = {}
+    for row in rows:
+        own = by_shape.get(row.shape)
+        if own is None:
+            by_shape[row.shape] = [row]
+        else:
+            own.append(row)
+    names = [name for shape in by_shape for name in shape.names]
+    if len({*names}) < len(names):
+        return blocks_of(_singles(rows))
+    return [Block(shape, own) for shape, own in by_shape.items()]
+
+
+def _singles(rows: list[Row]) -> list[Row]:
+    """A row for each value."""
+    shapes = {name: Shape((name,), row.shape.smooth) for row in rows for name in row.shape.names}
+    return [
+        Row(shapes[name], [value], row.iteration, row.step, row.epoch, row.mode)
+        for row in rows
+        for name, value in zip(row.shape.names, row.values, strict=True)
+    ]
+
+
+def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:
     """The values that are tensors, in order."""
-    return [value for column in columns for value in column.values if isinstance(value, torch.Tensor)]
+    return [value for row in rows for value in row.values if isinstance(value, torch.Tensor)]
 
 
-def read_columns(columns: Iterable[Column], copy: HostCopy | None) -> None:
+def read_rows(rows: Iterable[Row], copy: HostCopy | None) -> None:
     """Replace the tensors by their numbers: from a copy under way, or by reading each, which on the CPU is a
     sixth of the cost of stacking them."""
     numbers = iter(copy.values()) if copy is not None else None
-    for column in columns:
-        values = column.values
+    for row in rows:
+        values = row.values
         for index, value in enumerate(values):
             if type(value) is not float and isinstance(value, torch.Tensor):
                 values[index] = float(value.item()) if numbers is None else next(numbers)
@@ -89,10 +129,19 @@ class Settles(Protocol):
 
 
 class Packet:
-    """The values of one interval on their way from the device; a `Deferred` of the background loop."""
+    """The values of one interval on their way from the device; a `Deferred` of the background loop.
 
-    def __init__(self, columns: list[Column], storage: Settles, place: Place, copy: HostCopy | None) -> None:
-        self.columns = columns
+    Args:
+        rows: what was put.
+        entered: how many of the rows are in the histories already.
+    """
+
+    def __init__(
+        self, rows: list[Row], entered: int, storage: Settles, place: Place, copy: HostCopy | None
+    ) -> None:
+        self.rows = rows
+        self.entered = entered
+        self.blocks: list[Block] = []
         self._storage = storage
         self._place = place
         self._copy = copy
@@ -103,8 +152,13 @@ class Packet:
 
     def read(self) -> None:
         """Make every value a float; waits for the device if need be. The storage calls it, once."""
-        read_columns(self.columns, self._copy)
+        read_rows(self.rows, self._copy)
         self._copy = None
+        self.blocks = blocks_of(self.rows)
+
+    def fresh(self) -> list[Block]:
+        """What is not in the histories yet, once it is read."""
+        return blocks_of(self.rows[self.entered :]) if self.entered else self.blocks
 
     def events(self) -> list[Event]:
         """One `scalars_logged` per iteration that has something of its own to say.
@@ -113,44 +167,29 @@ class Packet:
         every other value is said at the iteration it was put for.
         """
         self._storage.settle(self)
-        if (moment := self._single_moment()) is not None:
-            return [
-                _logged(
-                    moment, {column.name: float(column.values[0]) for column in self.columns}, self._place
-                )
-            ]
         told = _Told()
-        for column in self.columns:
-            if column.smooth:
-                for last, mean in _means(column):
-                    told.say(last, column.name, mean)
+        for block in self.blocks:
+            if block.shape.smooth:
+                for own in _by_mode(block):
+                    told.say(_last(own.rows).moment, own.means())
             else:
-                for moment, value in zip(column.moments, column.values, strict=True):
-                    told.say(moment, column.name, float(value))
+                for row in block.rows:
+                    told.say(row.moment, dict(zip(row.shape.names, row.values, strict=True)))  # type: ignore[arg-type]
         return told.events(self._place)
 
-    def _single_moment(self) -> Moment | None:
-        """The one moment all values were put at, as when every iteration is logged; None if there are several."""
-        if not self.columns or any(len(column.values) != 1 for column in self.columns):
-            return None
-        first = self.columns[0].moments[0]
-        return first if all(column.moments[0] == first for column in self.columns) else None
+
+def _by_mode(block: Block) -> list[Block]:
+    """The block, or one for each mode there is in it."""
+    rows = block.rows
+    modes = dict.fromkeys([row.mode for row in rows])
+    if len(modes) == 1:
+        return [block]
+    return [Block(block.shape, [row for row in rows if row.mode == mode]) for mode in modes]
 
 
-def _means(column: Column) -> list[tuple[Moment, float]]:
-    """The last moment and the mean of each mode's values."""
-    moments, values = column.moments, column.values
-    if len(values) == 1:
-        return [(moments[0], float(values[0]))]
-    if len({moment.mode for moment in moments}) == 1:
-        return [(max(moments, key=by_step), sum(values) / len(values))]  # type: ignore[list-item]
-    pairs = sorted(zip(moments, values, strict=True), key=lambda pair: pair[0].mode)
-    means = []
-    for _, group in groupby(pairs, key=lambda pair: pair[0].mode):
-        own = list(group)
-        last = max((moment for moment, _ in own), key=by_step)
-        means.append((last, sum(float(value) for _, value in own) / len(own)))
-    return means
+def _last(rows: list[Row]) -> Row:
+    """The one that comes last in the run; of those at one place the first."""
+    return rows[0] if len(rows) == 1 else max(rows, key=by_step)
 
 
 class _Told:
@@ -159,16 +198,17 @@ class _Told:
     def __init__(self) -> None:
         self._rows: dict[Moment, list[dict[str, float]]] = {}
 
-    def say(self, moment: Moment, name: str, value: float) -> None:
-        """Enter a value; a name said at that moment before gets another row, and loses nothing."""
+    def say(self, moment: Moment, scalars: dict[str, float]) -> None:
+        """Enter values; a name said at that moment before gets another row, and loses nothing."""
         rows = self._rows.get(moment)
         if rows is None:
-            rows = self._rows[moment] = [{}]
+            self._rows[moment] = [scalars]
+            return
         for row in rows:
-            if name not in row:
-                row[name] = value
+            if row.keys().isdisjoint(scalars):
+                row.update(scalars)
                 return
-        rows.append({name: value})
+        rows.append(scalars)
 
     def events(self, place: Place) -> list[Event]:
         """The rows in the order of their steps; those of one place in the order they were begun."""

@@ -85,6 +85,13 @@ class Trainer:
         OSError: `work_dir` cannot be written.
     """
 
+    __slots__ = (
+        "__dict__", "__weakref__", "asked_to_stop", "batch", "batch_idx", "bus", "clock", "custom_step", "device",
+        "epoch", "iter", "loss_fn", "max_epochs", "max_iters", "metrics", "model", "optimizer", "outputs", "position",
+    )  # fmt: skip
+    # What every iteration looks at, side by side: after a step of torch nothing of it is in a cache any more, and a
+    # dictionary of 45 attributes is spread over dozens of lines.
+
     def __init__(
         self,
         model: torch.nn.Module,

@@ -51,13 +51,14 @@ class GarbageCollectionHook(Hook):
 
     Left alone, Python walks all objects of the process whenever their number has grown by a quarter: some 100 ms in
     the middle of whichever step it happens to be, and of another step on each rank, where all others wait for it.
-    Here every rank collects after the same iterations. What exists when the first `interval` iterations are done is
-    frozen (`gc.freeze`), so that a full collection afterwards looks only at what came later, in less than a
-    millisecond; the one that precedes the freezing is the only long one. Where nothing is frozen they stay long, and
+    Here every rank collects after the same iterations. The only long collection is made before the first of them.
+    What exists when the first `interval` iterations are done is frozen (`gc.freeze`), so that a full collection
+    afterwards looks only at what came later, in less than a millisecond. Where nothing is frozen they stay long, and
     are made only as often as takes a hundredth of the time.
 
     Reference cycles that steps leave behind are freed after `interval` iterations; those that were still in use then,
-    after 10 or 100 times as many, at the end of the epoch or at the next evaluation. Everything else is freed at
+    after 10 or 100 times as many, after an evaluation, or at the end of an epoch, unless everything was looked at less
+    than ten intervals before. Everything else is freed at
     once, as always: only cycles need a collector. One with large tensors in it is worth a smaller interval.
 
     After the training, however it ended, collection is automatic again and nothing is frozen. Nothing is done where
@@ -83,6 +84,8 @@ class GarbageCollectionHook(Hook):
         self._settled = False
         """What lasts is frozen, or is not to be: full collections cost what they cost."""
         self._thaw = False
+        self._looked_at_all = 0
+        """The iteration after which everything was, or was to be, looked at last."""
         self._not_before = [0.0, 0.0, 0.0]
         """When the next collection of each generation may be, for those that take long."""
 
@@ -102,12 +105,16 @@ class GarbageCollectionHook(Hook):
         return self in _switched_off
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Switch the automatic collection off, unless it is."""
+        """Switch the automatic collection off, unless it is, and look at everything while no step waits for it."""
         if not gc.isenabled():
             return
-        self._settled, self._thaw = not self._freeze, False
+        self._thaw, self._looked_at_all = False, event.iter
+        # frozen objects are counted one by one: some 30 ms where half a torch is frozen
+        self._settled = not self._freeze or gc.get_freeze_count() > FROZEN_AT_START
         _switched_off.add(self)  # first: a Ctrl-C in between must find what is to be undone
         gc.disable()
+        if not self._settled:
+            gc.collect()  # what is frozen as garbage would stay
 
     def after_iter(self, trainer: Trainer, event: IterEvent) -> None:
         """Collect what is due."""
@@ -117,24 +124,26 @@ class GarbageCollectionHook(Hook):
         turn = (event.iter if training else event.batch_idx) // self._interval + 1
         if training and not self._settled:
             self._settle()
-        else:
-            self._collect(ALL if turn % RATIO**2 == 0 else MIDDLE if turn % RATIO == 0 else YOUNG)
+            return
+        if training and turn % RATIO**2 == 0:
+            self._looked_at_all = event.iter + 1
+        self._collect(ALL if turn % RATIO**2 == 0 else MIDDLE if turn % RATIO == 0 else YOUNG)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Collect everything."""
-        self._collect(ALL)
+        """Collect everything, in epochs that are not too short for that."""
+        self._collect_at_edge(event.iter)
 
     def before_val(self, trainer: Trainer, event: BeforeVal) -> None:
-        """Collect everything: the evaluation has the memory for itself."""
-        self._collect(ALL)
+        """The same: the evaluation has the memory for itself."""
+        self._collect_at_edge(event.iter)
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
         """Collect everything that the evaluation left."""
         self._collect(ALL)
 
     def before_test(self, trainer: Trainer, event: BeforeTest) -> None:
-        """Collect everything, as before a validation."""
-        self._collect(ALL)
+        """The same."""
+        self._collect_at_edge(event.iter)
 
     def after_test(self, trainer: Trainer, event: AfterTest) -> None:
         """Collect everything that the test left."""
@@ -152,13 +161,17 @@ class GarbageCollectionHook(Hook):
 
     def _settle(self) -> None:
         """The first iterations have made what lasts, the optimizer's state above all: never look at it again."""
-        if (
-            gc.get_freeze_count() <= FROZEN_AT_START
-        ):  # counts them one by one: some 30 ms where half a torch is frozen
-            gc.collect()  # what is frozen as garbage would stay
-            self._thaw = True
-            gc.freeze()
-        self._settled = True
+        gc.collect(MIDDLE)  # all that came since `before_train` looked at everything
+        self._thaw = self._settled = True
+        gc.freeze()
+
+    def _collect_at_edge(self, done: int) -> None:
+        """Collect everything after so many iterations; the younger generations where that was done not long ago."""
+        if done - self._looked_at_all < RATIO * self._interval:
+            self._collect(MIDDLE)
+            return
+        self._looked_at_all = done
+        self._collect(ALL)
 
     def _collect(self, generation: int) -> None:
         """Collect a generation, or a younger one where it would take too much of the time."""

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
 
+_NAMES = ("time", "data_time", "step_time", "hook_time")
+
+
 class IterTimerHook(Hook):
     """Puts, in seconds per iteration, `time` and its parts: `data_time + step_time + hook_time == time`.
 
@@ -39,5 +42,4 @@ class IterTimerHook(Hook):
         self._last, self._excluded = now, clock.excluded
         step = clock.forward + clock.backward + clock.optimizer
         rest = total - clock.data - step
-        times = {"time": total, "data_time": clock.data, "step_time": step, "hook_time": rest}
-        trainer.metrics.put_scalars(times)
+        trainer.metrics.put_floats(_NAMES, [total, clock.data, step, rest])

@@ -76,11 +76,13 @@ class LoggerHook(Hook):
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Log at the interval, in the last iteration, and at the end of an epoch too short for an interval."""
-        if not trainer.by_epoch:
-            due = self.every_n_train_iters(trainer, self._interval)
-        else:
-            due = self.every_n_inner_iters(event.batch_idx, self._interval) or self._is_tail(trainer, event)
-        if due or trainer.metrics.crowded or self.is_last_train_iter(trainer):
+        done = (event.iter if event.max_epochs is None else event.batch_idx) + 1
+        if (
+            done % self._interval == 0
+            or trainer.metrics.crowded
+            or event.iter + 1 == event.max_iters
+            or self._is_tail(trainer, event)
+        ):
             self._log(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
@@ -110,8 +112,9 @@ class LoggerHook(Hook):
                 shutil.copy2(path, target / path.name)
 
     def _is_tail(self, trainer: Trainer, event: AfterTrainIter) -> bool:
-        length = trainer.position.length
-        return event.batch_idx + 1 == length and (not self._ignore_last or length <= self._interval)
+        if event.batch_idx + 1 != trainer.position.length or event.max_epochs is None:
+            return False
+        return not self._ignore_last or event.batch_idx < self._interval
 
     def _log(self, trainer: Trainer) -> None:
         metrics = trainer.metrics

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
@@ -60,16 +59,10 @@ class RuntimeInfoHook(Hook):
         if type(outputs) is dict or isinstance(
             outputs, Mapping
         ):  # else the optimizer hook says what is wrong
-            trainer.metrics.put_scalars({name: value for name, value in outputs.items() if _is_number(value)})
+            trainer.metrics.put_numbers(outputs)
 
 
 def _count(model: torch.nn.Module) -> str:
     lazy = sum(is_lazy(p) for p in model.parameters())
     known = sum(p.numel() for p in model.parameters() if not is_lazy(p))
     return f"{known:,}" + (f" and {lazy} of unknown size" if lazy else "")
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    return isinstance(value, float | int) or (isinstance(value, np.number | np.ndarray) and value.size == 1)

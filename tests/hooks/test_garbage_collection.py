@@ -143,18 +143,20 @@ def test_no_full_collection_inside_a_step(
     make_trainer: Make, seen: list[tuple[int, str]], no_nodes: None
 ) -> None:
     """With it nothing at all is collected between before_train_iter and the end of after_train_iter, however much a
-    step allocates; a full collection comes once after the warm-up, then after epochs and around evaluations."""
+    step allocates; a full collection comes once before the first step, then after epochs and around evaluations."""
     trainer = make_trainer(
         batches=12, max_epochs=2, train_step=allocate, val_loader=[torch.zeros(1)],
-        val_step=lambda trainer, batch: {"acc": 1.0}, hooks=[GarbageCollectionHook(interval=10)],
+        val_step=lambda trainer, batch: {"acc": 1.0}, hooks=[GarbageCollectionHook(interval=1)],
     )  # fmt: skip
     assert [row.priority for row in trainer.bus.plan("after_train_iter")][-1] == 100
     follow(trainer)
+    seen.clear()
 
     trainer.train()
 
     assert not [where for _, where in seen if where.startswith("step")]
-    assert len([where for generation, where in seen if generation == ALL]) >= 1 + 3 * 2
+    full = [where for generation, where in seen if generation == ALL]
+    assert full == ["", "after_train_epoch", "after_val", "after_train_epoch", "after_val"]
 
 
 def test_generations_take_turns(make_trainer: Make, asked: list[tuple[int, str]]) -> None:
@@ -170,7 +172,7 @@ def test_generations_take_turns(make_trainer: Make, asked: list[tuple[int, str]]
     trainer.train()
 
     due = [(generation, int(where)) for generation, where in asked if where.isdigit() and int(where) < 405]
-    expected = [(ALL, 2)]  # before it is frozen
+    expected = [(MIDDLE, 2)]  # before it is frozen
     expected += [
         (ALL if turn % 100 == 0 else MIDDLE if turn % 10 == 0 else YOUNG, turn * 2) for turn in range(2, 203)
     ]
@@ -236,16 +238,30 @@ def test_what_lasts_is_frozen_after_the_first_interval(make_trainer: Make, no_no
 
     trainer.train()
 
-    assert seen[4] == (0, 2)
+    assert seen[4][0] == 0
     assert seen[5][0] > 50_000
     assert seen[5][1] == 0
 
 
-def test_full_collections_wait_for_the_freeze(make_trainer: Make, asked: list[tuple[int, str]]) -> None:
-    """A training shorter than the interval never pays for looking at everything there is."""
-    make_trainer(batches=4, max_epochs=2, hooks=[GarbageCollectionHook(interval=10)]).train()
+def test_everything_is_looked_at_once_before_the_first_step(
+    make_trainer: Make, asked: list[tuple[int, str]]
+) -> None:
+    """The one long collection is made where no iteration waits for it; until what lasts is frozen no other is."""
+    trainer = follow(make_trainer(batches=4, max_epochs=2, hooks=[GarbageCollectionHook(interval=10)]))
+    trainer.train()
 
-    assert [generation for generation, _ in asked] == [MIDDLE, MIDDLE]
+    assert asked == [(ALL, ""), (MIDDLE, "after_train_epoch"), (MIDDLE, "after_train_epoch")]
+
+
+def test_short_epochs_are_not_all_followed_by_a_full_collection(
+    make_trainer: Make, asked: list[tuple[int, str]]
+) -> None:
+    """At the end of an epoch everything is looked at only where ten intervals have passed since that was done."""
+    trainer = follow(make_trainer(batches=8, max_epochs=7, hooks=[GarbageCollectionHook(interval=2)]))
+    trainer.train()
+
+    at_edges = [generation for generation, where in asked if where == "after_train_epoch"]
+    assert at_edges == [MIDDLE, MIDDLE, ALL, MIDDLE, MIDDLE, ALL, MIDDLE]
 
 
 def test_freeze_can_be_declined(make_trainer: Make, asked: list[tuple[int, str]]) -> None:
@@ -259,7 +275,7 @@ def test_freeze_can_be_declined(make_trainer: Make, asked: list[tuple[int, str]]
     trainer.train()
 
     assert set(frozen) == {0}
-    assert [generation for generation, _ in asked] == [YOUNG, YOUNG, ALL, YOUNG, YOUNG, ALL]
+    assert [generation for generation, _ in asked] == [YOUNG, YOUNG, MIDDLE, YOUNG, YOUNG, MIDDLE]
 
 
 def error_at(where: str) -> Callable[[Trainer], None]:
@@ -444,17 +460,16 @@ def test_long_collections_take_a_hundredth_of_the_time(
     collect = gc.collect
 
     def slowly(generation: int = ALL) -> int:
-        clock.advance(0.5 if generation == ALL else 0.125)
+        clock.advance({YOUNG: 0.0, MIDDLE: 0.125, ALL: 0.5}[generation])
         return collect(generation)
 
     monkeypatch.setattr(gc, "collect", slowly)
-    trainer = make_trainer(
-        batches=1, max_epochs=60, hooks=[GarbageCollectionHook(interval=1000, freeze=False)]
-    )
+    trainer = make_trainer(batches=10, max_epochs=60, hooks=[GarbageCollectionHook(interval=1, freeze=False)])
     trainer.bus.subscribe(lambda event: clock.advance(1.0), "before_train_epoch")
-    trainer.train()
+    follow(trainer).train()
 
-    full = [number for number, (generation, _) in enumerate(asked) if generation == ALL]
+    at_edges = [generation for generation, where in asked if where == "after_train_epoch"]
+    full = [epoch for epoch, generation in enumerate(at_edges) if generation == ALL]
     assert len(full) == 2
     assert full[0] == 0
     assert 40 <= full[1] <= 50

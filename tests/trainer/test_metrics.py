@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from eventloop.events import ScalarsLogged
 from eventloop.history import HistoryBuffer
-from eventloop.metrics import PENDING_LIMIT, EventStorage
+from eventloop.metrics import PENDING_LIMIT, SHAPES_LIMIT, EventStorage
 from eventloop.packet import Place
 
 
@@ -198,6 +199,69 @@ def test_one_hint_a_name() -> None:
         storage.put_scalar("x", 1.0, smoothing_hint=False)
 
 
+def test_a_refused_value_refuses_those_put_with_it() -> None:
+    """Of several values one of which is refused none is put."""
+    storage = EventStorage()
+
+    with pytest.raises(TypeError, match="scalar 'y' must be one number, got a tensor of shape \\(2,\\)"):
+        storage.put_scalars({"x": 1.0, "y": torch.zeros(2)})
+
+    assert storage.latest() == {}
+
+
+def test_a_name_put_alone_and_with_others() -> None:
+    """One name, put by itself and together with another: its values are one series, in the order they were put."""
+    storage = EventStorage()
+    storage.put_scalars({"x": 1.0, "y": 5.0})
+    storage.put_scalar("x", 2.0)
+    storage.iter = 1
+    storage.put_scalar("x", 6.0)
+
+    assert storage.history("x").values() == [(1.0, 0), (2.0, 0), (6.0, 1)]
+    assert scalars(storage) == [(1, {"y": 5.0}), (2, {"x": 3.0})]
+
+
+def test_the_numbers_among_other_values() -> None:
+    """What is no single number is left out of `put_numbers`, under the scope that is open."""
+    storage = EventStorage()
+    with storage.name_scope("step"):
+        storage.put_numbers(
+            {"loss": torch.tensor(1.5), "n": 3, "array": np.ones(1), "logits": torch.zeros(4), "text": "none"}
+        )
+
+    assert {name: value for name, (value, _) in storage.latest().items()} == {
+        "step/loss": 1.5, "step/n": 3.0, "step/array": 1.0
+    }  # fmt: skip
+
+
+def test_no_number_among_the_values() -> None:
+    """A step that returned none puts nothing."""
+    storage = EventStorage()
+    storage.put_numbers({"logits": torch.zeros(4)})
+
+    assert storage.pending == 0
+
+
+def test_floats_by_a_tuple_of_names() -> None:
+    """`put_floats` is `put_scalars` of names and values apart, scopes included."""
+    storage = EventStorage()
+    storage.put_floats(("a", "b"), [1.0, 2.0])
+    with storage.name_scope("in"):
+        storage.put_floats(("a", "b"), [3.0, 4.0])
+
+    assert scalars(storage) == [(1, {"a": 1.0, "b": 2.0, "in/a": 3.0, "in/b": 4.0})]
+
+
+def test_many_sets_of_names_are_not_all_remembered() -> None:
+    """Names that come in ever other combinations keep their histories, and take no more memory than that."""
+    storage = EventStorage()
+    for n in range(2 * SHAPES_LIMIT):
+        storage.put_scalars({"x": 1.0, f"y{n % 7}": 2.0, f"z{n // 7 % 300}": 3.0})
+
+    assert len(storage.history("x")) == 2 * SHAPES_LIMIT
+    assert len(storage._shapes) <= SHAPES_LIMIT
+
+
 def test_a_buffer_changed_in_place() -> None:
     """A tensor that its owner goes on changing is delivered as it was when it was put."""
     storage, running = EventStorage(), torch.zeros(())
@@ -214,8 +278,8 @@ def test_a_view_of_a_large_result_does_not_keep_it() -> None:
 
     storage.put_scalar("one", large[0])
 
-    (column,) = storage.collect().columns
-    (value,) = column.values
+    (row,) = storage.collect().rows
+    (value,) = row.values
     assert isinstance(value, torch.Tensor)
     assert value.untyped_storage().nbytes() == 4
 
@@ -225,8 +289,8 @@ def test_a_value_of_the_graph_keeps_no_graph() -> None:
     storage = EventStorage()
     storage.put_scalar("loss", torch.ones((), requires_grad=True) * 2)
 
-    (column,) = storage.collect().columns
-    (value,) = column.values
+    (row,) = storage.collect().rows
+    (value,) = row.values
     assert isinstance(value, torch.Tensor)
     assert not value.requires_grad
 
