@@ -46,6 +46,8 @@ CROWD = PENDING_LIMIT // 2
 """The same, from which on the storage asks for a `collect`."""
 SHAPES_LIMIT = 1024
 """Sets of names that are remembered."""
+LATE = 1024
+"""Rows that are entered into the histories together, unless somebody reads these before: at a third of the cost."""
 MEDIA_LIMIT = 256
 """Images and histograms that may wait for `collect_media`."""
 
@@ -77,6 +79,7 @@ class EventStorage:
         self._media: list[Medium] = []
         self._media_devices: set[torch.device] = set()
         self._unread: deque[Packet] = deque()
+        self._late: list[Row] = []  # those read, and not entered
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
         self._shapes: dict[tuple[str, ...], Shape] = {}
@@ -236,16 +239,20 @@ class EventStorage:
         return dict(self._histories)
 
     def settle(self, packet: Packet | None = None) -> None:
-        """Enter collected values into the histories, oldest packet first: up to `packet`, or all of them."""
+        """Read collected values, oldest packet first: up to `packet`, or all of them, which are then also entered into
+        the histories."""
         with self._lock:
             if packet is not None and packet not in self._unread:
                 return  # read early, by somebody who waited for it; those after it may not be there yet
             while self._unread:
                 oldest = self._unread.popleft()
                 oldest.read()
-                self._enter(oldest.fresh())
+                self._late += oldest.rows[oldest.entered :]
                 if oldest is packet:
-                    return
+                    break
+            if packet is None or len(self._late) >= LATE:
+                late, self._late = self._late, []
+                self._enter(blocks_of(late))
 
     def _read_all(self) -> None:
         self.settle()

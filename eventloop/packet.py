@@ -118,14 +118,20 @@ def read_rows(rows: Iterable[Row], copy: HostCopy | None) -> None:
         values = row.values
         for index, value in enumerate(values):
             if type(value) is not float and isinstance(value, torch.Tensor):
-                values[index] = float(value.item()) if numbers is None else next(numbers)
+                values[index] = _number_of(value) if numbers is None else next(numbers)
+
+
+def _number_of(tensor: torch.Tensor) -> float:
+    """Its one element. `item` lets go of the interpreter and has to get it back, `tolist` on the CPU does not."""
+    number: float = tensor.tolist() if tensor.ndim == 0 else tensor.item()  # type: ignore[assignment]
+    return float(number)
 
 
 class Settles(Protocol):
     """What a packet needs of the storage it came from."""
 
     def settle(self, packet: Packet | None = None) -> None:
-        """Read `packet`, and those before it, and enter their values into the histories."""
+        """Read `packet`, and those before it."""
 
 
 class Packet:
@@ -141,7 +147,6 @@ class Packet:
     ) -> None:
         self.rows = rows
         self.entered = entered
-        self.blocks: list[Block] = []
         self._storage = storage
         self._place = place
         self._copy = copy
@@ -154,11 +159,6 @@ class Packet:
         """Make every value a float; waits for the device if need be. The storage calls it, once."""
         read_rows(self.rows, self._copy)
         self._copy = None
-        self.blocks = blocks_of(self.rows)
-
-    def fresh(self) -> list[Block]:
-        """What is not in the histories yet, once it is read."""
-        return blocks_of(self.rows[self.entered :]) if self.entered else self.blocks
 
     def events(self) -> list[Event]:
         """One `scalars_logged` per iteration that has something of its own to say.
@@ -168,7 +168,7 @@ class Packet:
         """
         self._storage.settle(self)
         told = _Told()
-        for block in self.blocks:
+        for block in blocks_of(self.rows):
             if block.shape.smooth:
                 for own in _by_mode(block):
                     told.say(_last(own.rows).moment, own.means())

@@ -288,9 +288,9 @@ class ProcessLane(SupervisedLane):
             self.failed += len(flight)
             self.calls += 1
             self.seconds += seconds
-        self._failure(error, self._item_of(flight), seconds)
         if self.options.on_error == "disable":  # the worker has stopped, too
-            self._drop_flights()
+            self._drop_flights()  # first: who waits for the lane to end finds them counted
+        self._failure(error, self._item_of(flight), seconds)
         self._moved()
 
     def _flushed_by_worker(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import lru_cache
 
 from eventloop.catalogue import event_name
 from eventloop.events import (
@@ -61,12 +62,23 @@ class Pace:
 def train_line(event: ScalarsLogged, scalars: Mapping[str, float], run: Run, pace: Pace) -> str:
     """`Epoch(train) [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:12  203.4 it/s  time: 0.0049  loss: 0.1234`: MMEngine's
     line, and the speed."""
-    rates = {name: value for name, value in scalars.items() if is_rate(name)}
-    times = {name: scalars[name] for name in TIMES if name in scalars}
-    others = {name: value for name, value in scalars.items() if name not in rates and name not in times}
-    eta = pace.eta(event)
-    progress = [*([f"eta: {eta}"] if eta else []), *([pace.speed] if pace.speed else [])]
-    return "  ".join([_position(event, run), *named(rates), *progress, *named(times), *named(others)])
+    rates, others = _layout(tuple(scalars))
+    parts = [_position(event, run), *(f"{name}: {scalars[name]:.4e}" for name in rates)]
+    if eta := pace.eta(event):
+        parts.append(f"eta: {eta}")
+    if speed := pace.speed:
+        parts.append(speed)
+    parts += [f"{name}: {number(name, scalars[name])}" for name in others]
+    return "  ".join(parts)
+
+
+@lru_cache(maxsize=256)
+def _layout(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """In which order a line has its names: the learning rates, and after the progress the times and the others. It is
+    the same line after line."""
+    rates = [name for name in names if is_rate(name)]
+    times = [name for name in TIMES if name in names]
+    return rates, times + [name for name in names if name not in rates and name not in times]
 
 
 def score_line(event: ScalarsLogged) -> str:
@@ -115,6 +127,7 @@ def number(name: str, value: float) -> str:
     return f"{value:.4e}" if is_rate(name) or small else f"{value:.4f}"
 
 
+@lru_cache(maxsize=4096)
 def is_rate(name: str) -> bool:
     """True for learning rates: `lr`, `base_lr`, `lr/group1`."""
     return any(part == "lr" or part.endswith("_lr") for part in name.split("/"))

@@ -116,6 +116,7 @@ class TensorBoardWriter(Writer):
         self.graph = _check_graph(graph)
         self.bins = _check_bins(bins)
         self._lib = _import_library()
+        self._scalars = self._lib.Scalars()
         self._file: FileIO | None = None
         self._start = 0  # where training goes on, until TensorBoard is told
         self._ended = False  # whether the HParams tab was told how the run ended, which it takes in once
@@ -162,7 +163,7 @@ class TensorBoardWriter(Writer):
             case ScalarsLogged():
                 if event.mode == "train":
                     self._restart()
-                self._record(lib.scalars(event))
+                self._record(self._scalars.record(event))
             case ImageLogged():
                 self._record(lib.image(event))
             case HistogramLogged():

@@ -22,7 +22,7 @@ from eventloop.writers.pixels import pixels, png, values
 from eventloop.writers.tfrecord import frame
 
 __all__ = [
-    "begin", "frame", "graph", "histogram", "hparams", "image", "restart", "run_info", "scalars", "session_end", "text",
+    "Scalars", "begin", "frame", "graph", "histogram", "hparams", "image", "restart", "run_info", "session_end", "text",
 ]  # fmt: skip
 
 CHUNK = 8192
@@ -41,13 +41,37 @@ def restart(step: int) -> Any:
     return Record(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
 
 
-def scalars(event: ScalarsLogged) -> Any:
-    """One record for all of them."""
-    record = Record(wall_time=time.time(), step=event.step)
-    add = record.summary.value.add
-    for name, value in event.scalars.items():
-        add(tag=f"{event.mode}/{name}", simple_value=value)
-    return record
+class Scalars:
+    """Makes the records of scalars, one for all of an event. Those of the same names are one record that is filled in
+    again, which takes a third of the time; so it has to be encoded before the next one is asked for."""
+
+    KEPT = 64
+    """Sets of names whose records are kept."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}
+
+    def record(self, event: ScalarsLogged) -> Any:
+        """The record of an event, until the next one."""
+        scalars = event.scalars
+        key = (event.mode, *scalars)
+        known = self._records.get(key)
+        if known is None:
+            known = self._begin(key)
+        record, values = known
+        record.wall_time, record.step = time.time(), event.step
+        for value, number in zip(values, scalars.values(), strict=True):
+            value.simple_value = number
+        return record
+
+    def _begin(self, key: tuple[str, ...]) -> tuple[Any, list[Any]]:
+        if len(self._records) >= self.KEPT:
+            self._records.clear()
+        record = Record()
+        mode, *names = key
+        values = [record.summary.value.add(tag=f"{mode}/{name}") for name in names]
+        self._records[key] = record, values
+        return record, values
 
 
 def text(event: TextLogged) -> Any:

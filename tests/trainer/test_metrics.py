@@ -252,6 +252,29 @@ def test_floats_by_a_tuple_of_names() -> None:
     assert scalars(storage) == [(1, {"a": 1.0, "b": 2.0, "in/a": 3.0, "in/b": 4.0})]
 
 
+def test_an_interval_over_two_epochs_has_one_mean() -> None:
+    """What was put before and after the end of an epoch is one mean, said at the last place."""
+    storage = EventStorage()
+    storage.put_scalar("loss", 1.0)
+    storage.iter, storage.epoch = 1, 1
+    storage.put_scalar("loss", 4.0)
+
+    (event,) = logged(storage)
+    assert (event.step, event.epoch, event.scalars) == (2, 1, {"loss": 2.5})
+
+
+def test_histories_are_entered_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the background has read is entered now and then, also where nobody asks for a history."""
+    monkeypatch.setattr("eventloop.metrics.LATE", 4)
+    storage = EventStorage()
+    for storage.iter in range(10):
+        storage.put_scalar("loss", float(storage.iter))
+        logged(storage)
+
+    assert len(storage._late) == 2
+    assert storage.history("loss").values() == [(float(i), i) for i in range(10)]
+
+
 def test_many_sets_of_names_are_not_all_remembered() -> None:
     """Names that come in ever other combinations keep their histories, and take no more memory than that."""
     storage = EventStorage()

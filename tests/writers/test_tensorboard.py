@@ -61,6 +61,20 @@ def test_every_scalar_is_found_with_its_step(attach: Attach, folder: Path) -> No
         assert curve(folder, f"train/{name}") == [(s, s * i) for s in range(1, 501)]
 
 
+def test_names_that_change_from_event_to_event(attach: Attach, folder: Path) -> None:
+    """Whatever names an event has, and however many sets of them there are, each value is at its own."""
+    bus, sets = attach(TensorBoardWriter()), 150
+    events = [
+        ScalarsLogged(step=step, scalars={"loss": float(step), f"part_{step % sets}": float(-step)})
+        for step in range(1, 2 * sets + 1)
+    ]
+
+    write(bus, *events)
+
+    assert curve(folder, "train/loss") == [(step, step) for step in range(1, 2 * sets + 1)]
+    assert curve(folder, "train/part_7") == [(7, -7), (7 + sets, -7 - sets)]
+
+
 def test_modes_are_apart(attach: Attach, folder: Path) -> None:
     """The loss of training and of validation are two curves."""
     bus = attach(TensorBoardWriter())
