@@ -13,7 +13,7 @@ import anyio
 from eventloop.lane import Delivery, Lane, Report
 from eventloop.lane_options import LaneOptions
 
-_POLITE_SECONDS = 0.0005
+_POLITE_SECONDS = 0.0003
 """How long a lane's thread may hold the interpreter at a stretch: a fraction of a short step. With less it is spent on
 waking up: after each sleep nothing of the writer is in a cache any more."""
 _BREATH_SECONDS = 0.002

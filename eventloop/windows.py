@@ -71,6 +71,7 @@ class Window:
         self._initial = [initial_value(group, self.param_name) for group in optimizer.param_groups]
         self._shadow = _Shadow(optimizer, self.param_name, floor)
         self._scheduler: LRScheduler | None = None
+        self._lean = False
         self.last_step = 0
         if self.active:
             self._advance()
@@ -142,6 +143,8 @@ class Window:
         shadow.pull()
         if scheduler is None:
             self._scheduler = self._make(shadow)
+        elif self._lean and shadow.plain:
+            _step(scheduler)
         else:
             scheduler.step()
         shadow.push()
@@ -154,6 +157,7 @@ class Window:
             )
         if isinstance(scheduler, ReduceLROnPlateau) and not isinstance(self, PlateauWindow):
             raise TypeError("ReduceLROnPlateau is stepped with a metric: use ReduceOnPlateauLR")
+        self._lean = _steps_plainly(scheduler)
         return scheduler
 
     def _refuse_groups(self) -> None:
@@ -193,6 +197,31 @@ class PlateauWindow(Window):
             self._shadow.push()
 
 
+_STEP = [getattr(LRScheduler, name, None) for name in ("step", "_update_lr")]
+
+
+def _steps_plainly(scheduler: LRScheduler) -> bool:
+    """True for a scheduler whose step is PyTorch's own, and does to it what `_step` does."""
+    own = [getattr(type(scheduler), name, None) for name in ("step", "_update_lr")]
+    marks = ("_get_lr_called_within_step", "_step_count", "_last_lr")
+    return own == _STEP and "step" not in vars(scheduler) and all(mark in vars(scheduler) for mark in marks)
+
+
+def _step(scheduler: LRScheduler) -> None:
+    """`scheduler.step()` for groups whose `lr` is a float, without its warnings, which are about the order of steps a
+    window keeps, and its copies: the value comes from PyTorch's `get_lr()` all the same, at half the time."""
+    scheduler._step_count += 1  # first, as PyTorch does: its cosine looks at it
+    scheduler._get_lr_called_within_step = True
+    try:
+        scheduler.last_epoch += 1
+        values = scheduler.get_lr()
+    finally:
+        scheduler._get_lr_called_within_step = False
+    for group, value in zip(scheduler.optimizer.param_groups, values, strict=True):
+        group["lr"] = value
+    scheduler._last_lr = values
+
+
 class _Shadow(Optimizer):
     """A value of an optimizer's param groups, less the floor, as the `lr` of groups without parameters.
 
@@ -207,6 +236,8 @@ class _Shadow(Optimizer):
     def __init__(self, optimizer: Optimizer, param_name: str, floor: float | Sequence[float]) -> None:
         self._real, self._name = optimizer, param_name
         groups = optimizer.param_groups
+        self.plain = False
+        """Whether all values are floats."""
         self._floors = [floor] * len(groups) if isinstance(floor, int | float) else list(floor)
         self.size = len(groups)
         super().__init__(
@@ -230,10 +261,11 @@ class _Shadow(Optimizer):
         """Take the values as they are: others may have moved them."""
         if self._real.param_groups is not self._paired:
             self._pair_up()
-        name = self._name
+        name, self.plain = self._name, True
         for shadow, group, low in self._pairs:
             value = group.get(name)
-            shadow["lr"] = (value if type(value) is float else read_value(group, name)) - low
+            shadow["lr"] = value = (value if type(value) is float else read_value(group, name)) - low
+            self.plain = self.plain and type(value) is float
 
     def push(self) -> None:
         """Give the values back."""
