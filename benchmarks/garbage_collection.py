@@ -6,8 +6,8 @@ The same training, whose steps leave reference cycles and keep objects for good 
 with `GarbageCollectionHook`; with the collection of the middle generation every 50 steps that torchtitan makes; and
 with none at all, in interleaved rounds. A step lasts from before_train_iter to after_train_iter; an iteration
 is the mean from one to the next, with the collections between them. Every collection is
-timed by `gc.callbacks`. "Longest between" steps leaves out the one that precedes the freezing, which is given
-beside. What steps keep is looked at by every full collection until the training ends: it may become a cycle yet.
+timed by `gc.callbacks`. The long one with which `GarbageCollectionHook` begins comes before the first step, and is
+given beside. What steps keep is looked at by every full collection until the training ends: it may become a cycle yet.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COLUMNS = [
     "full in steps",
     "longest in a step",
     "longest between",
-    "freezing",
+    "before the first step",
     "cycles",
 ]
 
@@ -98,6 +98,7 @@ class Turn:
         self.cycles = 0
         self.in_step: list[tuple[int, float]] = []
         self.between: list[tuple[int, float]] = []
+        self.before: list[float] = []  # the first step
         self._nodes: WeakSet[Node] = WeakSet()
         self._keeps, self._kept = kept, list[list[int]]()
         self._inside = False
@@ -126,20 +127,15 @@ class Turn:
 
     def figures(self) -> dict[str, float]:
         """In seconds, and numbers."""
-        full_between = [took for generation, took in self.between if generation == 2]
-        freezing = max(full_between, default=0.0)
-        rest = [took for _, took in self.between]
-        if full_between:
-            rest.remove(freezing)
         return {
-            "iteration": (self._ended - self._first - freezing) / len(self.steps),
+            "iteration": (self._ended - self._first) / len(self.steps),
             "p50": statistics.median(self.steps),
             "p99": statistics.quantiles(self.steps, n=100)[98],
             "max": max(self.steps),
             "full_in_steps": sum(generation == 2 for generation, _ in self.in_step),
             "in_step": max((took for _, took in self.in_step), default=0.0),
-            "between": max(rest, default=0.0),
-            "freezing": freezing,
+            "between": max((took for _, took in self.between), default=0.0),
+            "before": max(self.before, default=0.0),
             "cycles": self.cycles,
         }
 
@@ -167,10 +163,11 @@ class Turn:
         if phase == "start":
             self._collecting = perf_counter()
             return
+        took = perf_counter() - self._collecting
         if not self._first:
-            return  # before the training
-        where = self.in_step if self._inside else self.between
-        where.append((info["generation"], perf_counter() - self._collecting))
+            self.before.append(took)
+        else:
+            (self.in_step if self._inside else self.between).append((info["generation"], took))
 
 
 def milliseconds(seconds: float) -> str:
@@ -181,7 +178,7 @@ def milliseconds(seconds: float) -> str:
 def row(name: str, found: dict[str, float]) -> list[str]:
     """A line of the table."""
     times = [milliseconds(found[key]) for key in ("iteration", "p50", "p99", "max")]
-    pauses = [milliseconds(found[key]) for key in ("in_step", "between", "freezing")]
+    pauses = [milliseconds(found[key]) for key in ("in_step", "between", "before")]
     return [name, *times, f"{found['full_in_steps']:g}", *pauses, f"{found['cycles']:g}"]
 
 

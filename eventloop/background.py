@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import anyio
@@ -68,8 +68,7 @@ class Background:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._wake: anyio.Event | None = None
-        self._bell = threading.Event()  # rung with every call, for a loop that sleeps outside of asyncio
-        self._coroutines: set[TaskLane] = set()  # those that the loop runs
+        self._coroutines: set[TaskLane] = set()  # coroutine subscribers' lanes that have not ended
         self._hurried = False  # woken by `relieve` since it last looked
         self._awaited: set[threading.Event] = set()  # set once what was emitted before is routed
         self._stopping = False
@@ -314,7 +313,6 @@ class Background:
             return
         with suppress(RuntimeError):  # it closed in between: there is nobody left to wake
             loop.call_soon_threadsafe(fn)
-        self._bell.set()
 
     def _look(self) -> None:
         if self._wake is not None:
@@ -333,12 +331,8 @@ class Background:
                         self._end()
                 except Exception:
                     logger.exception("the background loop failed and goes on; please report this")
-                seconds = DEVICE_POLL_SECONDS if self._waiting else POLL_SECONDS
-                if self._coroutines:
-                    with anyio.move_on_after(seconds):
-                        await self._wake.wait()
-                else:
-                    await self._sleep_outside(seconds)
+                with anyio.move_on_after(DEVICE_POLL_SECONDS if self._waiting else POLL_SECONDS):
+                    await self._wake.wait()
             self._tasks.cancel_scope.cancel()
 
     async def _run(self, lane: TaskLane) -> None:
@@ -347,20 +341,15 @@ class Background:
         finally:
             self._coroutines.discard(lane)
 
-    async def _sleep_outside(self, seconds: float) -> None:
-        """Sleep until somebody calls, at most so long, where no coroutine needs the loop: with its timers and selectors
-        that takes 300 us of the interpreter in the middle of a training, and without them 20."""
-        if self._bell.wait(seconds):
-            self._bell.clear()
-            await anyio.lowlevel.checkpoint()  # make the calls
-
     async def _breathe(self) -> None:
-        """Leave the interpreter to the training thread for a while, unless somebody waits."""
+        """Leave the interpreter to the training thread for a while, unless somebody waits. Where no coroutine needs the
+        loop it sleeps itself: in the middle of a training the timers of asyncio take 300 us for that, more than the
+        events between two breaths."""
         hurry = bool(self._awaited) or self._ending or len(self.inbox) > CHUNK
         if hurry or self._coroutines:
             await anyio.sleep(0 if hurry else BREATH_SECONDS)
         else:
-            await self._sleep_outside(BREATH_SECONDS)
+            sleep(BREATH_SECONDS)  # noqa: ASYNC251 - on purpose, see above
 
     async def _route_inbox(self) -> None:
         held = perf_counter()

@@ -116,9 +116,8 @@ class StepClock:
         )  # fmt: skip
 
     def _mark(self) -> None:
-        self._marks.append(
-            self._sums()
-        )  # of the first iterations each is marked: a record of phases takes 5 us
+        # sums, and no record of phases, which takes 5 us: of the first iterations each is marked
+        self._marks.append(self._sums())
         if len(self._marks) >= POINTS:
             self._marks = self._marks[1::2]
             self._stride *= 2

@@ -41,13 +41,15 @@ Value = float | int | torch.Tensor
 
 PENDING_LIMIT = 8192
 """Rows that may wait for `collect` before the storage reads them itself, so that what nobody logs stays bounded: so
-many for each set of names that was ever put together."""
+many for each set of names that is put together, and for `CROWDED_SHAPES` of them at most."""
 CROWD = PENDING_LIMIT // 2
 """The same, from which on the storage asks for a `collect`."""
+CROWDED_SHAPES = 8
 SHAPES_LIMIT = 1024
-"""Sets of names that are remembered."""
-LATE = 1024
-"""Rows that are entered into the histories together, unless somebody reads these before: at a third of the cost."""
+"""Sets of names that are remembered, at most."""
+LATE_LIMIT = 1024
+"""Rows that were read and may wait to be entered into the histories together, at a third of the cost: until somebody
+asks for a history."""
 MEDIA_LIMIT = 256
 """Images and histograms that may wait for `collect_media`."""
 
@@ -80,6 +82,7 @@ class EventStorage:
         self._media_devices: set[torch.device] = set()
         self._unread: deque[Packet] = deque()
         self._late: list[Row] = []  # those read, and not entered
+        self._followed = False  # whether somebody holds a history, and may look at it again
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
         self._shapes: dict[tuple[str, ...], Shape] = {}
@@ -103,7 +106,12 @@ class EventStorage:
         """
         if self._prefix:
             name = self._prefix + name
-        number = value if type(value) is float else self._single_number(name, value)
+        if type(value) is float:
+            number: Scalar = value
+        elif isinstance(value, torch.Tensor) and value.numel() == 1:
+            number = self._own(value)
+        else:
+            number = self._single_number(name, value)
         self._put((name,), [number], smoothing_hint, cur_iter)
 
     def put_scalars(
@@ -124,10 +132,16 @@ class EventStorage:
             self._put(tuple(scalars), numbers, smoothing_hint, cur_iter)
 
     def put_floats(self, names: tuple[str, ...], values: list[float]) -> None:
-        """Put floats, one a name, unchecked: `put_scalars` for a hook that does so in every iteration."""
+        """Put floats, one a name, whose type is not checked: `put_scalars` for a hook that does so in every iteration.
+
+        Raises:
+            ValueError: there are more or fewer of them than names, or a name was put with another hint before.
+        """
         if self._prefix:
             names = tuple(self._prefix + name for name in names)
-        self._put(names, values, True, None)  # type: ignore[arg-type]
+        if len(names) != len(values):
+            raise ValueError(f"put_floats needs one float a name, got {len(values)} for {', '.join(names)}")
+        self._put(names, [*values], True, None)
 
     def put_numbers(self, values: Mapping[str, Any]) -> None:
         """Put those of the values that are single numbers, and leave the rest: for what a train step returned."""
@@ -142,7 +156,7 @@ class EventStorage:
                 numbers.append(_single_float(name, value))
             else:
                 continue
-            names.append(self._prefix + name)
+            names.append(self._prefix + name if self._prefix else name)
         if names:
             self._put(tuple(names), numbers, True, None)
 
@@ -229,6 +243,7 @@ class EventStorage:
             KeyError: nothing was put under that name.
         """
         self._read_all()
+        self._followed = True
         if name not in self._histories:
             raise KeyError(f"no history for scalar {name!r}{suggest(name, [*self._histories])}")
         return self._histories[name]
@@ -236,11 +251,12 @@ class EventStorage:
     def histories(self) -> dict[str, HistoryBuffer]:
         """All of them, by name."""
         self._read_all()
+        self._followed = True
         return dict(self._histories)
 
     def settle(self, packet: Packet | None = None) -> None:
-        """Read collected values, oldest packet first: up to `packet`, or all of them, which are then also entered into
-        the histories."""
+        """Read collected values, oldest packet first: up to `packet`, or all of them. All are then entered into the
+        histories; those of a packet only where somebody follows one, or many have come together."""
         with self._lock:
             if packet is not None and packet not in self._unread:
                 return  # read early, by somebody who waited for it; those after it may not be there yet
@@ -250,7 +266,7 @@ class EventStorage:
                 self._late += oldest.rows[oldest.entered :]
                 if oldest is packet:
                     break
-            if packet is None or len(self._late) >= LATE:
+            if packet is None or self._followed or len(self._late) >= LATE_LIMIT:
                 late, self._late = self._late, []
                 self._enter(blocks_of(late))
 
@@ -301,7 +317,7 @@ class EventStorage:
         if len(self._shapes) >= SHAPES_LIMIT:
             self._shapes.clear()
         shape = self._shapes[names] = Shape(names, smooth)
-        self._crowd_at = max(self._crowd_at, CROWD * len(self._shapes))
+        self._crowd_at = CROWD * min(len(self._shapes), CROWDED_SHAPES)
         return shape
 
     def _crowd(self) -> None:
@@ -342,8 +358,9 @@ class EventStorage:
             self._on_device = True
         # A result of the graph is nobody else's; any other tensor may be a buffer its owner goes on changing,
         # and a view would keep all that it is a view of.
-        own = not value.is_leaf and not value._is_view()
-        return value.detach() if own else value.detach().clone()
+        if value.is_leaf or value._is_view():
+            return value.detach().clone()
+        return value.detach()
 
 
 def _is_number(value: Any) -> bool:

@@ -122,8 +122,10 @@ def read_rows(rows: Iterable[Row], copy: HostCopy | None) -> None:
 
 
 def _number_of(tensor: torch.Tensor) -> float:
-    """Its one element. `item` lets go of the interpreter and has to get it back, `tolist` on the CPU does not."""
-    number: float = tensor.tolist() if tensor.ndim == 0 else tensor.item()  # type: ignore[assignment]
+    """Its one element. `item` lets go of the interpreter and has to get it back, `tolist` on the CPU does not; DTensor
+    and other subclasses refuse it."""
+    plain = type(tensor) is torch.Tensor and tensor.ndim == 0
+    number: float = tensor.tolist() if plain else tensor.item()  # type: ignore[assignment]
     return float(number)
 
 

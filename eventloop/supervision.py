@@ -155,9 +155,9 @@ class SupervisedLane(Lane):
         """Whatever `on_error` says, nothing more can be delivered."""
         self.last_error = f"{type(error).__name__}: {error}"
         logger.error("background subscriber %s failed and is disabled", self.name, exc_info=error)
+        self._drop_flights()  # first: who waits for the lane to end finds them counted
         self._report(self, error, item, 0.0)
         self.give_up("error")
-        self._drop_flights()
         self._finished = True
 
     def _drop_flights(self) -> None:

@@ -58,8 +58,8 @@ class GarbageCollectionHook(Hook):
 
     Reference cycles that steps leave behind are freed after `interval` iterations; those that were still in use then,
     after 10 or 100 times as many, after an evaluation, or at the end of an epoch, unless everything was looked at less
-    than ten intervals before. Everything else is freed at
-    once, as always: only cycles need a collector. One with large tensors in it is worth a smaller interval.
+    than ten intervals before. Everything else is freed at once, as always: only cycles need a collector. One with
+    large tensors in it is worth a smaller interval.
 
     After the training, however it ended, collection is automatic again and nothing is frozen. Nothing is done where
     the automatic collection was off before; where somebody had frozen objects, nothing is frozen in addition, or
@@ -134,11 +134,12 @@ class GarbageCollectionHook(Hook):
         self._collect_at_edge(event.iter)
 
     def before_val(self, trainer: Trainer, event: BeforeVal) -> None:
-        """The same: the evaluation has the memory for itself."""
+        """The same, so that the evaluation has the memory for itself."""
         self._collect_at_edge(event.iter)
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
         """Collect everything that the evaluation left."""
+        self._looked_at_all = event.iter
         self._collect(ALL)
 
     def before_test(self, trainer: Trainer, event: BeforeTest) -> None:
@@ -147,6 +148,7 @@ class GarbageCollectionHook(Hook):
 
     def after_test(self, trainer: Trainer, event: AfterTest) -> None:
         """Collect everything that the test left."""
+        self._looked_at_all = event.iter
         self._collect(ALL)
 
     @on(priority=Priority.HIGHEST)
@@ -161,8 +163,13 @@ class GarbageCollectionHook(Hook):
 
     def _settle(self) -> None:
         """The first iterations have made what lasts, the optimizer's state above all: never look at it again."""
-        gc.collect(MIDDLE)  # all that came since `before_train` looked at everything
-        self._thaw = self._settled = True
+        self._settled = True
+        if gc.get_freeze_count() > FROZEN_AT_START:
+            return  # somebody was faster
+        # All that came since `before_train` looked at everything: until here nothing was collected but the youngest.
+        # What was there before and has become a cycle in these few iterations stays until the training ends.
+        gc.collect(MIDDLE)
+        self._thaw = True
         gc.freeze()
 
     def _collect_at_edge(self, done: int) -> None:
@@ -178,7 +185,7 @@ class GarbageCollectionHook(Hook):
         if not self.active:
             return
         if not self._settled:
-            generation = min(generation, MIDDLE)
+            generation = YOUNG  # no older, or it would be frozen as garbage
         began = perf_counter()
         while generation > YOUNG and began < self._not_before[generation]:
             generation -= 1

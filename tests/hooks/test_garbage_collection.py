@@ -250,7 +250,7 @@ def test_everything_is_looked_at_once_before_the_first_step(
     trainer = follow(make_trainer(batches=4, max_epochs=2, hooks=[GarbageCollectionHook(interval=10)]))
     trainer.train()
 
-    assert asked == [(ALL, ""), (MIDDLE, "after_train_epoch"), (MIDDLE, "after_train_epoch")]
+    assert asked == [(ALL, ""), (YOUNG, "after_train_epoch"), (YOUNG, "after_train_epoch")]
 
 
 def test_short_epochs_are_not_all_followed_by_a_full_collection(

@@ -10,7 +10,7 @@ import torch
 
 from eventloop.events import ScalarsLogged
 from eventloop.history import HistoryBuffer
-from eventloop.metrics import PENDING_LIMIT, SHAPES_LIMIT, EventStorage
+from eventloop.metrics import CROWDED_SHAPES, PENDING_LIMIT, SHAPES_LIMIT, EventStorage
 from eventloop.packet import Place
 
 
@@ -265,7 +265,7 @@ def test_an_interval_over_two_epochs_has_one_mean() -> None:
 
 def test_histories_are_entered_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the background has read is entered now and then, also where nobody asks for a history."""
-    monkeypatch.setattr("eventloop.metrics.LATE", 4)
+    monkeypatch.setattr("eventloop.metrics.LATE_LIMIT", 4)
     storage = EventStorage()
     for storage.iter in range(10):
         storage.put_scalar("loss", float(storage.iter))
@@ -273,6 +273,54 @@ def test_histories_are_entered_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert len(storage._late) == 2
     assert storage.history("loss").values() == [(float(i), i) for i in range(10)]
+
+
+def test_a_history_that_is_held_goes_on() -> None:
+    """Whoever was given a history sees what the background reads from then on."""
+    storage = EventStorage()
+    storage.put_scalar("loss", 0.0)
+    history = storage.history("loss")
+    for storage.iter in range(1, 5):
+        storage.put_scalar("loss", float(storage.iter))
+        logged(storage)
+
+    assert [value for value, _ in history.values()] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_floats_and_names_must_be_as_many() -> None:
+    """A row that is too short is refused where it is put; a list that is filled in again changes nothing put before."""
+    storage, values = EventStorage(), [1.0, 2.0]
+    with pytest.raises(ValueError, match="put_floats needs one float a name, got 1 for a, b"):
+        storage.put_floats(("a", "b"), [1.0])
+    storage.put_floats(("a", "b"), values)
+    values[:] = [9.0, 9.0]
+
+    assert scalars(storage) == [(1, {"a": 1.0, "b": 2.0})]
+
+
+def test_a_tensor_that_has_no_tolist() -> None:
+    """A subclass such as DTensor, whose `tolist` refuses, is read as well."""
+
+    class Refuses(torch.Tensor):
+        def tolist(self) -> Any:
+            raise RuntimeError(".tolist() is not supported")
+
+    storage = EventStorage()
+    storage.put_scalar("norm", torch.tensor(4.0).as_subclass(Refuses))
+
+    assert storage.latest() == {"norm": (4.0, 0)}
+
+
+def test_names_put_once_do_not_raise_the_bound() -> None:
+    """However many sets of names there were, a name that nobody collects is bounded."""
+    storage = EventStorage()
+    for n in range(100):
+        storage.put_scalar(f"once_{n}", 1.0)
+    for storage.iter in range(9 * PENDING_LIMIT):
+        storage.put_scalar("loss", 1.0)
+
+    assert storage.crowded
+    assert storage.pending <= CROWDED_SHAPES * PENDING_LIMIT
 
 
 def test_many_sets_of_names_are_not_all_remembered() -> None:
