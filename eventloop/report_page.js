@@ -27,6 +27,7 @@
     toImageButtonOptions: { format: "svg", filename: "eventloop-report" },
   };
   const NOISY = 8; // times that a curve goes as far as from its least to its greatest value
+  const STUCK = 2000; // ms after which a drawing that has not ended is not waited for
   const WINDOWS = 80; // as many windows of the moving average as fit into a curve
   const switches = { logarithmic: false, smooth: true };
 
@@ -145,7 +146,9 @@
     const chart = charts[Number(place.dataset.chart)];
     const react = () => Plotly.react(place, dataOf(chart), layoutOf(chart), CONFIG);
     drawn.add(place);
-    const done = drawing.has(place) ? drawing.get(place).then(react, react) : react();
+    const before = drawing.get(place);
+    const late = () => new Promise((go) => setTimeout(go, STUCK));
+    const done = before ? Promise.race([before, late()]).then(react, react) : react();
     const over = () => { if (drawing.get(place) === done) drawing.delete(place); };
     drawing.set(place, done);
     done.then(over, over);
