@@ -102,7 +102,7 @@ class Background:
         self.lanes.append(lane)
         self._coroutines.add(lane)
         self._call_soon(
-            lambda: self._tasks and self._tasks.start_soon(self._run, lane, name=f"eventloop {name}")
+            lambda: self._tasks and self._tasks.start_soon(self._run_lane, lane, name=f"eventloop {name}")
         )
         return lane
 
@@ -335,7 +335,7 @@ class Background:
                     await self._wake.wait()
             self._tasks.cancel_scope.cancel()
 
-    async def _run(self, lane: TaskLane) -> None:
+    async def _run_lane(self, lane: TaskLane) -> None:
         try:
             await lane.run()
         finally:

@@ -54,7 +54,8 @@ class GarbageCollectionHook(Hook):
     Here every rank collects after the same iterations. The only long collection is made before the first of them.
     What exists when the first `interval` iterations are done is frozen (`gc.freeze`), so that a full collection
     afterwards looks only at what came later, in less than a millisecond. Where nothing is frozen they stay long, and
-    are made only as often as takes a hundredth of the time.
+    are made only as often as takes a hundredth of the time. A cycle that is older than the training and is dropped in
+    its first `interval` iterations is frozen too, and freed when the training ends.
 
     Reference cycles that steps leave behind are freed after `interval` iterations; those that were still in use then,
     after 10 or 100 times as many, after an evaluation, or at the end of an epoch, unless everything was looked at less
@@ -166,8 +167,7 @@ class GarbageCollectionHook(Hook):
         self._settled = True
         if gc.get_freeze_count() > FROZEN_AT_START:
             return  # somebody was faster
-        # All that came since `before_train` looked at everything: until here nothing was collected but the youngest.
-        # What was there before and has become a cycle in these few iterations stays until the training ends.
+        # enough for all that came since `before_train` looked at everything: only the youngest were collected since
         gc.collect(MIDDLE)
         self._thaw = True
         gc.freeze()
