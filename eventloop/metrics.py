@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from eventloop.catalogue import suggest
@@ -23,28 +22,27 @@ from eventloop.device import HostCopy, PinnedPool
 from eventloop.history import HistoryBuffer
 from eventloop.media import Kind, MediaPacket, Medium, histogram_of, image_of
 from eventloop.packet import (
-    Block,
     Moment,
     Packet,
     Place,
     Row,
     Scalar,
     Shape,
-    blocks_of,
+    enter,
     read_rows,
     tensors_in,
 )
+from eventloop.scalar import is_number, own, single_number
 
 logger = logging.getLogger("eventloop")
 
 Value = float | int | torch.Tensor
 
 PENDING_LIMIT = 8192
-"""Rows that may wait for `collect` before the storage reads them itself, so that what nobody logs stays bounded: so
-many for each set of names that is put together, and for `CROWDED_SHAPES` of them at most."""
+"""Values of one name that may wait for `collect` before the storage reads them itself, so that one nobody logs
+stays bounded."""
 CROWD = PENDING_LIMIT // 2
-"""The same, from which on the storage asks for a `collect`."""
-CROWDED_SHAPES = 8
+"""Values of one name from which on the storage asks for a `collect`."""
 SHAPES_LIMIT = 1024
 """Sets of names that are remembered, at most."""
 LATE_LIMIT = 1024
@@ -76,8 +74,7 @@ class EventStorage:
         self._gave_up = False
         self._rows: list[Row] = []
         self._entered = 0  # how many of them are in the histories: what was read early
-        self._crowd_at = CROWD
-        self._on_device = False  # whether a tensor is pending that has to be copied from its device in time
+        self._look_at = CROWD  # rows at which the values of each name are counted
         self._media: list[Medium] = []
         self._media_devices: set[torch.device] = set()
         self._unread: deque[Packet] = deque()
@@ -106,12 +103,7 @@ class EventStorage:
         """
         if self._prefix:
             name = self._prefix + name
-        if type(value) is float:
-            number: Scalar = value
-        elif isinstance(value, torch.Tensor) and value.numel() == 1:
-            number = self._own(value)
-        else:
-            number = self._single_number(name, value)
+        number = value if type(value) is float else single_number(name, value)
         self._put((name,), [number], smoothing_hint, cur_iter)
 
     def put_scalars(
@@ -125,8 +117,7 @@ class EventStorage:
         if self._prefix:
             scalars = {self._prefix + name: value for name, value in scalars.items()}
         numbers = [
-            value if type(value) is float else self._single_number(name, value)
-            for name, value in scalars.items()
+            value if type(value) is float else single_number(name, value) for name, value in scalars.items()
         ]
         if numbers:
             self._put(tuple(scalars), numbers, smoothing_hint, cur_iter)
@@ -151,9 +142,9 @@ class EventStorage:
             if isinstance(value, torch.Tensor):
                 if value.numel() != 1:
                     continue
-                numbers.append(self._own(value))
-            elif _is_number(value):
-                numbers.append(_single_float(name, value))
+                numbers.append(own(value))
+            elif is_number(value):
+                numbers.append(single_number(name, value))
             else:
                 continue
             names.append(self._prefix + name if self._prefix else name)
@@ -195,8 +186,9 @@ class EventStorage:
         rows, self._rows = self._rows, []
         entered, self._entered = self._entered, 0
         self.crowded = False
-        copy = HostCopy(tensors_in(rows), self._pool) if self._on_device else None
-        self._on_device = False
+        self._look_at = CROWD
+        tensors = tensors_in(rows)
+        copy = HostCopy(tensors, self._pool) if any(tensor.is_cuda for tensor in tensors) else None
         packet = Packet(rows, entered, self, place or Place(), copy)
         self._unread.append(packet)
         return packet
@@ -268,14 +260,14 @@ class EventStorage:
                     break
             if packet is None or self._followed or len(self._late) >= LATE_LIMIT:
                 late, self._late = self._late, []
-                self._enter(blocks_of(late))
+                enter(late, self._histories)
 
     def _read_all(self) -> None:
         self.settle()
         # What is read early is still logged at the end of its interval: it stays pending, as floats.
         fresh = self._rows[self._entered :]
         read_rows(fresh, None)
-        self._enter(blocks_of(fresh))
+        enter(fresh, self._histories)
         self._entered = len(self._rows)
 
     def _put(self, names: tuple[str, ...], numbers: list[Scalar], smooth: bool, cur_iter: int | None) -> None:
@@ -286,7 +278,7 @@ class EventStorage:
         trained = mode == "train" and (self.in_iteration or cur_iter is not None)
         rows = self._rows
         rows.append(Row(shape, numbers, iteration, iteration + trained, self.epoch, mode))
-        if len(rows) > self._crowd_at:
+        if len(rows) > self._look_at:
             self._crowd()
 
     def _moment(self) -> Moment:
@@ -317,60 +309,34 @@ class EventStorage:
         if len(self._shapes) >= SHAPES_LIMIT:
             self._shapes.clear()
         shape = self._shapes[names] = Shape(names, smooth)
-        self._crowd_at = CROWD * min(len(self._shapes), CROWDED_SHAPES)
         return shape
 
     def _crowd(self) -> None:
-        """Ask for a `collect`; where nobody hears it, keep the histories going, and the memory bounded."""
-        self.crowded = True
-        if len(self._rows) <= self._crowd_at * PENDING_LIMIT // CROWD:
+        """Ask for a `collect` where a name has too many values; where nobody hears it, keep the histories going, and the
+        memory bounded. Counts them, and is called again when a name can have too many at the earliest."""
+        counts = Counter(name for row in self._rows for name in row.shape.names)
+        name, most = counts.most_common(1)[0]
+        if most > PENDING_LIMIT:
+            self._give_up({name for name, count in counts.items() if count > PENDING_LIMIT}, name)
+            self._look_at = len(self._rows)
             return
+        self.crowded = self.crowded or most > CROWD
+        self._look_at = len(self._rows) + (PENDING_LIMIT if self.crowded else CROWD) - most
+
+    def _give_up(self, crowded: set[str], most: str) -> None:
+        """Forget the oldest rows of names that nobody collects; the histories have them."""
         if not self._gave_up:
             self._gave_up = True
             logger.warning(
                 "nobody collects the metrics (a LoggerHook does): their histories go on, and older values of %s and "
-                "others are logged nowhere", self._rows[0].shape.names[0],
+                "others are logged nowhere", most,
             )  # fmt: skip
         self._read_all()
-        del self._rows[: len(self._rows) // 2]
-        self._entered = len(self._rows)
-
-    def _enter(self, blocks: list[Block]) -> None:
-        histories = self._histories
-        for block in blocks:
-            iterations = [row.iteration for row in block.rows]
-            for name, values in zip(block.shape.names, block.columns, strict=True):
-                history = histories.get(name)
-                if history is None:
-                    history = histories[name] = HistoryBuffer()
-                history.extend(values, iterations)
-
-    def _single_number(self, name: str, value: Any) -> Scalar:
-        if not isinstance(value, torch.Tensor):
-            return _single_float(name, value)
-        if value.numel() != 1:
-            raise TypeError(f"scalar {name!r} must be one number, got a tensor of shape {tuple(value.shape)}")
-        return self._own(value)
-
-    def _own(self, value: torch.Tensor) -> torch.Tensor:
-        """The tensor without its graph, as it is now."""
-        if value.is_cuda:
-            self._on_device = True
-        # A result of the graph is nobody else's; any other tensor may be a buffer its owner goes on changing,
-        # and a view would keep all that it is a view of.
-        if value.is_leaf or value._is_view():
-            return value.detach().clone()
-        return value.detach()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int) or (isinstance(value, np.number | np.ndarray) and value.size == 1)
-
-
-def _single_float(name: str, value: Any) -> float:
-    if isinstance(value, int | float):
-        return float(value)
-    item = getattr(value, "item", None)
-    if item is not None and getattr(value, "size", 1) == 1:
-        return float(item())
-    raise TypeError(f"scalar {name!r} must be a number or a tensor of one element, got {value!r}")
+        kept: list[Row] = []
+        left: dict[Shape, int] = {}
+        for row in self._rows:
+            if left.setdefault(row.shape, PENDING_LIMIT - CROWD) and not crowded.isdisjoint(row.shape.names):
+                left[row.shape] -= 1
+            else:
+                kept.append(row)
+        self._rows, self._entered = kept, len(kept)

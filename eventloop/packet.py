@@ -10,6 +10,7 @@ import torch
 
 from eventloop.device import HostCopy
 from eventloop.events import Event, ScalarsLogged
+from eventloop.history import HistoryBuffer
 
 Scalar = float | torch.Tensor
 
@@ -103,6 +104,17 @@ def _singles(rows: list[Row]) -> list[Row]:
         for row in rows
         for name, value in zip(row.shape.names, row.values, strict=True)
     ]
+
+
+def enter(rows: list[Row], histories: dict[str, HistoryBuffer]) -> None:
+    """Append rows, which must have been read, to the histories of their names."""
+    for block in blocks_of(rows):
+        iterations = [row.iteration for row in block.rows]
+        for name, values in zip(block.shape.names, block.columns, strict=True):
+            history = histories.get(name)
+            if history is None:
+                history = histories[name] = HistoryBuffer()
+            history.extend(values, iterations)
 
 
 def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 
 from eventloop.events import ScalarsLogged
 from eventloop.history import HistoryBuffer
-from eventloop.metrics import CROWDED_SHAPES, PENDING_LIMIT, SHAPES_LIMIT, EventStorage
+from eventloop.metrics import CROWD, PENDING_LIMIT, SHAPES_LIMIT, EventStorage
 from eventloop.packet import Place
 
 
@@ -320,7 +320,30 @@ def test_names_put_once_do_not_raise_the_bound() -> None:
         storage.put_scalar("loss", 1.0)
 
     assert storage.crowded
-    assert storage.pending <= CROWDED_SHAPES * PENDING_LIMIT
+    assert storage.pending <= PENDING_LIMIT + 100
+    assert storage.history("once_0").values() == [(1.0, 0)]
+
+
+def test_each_of_many_names_is_bounded_by_itself() -> None:
+    """A `collect` is asked for as soon as one name has too many values, however the others are put, and no sooner."""
+    storage = EventStorage()
+    for storage.iter in range(CROWD):
+        storage.put_floats(("a", "b"), [1.0, 2.0])
+        storage.put_scalar("c", 3.0)
+    assert not storage.crowded
+
+    storage.put_scalar("a", 1.0)
+    assert storage.crowded
+
+
+def test_what_was_put_once_is_not_given_up_for_another_name() -> None:
+    """Only names with too many values lose the oldest of them."""
+    storage = EventStorage()
+    storage.put_scalar("once", 7.0)
+    for storage.iter in range(3 * PENDING_LIMIT):
+        storage.put_scalar("loss", 1.0)
+
+    assert any("once" in event.scalars for event in logged(storage))
 
 
 def test_many_sets_of_names_are_not_all_remembered() -> None:
