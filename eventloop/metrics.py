@@ -188,7 +188,8 @@ class EventStorage:
         self.crowded = False
         self._look_at = CROWD
         tensors = tensors_in(rows)
-        copy = HostCopy(tensors, self._pool) if any(tensor.is_cuda for tensor in tensors) else None
+        on_device = tensors and any(tensor.is_cuda for tensor in tensors)
+        copy = HostCopy(tensors, self._pool) if on_device else None
         packet = Packet(rows, entered, self, place or Place(), copy)
         self._unread.append(packet)
         return packet
