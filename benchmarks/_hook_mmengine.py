@@ -120,6 +120,7 @@ def mm_scheduler(bench: Bench, label: str, name: str = "LinearLR", **arguments: 
     )
     own.param_schedulers = [scheduler]
     scheduler._global_step = 1  # what it would warn of before its first step is not the question
+    scheduler.state_dict()  # as every run that saves has asked it; its attributes are slower from then on
     names = {"hook": hook, "runner": own, "outputs": None}
     return bench.iterations(label, MM_ITER, names, part=5, head="for i in ten")
 

@@ -83,6 +83,8 @@ def ignite_scheduler(bench: Bench, label: str) -> Case:
     job.optimizer._opt_called = True  # type: ignore[attr-defined]
     scheduler = torch_lr.LinearLR(job.optimizer, 0.1, total_iters=FOREVER)
     handler = import_module("ignite.handlers").LRScheduler(scheduler)
+    handler.state_dict()  # as every run that saves has asked it; its attributes are slower from then on
+    scheduler.state_dict()
     names = {"handler": handler, "engine": engine_with(None)}
     return bench.iterations(label, "handler(engine)", names, part=5)
 

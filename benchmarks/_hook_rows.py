@@ -179,6 +179,8 @@ def _schedulers(bench: Bench, make: Callable[[torch.optim.Optimizer], Any]) -> l
     alone = torch_lr.LinearLR(jobs[1].optimizer, 0.1, total_iters=FOREVER)
     for job in jobs:
         job.optimizer._opt_called = True  # type: ignore[attr-defined]
+    for own in (scheduler, alone):
+        own.state_dict()  # as every run that saves has asked it; its attributes are slower from then on
     return [
         bench.iterations(
             OURS, AFTER_ITER, {"hook": hook, "trainer": trainer}, part=5, head="for event in events"

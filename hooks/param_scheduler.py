@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -17,6 +18,7 @@ from eventloop.events import (
     OptimizerStepSkipped,
 )
 from eventloop.hooks.hook import Hook
+from eventloop.lean_step import stepper
 from eventloop.param_schedulers import build_schedulers, check_windows
 from eventloop.priority import Priority
 from eventloop.windows import PlateauWindow
@@ -51,7 +53,7 @@ class ParamSchedulerHook(Hook):
     def __init__(self, by_epoch: bool = False, monitor: str = "loss") -> None:
         self._by_epoch = by_epoch
         self._monitor = monitor
-        self._each_iter: list[Any] = []
+        self._each_iter: list[Callable[[], object]] = []
         self._each_epoch: list[Any] = []
         self._plateaus: list[Any] = []
         self._step_skipped = False
@@ -88,8 +90,9 @@ class ParamSchedulerHook(Hook):
         self._plateaus = [s for s in trainer.schedulers if _watches(s)]
         others = [s for s in trainer.schedulers if not isinstance(s, ReduceLROnPlateau)]
         self._each_epoch = [s for s in others if self._counts_epochs(s)]
-        self._each_iter = [s for s in others if s not in self._each_epoch]
-        for scheduler in self._each_iter:
+        each_iter = [s for s in others if s not in self._each_epoch]
+        self._each_iter = [stepper(s) for s in each_iter]
+        for scheduler in each_iter:
             _warn_if_meant_by_epoch(scheduler, trainer.max_epochs, trainer.max_iters)
 
     def optimizer_step_skipped(self, trainer: Trainer, event: OptimizerStepSkipped) -> None:
@@ -101,8 +104,8 @@ class ParamSchedulerHook(Hook):
         if self._step_skipped:
             self._step_skipped = False
             return
-        for scheduler in self._each_iter:
-            scheduler.step()
+        for step in self._each_iter:
+            step()
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """Step what counts epochs; an epoch that was cut short does not count."""

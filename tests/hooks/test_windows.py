@@ -13,7 +13,6 @@ import torch
 from torch.optim import SGD, Adam
 from torch.optim import lr_scheduler as torch_lr
 
-from eventloop import windows
 from eventloop.events import OptimizerStepSkipped
 from eventloop.hooks import CheckpointHook, Hook, OptimizerHook
 from eventloop.param_schedulers import (
@@ -112,37 +111,6 @@ def test_window_from_the_start_equals_pytorchs(name: str) -> None:
     own, pytorchs = WHOLE[name]
 
     assert rates(own, 12) == rates(pytorchs, 12)
-
-
-PYTORCHS: dict[str, Schedule] = {
-    name: pytorchs for name, (_, pytorchs) in WHOLE.items() if name != "any of PyTorch's"
-} | {
-    "MultiplicativeLR": lambda o: torch_lr.MultiplicativeLR(o, lambda t: 0.9),
-    "CyclicLR": lambda o: torch_lr.CyclicLR(o, 0.1, 1.0, 3, cycle_momentum=False),
-}
-
-
-@pytest.mark.parametrize("name", PYTORCHS)
-def test_a_window_steps_a_scheduler_as_it_steps_itself(name: str) -> None:
-    """It goes past `step()` only where that does nothing else: the whole state is the same after each step."""
-    by_itself, by_window = PYTORCHS[name](sgd()), PYTORCHS[name](sgd())
-    assert windows._steps_plainly(by_window)
-
-    for _ in range(11):
-        by_itself.optimizer.step()
-        for scheduler in (by_itself, by_window):  # others move the value too
-            scheduler.optimizer.param_groups[0]["lr"] *= 0.9
-        by_itself.step()
-        windows._step(by_window)
-        assert plain_state(by_window) == plain_state(by_itself)
-        assert by_window.optimizer.param_groups[0]["lr"] == by_itself.optimizer.param_groups[0]["lr"]
-
-
-def plain_state(scheduler: Any) -> dict[str, Any]:
-    """All of a scheduler but its optimizer and its functions."""
-    return {
-        k: v for k, v in vars(scheduler).items() if k != "optimizer" and not callable(v) and k != "lr_lambdas"
-    }
 
 
 def test_a_step_of_ones_own_is_called() -> None:

@@ -1,0 +1,65 @@
+"""A step of PyTorch's schedulers at half the time of `step()`: the value is PyTorch's, what is left out does nothing.
+
+`LRScheduler.step()` looks for mistakes in the order of calls, which are in the first step or never, and copies tensors,
+which a rate seldom is. In each iteration of a run that costs more than the schedule does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+_STEP = [getattr(LRScheduler, name, None) for name in ("step", "_update_lr")]
+_MARKS = ("_get_lr_called_within_step", "_step_count", "_last_lr")
+
+
+def steps_plainly(scheduler: object) -> bool:
+    """True for a scheduler whose step is PyTorch's own, so that it is known what it does."""
+    # not by `vars`: an object whose dict was asked for is slower from then on (CPython 3.11, 3.12)
+    own = [getattr(type(scheduler), name, None) for name in ("step", "_update_lr")]
+    unpatched = getattr(getattr(scheduler, "step", None), "__func__", None) is LRScheduler.step
+    return own == _STEP and unpatched and all(hasattr(scheduler, mark) for mark in _MARKS)
+
+
+def next_values(scheduler: LRScheduler) -> list[Any]:
+    """Count a step, and return the value of each param group after it, from PyTorch's `get_lr()`; nothing is written to
+    the groups yet, whose values must be floats.
+
+    Raises:
+        ValueError: `get_lr()` has more or fewer values than there are groups.
+    """
+    scheduler._step_count += 1  # first, as PyTorch does: its cosine looks at it
+    scheduler._get_lr_called_within_step = True
+    try:
+        scheduler.last_epoch += 1
+        values = scheduler.get_lr()
+    finally:
+        scheduler._get_lr_called_within_step = False
+    groups = scheduler.optimizer.param_groups
+    if len(values) != len(groups):
+        raise ValueError(
+            f"{type(scheduler).__name__}.get_lr() must return one value a param group, {len(groups)}, got {len(values)}"
+        )
+    scheduler._last_lr = values
+    return values
+
+
+def stepper(scheduler: Any) -> Callable[[], object]:
+    """What steps a scheduler: a lean step where it is one of PyTorch's, else its `step`."""
+    return partial(_step, scheduler) if steps_plainly(scheduler) else scheduler.step
+
+
+def _step(scheduler: LRScheduler) -> None:
+    groups = scheduler.optimizer.param_groups
+    plain = scheduler._step_count > 1  # PyTorch's warnings of the wrong order are in its first step
+    for group in groups:
+        if type(group["lr"]) is not float:
+            plain = False
+    if not plain:
+        scheduler.step()
+        return
+    for index, value in enumerate(next_values(scheduler)):  # zip(strict=True) takes 0.3 us
+        groups[index]["lr"] = value
