@@ -39,4 +39,5 @@ def own(value: torch.Tensor) -> torch.Tensor:
     # and a view would keep all that it is a view of.
     if value.is_leaf or value._is_view():
         return value.detach().clone()
-    return value.detach()
+    # as `detach`, at two thirds of its time; what it lacks, a count of changes made in place, is of those that make them
+    return value.data if type(value) is torch.Tensor else value.detach()
