@@ -86,7 +86,7 @@ class Bus:
         overflow: Overflow = "spill",
         on_error: OnError = "disable",
         stall_timeout: float = 60.0,
-        batch: bool = False,
+        batch: bool | int = False,
         budget_us: float | None = None,
     ) -> Callable[[F], F]:
         """Subscribe the decorated function and return it unchanged; see `subscribe` for the arguments."""
@@ -118,7 +118,7 @@ class Bus:
         overflow: Overflow = "spill",
         on_error: OnError = "disable",
         stall_timeout: float = 60.0,
-        batch: bool = False,
+        batch: bool | int = False,
         budget_us: float | None = None,
         on_flush: Callable[[], object] | None = None,
         on_close: Callable[[], object] | None = None,
@@ -143,7 +143,7 @@ class Bus:
             on_error: what the error of a background subscriber does: "disable" it, "log" and go on, or "raise"
                 on the training thread at the next iteration boundary.
             stall_timeout: seconds one delivery may last before the subscriber is given up.
-            batch: deliver `list[Event]`, all that is waiting.
+            batch: deliver `list[Event]`: all that is waiting, or at most so many.
             budget_us: microseconds that the p99 of its calls should stay under. The first time sampled calls say
                 that it does not, a warning and the event `slow_handler` name it.
             on_flush, on_close: called on the background subscriber's own thread when the bus is flushed, closed.

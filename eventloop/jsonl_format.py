@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -29,7 +30,13 @@ LIKE_A_NUMBER = re.compile(r"~*(NaN|-?Infinity)")
 
 def key_of(name: str) -> str:
     """The key of a metric."""
-    return PREFIX + name if name in RESERVED or name.startswith(PREFIX) else name
+    return PREFIX + name if is_reserved(name) else name
+
+
+@lru_cache(1024)
+def is_reserved(name: str) -> bool:
+    """True for a metric that needs another key."""
+    return name in RESERVED or name.startswith(PREFIX)
 
 
 def name_of(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +23,7 @@ class LaneOptions:
     overflow: Overflow = "spill"
     on_error: OnError = "disable"
     stall_timeout: float = 60.0
-    batch: bool = False
+    batch: bool | int = False
     on_flush: Callable[[], object] | None = None
     on_close: Callable[[], object] | None = None
 
@@ -30,3 +31,8 @@ class LaneOptions:
     def capacity(self) -> int:
         """How many events may wait."""
         return 1 if self.overflow == "latest" else self.queue
+
+    @property
+    def most(self) -> int:
+        """How many events a batch may have, as many as wait with `batch=True`; 0 where they are delivered one by one."""
+        return sys.maxsize if self.batch is True else int(self.batch)

@@ -53,7 +53,7 @@ class ProcessLane(SupervisedLane):
         self._owner = owner_of(fn)
         self._limit = 1 if options.overflow == "latest" else IN_FLIGHT
         own = replace(options, batch=False, on_flush=self._ask_to_flush, on_close=None)
-        super().__init__(name, fn, own, report, batch=options.batch)
+        super().__init__(name, fn, own, report, most=options.most)
         self._begun = self._abandoned = self._recording = False
         self._encoder = EventEncoder()
         self._told = Progress(0, 0.0)
@@ -189,7 +189,7 @@ class ProcessLane(SupervisedLane):
             return True
         room = self._limit - self._flights.events
         flight: list[Event] = []
-        while len(flight) < (room if self._batch else min(room, 1)):
+        while len(flight) < min(room, self._batch or 1):
             item = self._take()
             if item is None:
                 break

@@ -39,8 +39,8 @@ class Sink(Protocol):
         """What it is given; "*" for every event."""
 
     @property
-    def batch(self) -> bool:
-        """True: `write_batch` is called, instead of `write`."""
+    def batch(self) -> bool | int:
+        """True, or a number: `write_batch` is called, instead of `write`."""
 
     def open(self, run: Run) -> None:
         """Called before the first event."""
@@ -212,13 +212,13 @@ def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
 
 
 def _feed(writer: Sink, events: list[Event]) -> None:
-    if not events:
-        return
-    if writer.batch:
-        writer.write_batch(events)
-    else:
+    if not writer.batch:
         for event in events:
             writer.write(event)
+        return
+    most = max(1, len(events)) if writer.batch is True else writer.batch
+    for start in range(0, len(events), most):
+        writer.write_batch(events[start : start + most])
 
 
 def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from math import inf
 from time import sleep
 from typing import Any
 
@@ -12,13 +13,7 @@ import anyio
 
 from eventloop.lane import Delivery, Lane, Report
 from eventloop.lane_options import LaneOptions
-
-_POLITE_SECONDS = 0.0003
-"""How long a lane's thread may hold the interpreter at a stretch: a fraction of a short step. With less it is spent on
-waking up: after each sleep nothing of the writer is in a cache any more."""
-_BREATH_SECONDS = 0.002
-"""How long it then leaves the interpreter alone. What a training emits comes in bursts, when the loop looks, and would
-slow down several steps on end; so the burst is spread over many, each hardly slower."""
+from eventloop.pace import HOLD_SECONDS, Pace
 
 
 class TaskLane(Lane):
@@ -94,8 +89,16 @@ class ThreadLane(Lane):
 
     runs_on = "thread"
 
-    def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        report: Report,
+        pace: Pace | None = None,
+    ) -> None:
         super().__init__(name, fn, options, report)
+        self._pace = pace or Pace()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
 
@@ -110,12 +113,16 @@ class ThreadLane(Lane):
     def _run(self) -> None:
         while not self.ended_by:
             self._ready.clear()
-            held = 0.0
-            while (item := self._take()) is not None:
-                held += self._deliver(item)
-                if held > _POLITE_SECONDS:
+            held = inf  # the first delivery waits for its turn too
+            while self.queued and not self.ended_by:
+                if held > HOLD_SECONDS:
                     held = 0.0
-                    sleep(0.0 if self._in_a_hurry() else _BREATH_SECONDS)  # 0 only lets go of the interpreter
+                    sleep(
+                        0.0 if self._in_a_hurry() else self._pace.next_turn()
+                    )  # 0 only lets go of the interpreter
+                if (item := self._take()) is None:
+                    break
+                held += self._deliver(item)
             self._flush_if_due()
             if self.ended_by or (self._closing and not self.buffer):
                 break

@@ -36,12 +36,12 @@ class SupervisedLane(Lane):
     runs_on = "process"
 
     def __init__(
-        self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report, *, batch: bool
+        self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report, *, most: int
     ) -> None:
         super().__init__(name, fn, options, report)
         self.worker: WorkerProcess | None = None
         self.deaths = 0
-        self._batch = batch
+        self._batch = most  # events, at most; 0 where they are sent one by one
         self._flights = Flights()
         self._close_sent = self._finished = False
         self._since = 0.0  # when what this worker is at began

@@ -41,7 +41,7 @@ class CSVWriter(Writer):
     """
 
     events = (ScalarsLogged, BeforeTrain)
-    batch = True
+    batch = 64
 
     def __init__(self, filename: str | PathLike[str] = "metrics.csv", *, name: str | None = None) -> None:
         self.filename = filename

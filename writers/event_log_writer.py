@@ -26,9 +26,6 @@ from eventloop.writers.writer import Writer
 
 logger = logging.getLogger("eventloop")
 
-PIECE = 256
-"""Events encoded between two system calls, in which a training thread gets the interpreter: about half a millisecond."""
-
 
 class EventLogWriter(Writer):
     """Appends every event to `<work_dir>/<filename>`: what any other writer would have written of the run can be made
@@ -59,7 +56,7 @@ class EventLogWriter(Writer):
     """
 
     events: tuple[str | type[Event], ...] = ("*",)
-    batch = True
+    batch = 128
 
     def __init__(
         self,
@@ -100,15 +97,14 @@ class EventLogWriter(Writer):
         self.write_batch([event])
 
     def write_batch(self, events: list[Event]) -> None:
-        for start in range(0, len(events), PIECE):
-            now = time.time()
-            records = []
-            for event in events[start : start + PIECE]:
-                kind = type(event)
-                tag = self._tags.get(kind) or self._tags.setdefault(kind, event_name(kind))
-                records.append(self._record(now, tag, event))
-                self._sequence += 1
-            self._append(b"".join(records))
+        now = time.time()
+        records = []
+        for event in events:
+            kind = type(event)
+            tag = self._tags.get(kind) or self._tags.setdefault(kind, event_name(kind))
+            records.append(self._record(now, tag, event))
+            self._sequence += 1
+        self._append(b"".join(records))
 
     def flush(self) -> None:
         if self._sync is not None:

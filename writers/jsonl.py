@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from io import FileIO
+from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from eventloop.events import (
     StopRequested,
     TextLogged,
 )
-from eventloop.jsonl_format import FILE_NAME, key_of, marked, unmarked
+from eventloop.jsonl_format import FILE_NAME, is_reserved, key_of, marked, unmarked
 from eventloop.run import Run
 from eventloop.writers.appending import open_appending, write_all
 from eventloop.writers.writer import Writer
@@ -59,7 +60,7 @@ class JSONLWriter(Writer):
         ScalarsLogged, TextLogged, RunInfo, BeforeRun, AfterRun, AfterLoadCheckpoint, CheckpointSaved,
         CheckpointFailed, StopRequested, PreemptionRequested, HandlerFailed, EventsDropped,
     )  # fmt: skip
-    batch = True
+    batch = 64
 
     def __init__(
         self,
@@ -114,7 +115,13 @@ def _row(event: Event) -> dict[str, Any]:
         line: dict[str, Any] = marked(msgspec.to_builtins(event, enc_hook=_plain))
         return line
     row: dict[str, Any] = {"mode": event.mode, "step": event.step, "iter": event.iter, "epoch": event.epoch}
-    for name, value in event.scalars.items():
+    scalars = event.scalars
+    if isfinite(sum(scalars.values())) and not any(
+        map(is_reserved, scalars)
+    ):  # the usual case, at a third of the time
+        row.update(scalars)
+        return row
+    for name, value in scalars.items():
         finite = value - value == 0  # false for NaN and the infinities, at the cost of one subtraction
         row[key_of(name)] = value if finite else marked(float(value))
     return row

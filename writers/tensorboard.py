@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import FileIO
 from os import PathLike
 from pathlib import Path
@@ -25,6 +25,7 @@ from eventloop.events import (
     ScalarsLogged,
     TextLogged,
 )
+from eventloop.filters import Predicate
 from eventloop.run import Run
 from eventloop.subscription import Subscription
 from eventloop.writers.appending import write_all
@@ -95,6 +96,7 @@ class TensorBoardWriter(Writer):
 
     events = (ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, BeforeTrain, AfterRun)
     offload = "auto"
+    batch = 32
 
     def __init__(
         self,
@@ -140,46 +142,66 @@ class TensorBoardWriter(Writer):
         self._file = FileIO(folder / _file_name(), "xb")
         self._start = run.start_iter
         self._ended = not self.hparams or continued.ended
-        self._record(self._lib.begin())
+        records = [self._lib.begin()]
         if not continued.opened:
-            self._begin()
+            records += self._begin()
+        self._write([self._lib.frame(record.SerializeToString()) for record in records])
 
     def _folder(self, run: Run) -> str:
         return os.path.abspath(Path(run.work_dir, "tensorboard") if self.log_dir is None else self.log_dir)
 
-    def _begin(self) -> None:
-        if self.hparams:
-            for record in self._lib.hparams(self.hparams, self.metrics):
-                self._record(record)
+    def _begin(self) -> list[Any]:
+        records = list(self._lib.hparams(self.hparams, self.metrics)) if self.hparams else []
         if self.graph is not None:
-            self._record(self._lib.graph(self.graph))
+            records.append(self._lib.graph(self.graph))
+        return records
 
     def write(self, event: Event) -> None:
+        self.write_batch([event])
+
+    def write_batch(self, events: list[Event]) -> None:
+        self._write(
+            [
+                self._lib.frame(record.SerializeToString())
+                for event in events
+                for record in self._records(event)
+            ]
+        )
+
+    def _records(self, event: Event) -> Iterator[Any]:
+        """What is written of an event; each is to be encoded before the next is asked for."""
         lib = self._lib
         match event:
-            case BeforeTrain():
-                self._start = event.iter
-                self._restart()
             case ScalarsLogged():
                 if event.mode == "train":
-                    self._restart()
-                self._record(self._scalars.record(event))
+                    yield from self._restart()
+                yield self._scalars.record(event)
+            case BeforeTrain():
+                self._start = event.iter
+                yield from self._restart()
             case ImageLogged():
-                self._record(lib.image(event))
+                yield lib.image(event)
             case HistogramLogged():
-                self._record(lib.histogram(event, self.bins))
+                yield lib.histogram(event, self.bins)
             case TextLogged():
-                self._record(lib.text(event))
+                yield lib.text(event)
             case RunInfo():
-                self._record(lib.run_info(event))
+                yield lib.run_info(event)
             case AfterRun() if not self._ended:
-                self._record(lib.session_end(event))
                 self._ended = True
+                yield lib.session_end(event)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _subscribe(
+        self, bus: Bus, offload: str, *, name: str | None = None, when: Predicate | None = None
+    ) -> Subscription:
+        if offload == "process":
+            self.batch = False  # what goes there is large, and is sent one by one
+        return super()._subscribe(bus, offload, name=name, when=when)
 
     # --- from the thread to a process ----------------------------------------------------------------------
 
@@ -210,16 +232,16 @@ class TensorBoardWriter(Writer):
 
     # --- writing -------------------------------------------------------------------------------------------
 
-    def _restart(self) -> None:
+    def _restart(self) -> Iterator[Any]:
         """Whatever an interrupted run wrote of later steps is about to be written again. A run that only evaluates a
         checkpoint writes none of them, and takes none away."""
         if self._start > 0:
-            self._record(self._lib.restart(self._start + 1))
-            self._start = 0
+            start, self._start = self._start, 0
+            yield self._lib.restart(start + 1)
 
-    def _record(self, record: Any) -> None:
+    def _write(self, frames: list[bytes]) -> None:
         assert self._file is not None
-        write_all(self._file, self._lib.frame(record.SerializeToString()))
+        write_all(self._file, b"".join(frames))
 
 
 def _import_library() -> ModuleType:

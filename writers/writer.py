@@ -49,8 +49,9 @@ class Writer:
     """Where its methods run: on a "thread" of its own, in a "process", or "auto": there if it can be sent there."""
     queue: ClassVar[int] = 16_384
     overflow: ClassVar[Overflow] = "spill"
-    batch: ClassVar[bool] = False
-    """True: `write_batch` is called with all that is waiting, instead of `write`."""
+    batch: bool | int = False
+    """True: `write_batch` is called with all that is waiting, instead of `write`; a number: with at most so many. A batch
+    should take no longer than 0.3 ms of Python, which a training step then waits for at most."""
     budget_us: float | None = None
     """What the p99 of its deliveries should stay under, in microseconds; see `bus.on`."""
     name: str | None = None
@@ -87,7 +88,7 @@ class Writer:
         raise NotImplementedError(f"{type(self).__name__} has no write(event): override it")
 
     def write_batch(self, events: list[Event]) -> None:
-        """Write several events at once, where that is cheaper; only called with `batch = True`. If it raises,
+        """Write several events at once, where that is cheaper; only called with `batch`. If it raises,
         all of them count as failed."""
         for event in events:
             self.write(event)

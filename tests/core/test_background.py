@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, Event, StopRequested
+from eventloop.events import AfterTrainIter, BeforeTrainIter, Event, StopRequested
 from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE, Held
 
@@ -156,6 +156,51 @@ def test_batch_delivers_lists(bus: Bus, held: Held, kind: str) -> None:
 
     assert [iters(batch) for batch in held.seen] == [[0], [1, 2, 3, 4, 5]]
     assert (subscription.stats.calls, subscription.stats.delivered) == (2, 6)
+
+
+@in_both_kinds
+@pytest.mark.parametrize(("most", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (9, [5])])
+def test_a_number_is_the_most_a_batch_has(
+    bus: Bus, held: Held, kind: str, most: int, sizes: list[int]
+) -> None:
+    """`batch=n` delivers lists of at most n events, in order."""
+    fn = held if kind == "thread" else held.in_a_task
+    subscription = bus.subscribe(
+        fn, "after_train_iter", batch=most, offload="thread" if kind == "thread" else None
+    )
+    emit(bus, 1)
+    assert held.entered.wait(DEADLINE)
+    emit(bus, 5, start=1)
+    bus.stats()  # routes them
+    held.let_go()
+    bus.flush(DEADLINE)
+
+    assert [len(batch) for batch in held.seen] == [1, *sizes]
+    assert [i for batch in held.seen for i in iters(batch)] == [*range(6)]
+    assert subscription.stats.delivered == 6
+
+
+def test_a_filter_is_asked_in_the_order_of_the_events(bus: Bus) -> None:
+    """Events that are routed together reach their subscribers in the order of their emits, with a filter or without."""
+    asked, seen, plain = list[int](), list[int](), list[int]()
+
+    def even(event: Any) -> bool:
+        asked.append(event.iter)
+        return bool(event.iter % 2 == 0)
+
+    def note(event: Any) -> None:
+        seen.append(event.iter)
+
+    bus.subscribe(note, "before_train_iter", "after_train_iter", offload="thread", when=even)
+    bus.subscribe(lambda event: plain.append(event.iter), "*", offload="thread", name="plain")
+    for i in range(200):
+        bus.emit(BeforeTrainIter(iter=i))
+        bus.emit(AfterTrainIter(iter=i))
+    bus.flush(DEADLINE)
+
+    both = [i for i in range(200) for _ in range(2)]
+    assert asked == plain == both
+    assert seen == [i for i in both if i % 2 == 0]
 
 
 @in_both_kinds

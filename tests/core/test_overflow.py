@@ -79,8 +79,8 @@ def test_a_batch_subscriber_overflows_alike(bus: Bus, held: Held, kind: str, ove
 
 @in_both_kinds
 @pytest.mark.parametrize("overflow", ["spill", "drop_oldest", "drop_newest", "latest", "block"])
-@pytest.mark.parametrize("batch", [False, True])
-def test_account_is_exact_at_any_moment(bus: Bus, kind: str, overflow: Any, batch: bool) -> None:
+@pytest.mark.parametrize("batch", [False, True, 2])
+def test_account_is_exact_at_any_moment(bus: Bus, kind: str, overflow: Any, batch: bool | int) -> None:
     """`emitted == delivered + failed + dropped + queued`, whenever it is looked at, failures included."""
 
     def sometimes_fails(event: Any) -> None:

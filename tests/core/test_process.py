@@ -59,6 +59,16 @@ def test_batch_delivers_lists(bus: Bus, start: Start, lines: Lines) -> None:
     assert max(len(line.split()) for line in lines()) <= IN_FLIGHT
 
 
+def test_a_number_is_the_most_a_batch_has(bus: Bus, start: Start, lines: Lines) -> None:
+    """With `batch=n` the handler gets at most n events at once."""
+    start(handlers.note_batch, batch=3)
+    emit(bus, 100)
+    bus.flush(DEADLINE)
+
+    assert " ".join(lines()).split() == [str(i) for i in range(100)]
+    assert 1 < max(len(line.split()) for line in lines()) <= 3
+
+
 def test_flush_and_close_are_called_in_the_worker(bus: Bus, start: Start, lines: Lines) -> None:
     """`on_flush` comes after what was emitted before, `on_close` once, at the end."""
     start(handlers.note, on_flush=handlers.flushed, on_close=handlers.closed)

@@ -144,7 +144,8 @@ def test_bad_option_is_refused(bus: Bus, options: dict[str, Any], message: str) 
         ({"stall_timeout": 0}, "stall_timeout must be above 0 seconds, got 0"),
         ({"stall_timeout": float("nan")}, "stall_timeout must be above 0 seconds, got nan"),
         ({"stall_timeout": "1s"}, "stall_timeout must be a number of seconds, got '1s'"),
-        ({"batch": 10}, "batch must be True or False, got 10"),
+        ({"batch": 0}, "batch must be at least 1 event, got 0"),
+        ({"batch": "all"}, "batch must be True, False or a number of events, got 'all'"),
         ({"offload": "thread"}, "later is a coroutine function and runs on the background loop"),
     ],
 )

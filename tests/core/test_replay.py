@@ -225,6 +225,26 @@ def test_a_log_without_facts_is_replayed(record: Record) -> None:
     assert writer.calls[0] == Run(work_dir=str(directory / "replay"), max_iters=9)
 
 
+def test_a_writer_of_batches_is_given_no_larger_ones(record: Record) -> None:
+    """Lists of at most as many events as it says, all of them, in order."""
+    sizes: list[int] = []
+
+    class Batches(Kept):
+        batch = 2
+
+        def write_batch(self, events: list[Event]) -> None:
+            sizes.append(len(events))
+            super().write_batch(events)
+
+    one, batches = Kept(), Batches()
+    directory = record()
+    replay(directory, one)
+    replay(directory, batches)
+
+    assert max(sizes) == 2
+    assert batches.calls[1:] == one.calls[1:]
+
+
 def test_a_writers_error_is_raised_after_it_was_closed(record: Record) -> None:
     """Nobody has to look for it in an account."""
 

@@ -30,7 +30,7 @@ from eventloop.events import (
 from eventloop.log_format import BLOCK, HEADER, MAGIC, EventLogError, pack
 from eventloop.run import Run
 from eventloop.subscription import SubscriptionStats
-from eventloop.writers.event_log_writer import PIECE, EventLogWriter
+from eventloop.writers.event_log_writer import EventLogWriter
 from tests.conftest import DEADLINE
 
 Attach = Callable[..., Bus]
@@ -82,11 +82,11 @@ def test_every_event_is_kept_in_order(attach: Attach, path: Path) -> None:
 def test_a_record_has_sequence_time_and_rank(attach: Attach, path: Path) -> None:
     """The sequence counts from 0, the time is the wall clock's, the rank the writing process's."""
     before = time.time()
-    write(attach(EventLogWriter(), rank=3), *scalars(*range(1, PIECE + 10)))
+    write(attach(EventLogWriter(), rank=3), *scalars(*range(1, 2 * EventLogWriter.batch + 10)))
 
     records = list(read_events(path))
 
-    assert [record.sequence for record in records] == list(range(PIECE + 9))
+    assert [record.sequence for record in records] == list(range(2 * EventLogWriter.batch + 9))
     assert before <= records[0].time <= records[-1].time <= time.time()
     assert {record.rank for record in records} == {3}
     assert {record.tag for record in records} == {"scalars_logged"}
@@ -447,7 +447,7 @@ def test_flush_syncs(attach: Attach, path: Path, synced: Synced) -> None:
 
 def test_interval_zero_syncs_each_write(attach: Attach, path: Path, synced: Synced) -> None:
     """For who would rather wait than lose anything."""
-    write(attach(EventLogWriter(fsync_interval=0)), *scalars(*range(1, PIECE + 2)))
+    write(attach(EventLogWriter(fsync_interval=0)), *scalars(*range(1, EventLogWriter.batch + 2)))
 
     assert synced.calls >= 3  # the facts of the run, two pieces, and the close
     assert synced.size == path.stat().st_size

@@ -27,7 +27,7 @@ from tests.trainer.conftest import batches, tiny_model
 
 WRITERS: dict[str, tuple[Callable[[], Writer], int]] = {
     "jsonl": (lambda: JSONLWriter(events="*"), 2),
-    "tensorboard": (TensorBoardWriter, 4),
+    "tensorboard": (TensorBoardWriter, 3),
     "event_log_writer": (EventLogWriter, 4),
 }
 """By module: a writer, and which of its writes meets the full disk."""
