@@ -58,6 +58,10 @@ class Way:
     def wait(self) -> None:
         """Return when it is on the disk."""
 
+    def done(self) -> bool:
+        """Whether it is on the disk."""
+        return True
+
     def close(self) -> None:
         """Nothing more is saved."""
 
@@ -107,6 +111,10 @@ class CloneAndThread(Way):
         if self._thread is not None:
             self._thread.join()
 
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._thread is None or not self._thread.is_alive()
+
 
 class AsyncSave(Way):
     """`torch.distributed.checkpoint.async_save`, one rank."""
@@ -128,6 +136,10 @@ class AsyncSave(Way):
         """Wait for its future."""
         if self._future is not None:
             self._future.result()
+
+    def done(self) -> bool:
+        """Whether its future is there."""
+        return self._future is None or bool(self._future.done())
 
     def close(self) -> None:
         """End the group."""
@@ -161,6 +173,10 @@ class Ours(Way):
     def wait(self) -> None:
         """Wait until it is on the disk."""
         self.hook.saves.finish(self._trainer)
+
+    def done(self) -> bool:
+        """Whether the saver has answered."""
+        return not self.hook.saves.busy
 
 
 class _OnDemand(CheckpointHook):

@@ -1,7 +1,8 @@
 """The background side of a bus: one thread running anyio, which routes events to the subscribers' lanes.
 
 The emitting thread appends an event to `inbox` and is done: no lock, no wake-up, no I/O. The loop looks at the
-inbox every `POLL_SECONDS` (or at once when somebody flushes), and routes what it finds. `asyncio` wakes it at
+inbox every `POLL_SECONDS` (or at once when somebody flushes), and routes what it finds, in turn with the subscribers'
+threads (`eventloop.pace`). `asyncio` wakes it at
 26 us a call, which is why nobody does so per event.
 """
 
@@ -13,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from time import monotonic, perf_counter, sleep
+from time import monotonic, perf_counter
 from typing import Any
 
 import anyio
@@ -25,9 +26,9 @@ from eventloop.filters import Passes
 from eventloop.health import Health
 from eventloop.lane import Lane, Route
 from eventloop.lane_options import LaneOptions, Offload
-from eventloop.meter import DELIVERY_PERIOD, WARM_UP
 from eventloop.pace import HOLD_SECONDS, Pace
 from eventloop.process_lane import ProcessLane
+from eventloop.router import Item, Router
 from eventloop.runners import TaskLane, ThreadLane
 from eventloop.spans import INBOX, SpanRecorder
 
@@ -40,14 +41,9 @@ CHUNK = 512
 """Events from which on an emitting thread looks whether the loop keeps up."""
 HURRY = 8 * CHUNK
 """Events from which on the loop takes no breath: it does not keep up."""
-RUN = 64
-"""Events that are routed together, at most."""
 INBOX_LIMIT = 65_536
 """Events the inbox holds while the loop cannot run. What comes beyond is dropped, and counted."""
 DROP_REPORT_SECONDS = 1.0
-
-
-Item = Event | Stamped | Posted | Callable[[], None]
 
 
 class Background:
@@ -56,18 +52,16 @@ class Background:
     def __init__(self) -> None:
         self.inbox: deque[Item] = deque()
         self.lanes: list[Lane] = []
-        self.health = Health(lambda event, but: self._call_soon(lambda: self.route(event, but)))
+        self.health = Health(lambda event, but: self._call_soon(lambda: self._router.route(event, but)))
         self.latest = self.health.latest  # of the events that are born here
+        self._router = Router(self.latest)
         self.closed = False
         self.complete = True  # what `close` returned
         self.never_waits = False
         """Nobody has time any more: a blocking subscriber that is full takes what comes all the same."""
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
-        self._made = 0  # how many posted events' makers were asked
         self._looked: Callable[[], None] | None = None
-        self._routes: dict[type[Event], tuple[Route, ...]] = {}
-        self._waiting: deque[Item] = deque()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -78,6 +72,7 @@ class Background:
         self._stopping = False
         self._ending = False
         self._started = threading.Event()
+        self._stirred = threading.Event()  # ends a breath
 
     # --- subscribing (any thread) --------------------------------------------------------------------------
 
@@ -121,7 +116,7 @@ class Background:
 
     def set_routes(self, routes: dict[type[Event], tuple[Route, ...]]) -> None:
         """Publish the whole routing table at once, so that the loop never sees half of it."""
-        self._routes = routes
+        self._router.routes = routes
 
     # --- recording (any thread) ----------------------------------------------------------------------------
 
@@ -160,9 +155,9 @@ class Background:
         """Hand over events that are still to be made; a full blocking subscriber to `types` holds the caller."""
         posted = Posted(deferred, tuple(types), perf_counter())
         if not (self.never_waits or self.on_background_thread()):
-            for route in (route for kind in posted.types for route in self._routes.get(kind, ())):
-                if route.lane.options.overflow == "block":
-                    route.lane.wait_for_room(self.wake, self._check_stalls)
+            for lane in self._router.lanes_of(posted.types):
+                if lane.options.overflow == "block":
+                    lane.wait_for_room(self.wake, self._check_stalls)
         if (
             not self.closed
         ):  # also where nobody listens: what is posted is read here, not on the posting thread
@@ -178,26 +173,14 @@ class Background:
             return
         if not self._hurried:  # each emit may come here, and a wake writes to a socket
             self._hurried = True
-            self.wake()
+            self._call_soon(self._look)
         self._check_stalls()  # the loop cannot report a coroutine that holds the loop itself
         while len(self.inbox) > INBOX_LIMIT:
-            self._drop(self.inbox.popleft())
-
-    def _drop(self, item: Item) -> None:
-        if isinstance(item, Stamped):
-            item = item.event
-        if isinstance(item, Event):
-            for route in self._routes.get(type(item), ()):
-                route.lane.lose(item, route.passes)
-        elif isinstance(item, Posted):  # how many events it would have become nobody knows: one of a type
-            for event_type in item.types:
-                for route in self._routes.get(event_type, ()):
-                    route.lane.lose()
-        else:
-            item()
+            self._router.drop(self.inbox.popleft())
 
     def wake(self) -> None:
         """Make the loop look at its inbox now."""
+        self._stirred.set()
         self._call_soon(self._look)
 
     def on_background_thread(self) -> bool:
@@ -265,9 +248,7 @@ class Background:
 
     def _closing_order(self) -> tuple[list[Lane], list[Lane]]:
         """Who hears of failures and drops comes last: the others may fail over what they still have."""
-        listening = {
-            route.lane for kind in (HandlerFailed, EventsDropped) for route in self._routes.get(kind, ())
-        }
+        listening = {*self._router.lanes_of((HandlerFailed, EventsDropped))}
         first = [lane for lane in self.lanes if lane not in listening]
         return first, [lane for lane in self.lanes if lane in listening]
 
@@ -280,15 +261,18 @@ class Background:
         return True
 
     def _route_rest(self) -> None:
-        with suppress(IndexError):  # the loop may come to itself and take them
-            while True:
-                item = (self._waiting or self.inbox).popleft()
-                if isinstance(item, Stamped):
-                    item = item.event
-                if isinstance(item, Event):
-                    self.route(item)
-                else:
-                    self._drop(item)
+        router = self._router
+        while queue := router.run or router.waiting or self.inbox:
+            try:  # the loop may come to itself and take them
+                item: Item = queue.popleft()
+            except IndexError:
+                continue
+            if isinstance(item, Stamped):
+                item = item.event
+            if isinstance(item, Event):
+                router.route(item)
+            else:
+                router.drop(item)
 
     def become_inert(self) -> None:
         """In a forked child, where the threads are missing: forget all that was to be delivered."""
@@ -333,11 +317,11 @@ class Background:
                 try:
                     await self._route_inbox()
                     self._look_after_lanes()
-                    if self._ending and not self.inbox and not self._waiting:
+                    if self._ending and not self.inbox and not self._router.waiting:
                         self._end()
                 except Exception:
                     logger.exception("the background loop failed and goes on; please report this")
-                with anyio.move_on_after(DEVICE_POLL_SECONDS if self._waiting else POLL_SECONDS):
+                with anyio.move_on_after(DEVICE_POLL_SECONDS if self._router.waiting else POLL_SECONDS):
                     await self._wake.wait()
             self._tasks.cancel_scope.cancel()
 
@@ -348,100 +332,37 @@ class Background:
             self._coroutines.discard(lane)
 
     async def _breathe(self) -> None:
-        """Leave the interpreter to the training thread for a while, unless somebody waits. Where no coroutine needs the
-        loop it sleeps itself: in the middle of a training the timers of asyncio take 300 us for that, more than the
-        events between two breaths."""
-        hurry = bool(self._awaited) or self._ending or len(self.inbox) > HURRY
-        turn = 0.0 if hurry else self._pace.next_turn()
-        if hurry or self._coroutines:
-            await anyio.sleep(turn)
+        """Leave the interpreter to the training thread until the loop's turn, or until somebody wakes the loop; not at all
+        where somebody waits. Where no coroutine needs the loop its thread itself waits: in the middle of a training the
+        timers of asyncio take 300 us for that, more than the events between two breaths."""
+        stirred = self._stirred.is_set()
+        self._stirred.clear()
+        if stirred or self._awaited or self._ending or len(self.inbox) > HURRY:  # asked after the clear
+            await anyio.lowlevel.checkpoint()
+        elif self._coroutines:
+            await anyio.sleep(self._pace.next_turn())
         else:
-            sleep(turn)  # noqa: ASYNC251 - on purpose, see above
+            self._stirred.wait(self._pace.next_turn())
 
     async def _route_inbox(self) -> None:
-        if self.inbox:
+        router = self._router
+        if self.inbox and not router.waiting:
             await self._breathe()
-        held, run = perf_counter(), list[Event]()
+        held = perf_counter()
         for _ in range(len(self.inbox)):
-            if not self.inbox:
-                break  # the emitting thread has dropped some
-            if len(self._waiting) >= INBOX_LIMIT:
+            if len(router.waiting) >= INBOX_LIMIT:
                 break  # a device that never answers: the inbox fills, and is kept bounded
-            self._waiting.append(self.inbox.popleft())
-            self._take_waiting(run)
-            tired = perf_counter() - held > HOLD_SECONDS
-            if tired or len(run) >= RUN:
-                self._route_run(run)
-            if tired:
+            try:
+                router.waiting.append(self.inbox.popleft())
+            except IndexError:
+                break  # the emitting thread has dropped some
+            router.take()
+            if perf_counter() - held > HOLD_SECONDS:
+                router.route_run()
                 await self._breathe()
                 held = perf_counter()
-        self._take_waiting(run)
-        self._route_run(run)
-
-    def _take_waiting(self, run: list[Event]) -> None:
-        """Add to a run what is there, in the order of the emits: events, and a mark of `route_now`, wait for the values
-        put before."""
-        while self._waiting:
-            item = self._waiting.popleft()
-            if isinstance(item, Event):
-                run.append(item)
-            elif isinstance(item, Stamped):
-                self._route_run(run)
-                self.route(item.event, emitted=item.emitted)
-            elif not isinstance(item, Posted):
-                self._route_run(run)
-                item()
-            elif not self._make(item, run):
-                self._waiting.appendleft(item)
-                return
-
-    def _make(self, posted: Posted, run: list[Event]) -> bool:
-        """Add the events of a deferred that is ready to a run; one that fails is dropped, and holds nobody up."""
-        try:
-            if not posted.deferred.ready():
-                return False
-            events = list(posted.deferred.events())
-        except Exception:
-            logger.exception("events could not be made: %r", posted.deferred)
-            self._drop(posted)
-            return True
-        self._made += 1
-        if self._made > WARM_UP and self._made % DELIVERY_PERIOD:
-            run += events
-            return True
-        self._route_run(run)
-        for event in events:
-            self.route(event, emitted=posted.emitted)
-        return True
-
-    def _route_run(self, run: list[Event]) -> None:
-        """Route events, and leave the run empty: as `route` does for each, at a fifth of the time where a lane has no
-        filter, for it is locked once."""
-        pending: dict[Lane, list[Event]] = {}
-        for event in run:
-            if event.background_born:
-                self.latest[type(event)] = event
-            for route in self._routes.get(type(event), ()):
-                if route.passes is None:
-                    if (events := pending.get(route.lane)) is None:
-                        events = pending[route.lane] = []
-                    events.append(event)
-                else:  # asked in the order of the events, and after those before
-                    if (events := pending.pop(route.lane, None)) is not None:
-                        route.lane.put_many(events)
-                    route.lane.put(event, route.passes)
-        run.clear()
-        for lane, events in pending.items():
-            lane.put_many(events)
-
-    def route(self, event: Event, but: Lane | None = None, emitted: float = 0.0) -> None:
-        """Put an event into the queue of everyone who subscribed to it; on the loop's thread. `emitted` is when that
-        was, for one whose wait is to be measured."""
-        if event.background_born:
-            self.latest[type(event)] = event
-        for route in self._routes.get(type(event), ()):
-            if route.lane is not but:
-                route.lane.put(event, route.passes, emitted)
+        router.take()
+        router.route_run()
 
     def _look_after_lanes(self) -> None:
         for lane in self.lanes:
@@ -459,7 +380,7 @@ class Background:
             lane.check_stall(now)
 
     def _let_go(self) -> None:
-        self._routes = {}
+        self._router.routes = {}
         self.lanes = []  # a subscriber may well hold the bus, which this outlives
 
     def _end(self) -> None:

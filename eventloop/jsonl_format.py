@@ -35,7 +35,7 @@ def key_of(name: str) -> str:
 
 @lru_cache(1024)
 def is_reserved(name: str) -> bool:
-    """True for a metric that needs another key."""
+    """True for a metric that needs another key; remembered, for each line asks it of the same names."""
     return name in RESERVED or name.startswith(PREFIX)
 
 

@@ -124,7 +124,7 @@ class Lane(ABC):
         there is room for all of them."""
         if self.paused:
             return
-        with self._account:
+        with self._feeding, self._account:  # see `_accept`
             waiting = len(self.buffer) + len(events)
             if waiting <= self._capacity and not self._spill.count and not self.done:
                 self.accepted += len(events)

@@ -35,7 +35,7 @@ def next_values(scheduler: LRScheduler) -> list[Any]:
     scheduler._get_lr_called_within_step = True
     try:
         scheduler.last_epoch += 1
-        values = scheduler.get_lr()
+        values = [*scheduler.get_lr()]
     finally:
         scheduler._get_lr_called_within_step = False
     groups = scheduler.optimizer.param_groups
@@ -48,13 +48,14 @@ def next_values(scheduler: LRScheduler) -> list[Any]:
 
 
 def stepper(scheduler: Any) -> Callable[[], object]:
-    """What steps a scheduler: a lean step where it is one of PyTorch's, else its `step`."""
+    """What steps a scheduler from now on: a lean step where its `step` is that of PyTorch's base class, else its own."""
     return partial(_step, scheduler) if steps_plainly(scheduler) else scheduler.step
 
 
 def _step(scheduler: LRScheduler) -> None:
     groups = scheduler.optimizer.param_groups
-    plain = scheduler._step_count > 1  # PyTorch's warnings of the wrong order are in its first step
+    # PyTorch's warnings of the wrong order are in its first step; of groups added later each release thinks otherwise
+    plain = scheduler._step_count > 1 and len(groups) == len(scheduler.base_lrs)
     for group in groups:
         if type(group["lr"]) is not float:
             plain = False

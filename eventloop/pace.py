@@ -12,14 +12,19 @@ EVERY_SECONDS = 0.002
 """From the begin of one turn to the begin of the next, whosever they are."""
 
 
+LONGEST_SECONDS = 0.02
+"""The longest wait for a turn: with very many subscribers some begin together."""
+
+
 class Pace:
-    """Spreads the turns of all background threads of a bus over time.
+    """Spreads the turns of the loop and of the subscribers' threads over time.
 
     What a training emits comes in bursts, when the loop looks, and wakes several threads at once. Each holds the
-    interpreter for a fraction of a step; all of them in one step would be another step. So nobody begins a turn within
-    `EVERY_SECONDS` of somebody else's: a step meets one of them, and the burst is spread over many steps.
+    interpreter for a fraction of a step; all of them in one step would be another step. So they begin `EVERY_SECONDS`
+    apart: a step meets one of them, and the burst is spread over many steps.
 
-    It only says when. Nobody waits for a turn to end: a writer that waits for its disk holds up no other.
+    It only says when, and who is in a hurry does not ask. Nobody waits for another's turn to end: a writer that waits for
+    its disk holds up no other.
     """
 
     def __init__(self) -> None:
@@ -30,6 +35,6 @@ class Pace:
         """Reserve a turn; returns the seconds until it begins."""
         now = perf_counter()
         with self._lock:
-            turn = max(now, self._free)
+            turn = min(max(now, self._free), now + LONGEST_SECONDS)
             self._free = turn + EVERY_SECONDS
         return turn - now

@@ -189,7 +189,7 @@ class ProcessLane(SupervisedLane):
             return True
         room = self._limit - self._flights.events
         flight: list[Event] = []
-        while len(flight) < min(room, self._batch or 1):
+        while len(flight) < min(room, self._together or 1):
             item = self._take()
             if item is None:
                 break
@@ -217,7 +217,7 @@ class ProcessLane(SupervisedLane):
                 with self._account:
                     self.failed += 1
                 self._failure(error, event, 0.0)
-        if self._batch and flight:
+        if self._together and flight:
             frames.insert(head, frame(Kind.BATCH, len(flight)))
         if flight:
             self._ask(*frames)

@@ -183,7 +183,9 @@ class Silent(Background):
             raise RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
         if offload is None:
             return TaskLane(name, fn, options, self.health.report, self._call_soon)
-        return (ProcessLane if offload == "process" else ThreadLane)(name, fn, options, self.health.report)
+        if offload == "process":
+            return ProcessLane(name, fn, options, self.health.report)
+        return ThreadLane(name, fn, options, self.health.report, self._pace)
 
     def gate(self, lane: Lane, passes: Passes | None) -> Callable[[Event], None]:
         """Let an event pass by."""

@@ -146,6 +146,10 @@ def _check_target(onto: Any, work_dir: object) -> list[Sink]:
     for writer in writers:
         if isinstance(writer, type) or not isinstance(writer, Sink):
             raise TypeError(f"replay drives a Bus, a writer or several writers, got {writer!r}")
+        if writer.batch is not False and writer.batch < 1:
+            raise ValueError(
+                f"{type(writer).__name__}.batch must be True, False or at least 1 event, got {writer.batch}"
+            )
     if not writers:
         raise ValueError("replay needs a bus or at least one writer, got none")
     return writers

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from math import inf
-from time import sleep
+from time import perf_counter, sleep
 from typing import Any
 
 import anyio
@@ -95,10 +95,10 @@ class ThreadLane(Lane):
         fn: Callable[..., Any],
         options: LaneOptions,
         report: Report,
-        pace: Pace | None = None,
+        pace: Pace,
     ) -> None:
         super().__init__(name, fn, options, report)
-        self._pace = pace or Pace()
+        self._pace = pace
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
 
@@ -116,10 +116,8 @@ class ThreadLane(Lane):
             held = inf  # the first delivery waits for its turn too
             while self.queued and not self.ended_by:
                 if held > HOLD_SECONDS:
+                    self._wait_for_turn()
                     held = 0.0
-                    sleep(
-                        0.0 if self._in_a_hurry() else self._pace.next_turn()
-                    )  # 0 only lets go of the interpreter
                 if (item := self._take()) is None:
                     break
                 held += self._deliver(item)
@@ -129,9 +127,22 @@ class ThreadLane(Lane):
             self._ready.wait()
         self._finish()
 
+    def _wait_for_turn(self) -> None:
+        """Leave the interpreter to others; who is in a hurry, or gets into one meanwhile, only lets go of it."""
+        if self._in_a_hurry():
+            sleep(0.0)
+            return
+        until = perf_counter() + self._pace.next_turn()
+        while (left := until - perf_counter()) > 0:
+            self._ready.clear()
+            if self._in_a_hurry():  # asked after the clear: what comes between sets it again
+                return
+            self._ready.wait(left)
+
     def _in_a_hurry(self) -> bool:
         """Somebody waits for what is queued, or it grows faster than it is taken out."""
-        return self._closing or self._flush_at is not None or len(self.buffer) > self._capacity // 4
+        wanted = self._closing or self._flush_at is not None or bool(self.ended_by)
+        return wanted or len(self.buffer) > self._capacity // 4 or self._spill.count > 0
 
     def _deliver(self, item: Delivery) -> float:
         try:

@@ -39,5 +39,5 @@ def own(value: torch.Tensor) -> torch.Tensor:
     # and a view would keep all that it is a view of.
     if value.is_leaf or value._is_view():
         return value.detach().clone()
-    # as `detach`, at two thirds of its time; what it lacks, a count of changes made in place, is of those that make them
+    # `data` is `detach` at two thirds of its time, less a count of changes in place, which nobody makes here
     return value.data if type(value) is torch.Tensor else value.detach()

@@ -194,7 +194,7 @@ def _check_lane(lane: LaneOptions) -> None:
         raise TypeError(f"stall_timeout must be a number of seconds, got {lane.stall_timeout!r}")
     if not lane.stall_timeout > 0:
         raise ValueError(f"stall_timeout must be above 0 seconds, got {lane.stall_timeout}")
-    if not isinstance(lane.batch, bool | int):
+    if not isinstance(lane.batch, int):
         raise TypeError(f"batch must be True, False or a number of events, got {lane.batch!r}")
     if lane.batch is not False and lane.batch < 1:
         raise ValueError(f"batch must be at least 1 event, got {lane.batch}")

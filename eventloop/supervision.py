@@ -41,7 +41,7 @@ class SupervisedLane(Lane):
         super().__init__(name, fn, options, report)
         self.worker: WorkerProcess | None = None
         self.deaths = 0
-        self._batch = most  # events, at most; 0 where they are sent one by one
+        self._together = most  # events, at most; 0 where they are sent one by one
         self._flights = Flights()
         self._close_sent = self._finished = False
         self._since = 0.0  # when what this worker is at began
@@ -168,7 +168,7 @@ class SupervisedLane(Lane):
         self._moved()
 
     def _item_of(self, flight: list[Event]) -> Delivery | None:
-        return flight if self._batch or len(flight) != 1 else flight[0]
+        return flight if self._together or len(flight) != 1 else flight[0]
 
     def _land(self, count: int) -> None:
         self._flights.land(count)

@@ -116,9 +116,8 @@ def _row(event: Event) -> dict[str, Any]:
         return line
     row: dict[str, Any] = {"mode": event.mode, "step": event.step, "iter": event.iter, "epoch": event.epoch}
     scalars = event.scalars
-    if isfinite(sum(scalars.values())) and not any(
-        map(is_reserved, scalars)
-    ):  # the usual case, at a third of the time
+    # the usual case, at a third of the time
+    if isfinite(sum(scalars.values())) and not any(map(is_reserved, scalars)):
         row.update(scalars)
         return row
     for name, value in scalars.items():

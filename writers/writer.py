@@ -50,8 +50,8 @@ class Writer:
     queue: ClassVar[int] = 16_384
     overflow: ClassVar[Overflow] = "spill"
     batch: bool | int = False
-    """True: `write_batch` is called with all that is waiting, instead of `write`; a number: with at most so many. A batch
-    should take no longer than 0.3 ms of Python, which a training step then waits for at most."""
+    """True: `write_batch` is called with all that is waiting, instead of `write`; a number: with at most so many. A step
+    of the training may wait for a batch's Python: on a thread, keep it to some 0.3 ms."""
     budget_us: float | None = None
     """What the p99 of its deliveries should stay under, in microseconds; see `bus.on`."""
     name: str | None = None
@@ -88,7 +88,7 @@ class Writer:
         raise NotImplementedError(f"{type(self).__name__} has no write(event): override it")
 
     def write_batch(self, events: list[Event]) -> None:
-        """Write several events at once, where that is cheaper; only called with `batch`. If it raises,
+        """Write several events at once, where that is cheaper; only called where `batch` is not False. If it raises,
         all of them count as failed."""
         for event in events:
             self.write(event)
@@ -100,13 +100,19 @@ class Writer:
         """Let go of files and connections."""
 
     def _subscribe(
-        self, bus: Bus, offload: str, *, name: str | None = None, when: Predicate | None = None
+        self,
+        bus: Bus,
+        offload: str,
+        *,
+        name: str | None = None,
+        when: Predicate | None = None,
+        batch: bool | int | None = None,
     ) -> Subscription:
         if self.budget_us is not None:
             check_budget(self._called, self.budget_us)
         return bus.subscribe(
             self._deliver, *self.events, name=name or self._called, offload=offload, when=when, queue=self.queue,
-            overflow=self.overflow, batch=self.batch, budget_us=self.budget_us, on_flush=self._flush,
+            overflow=self.overflow, batch=self.batch if batch is None else batch, budget_us=self.budget_us, on_flush=self._flush,
             on_close=self._close,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, HandlerFailed
 from eventloop.lane import Delivery, Lane
 from eventloop.lane_options import LaneOptions
+from eventloop.pace import Pace
 from eventloop.runners import ThreadLane
 from tests.conftest import DEADLINE, Held
 
@@ -139,7 +140,7 @@ def test_a_stall_that_two_threads_see_is_reported_once(held: Held) -> None:
         told.append(error)
         lane.check_stall(perf_counter() + 60)  # the other thread, before the first has given the lane up
 
-    lane = ThreadLane("hung", held, LaneOptions(stall_timeout=0.05), report)
+    lane = ThreadLane("hung", held, LaneOptions(stall_timeout=0.05), report, Pace())
     lane.start()
     lane.put(AfterTrainIter(iter=0), None)
     lane.wake()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from time import perf_counter
 
 import pytest
 
 from eventloop import pace as pace_module
-from eventloop import runners
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
-from eventloop.pace import EVERY_SECONDS, Pace
+from eventloop.pace import EVERY_SECONDS, LONGEST_SECONDS, Pace
 from tests.conftest import DEADLINE
 
 
@@ -45,13 +42,21 @@ def test_turns_nobody_took_are_not_saved_up(clock: list[float]) -> None:
     assert [pace.next_turn(), pace.next_turn()] == pytest.approx([0.0, EVERY_SECONDS])
 
 
-def test_threads_share_the_turns() -> None:
+def test_a_wait_is_bounded(clock: list[float]) -> None:
+    """With very many who ask, some begin together."""
+    pace = Pace()
+    waits = [pace.next_turn() for _ in range(1000)]
+
+    assert max(waits) == pytest.approx(LONGEST_SECONDS)
+
+
+def test_threads_share_the_turns(clock: list[float]) -> None:
     """Asked by many threads at once it gives each turn to one of them."""
     pace, turns = Pace(), list[float]()
+    each = int(LONGEST_SECONDS / EVERY_SECONDS) // 4
 
     def ask() -> None:
-        for _ in range(50):
-            turns.append(perf_counter() + pace.next_turn())
+        turns.extend(pace.next_turn() for _ in range(each))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -59,31 +64,81 @@ def test_threads_share_the_turns() -> None:
     for thread in threads:
         thread.join()
 
-    turns.sort()
-    assert turns[-1] - turns[0] >= 198 * EVERY_SECONDS
+    assert sorted(turns) == pytest.approx([n * EVERY_SECONDS for n in range(4 * each)])
 
 
-def test_a_flush_waits_for_no_turn(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for the subscribers is not kept waiting by politeness: they take no more turns, and no breath."""
-    slept: Counter[bool] = Counter()
-    monkeypatch.setattr(runners, "sleep", lambda seconds: slept.update([seconds > 0]))
-    release = threading.Event()
+@pytest.fixture
+def far_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every turn is so far away that whoever waits for it is found by the test's deadline."""
+    monkeypatch.setattr(Pace, "next_turn", lambda self: 10 * DEADLINE)
+
+
+@pytest.mark.usefixtures("far_turns")
+def test_a_flush_waits_for_no_turn(bus: Bus) -> None:
+    """Nor does a look at the account: the loop and the threads that wait for their turns go on."""
     seen: list[int] = []
+    bus.subscribe(lambda event: seen.append(event.iter), AfterTrainIter, offload="thread")
+    for lap in range(3):
+        for i in range(100):
+            bus.emit(AfterTrainIter(iter=100 * lap + i))
+        assert bus.stats()
+        assert bus.flush(DEADLINE)
 
-    def slow(event: AfterTrainIter) -> None:
-        release.wait(DEADLINE)
-        seen.append(event.iter)
+    assert seen == [*range(300)]
 
-    bus.subscribe(slow, AfterTrainIter, offload="thread")
-    for i in range(200):
+
+@pytest.mark.usefixtures("far_turns")
+def test_a_close_waits_for_no_turn(bus: Bus) -> None:
+    """All is delivered, and at once."""
+    seen: list[int] = []
+    bus.subscribe(lambda event: seen.append(event.iter), AfterTrainIter, offload="thread")
+    for i in range(100):
         bus.emit(AfterTrainIter(iter=i))
-    flushed = threading.Thread(target=bus.flush)
-    flushed.start()
-    while not any(lane._flush_at for lane in bus._background.lanes):
-        pass
-    slept.clear()
-    release.set()
-    flushed.join()
 
-    assert seen == [*range(200)]
-    assert slept[True] == 0
+    assert bus.close(DEADLINE)
+    assert seen == [*range(100)]
+
+
+def test_the_first_delivery_takes_a_turn(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that are woken together do not begin together: each asks for a turn, of the pace that the loop asks."""
+    asked: list[tuple[Pace, str]] = []
+    next_turn, four = Pace.next_turn, threading.Event()
+
+    def noted(self: Pace) -> float:
+        asked.append((self, threading.current_thread().name))
+        if len({name for _, name in asked}) == 4:
+            four.set()
+        return next_turn(self)
+
+    monkeypatch.setattr(Pace, "next_turn", noted)
+    for name in ("first", "second", "third"):
+        bus.subscribe(lambda event: None, AfterTrainIter, offload="thread", name=name)
+    bus.emit(AfterTrainIter(iter=0))
+
+    assert four.wait(DEADLINE)
+    assert len({id(pace) for pace, _ in asked}) == 1
+
+
+def test_a_filter_that_hangs_hides_nobody_elses_events(bus: Bus) -> None:
+    """Past the deadline of a close, the account of whoever has no filter knows of every event: of those before the one
+    that a filter hangs in, and of those after."""
+    hanging, release = threading.Event(), threading.Event()
+
+    def hangs(event: AfterTrainIter) -> bool:
+        if event.iter == 5:
+            hanging.set()
+            release.wait(DEADLINE)
+        return True
+
+    plain = bus.subscribe(lambda event: None, AfterTrainIter, offload="thread", name="plain")
+    bus.subscribe(lambda event: None, AfterTrainIter, offload="thread", name="filtered", when=hangs)
+    for i in range(10):
+        bus.emit(AfterTrainIter(iter=i))
+    closing = threading.Thread(target=bus.close, args=(0.5,))
+    closing.start()
+    assert hanging.wait(DEADLINE)
+    closing.join()
+    stats = plain.stats
+    release.set()
+
+    assert stats.delivered + stats.queued + stats.dropped == 10

@@ -17,6 +17,7 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, Event, ImageLogged
 from eventloop.frames import Frames
 from eventloop.lane_options import LaneOptions
+from eventloop.pace import Pace
 from eventloop.runners import ThreadLane
 from tests.conftest import DEADLINE, Held
 from tests.core.spilling import SIZE, Anything, emit, hold, in_both_kinds, open_in, sees_open_files, total
@@ -57,7 +58,7 @@ class RefilledWhileLookedAt(deque[Event]):
 def test_queue_that_is_refilled_while_it_is_looked_at_loses_nothing(small_files: Path) -> None:
     """Whoever feeds it sees queue and file at one moment: not a queue before, and a file after the refill."""
     lane = ThreadLane(
-        "slow", lambda event: None, LaneOptions(queue=2), lambda *args: None
+        "slow", lambda event: None, LaneOptions(queue=2), lambda *args: None, Pace()
     )  # its thread is not started
     queue = RefilledWhileLookedAt()
     lane.buffer = queue

@@ -10,7 +10,7 @@ import torch
 from torch.optim import SGD
 from torch.optim import lr_scheduler as torch_lr
 
-from eventloop.lean_step import next_values, stepper, steps_plainly
+from eventloop.lean_step import stepper, steps_plainly
 
 Schedule = Callable[[Any], Any]
 PLAIN: dict[str, Schedule] = {
@@ -141,6 +141,36 @@ def test_pytorchs_warning_of_the_wrong_order_is_kept() -> None:
         step()
 
 
+def test_groups_that_were_added_later_are_pytorchs_affair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that knows of fewer groups than there are is stepped by PyTorch's own step, whatever that does."""
+    scheduler = torch_lr.StepLR(sgd(), 1)
+    step, called = stepper(scheduler), list[object]()
+    scheduler.optimizer.step()
+    step()
+    scheduler.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 1.0})
+    monkeypatch.setattr(torch_lr.LRScheduler, "step", lambda self: called.append(self))
+
+    step()
+
+    assert called == [scheduler]
+
+
+def test_values_that_are_no_list_are_taken() -> None:
+    """A `get_lr` may return an iterator; `get_last_lr()` is a list all the same."""
+
+    class Own(torch_lr.LRScheduler):
+        def get_lr(self) -> Any:
+            return (rate * 0.5 for rate in self.base_lrs)
+
+    scheduler = Own(sgd())
+    step = stepper(scheduler)
+    for _ in range(3):
+        scheduler.optimizer.step()
+        step()
+
+    assert scheduler.get_last_lr() == [0.5, 0.25]
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_one_value_a_group(count: int) -> None:
     """A `get_lr` that returns fewer or more is an error, and no group is half written."""
@@ -152,10 +182,14 @@ def test_one_value_a_group(count: int) -> None:
             return [0.25] * self.count
 
     scheduler = Own(sgd())
+    step = stepper(scheduler)
+    scheduler.optimizer.step()
+    step()
     scheduler.count = count
+    scheduler.optimizer.param_groups[0]["lr"] = 1.0
 
-    with pytest.raises(
-        ValueError, match=rf"Own.get_lr\(\) must return one value a param group, 2, got {count}"
-    ):
-        next_values(scheduler)
+    expected = rf"Own.get_lr\(\) must return one value a param group, 2, got {count}"
+    with pytest.raises(ValueError, match=expected):
+        step()
     assert not scheduler._get_lr_called_within_step
+    assert [group["lr"] for group in scheduler.optimizer.param_groups] == [1.0, 0.25]
