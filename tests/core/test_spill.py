@@ -55,7 +55,10 @@ class RefilledWhileLookedAt(deque[Event]):
         return length
 
 
-def test_queue_that_is_refilled_while_it_is_looked_at_loses_nothing(small_files: Path) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_queue_that_is_refilled_while_it_is_looked_at_loses_nothing(
+    small_files: Path, together: bool
+) -> None:
     """Whoever feeds it sees queue and file at one moment: not a queue before, and a file after the refill."""
     lane = ThreadLane(
         "slow", lambda event: None, LaneOptions(queue=2), lambda *args: None, Pace()
@@ -68,7 +71,10 @@ def test_queue_that_is_refilled_while_it_is_looked_at_loses_nothing(small_files:
         lane._take()
 
     queue.refill = lambda: lane._spill.refill(queue)
-    lane.put(AfterTrainIter(iter=4), None)
+    if together:
+        lane.put_many([AfterTrainIter(iter=4)])
+    else:
+        lane.put(AfterTrainIter(iter=4), None)
 
     assert lane.account.dropped == 0
     lane.give_up("closed")

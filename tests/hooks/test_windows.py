@@ -113,6 +113,21 @@ def test_window_from_the_start_equals_pytorchs(name: str) -> None:
     assert rates(own, 12) == rates(pytorchs, 12)
 
 
+@pytest.mark.parametrize("name", ["StepLR", "LinearLR", "CosineAnnealingLR", "a lambda"])
+def test_others_may_move_the_value_too(name: str) -> None:
+    """A window goes on from the value that is there, as PyTorch's scheduler does, step by step."""
+    schedule: Schedule = WHOLE[name][1]
+    theirs, ours = schedule(sgd()), Window(sgd(), schedule)
+
+    for _ in range(9):
+        for scheduler in (theirs, ours):
+            scheduler.optimizer.step()
+            scheduler.optimizer.param_groups[0]["lr"] *= 0.9
+            scheduler.step()
+        assert ours.get_last_lr() == theirs.get_last_lr()
+        assert ours.optimizer.param_groups[0]["lr"] == theirs.optimizer.param_groups[0]["lr"]
+
+
 def test_a_step_of_ones_own_is_called() -> None:
     """A scheduler with another `step` than PyTorch's base, in its class or on itself, is stepped by that."""
     called: list[str] = []
