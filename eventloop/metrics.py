@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,6 +71,9 @@ class EventStorage:
         """Whether what is put belongs to the iteration `iter` (its step is `iter + 1`), or to the moment before it."""
         self.crowded = False
         """Whether so much waits that it should be collected before its interval ends."""
+        self.relieve: Callable[[], None] | None = None
+        """Called when there is no room for more: who collects does so now, in a validation or wherever it is. What is left
+        then is given up."""
         self._gave_up = False
         self._rows: list[Row] = []
         self._entered = 0  # how many of them are in the histories: what was read early
@@ -290,6 +293,8 @@ class EventStorage:
         self._media.append(Medium(kind, self._prefix + name, self._moment(), on_host))
         if isinstance(source, torch.Tensor) and source.is_cuda:
             self._media_devices.add(source.device)
+        if len(self._media) > MEDIA_LIMIT and self.relieve is not None:
+            self.relieve()
         if len(self._media) > MEDIA_LIMIT:
             half = MEDIA_LIMIT // 2
             logger.warning(
@@ -317,6 +322,10 @@ class EventStorage:
         memory bounded. Counts them, and is called again when a name can have too many at the earliest."""
         counts = Counter(name for row in self._rows for name in row.shape.names)
         name, most = counts.most_common(1)[0]
+        if most > PENDING_LIMIT and self.relieve is not None:
+            self.relieve()
+            if not self._rows:
+                return
         if most > PENDING_LIMIT:
             self._give_up({name for name, count in counts.items() if count > PENDING_LIMIT}, name)
             self._look_at = len(self._rows)

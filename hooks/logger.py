@@ -71,8 +71,10 @@ class LoggerHook(Hook):
             )
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Start the background, which the first log would otherwise do, in the middle of an iteration."""
+        """Start the background, which the first log would otherwise do, in the middle of an iteration; and be told when
+        more is put than waits for an interval, or for the end of a validation."""
         trainer.bus.warm_up()
+        trainer.metrics.relieve = lambda: self._post(trainer)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Log at the interval, in the last iteration, and at the end of an epoch too short for an interval."""
@@ -93,6 +95,7 @@ class LoggerHook(Hook):
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
         """Log what other hooks put at the end, and what a validation or test of its own put; copy the logs."""
         self._log_rest(trainer)
+        trainer.metrics.relieve = None  # it holds the trainer, which holds it
         if self._out_dir is not None and trainer.rank == 0 and event.reason != ERROR:
             trainer.bus.flush()  # what is to be copied must be written
             self._copy_logs(trainer.work_dir, self._out_dir / trainer.work_dir.name)

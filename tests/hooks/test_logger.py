@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 
-from eventloop.events import ScalarsLogged
-from eventloop.hooks import Hook, LoggerHook, on
-from eventloop.metrics import CROWD
+from eventloop.events import ImageLogged, ScalarsLogged
+from eventloop.hooks import Hook, LoggerHook, PeriodicWriter, on
+from eventloop.metrics import CROWD, MEDIA_LIMIT, PENDING_LIMIT
 from eventloop.trainer import Trainer
 from eventloop.writers import JSONLWriter
 
@@ -307,6 +307,49 @@ def test_a_long_interval_loses_nothing(
     trainer.train()
 
     assert sum("value" in event.scalars for event in seen) == trainer.iter * (CROWD // 2) >= count
+
+
+@pytest.mark.parametrize("hook", [LoggerHook(interval=1000), PeriodicWriter(period=1000)])
+@pytest.mark.parametrize("when", ["before_train_iter", "before_val_iter"])
+def test_more_than_the_storage_holds_is_sent_wherever_it_is_put(
+    make_trainer: Make, record_scalars: Record, hook: LoggerHook, when: str
+) -> None:
+    """In one iteration, in one validation, with either logger: nothing waits for the end of its interval or its pass."""
+    count = PENDING_LIMIT + 100
+
+    def put(trainer: Trainer, event: Any) -> None:
+        for i in range(count):
+            trainer.metrics.put_scalar("value", float(i), smoothing_hint=False)
+
+    trainer = make_trainer(
+        max_epochs=1, batches=1, hooks=[hook], val_loader=[0], val_step=lambda trainer, batch: {"acc": 1.0}
+    )
+    trainer.bus.subscribe(put, when)
+    seen = record_scalars(trainer)
+    trainer.train()
+
+    assert [event.scalars["value"] for event in seen if "value" in event.scalars] == [
+        *map(float, range(count))
+    ]
+
+
+def test_more_images_than_the_storage_holds_are_sent(make_trainer: Make) -> None:
+    """As with scalars: those of a long validation do not wait for its end."""
+    seen: list[ImageLogged] = []
+
+    def put(trainer: Trainer, event: Any) -> None:
+        for _ in range(MEDIA_LIMIT + 50):
+            trainer.metrics.put_image("image", torch.zeros(1, 2, 2))
+
+    trainer = make_trainer(
+        max_epochs=1, hooks=[LoggerHook(1000)], val_loader=[0], val_step=lambda trainer, batch: {"acc": 1.0}
+    )
+    trainer.bus.subscribe(put, "before_val_iter")
+    trainer.bus.subscribe(seen.append, "image_logged", offload="thread")
+    trainer.train()
+    trainer.bus.flush()
+
+    assert len(seen) == MEDIA_LIMIT + 50
 
 
 def test_without_a_subscriber_nothing_piles_up(make_trainer: Callable[..., Trainer]) -> None:
