@@ -232,7 +232,10 @@ def _import_library() -> ModuleType:
         with _no_torch_in_worker():
             importlib.import_module("visdom")
     except ImportError as error:
-        raise ImportError("VisdomWriter needs visdom: pip install 'torch-eventloop[visdom]'") from error
+        raise ImportError(
+            "VisdomWriter needs visdom: pip install 'torch-eventloop[visdom]', with PIP_CONSTRAINT naming a file that has "
+            "setuptools<81 in it, by which visdom is built"
+        ) from error
     from eventloop.writers import visdom_client  # imports numpy too
 
     return visdom_client
