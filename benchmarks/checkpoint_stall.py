@@ -48,6 +48,7 @@ from eventloop.disk import DISK
 
 WIDTH, DEPTH = 2048, 12
 """Twelve layers of 2048 x 2048 float32: 200 MB, and as much momentum."""
+BY_HALVES = "the same by halves"
 WARM_UP = 2
 """Turns until the saver's process is there and every buffer has been touched."""
 
@@ -245,15 +246,16 @@ def goals(record: dict[str, Any]) -> list[list[str]]:
     rows = [
         ("training thread blocked / torch.save + fsync", 0.02, ours["blocked / sync"]),
         ("cost to the whole run / torch.save + fsync", 0.10, ours["cost / sync"]),
-        ("the same by halves", 0.10, ours["halves / sync"]),
+        (BY_HALVES, 0.10, ours["halves / sync"]),
         ("slowest iteration / median", 2.0, ours["slowest / step"]),
         ("memory for copies / state", 1.0, held["copies / state"]),
     ]
     table = [
         [what, f"<= {goal}", f"{value:.3f}", yes_no(round(value, 3) <= goal)] for what, goal, value in rows
     ]
-    if ours["done"] < 1:
-        table[2][3] = f"not known: done in {ours['done']:.0%} of the turns"
+    for row in table:
+        if row[0] == BY_HALVES and ours["done"] < 1:  # a save that is in both halves cancels out
+            row[3] = f"not known: done in {ours['done']:.0%} of the turns"
     ratio = disk["ratio"]
     return [*table, ["bandwidth / dd conv=fsync", ">= 0.8", f"{ratio:.2f}", yes_no(ratio >= 0.8)]]
 

@@ -1,9 +1,9 @@
 """The background side of a bus: one thread running anyio, which routes events to the subscribers' lanes.
 
 The emitting thread appends an event to `inbox` and is done: no lock, no wake-up, no I/O. The loop looks at the
-inbox every `POLL_SECONDS` (or at once when somebody flushes), and routes what it finds, in turn with the subscribers'
-threads (`eventloop.pace`). `asyncio` wakes it at
-26 us a call, which is why nobody does so per event.
+inbox every `POLL_SECONDS` (or at once when somebody flushes), and routes what it finds (`eventloop.router`), in turn
+with the subscribers' threads (`eventloop.pace`). `asyncio` wakes it at 26 us a call, which is why nobody does so per
+event.
 """
 
 from __future__ import annotations

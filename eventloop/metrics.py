@@ -72,8 +72,7 @@ class EventStorage:
         self.crowded = False
         """Whether so much waits that it should be collected before its interval ends."""
         self.relieve: Callable[[], None] | None = None
-        """Called when there is no room for more: who collects does so now, in a validation or wherever it is. What is left
-        then is given up."""
+        """Called when there is no room for more, to collect at once; what is left then is given up."""
         self._gave_up = False
         self._rows: list[Row] = []
         self._entered = 0  # how many of them are in the histories: what was read early
@@ -322,13 +321,12 @@ class EventStorage:
         memory bounded. Counts them, and is called again when a name can have too many at the earliest."""
         counts = Counter(name for row in self._rows for name in row.shape.names)
         name, most = counts.most_common(1)[0]
-        if most > PENDING_LIMIT and self.relieve is not None:
-            self.relieve()
-            if not self._rows:
-                return
         if most > PENDING_LIMIT:
-            self._give_up({name for name, count in counts.items() if count > PENDING_LIMIT}, name)
-            self._look_at = len(self._rows)
+            if self.relieve is not None:
+                self.relieve()
+            if self._rows:  # nobody took them
+                self._give_up({name for name, count in counts.items() if count > PENDING_LIMIT}, name)
+                self._look_at = len(self._rows)
             return
         self.crowded = self.crowded or most > CROWD
         self._look_at = len(self._rows) + (PENDING_LIMIT if self.crowded else CROWD) - most

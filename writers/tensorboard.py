@@ -133,7 +133,7 @@ class TensorBoardWriter(Writer):
             return super().attach(bus, run)
         self._get_run = run
         handover = Handover(bus, self)
-        # scalars and texts, which are small; images and histograms are always written one by one
+        # of scalars and texts, which are small; an image comes here only where no process can be had for it
         together = TOGETHER if type(self).write is TensorBoardWriter.write else False
         thread = self._subscribe(bus, "thread", when=handover.before_media, batch=together)
         handover.begin(thread)

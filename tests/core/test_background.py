@@ -13,6 +13,7 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, BeforeTrainIter, Event, StopRequested
 from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE, Held
+from tests.core.spilling import hold
 
 in_both_kinds = pytest.mark.parametrize("kind", ["loop", "thread"])
 
@@ -144,11 +145,7 @@ def test_emitting_wakes_no_thread(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> 
 @in_both_kinds
 def test_batch_delivers_lists(bus: Bus, held: Held, kind: str) -> None:
     """`batch=True` delivers all that is waiting as one list."""
-    fn = held if kind == "thread" else held.in_a_task
-    offload = "thread" if kind == "thread" else None
-    subscription = bus.subscribe(fn, "after_train_iter", batch=True, offload=offload)
-    emit(bus, 1)
-    assert held.entered.wait(DEADLINE)
+    subscription = hold(bus, held, kind, queue=9, batch=True)
     emit(bus, 5, start=1)
     bus.stats()  # routes them
     held.let_go()
@@ -164,12 +161,7 @@ def test_a_number_is_the_most_a_batch_has(
     bus: Bus, held: Held, kind: str, most: int, sizes: list[int]
 ) -> None:
     """`batch=n` delivers lists of at most n events, in order."""
-    fn = held if kind == "thread" else held.in_a_task
-    subscription = bus.subscribe(
-        fn, "after_train_iter", batch=most, offload="thread" if kind == "thread" else None
-    )
-    emit(bus, 1)
-    assert held.entered.wait(DEADLINE)
+    subscription = hold(bus, held, kind, queue=9, batch=most)
     emit(bus, 5, start=1)
     bus.stats()  # routes them
     held.let_go()
