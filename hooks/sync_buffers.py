@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from eventloop.events import AfterTrainEpoch, BeforeTestEpoch, BeforeValEpoch
-from eventloop.hooks.hook import Hook
+from eventloop.hooks.hook import Hook, on
 from eventloop.priority import Priority
 from eventloop.scopes import ERROR, LEFT
 
@@ -26,7 +26,7 @@ class SyncBuffersHook(Hook):
     Floating point buffers become the mean over ranks; integers and booleans, such as `num_batches_tracked`, those
     of rank 0. Ranks see different data, so their batch norm statistics drift apart; rank 0's alone would go into
     the checkpoint. The mean of variances leaves out how far the ranks' means lie apart: `PreciseBN` does not.
-    Without a process group it does nothing.
+    Synced are the model's own buffers; those of an average are moved by them. Without a process group it does nothing.
     """
 
     priority = Priority.NORMAL
@@ -39,10 +39,12 @@ class SyncBuffersHook(Hook):
         if event.reason not in (ERROR, LEFT) and trainer.bus.failing is None:
             self._sync(trainer)
 
+    @on(priority=Priority.HIGH)  # before EMAHook puts an average there: what is put back would be as it was
     def before_val_epoch(self, trainer: Trainer, event: BeforeValEpoch) -> None:
         """Sync what was trained since the last time."""
         self._sync(trainer)
 
+    @on(priority=Priority.HIGH)
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
         """Sync what was trained since the last time."""
         self._sync(trainer)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from eventloop.hooks import EMAHook
 from eventloop.hooks import sync_buffers as module
 from eventloop.hooks.sync_buffers import SyncBuffersHook
 from eventloop.trainer import Trainer
@@ -61,6 +62,28 @@ def test_once_an_epoch(synced_at: Any, scripted: Any) -> None:
 def test_before_validations_in_mid_epoch(synced_at: Any, scripted: Any) -> None:
     """A run measured in iterations is one epoch: there it syncs before each validation, and at the end."""
     assert synced_at(max_iters=5, val_interval=2, **scripted(0.1, 0.2, 0.3)) == [2, 4, 5]
+
+
+@pytest.mark.parametrize("update_buffers", [False, True])
+def test_the_models_own_buffers_are_synced_before_an_average_is_put_there(
+    monkeypatch: pytest.MonkeyPatch, make_trainer: Make, scripted: Any, update_buffers: bool
+) -> None:
+    """A validation of an average in mid-epoch, in the run's last iteration too, leaves them synced."""
+
+    def fill(buffers: Any) -> None:
+        for buffer in buffers:
+            buffer.fill_(7)
+
+    monkeypatch.setattr(module, "sync_buffers", fill)
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    trainer = make_trainer(
+        model=model, hooks=[EMAHook(update_buffers=update_buffers), SyncBuffersHook()], max_iters=4,
+        val_interval=2, **scripted(0.1, 0.2),
+    )  # fmt: skip
+    trainer.world_size = 2
+    trainer.train()
+
+    assert all(bool((buffer == 7).all()) for buffer in model.buffers())
 
 
 def test_not_after_an_error(synced_at: Any) -> None:
