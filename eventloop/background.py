@@ -31,6 +31,7 @@ from eventloop.process_lane import ProcessLane
 from eventloop.router import Item, Router
 from eventloop.runners import TaskLane, ThreadLane
 from eventloop.spans import INBOX, SpanRecorder
+from eventloop.waiting import Latch
 
 logger = logging.getLogger("eventloop")
 
@@ -68,11 +69,11 @@ class Background:
         self._wake: anyio.Event | None = None
         self._coroutines: set[TaskLane] = set()  # coroutine subscribers' lanes that have not ended
         self._hurried = False  # woken by `relieve` since it last looked
-        self._awaited: set[threading.Event] = set()  # set once what was emitted before is routed
+        self._awaited: set[Latch] = set()  # set once what was emitted before is routed
         self._stopping = False
         self._ending = False
-        self._started = threading.Event()
-        self._stirred = threading.Event()  # ends a breath
+        self._started = Latch()
+        self._stirred = Latch()  # ends a breath
 
     # --- subscribing (any thread) --------------------------------------------------------------------------
 
@@ -194,7 +195,7 @@ class Background:
         """Wait until everything handed over so far has reached the lanes' queues."""
         if self._thread is None or self._stopping or self.on_background_thread():
             return not self.inbox
-        reached = threading.Event()
+        reached = Latch()
         self.inbox.append(reached.set)
         self._awaited.add(reached)
         try:

@@ -22,6 +22,7 @@ from eventloop.meter import DELIVERY_PERIOD, WARM_UP
 from eventloop.spans import SpanRecorder
 from eventloop.spill import Spill
 from eventloop.timing import Budget, Timing, Waits
+from eventloop.waiting import Bell, Latch
 
 logger = logging.getLogger("eventloop")
 
@@ -62,7 +63,7 @@ class Lane(ABC):
         self.paused = False
         self.ended_by = ""  # why it takes no more events: "error", "stalled", "cancelled", "closed"
         self.last_error = ""
-        self.closed = threading.Event()  # set after `on_close`
+        self.closed = Latch()  # set after `on_close`
         self._fn = fn
         self._report = report
         self._capacity = options.capacity
@@ -73,12 +74,12 @@ class Lane(ABC):
         self._turned_away = 0  # dropped although older events stay in the queue
         self._closing = False
         self._flush_at: int | None = None
-        self._flushed = threading.Event()
+        self._flushed = Latch()
         self._account = threading.Lock()
         self._spill = Spill(name, self._capacity, self._account)  # stays empty with another policy
         self._spills = options.overflow == "spill"
         self._feeding = threading.Lock()
-        self._room = threading.Condition()
+        self._room = Bell()
         self._drops_told = 0
         self._drops_told_at = float("-inf")
 
@@ -211,9 +212,8 @@ class Lane(ABC):
         if self._has_room():
             return
         wake()
-        with self._room:
-            while not self._room.wait_for(self._has_room, _LOOK_SECONDS):
-                look()
+        while not self._room.wait_for(self._has_room, _LOOK_SECONDS):
+            look()
 
     def _has_room(self) -> bool:
         return self.queued < self._capacity or self.done
@@ -299,8 +299,7 @@ class Lane(ABC):
 
     def _notify(self) -> None:
         self._flushed.set()
-        with self._room:
-            self._room.notify_all()
+        self._room.ring()
         self.wake()
 
     # --- the lane's own side -------------------------------------------------------------------------------
@@ -355,8 +354,7 @@ class Lane(ABC):
         if error is not None and count:  # 0: it was counted and told when it stalled
             self._failure(error, item, took)
         if self.options.overflow == "block":
-            with self._room:
-                self._room.notify_all()
+            self._room.ring()
         self._flush_if_due()
         return took
 

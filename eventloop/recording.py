@@ -11,6 +11,7 @@ from typing import Protocol, Self
 from eventloop.background import Background
 from eventloop.lane import Lane
 from eventloop.spans import INBOX, SpanRecorder
+from eventloop.waiting import Latch
 
 LINGER_SECONDS = 2.0
 """How long the background is recorded on after `stop`, for subscribers that lag behind."""
@@ -38,7 +39,7 @@ class Recording:
         self._background = background
         self._lock = threading.Lock()
         self._stopped = False
-        self._finished = threading.Event()
+        self._finished = Latch()
         self._then: Callable[[], object] | None = None
         self._left: list[tuple[Lane, int]] | None = None
         self._deadline = 0.0

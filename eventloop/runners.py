@@ -14,6 +14,7 @@ import anyio
 from eventloop.lane import Delivery, Lane, Report
 from eventloop.lane_options import LaneOptions
 from eventloop.pace import HOLD_SECONDS, Pace
+from eventloop.waiting import Latch
 
 
 class TaskLane(Lane):
@@ -99,7 +100,7 @@ class ThreadLane(Lane):
     ) -> None:
         super().__init__(name, fn, options, report)
         self._pace = pace
-        self._ready = threading.Event()
+        self._ready = Latch()
         self._thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
 
     def start(self) -> None:

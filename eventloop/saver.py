@@ -14,7 +14,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -27,6 +26,7 @@ from eventloop.saver_client import Job, ProcessGoneError, SaverProcess, Written
 from eventloop.saver_thread import SaverThread
 from eventloop.shelf import writer_of
 from eventloop.snapshot import Packed, Rest, Snapshot, tensors_of
+from eventloop.waiting import Promise
 
 logger = logging.getLogger("eventloop")
 
@@ -56,7 +56,7 @@ class SaveReplacedError(RuntimeError):
 class Also(NamedTuple):
     """What a save replaces besides, if the one that was begun before it became durable too."""
 
-    former: Future[Written]
+    former: Promise[Written]
     replaces: tuple[Path, ...]
 
 
@@ -67,7 +67,7 @@ class _Task:
         self, copy: Packed | State, job: Job, snapshot: Snapshot | None, also: Also | None = None
     ) -> None:
         self.copy, self.job, self.snapshot, self._also = copy, job, snapshot, also
-        self.written: Future[Written] = Future()
+        self.written: Promise[Written] = Promise()
         self.begun = threading.Event()
         """Set once it is being written, and can no longer be replaced."""
         self.by_process = False
@@ -115,7 +115,7 @@ class Saver:
         *,
         later: Callable[[], Collection[int]] | None = None,
         also: Also | None = None,
-    ) -> Future[Written]:
+    ) -> Promise[Written]:
         """Copy `state` and start writing it; once it is durable, remove what it replaces.
 
         Args:
@@ -171,14 +171,15 @@ class Saver:
         The saver is of no use afterwards."""
         _open.discard(self)
         tasks = list(self._tasks)
-        pending = wait([task.written for task in tasks], timeout).not_done
+        until = monotonic() + timeout
+        pending = [task for task in tasks if not task.written.wait(max(0.0, until - monotonic()))]
         self._given_up.set()
         for thread in (self._copier, self._writer):
             if thread is not None:
                 thread.end(AT_ONCE_SECONDS)
         if self.process is not None:
             self.process.leave()
-        if any(task.by_process and task.written in pending for task in tasks) and self._process_lives():
+        if any(task.by_process for task in pending) and self._process_lives():
             return "process"
         unwritten = [
             task
@@ -238,7 +239,7 @@ class Saver:
                 task.begun.set()
                 task.written.set_exception(SaveReplacedError("a newer state was to be saved"))
                 return
-        wait([task.written])
+        task.written.wait()
 
     def _finish_copy(self, task: _Task) -> None:
         rest = task.rest

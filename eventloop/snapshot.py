@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from eventloop.buffers import Buffer
+from eventloop.waiting import Latch
 
 
 class ChangedWhileCopiedError(RuntimeError):
@@ -150,7 +150,7 @@ class Rest:
         self._pairs, self._beside = pairs, beside
         self._events = [*copied, *(event for _, event in beside)]
         self._versions = [source._version for source in pairs.sources]
-        self._done = threading.Event()
+        self._done = Latch()
         if not pairs.sources:
             self._done.set()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
@@ -15,6 +14,7 @@ from eventloop.flights import Flights
 from eventloop.lane import Delivery, Lane, Report
 from eventloop.lane_options import LaneOptions
 from eventloop.spans import SpanRecorder
+from eventloop.waiting import Latch
 from eventloop.worker_process import WorkerProcess
 
 logger = logging.getLogger("eventloop")
@@ -48,8 +48,8 @@ class SupervisedLane(Lane):
         self._in_a_row = 0
         self._start_at = 0.0
         self._flushes = 0  # asked for and not answered
-        self._worker_flushed = threading.Event()
-        self._worker_ready = threading.Event()
+        self._worker_flushed = Latch()
+        self._worker_ready = Latch()
 
     @property
     def _ready(self) -> bool:
@@ -197,8 +197,7 @@ class SupervisedLane(Lane):
 
     def _moved(self) -> None:
         if self.options.overflow == "block":
-            with self._room:
-                self._room.notify_all()
+            self._room.ring()
 
     def _complain(self, error: BaseException, what: str) -> None:
         """Tell of an error that is no event's."""

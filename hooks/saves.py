@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +13,7 @@ from eventloop.events import CheckpointFailed, CheckpointSaved
 from eventloop.hooks.best import Best
 from eventloop.saver import Also, Saver, SaveReplacedError
 from eventloop.saver_client import Job, Written
+from eventloop.waiting import Promise
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -26,7 +26,7 @@ class Saving(NamedTuple):
 
     path: Path
     began: float
-    written: Future[Written]
+    written: Promise[Written]
     bests: dict[str, Best] | None
     iter: int
 
