@@ -38,6 +38,6 @@ def own(value: torch.Tensor) -> torch.Tensor:
     # A result of the graph is nobody else's; any other tensor may be a buffer its owner goes on changing,
     # and a view would keep all that it is a view of.
     if value.is_leaf or value._is_view():
-        return value.detach().clone()
+        return value.detach().clone() if value.requires_grad else value.clone()
     # `data` is `detach` at two thirds of its time, less a count of changes in place, which nobody makes here
     return value.data if type(value) is torch.Tensor else value.detach()

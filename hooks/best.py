@@ -47,6 +47,7 @@ class BestMetrics:
     ) -> None:
         self.metrics = _texts("save_best", save_best)
         self._greater, self._less = _texts("greater_keys", greater_keys), _texts("less_keys", less_keys)
+        _refuse_same_files(self.metrics)
         rules = _texts("rule", rule)
         for each in rules:
             if each not in ("greater", "less"):
@@ -109,6 +110,22 @@ class BestMetrics:
             if greater or less:
                 return "greater" if greater else "less"
         return infer_rule(metric)
+
+
+def file_part(metric: str) -> str:
+    """How a metric is called in the name of a file."""
+    return metric.replace("/", "_")
+
+
+def _refuse_same_files(metrics: Sequence[str]) -> None:
+    of_file: dict[str, str] = {}
+    for metric in metrics:
+        other = of_file.setdefault(file_part(metric), metric)
+        if other != metric:
+            raise ValueError(
+                f"save_best={other!r} and {metric!r} would be saved under the same name, best_{file_part(metric)}: "
+                "let the validation return one of them under another"
+            )
 
 
 def _texts(what: str, value: object) -> list[str]:

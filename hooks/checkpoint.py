@@ -18,7 +18,7 @@ from eventloop.events import (
     AfterValEpoch,
     BeforeTrain,
 )
-from eventloop.hooks.best import Best, BestMetrics, Rule
+from eventloop.hooks.best import Best, BestMetrics, Rule, file_part
 from eventloop.hooks.checkpoint_options import WhenBusy, check_options, folder_template
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.kept import Going, Kept
@@ -217,7 +217,7 @@ class CheckpointHook(Hook):
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
         number = trainer.epoch if trainer.by_epoch else trainer.iter
-        return f"best_{metric.replace('/', '_')}_{self._name(number, by_epoch=trainer.by_epoch)}"
+        return f"best_{file_part(metric)}_{self._name(number, by_epoch=trainer.by_epoch)}"
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Save at the end, unless an error ended it, and wait until everything is durable."""

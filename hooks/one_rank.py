@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,7 +25,7 @@ def on_rank(rank: int = 0) -> Callable[[F], F]:
 
     A collective in such a handler (`all_reduce`, `barrier`, the forward pass of DistributedDataParallel) would
     wait for ranks that never come. It is refused with an error instead: do it in a handler that all ranks run, and
-    only what follows on one. A coroutine function, which runs in the background, is not watched.
+    only what follows on one. A coroutine function, which runs in the background, is watched as well.
 
     Raises:
         TypeError: `rank` is no int, or what is decorated no function.
@@ -47,13 +48,18 @@ def on_rank(rank: int = 0) -> Callable[[F], F]:
 def _on_rank(rank: int, fn: Any) -> Any:
     if is_coroutine_function(fn):
 
-        @functools.wraps(fn)
+        @wraps(fn)
         async def run_in_background(*args: Any) -> Any:
-            return await fn(*args) if rank_and_world_size()[0] == rank else None
+            own, world_size = rank_and_world_size()
+            if own != rank:
+                return None
+            if world_size == 1:
+                return await fn(*args)
+            return await _watched(fn(*args), _NoCollectives(handler_name(fn), rank))
 
         return run_in_background
 
-    @functools.wraps(fn)
+    @wraps(fn)
     def run(*args: Any) -> Any:
         own, world_size = rank_and_world_size()
         if own != rank:
@@ -64,6 +70,22 @@ def _on_rank(rank: int, fn: Any) -> Any:
             return fn(*args)
 
     return run
+
+
+@types.coroutine
+def _watched(coroutine: Coroutine[Any, Any, Any], refusing: _NoCollectives) -> Generator[Any, Any, Any]:
+    """Run a coroutine step by step: what refuses is of the thread, and others run there while it waits."""
+    step = partial(coroutine.send, None)
+    while True:
+        try:
+            with refusing:
+                awaited = step()
+        except StopIteration as end:
+            return end.value
+        try:
+            step = partial(coroutine.send, (yield awaited))
+        except BaseException as error:  # a cancellation, too, is its own to handle
+            step = partial(coroutine.throw, error)
 
 
 class _NoCollectives(TorchDispatchMode):

@@ -57,6 +57,10 @@ def test_template_names_the_directories(make_trainer: Make, files: Files, templa
         ({"save_best": ["acc", "acc"]}, "save_best must name something, each once"),
         ({"save_best": ["acc", "auto"]}, "save_best='auto' stands alone"),
         (
+            {"save_best": ["acc/top", "acc_top"]},
+            "save_best='acc/top' and 'acc_top' would be saved under the same name, best_acc_top: let the validation",
+        ),
+        (
             {"save_best": ["acc", "loss", "f1"], "rule": ["greater", "less"]},
             "give one rule, or one for each metric",
         ),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
-from eventloop.hooks import Hook, on
+from eventloop.hooks import Hook, on, one_rank
 from eventloop.hooks.one_rank import on_rank
 from eventloop.trainer import Trainer
 
@@ -67,6 +71,70 @@ def test_coroutines_run_in_the_background(bus: Bus) -> None:
     bus.flush()
 
     assert seen == [3]
+
+
+@pytest.fixture
+def group_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of one, which passes for one of two: a collective that is not refused returns."""
+    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(one_rank, "rank_and_world_size", lambda: (0, 2))
+    yield
+    dist.destroy_process_group()
+
+
+async def test_a_collective_of_a_coroutine_is_refused(group_of_two: None) -> None:
+    """Wherever it awaits: before and after others have run on its thread, who may do collectives meanwhile."""
+    turn, back = asyncio.Event(), asyncio.Event()
+    refused: list[str] = []
+
+    def reduce() -> None:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    @on_rank(0)
+    async def mine(event: AfterTrainIter) -> str:
+        reduce()
+        turn.set()
+        await back.wait()
+        reduce()
+        return "done"
+
+    async def another() -> None:
+        await turn.wait()
+        dist.all_reduce(torch.ones(1))
+        back.set()
+
+    result, _ = await asyncio.gather(mine(AfterTrainIter()), another())
+
+    assert result == "done"
+    assert len(refused) == 2
+    for error in refused:
+        assert re.search(r"mine runs on rank 0 only, and its .*allreduce.* would wait forever", error)
+
+
+async def test_a_watched_coroutine_is_cancelled(group_of_two: None) -> None:
+    """A cancellation reaches it where it waits, and it may wait again to clean up."""
+    waits = asyncio.Event()
+    said: list[str] = []
+
+    @on_rank(0)
+    async def mine(event: AfterTrainIter) -> None:
+        try:
+            waits.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            said.append("cleaned up")
+
+    task = asyncio.ensure_future(mine(AfterTrainIter()))
+    await waits.wait()
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert said == ["cleaned up"]
 
 
 def test_methods_of_hooks(make_trainer: Callable[..., Trainer]) -> None:

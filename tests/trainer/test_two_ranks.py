@@ -205,3 +205,6 @@ def test_a_handler_of_one_rank_cannot_hang(ranks: Ranks) -> None:
     assert "barrier" in waits
     assert others == [[], "", "", ""]
     assert [rank["together"] for rank in ranks] == [2.0, 2.0]
+    assert len(ranks[0]["in the background"]) == 3
+    assert all("runs on rank 0 only" in error for error in ranks[0]["in the background"])
+    assert ranks[1]["in the background"] == []
