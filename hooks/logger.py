@@ -32,6 +32,9 @@ class LoggerHook(Hook):
     """Every `interval` iterations: the learning rate, and what was put since the last time, become
     `scalars_logged` events, made in the background. The training thread waits for no value.
 
+        default_hooks=dict(logger=dict(interval=50))
+        hooks=[LoggerHook(interval=50, out_dir="logs")]    # takes its place, and copies the files
+
     Args:
         interval: iterations between two logs, counted from the start of the epoch, as in MMEngine.
         ignore_last: what is left at the end of an epoch goes with the next interval; False logs it at once. The

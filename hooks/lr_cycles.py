@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class CosineRestartLrUpdaterHook(LrUpdaterHook):
     """Half a cosine down to the minimum in each of `periods`; the last one ends at its minimum and stays there.
 
+        hooks=[CosineRestartLrUpdaterHook(periods=[10, 20], restart_weights=[1.0, 0.5], min_lr=0.0)]
+
     Args:
         periods: the length of each, in epochs, or iterations with `by_epoch=False`.
         restart_weights: how much of the initial rate each begins with; as many as periods.
@@ -68,6 +70,8 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
 class CyclicLrUpdaterHook(LrUpdaterHook):
     """`cyclic_times` cycles, each up to times `target_ratio[0]` and down to times `target_ratio[1]`; by iteration.
 
+        hooks=[CyclicLrUpdaterHook(target_ratio=(10.0, 1e-4), cyclic_times=3)]
+
     Args:
         target_ratio: (peak, end), or the peak alone for an end of peak / 1e5.
         cyclic_times: cycles in the run; iterations that are left after the last one keep its end.
@@ -108,6 +112,8 @@ class CyclicLrUpdaterHook(LrUpdaterHook):
 
 class OneCycleLrUpdaterHook(LrUpdaterHook):
     """Up from `max_lr / div_factor` to `max_lr` and down to `max_lr / div_factor / final_div_factor`; by iteration.
+
+        hooks=[OneCycleLrUpdaterHook(max_lr=0.1)]
 
     The same as PyTorch's OneCycleLR without its momentum, for which there is `OneCycleMomentumUpdaterHook`.
 

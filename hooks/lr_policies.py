@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 
 class FixedLrUpdaterHook(LrUpdaterHook):
-    """The initial rate, for its warm-up."""
+    """The initial rate, for its warm-up.
+
+        hooks=[FixedLrUpdaterHook(warmup="linear", warmup_iters=500, warmup_ratio=0.001)]
+
+    Its arguments are those of `LrUpdaterHook`.
+    """
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
         """base_lr."""
@@ -34,6 +39,8 @@ class FixedLrUpdaterHook(LrUpdaterHook):
 
 class StepLrUpdaterHook(LrUpdaterHook):
     """Times `gamma` every `step`, or at each of a list, and never below `min_lr`.
+
+        hooks=[StepLrUpdaterHook(step=[16, 22], gamma=0.1)]
 
     Raises:
         TypeError, ValueError: `step` is no positive int and no rising list of them, `gamma` not above 0, `min_lr`
@@ -58,6 +65,8 @@ class StepLrUpdaterHook(LrUpdaterHook):
 class ExpLrUpdaterHook(LrUpdaterHook):
     """Times `gamma` each time.
 
+        hooks=[ExpLrUpdaterHook(gamma=0.95)]
+
     Raises:
         TypeError, ValueError: `gamma` is no number above 0.
     """
@@ -78,6 +87,8 @@ class ExpLrUpdaterHook(LrUpdaterHook):
 class InvLrUpdaterHook(LrUpdaterHook):
     """Down as (1 + gamma p)^-power.
 
+        hooks=[InvLrUpdaterHook(gamma=1e-4, power=0.75, by_epoch=False)]
+
     Raises:
         TypeError, ValueError: `gamma` or `power` is no number above 0.
     """
@@ -97,6 +108,8 @@ class InvLrUpdaterHook(LrUpdaterHook):
 
 class PolyLrUpdaterHook(LrUpdaterHook):
     """Down to `min_lr` as (1 - p / P)^power.
+
+        hooks=[PolyLrUpdaterHook(power=0.9, min_lr=1e-4, by_epoch=False)]
 
     Raises:
         TypeError, ValueError: `power` is no number above 0, or `min_lr` below 0.
@@ -119,6 +132,8 @@ class PolyLrUpdaterHook(LrUpdaterHook):
 
 class CosineAnnealingLrUpdaterHook(LrUpdaterHook):
     """Half a cosine down to the minimum.
+
+        hooks=[CosineAnnealingLrUpdaterHook(min_lr_ratio=1e-3)]
 
     Args:
         min_lr, min_lr_ratio: the minimum, or its ratio to the initial rate; exactly one.
@@ -144,6 +159,8 @@ class CosineAnnealingLrUpdaterHook(LrUpdaterHook):
 class LinearAnnealingLrUpdaterHook(LrUpdaterHook):
     """A line down to the minimum.
 
+        hooks=[LinearAnnealingLrUpdaterHook(min_lr=0.0)]
+
     Args:
         min_lr, min_lr_ratio: as `CosineAnnealingLrUpdaterHook`.
 
@@ -167,6 +184,8 @@ class LinearAnnealingLrUpdaterHook(LrUpdaterHook):
 
 class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
     """The initial rate for `start_percent` of the run, then half a cosine down to the minimum; fastai's flat_cos.
+
+        hooks=[FlatCosineAnnealingLrUpdaterHook(start_percent=0.75, min_lr=0.0)]
 
     Args:
         start_percent: a float in [0, 1).

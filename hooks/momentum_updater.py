@@ -96,6 +96,8 @@ class MomentumUpdaterHook(ParamUpdaterHook):
 class StepMomentumUpdaterHook(MomentumUpdaterHook):
     """Times `gamma` every `step`, or at each of a list, and never below `min_momentum`.
 
+        hooks=[StepMomentumUpdaterHook(step=[16, 22], gamma=0.9)]
+
     Raises:
         TypeError, ValueError: as `StepLrUpdaterHook`.
     """
@@ -118,6 +120,8 @@ class StepMomentumUpdaterHook(MomentumUpdaterHook):
 
 class CosineAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
     """Half a cosine down to the minimum.
+
+        hooks=[CosineAnnealingMomentumUpdaterHook(min_momentum=0.85)]
 
     Args:
         min_momentum, min_momentum_ratio: the minimum, or its ratio to the initial momentum; exactly one.
@@ -143,6 +147,8 @@ class CosineAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
 class LinearAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
     """A line down to the minimum.
 
+        hooks=[LinearAnnealingMomentumUpdaterHook(min_momentum_ratio=0.9)]
+
     Args:
         min_momentum, min_momentum_ratio: as `CosineAnnealingMomentumUpdaterHook`.
 
@@ -166,6 +172,8 @@ class LinearAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
 
 class CyclicMomentumUpdaterHook(MomentumUpdaterHook):
     """The inverse of `CyclicLrUpdaterHook`: down to times `target_ratio[0]` while the rate rises, and up again.
+
+        hooks=[CyclicLrUpdaterHook(cyclic_times=3), CyclicMomentumUpdaterHook(cyclic_times=3)]
 
     Args:
         target_ratio, cyclic_times, step_ratio_up, anneal_strategy, gamma: as `CyclicLrUpdaterHook`.
@@ -203,6 +211,11 @@ class CyclicMomentumUpdaterHook(MomentumUpdaterHook):
 class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
     """The inverse of `OneCycleLrUpdaterHook`: from `max_momentum` down to `base_momentum`, where the rate is at its peak,
     and up again; the same as PyTorch's OneCycleLR does.
+
+        hooks=[
+            OneCycleLrUpdaterHook(max_lr=0.1),
+            OneCycleMomentumUpdaterHook(base_momentum=0.85, max_momentum=0.95),
+        ]
 
     Args:
         base_momentum, max_momentum: one number, one a param group, or those by the optimizer's name where there are

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class RuntimeInfoHook(Hook):
     """Announces `run_info` at the start, and puts every number of `trainer.outputs` into `trainer.metrics`.
 
+        default_hooks=dict(runtime_info=dict(info={"seed": "7", "experiment": "baseline"}))
+
     The numbers stay on their device; nothing here waits for one.
 
     Args:

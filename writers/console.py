@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 class ConsoleWriter(Writer):
     """Shows epoch, iteration, loss, learning rate, speed and time left.
 
+        Trainer(..., writers=[ConsoleWriter(interval=50)])
+
         Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:08  203.4 it/s  time: 0.0049  loss: 0.1234
         Epoch(val) [2]  accuracy: 0.9800  loss: 0.0700
 

@@ -22,6 +22,8 @@ class CSVWriter(Writer):
         train,40,39,0,0.1234,0.001,
         val,40,40,1,0.25,,0.93
 
+        Trainer(..., writers=[CSVWriter()], work_dir="runs/digits")
+
         frame = pandas.read_csv("runs/digits/metrics.csv")
         frame[frame["mode"] == "val"].plot("step", "accuracy")
 

@@ -18,6 +18,8 @@ _UNSAFE = re.compile(r'[\x00-\x1f\x7f%<>:"\\|?*]|^\.+$|^\.|[. ]$')
 class ImageFileWriter(Writer):
     """Writes each `image_logged` to `<work_dir>/images/{mode}/{name}/{step}.png`.
 
+        Trainer(..., hooks=[VisualizationHook(interval=50)], writers=[ImageFileWriter()], work_dir="runs/digits")
+
     A "/" in a name makes folders. A character that some file system refuses is written as in a URL (`%3A` for ":"),
     and a name never leads out of the folder. A second image of a name and step is `{step}_1.png`, and so on; a
     resumed run writes over the images of the steps it does again. A file is whole as soon as it is there.

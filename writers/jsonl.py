@@ -40,6 +40,11 @@ class JSONLWriter(Writer):
         {"mode":"train","step":40,"iter":39,"epoch":0,"loss":0.1234,"lr":0.001}
         {"event":"checkpoint_saved","iter":39,"epoch":0,...,"path":"runs/digits/epoch_1"}
 
+        Trainer(..., writers=[JSONLWriter()], work_dir="runs/digits")
+
+        for row in read_jsonl("runs/digits/metrics.jsonl"):
+            print(row)
+
     A line without "event" is `scalars_logged`. JSON has no word for NaN and the infinities: they are the strings
     "NaN", "Infinity" and "-Infinity", which `read_jsonl` turns back; a text of these very words gets a "~" in
     front. A metric named like a reserved key is written as `scalars/<name>`.
