@@ -1,6 +1,6 @@
 """The long form of the fault tests.
 
-scripts/torture [--seed N] [kills] [operations] [crashes] [damage] [mutants]
+scripts/torture [--seed N] [kills] [operations] [crashes] [damage] [resumes] [signals] [mutants]
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ import logging
 import random
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from tests.faults import kills
+from tests.faults import kills, resumes
 from tests.faults.crash_states import SCENARIOS, check_crash, crashes
 from tests.faults.damage import BY_CHANCE, FILES, HOSTILE, ON_PURPOSE, Damaged, replace_payload
 from tests.faults.in_memory import directory_in_memory
 from tests.faults.mutants import MUTANTS, survivors
 from tests.faults.operations import CASES, all_tries, check_training, check_try, training_tries
+from tests.trainer.conftest import build_trainer
+from tests.trainer.preempted import PLACES, Trials
+from tests.trainer.signals import hearing
 
-POINTS, MOMENTS, PROCESSES, DAMAGES = 340, 110, 30, 600
+POINTS, MOMENTS, PROCESSES, DAMAGES, RESUMES, SIGNALS = 340, 110, 30, 600, 50, 25
 BATCH = 20
 """Trials of a kill that one process makes."""
 
@@ -109,6 +114,22 @@ def try_damage(directory: Path, chance: random.Random) -> Iterator[Tried]:
     damaged.trainer.close()
 
 
+def try_resumes(directory: Path, chance: random.Random) -> Iterator[Tried]:
+    """Every training that is interrupted and resumed is one."""
+    warnings.simplefilter("ignore")  # of loaders with more workers than this machine has cores
+    yield from (Tried(*trial) for trial in resumes.trials(directory, chance, RESUMES))
+
+
+def try_signals(directory: Path, chance: random.Random) -> Iterator[Tried]:
+    """Every signal is one; so many in each place."""
+    with hearing():
+        for place in PLACES:
+            made = Trials(build_trainer, directory / place, place, chance)
+            yield from (
+                attempt(f"signal in {place}", partial(made.make, number)) for number in range(SIGNALS)
+            )
+
+
 def try_mutants(directory: Path, chance: random.Random) -> Iterator[Tried]:
     """Every fault in the code."""
     for mutant in MUTANTS:
@@ -121,6 +142,8 @@ PARTS: dict[str, Callable[[Path, random.Random], Iterator[Tried]]] = {
     "operations": try_operations,
     "crashes": try_crashes,
     "damage": try_damage,
+    "resumes": try_resumes,
+    "signals": try_signals,
     "mutants": try_mutants,
 }
 

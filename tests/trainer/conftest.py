@@ -17,8 +17,9 @@ from eventloop import Bus, Trainer
 from eventloop.events import Event
 from eventloop.saver import Saver
 from tests.trainer import saving
+from tests.trainer.reading import Reads, watch_reads
 from tests.trainer.saving import Gate, Late, write
-from tests.trainer.signals import Heard
+from tests.trainer.signals import Heard, hearing
 
 torch.set_num_threads(1)
 DEADLINE = saving.DEADLINE
@@ -49,31 +50,42 @@ def shuffled(count: int, size: int = 4, **options: Any) -> DataLoader[Any]:
     return DataLoader(samples(count * size), batch_size=size, shuffle=True, **options)
 
 
+def build_trainer(work_dir: Path, **changes: Any) -> Trainer:
+    """A trainer of the tiny model, with one argument or another changed."""
+    model = changes.pop("model", None) or tiny_model()
+    arguments: dict[str, Any] = {
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        "loss_fn": F.cross_entropy,
+        "train_loader": batches(3),
+        "work_dir": work_dir,
+        "bus": Bus(drain_timeout=DEADLINE),
+        **changes,
+    }
+    if "max_epochs" not in arguments and "max_iters" not in arguments:
+        arguments["max_epochs"] = 2
+    if "train_step" in arguments:
+        del arguments["loss_fn"]
+    return Trainer(model, **arguments)
+
+
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Iterator[MakeTrainer]:
     """Build trainers of the tiny model, with one argument or another changed; they are closed afterwards."""
     made: list[Trainer] = []
 
     def make(**changes: Any) -> Trainer:
-        model = changes.pop("model", None) or tiny_model()
-        arguments: dict[str, Any] = {
-            "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            "loss_fn": F.cross_entropy,
-            "train_loader": batches(3),
-            "work_dir": tmp_path / "run",
-            "bus": Bus(drain_timeout=DEADLINE),
-            **changes,
-        }
-        if "max_epochs" not in arguments and "max_iters" not in arguments:
-            arguments["max_epochs"] = 2
-        if "train_step" in arguments:
-            del arguments["loss_fn"]
-        made.append(Trainer(model, **arguments))
+        made.append(build_trainer(**{"work_dir": tmp_path / "run", **changes}))
         return made[-1]
 
     yield make
     for trainer in made:
         trainer.close()
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    """How often which thread asked a tensor for its value."""
+    return watch_reads(monkeypatch)
 
 
 @pytest.fixture
@@ -157,12 +169,8 @@ LOOP_EVENTS = tuple(
 @pytest.fixture
 def heard() -> Iterator[Heard]:
     """The signals that a handler of the program's own got: with one, `train` returns."""
-    taken: Heard = []
-    numbers = (signal.SIGTERM, signal.SIGUSR1)
-    before = [signal.signal(number, lambda signum, frame: taken.append(signum)) for number in numbers]
-    yield taken
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+    with hearing() as taken:
+        yield taken
 
 
 @pytest.fixture

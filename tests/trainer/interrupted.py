@@ -1,5 +1,5 @@
 """Runs that are interrupted and resumed, compared with the run that was not: for the tests, and for
-`scripts/resume_trials`, which does many of them."""
+`scripts/torture resumes`, which does many of them."""
 
 from __future__ import annotations
 

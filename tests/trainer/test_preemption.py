@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from torch import nn
 
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, PreciseBN
-from tests.trainer.conftest import MakeTrainer, batches, collect, event_name, shuffled
+from tests.trainer.conftest import MakeTrainer, batches, collect, shuffled
+from tests.trainer.preempted import PLACES, Trials
 from tests.trainer.signals import Heard, send
 
-WORKFLOW = [("train", 1), ("val", 1), ("test", 1)]
 TRIALS = 13
 """Of each place."""
 
@@ -24,95 +23,16 @@ TRIALS = 13
 # --- wherever it comes -------------------------------------------------------------------------------------
 
 
-class Job:
-    """A training with validations and tests, shuffled, with a dropout: what a resume has to continue exactly."""
-
-    def __init__(self, make_trainer: MakeTrainer, folder: Path) -> None:
-        self._make, self._folder = make_trainer, folder
-        self.scores: dict[tuple[int, str], dict[str, float]] = {}
-
-    def trainer(self, name: str, *, interval: int = -1, save_last: bool = False) -> Trainer:
-        """A new one."""
-        torch.manual_seed(3)
-        trainer = self._make(
-            train_loader=shuffled(4), val_loader=batches(3), test_loader=batches(3), max_epochs=3,
-            hooks=[CheckpointHook(interval, save_last=save_last)], work_dir=self._folder / name,
-            default_hooks={"garbage_collection": None},  # it takes longer than all the rest
-        )  # fmt: skip
-
-        def note(event: Any) -> None:
-            if event.reason == "completed":  # repeated after a resume, it is what it was
-                key = (event.iter, event_name(event))
-                assert self.scores.setdefault(key, event.metrics) == event.metrics
-
-        trainer.bus.subscribe(note, "after_val_epoch", "after_test_epoch", name="note")
-        return trainer
-
-    def result(self, trainer: Trainer) -> tuple[Any, ...]:
-        """What a training came to."""
-        weights = {name: value.tolist() for name, value in trainer.model.state_dict().items()}
-        return trainer.iter, trainer.epoch, weights, self.scores
-
-
-PLACES = {
-    "train": (("before_train_iter", "after_train_iter"), 11),
-    "val": (("before_val_iter", "after_val_iter"), 8),
-    "test": (("before_test_iter", "after_test_iter"), 8),
-    "epoch edge": (
-        ("after_train_epoch", "before_val", "before_val_epoch", "after_val_epoch", "after_val", "before_test",
-         "before_test_epoch", "after_test_epoch", "after_test", "before_train_epoch"), 2,
-    ),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("place", [*PLACES])
 def test_a_signal_anywhere(make_trainer: MakeTrainer, tmp_path: Path, heard: Heard, place: str) -> None:
     """The run ends without another iteration or batch of an evaluation, its last checkpoint is durable and of the
     iteration it ended at, and a run resumed from it comes to what the uninterrupted one does, bit for bit."""
-    whole = Job(make_trainer, tmp_path)
-    reference = whole.trainer("whole")
-    reference.run(WORKFLOW)
-    choose = random.Random(place)
+    trials = Trials(make_trainer, tmp_path, place, random.Random(place))
 
-    for trial in range(TRIALS):
-        job = Job(make_trainer, tmp_path)
-        trainer = job.trainer(str(trial), interval=choose.choice([-1, -1, 1]), save_last=True)
-        events, most = PLACES[place]
-        event, count = choose.choice(events), choose.randint(1, most)
-        count += event == "before_train_epoch"  # before the first there is nothing to save
-        signum = choose.choice([signal.SIGTERM, signal.SIGUSR1])
-        begun = begun_after_signal(trainer, event, count, signum)
-        seen = collect(trainer, "preemption_requested", "stop_requested", "after_train", "after_run")
+    for number in range(TRIALS):
+        trials.make(number)
 
-        trainer.run(WORKFLOW)
-
-        assert [event.reason for event in seen] == [f"preempted by {signal.Signals(signum).name}"] * 4
-        assert len(begun) <= (place == "epoch edge"), (event, count, begun)
-        resumed = job.trainer(str(trial))
-        resumed.resume("auto")
-        assert (resumed.iter, resumed.epoch) == (trainer.iter, trainer.epoch)
-        resumed.run(WORKFLOW)
-        assert job.result(resumed) == whole.result(reference), (event, count)
     assert len(heard) == TRIALS
-
-
-def begun_after_signal(trainer: Trainer, event: str, count: int, signum: int) -> list[str]:
-    """Send a signal in a handler; returns the iterations that begin afterwards."""
-    begun: list[str] = []
-    seen: list[Any] = []
-
-    def send_once(event: Any) -> None:
-        seen.append(event)
-        if len(seen) != count:
-            return
-        send(signum)
-        trainer.bus.subscribe(
-            lambda event: begun.append(event_name(event)),
-            *("before_train_iter", "before_val_iter", "before_test_iter"), name="begun",
-        )  # fmt: skip
-
-    trainer.bus.subscribe(send_once, event, priority="LOWEST", name="sends")
-    return begun
 
 
 def precise_trainer(

@@ -1,6 +1,6 @@
 """Runs that are interrupted once, twice, three times in an epoch go on to the bit, and read nothing twice.
 
-`scripts/resume_trials` does the same at many random points.
+`scripts/torture resumes` does the same at many random points.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_the_comparison_notices_what_differs(directory: Path) -> None:
 
 
 def test_random_points_leave_fifty_iterations() -> None:
-    """What `scripts/resume_trials` draws is in the run, in order, each once."""
+    """What `scripts/torture resumes` draws is in the run, in order, each once."""
     draw = random.Random(0)
 
     for _ in range(200):
