@@ -55,7 +55,7 @@ class CostsHook(Hook):
         self._outcome = ""
         self._writing: threading.Thread | None = None
 
-    @on(priority=Priority.HIGHEST)
+    @on(priority=Priority.VERY_HIGH)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Count the seconds from here, and write at the very end."""
         self._wait = min(_FIRST_SECONDS, self._interval) if isfinite(self._interval) else self._interval

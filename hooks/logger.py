@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from eventloop.events import (
     ScalarsLogged,
 )
 from eventloop.hooks.hook import Hook, on
+from eventloop.hooks.log_files import copy_logs
 from eventloop.optimizers import named_values
 from eventloop.priority import Priority
 from eventloop.schedule import positive
@@ -39,8 +39,8 @@ class LoggerHook(Hook):
         interval: iterations between two logs, counted from the start of the epoch, as in MMEngine.
         ignore_last: what is left at the end of an epoch goes with the next interval; False logs it at once. The
             rest of the run is logged at its end in either case.
-        out_dir: where the files of `work_dir` that end in one of `out_suffix` are copied to at the end of a run, in
-            a folder named as `work_dir`.
+        out_dir: where the files of `work_dir` and its folders that end in one of `out_suffix` are copied to, in a
+            folder named as `work_dir`: when a run that no error ended has delivered everything. Not those of checkpoints.
 
     Raises:
         TypeError, ValueError: `interval` is no positive int.
@@ -59,6 +59,7 @@ class LoggerHook(Hook):
         self._interval = interval
         self._ignore_last = ignore_last
         self._out_dir = None if out_dir is None else Path(out_dir)
+        self._ended_well = False
         self._out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
 
     def check(self, trainer: Trainer) -> None:
@@ -73,9 +74,14 @@ class LoggerHook(Hook):
                 "writer that wants less choose by `when` or by its own interval"
             )
 
+    @on(priority=Priority.HIGHEST)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Start the background, which the first log would otherwise do, in the middle of an iteration; and be told when
         more is put than waits for an interval, or for the end of a validation."""
+        self._ended_well = False
+        if self._out_dir is not None and trainer.rank == 0:
+            # first of all, and so done last: CostsHook and TraceHook end their files there too
+            trainer.during_run.callback(self._copy_logs, trainer.work_dir, self._out_dir)
         trainer.bus.warm_up()
         trainer.metrics.relieve = lambda: self._post(trainer)
 
@@ -96,12 +102,10 @@ class LoggerHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Log what other hooks put at the end, and what a validation or test of its own put; copy the logs."""
+        """Log what other hooks put at the end, and what a validation or test of its own put."""
         self._log_rest(trainer)
         trainer.metrics.relieve = None  # it holds the trainer, which holds it
-        if self._out_dir is not None and trainer.rank == 0 and event.reason != ERROR:
-            trainer.bus.flush()  # what is to be copied must be written
-            self._copy_logs(trainer.work_dir, self._out_dir / trainer.work_dir.name)
+        self._ended_well = event.reason != ERROR
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
         """Log the metrics of a validation."""
@@ -111,11 +115,9 @@ class LoggerHook(Hook):
         """Log the metrics of a test."""
         self._log_metrics(trainer, "test", event.metrics)
 
-    def _copy_logs(self, work_dir: Path, target: Path) -> None:
-        target.mkdir(parents=True, exist_ok=True)
-        for path in sorted(work_dir.iterdir()):
-            if path.is_file() and path.name.endswith(self._out_suffix):
-                shutil.copy2(path, target / path.name)
+    def _copy_logs(self, work_dir: Path, out_dir: Path) -> None:
+        if self._ended_well:
+            copy_logs(work_dir, out_dir / work_dir.name, self._out_suffix)
 
     def _is_tail(self, trainer: Trainer, event: AfterTrainIter) -> bool:
         if event.batch_idx + 1 != trainer.position.length or event.max_epochs is None:
