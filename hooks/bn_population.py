@@ -7,6 +7,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+TOGETHER = 32
+"""Batches whose moments are combined at once: each alone takes ten small operations, more than its own moments."""
+
 
 class Moments(NamedTuple):
     """Of C channels: how many values each has (0-dim), their mean (C,) and squared deviations (C,)."""
@@ -27,15 +30,20 @@ class Population:
 
         d = mean_B - mean_A;  mean = mean_A + d n_B / n;  S = S_A + S_B + d^2 n_A n_B / n,  n = n_A + n_B
 
-    which, unlike E[x^2] - E[x]^2, does not cancel where the mean is large beside the deviation. The sums are in
-    float64 where the device has it. Nothing here waits for a device.
+    which, unlike E[x^2] - E[x]^2, does not cancel where the mean is large beside the deviation. B is some batches of
+    one size; their own mean and deviations come from theirs in the same way. The sums are in float64 where the
+    device has it. Nothing here waits for a device.
     """
 
     def __init__(self, like: torch.Tensor) -> None:
         dtype = torch.float32 if like.device.type == "mps" else torch.float64
-        self.count = 0
-        self.mean = torch.zeros_like(like, dtype=dtype)
-        self.squares = torch.zeros_like(like, dtype=dtype)
+        self._count = 0
+        self._mean = torch.zeros_like(like, dtype=dtype)
+        self._squares = torch.zeros_like(like, dtype=dtype)
+        self._batches: list[
+            tuple[torch.Tensor, torch.Tensor]
+        ] = []  # variance and mean of those not added yet
+        self._size = 0  # values of a channel in each of them
 
     def add(self, inputs: torch.Tensor) -> None:
         """Take in a batch (N, C, ...), every position of every sample."""
@@ -44,13 +52,32 @@ class Population:
             return
         if inputs.dtype in (torch.float16, torch.bfloat16):
             inputs = inputs.float()
+        if count != self._size or len(self._batches) == TOGETHER:
+            self._combine()
+        self._size = count
         dims = [dim for dim in range(inputs.ndim) if dim != 1]
-        variance, mean = torch.var_mean(inputs.detach(), dims, correction=0)
-        total = self.count + count
-        distance = mean.to(self.mean) - self.mean
-        self.mean += distance * (count / total)
-        self.squares += variance.to(self.mean) * count + distance.square() * (self.count * count / total)
-        self.count = total
+        self._batches.append(torch.var_mean(inputs.detach(), dims, correction=0))
+
+    def moments(self) -> Moments:
+        """Of all that was taken in."""
+        self._combine()
+        # a fill on the device: a copy from the host would wait
+        total = torch.full((), self._count, dtype=self._mean.dtype, device=self._mean.device)
+        return Moments(total, self._mean, self._squares)
+
+    def _combine(self) -> None:
+        if not self._batches:
+            return
+        variances, means = (torch.stack(each).to(self._mean) for each in zip(*self._batches, strict=True))
+        count = len(self._batches) * self._size
+        self._batches.clear()
+        mean = means.mean(0)
+        squares = (variances.sum(0) + (means - mean).square().sum(0)) * self._size
+        total = self._count + count
+        distance = mean - self._mean
+        self._mean += distance * (count / total)
+        self._squares += squares + distance.square() * (self._count * count / total)
+        self._count = total
 
 
 def merge_ranks(populations: list[Population]) -> list[Moments]:
@@ -62,12 +89,12 @@ def merge_ranks(populations: list[Population]) -> list[Moments]:
     if not populations:
         return []
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return [Moments(_count_of(p), p.mean, p.squares) for p in populations]
-    home = populations[0].mean.device
-    counts = torch.stack([_count_of(p).to(home) for p in populations])
-    own = [(p.count, p.mean.to(home), p.squares.to(home)) for p in populations]
-    sizes = [p.mean.numel() for p in populations]
-    sums = torch.cat([counts, *(mean * count for count, mean, _ in own)])
+        return [population.moments() for population in populations]
+    there = [population.moments() for population in populations]
+    home = there[0].mean.device
+    own = [Moments(*(part.to(home) for part in moments)) for moments in there]
+    sizes = [mean.numel() for _, mean, _ in own]
+    sums = torch.cat([torch.stack([total for total, _, _ in own]), *(mean * total for total, mean, _ in own)])
     dist.all_reduce(sums)
     counts, *totals = sums.split([len(sizes), *sizes])
     means = [total / count.clamp(min=1) for total, count in zip(totals, counts, strict=True)]
@@ -78,10 +105,5 @@ def merge_ranks(populations: list[Population]) -> list[Moments]:
         ]
     )
     dist.all_reduce(squares)
-    merged = zip(populations, counts, means, squares.split(sizes), strict=True)
-    return [Moments(*(part.to(p.mean.device) for part in moments)) for p, *moments in merged]
-
-
-def _count_of(population: Population) -> torch.Tensor:
-    mean = population.mean  # a fill on the device: a copy from the host would wait
-    return torch.full((), population.count, dtype=mean.dtype, device=mean.device)
+    merged = zip(there, counts, means, squares.split(sizes), strict=True)
+    return [Moments(*(part.to(local.mean.device) for part in moments)) for local, *moments in merged]

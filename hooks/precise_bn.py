@@ -116,9 +116,10 @@ class PreciseBN(Hook):
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Run when an iteration is due, or is the last."""
-        if self._by_epoch or trainer.bus.failing is not None:
+        if self._by_epoch:
             return
-        if self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer):
+        due = self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer)
+        if due and trainer.bus.failing is None:
             self._ran_at = trainer.iter + 1
             self.update_stats(trainer)
 

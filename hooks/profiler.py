@@ -160,10 +160,13 @@ class ProfilerHook(Hook):
         # torch ends the process by a segmentation fault when a profiler whose step raised is stopped: let go of it
         profiler, self._profile, self._done = self._profile, None, True
         assert profiler is not None
-        with warnings.catch_warnings():
-            # each trace is dealt with when it is ready, so nobody misses the events of the last one
-            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+        if self._schedule is None:
             profiler.step()
+        else:
+            with warnings.catch_warnings():
+                # each trace is dealt with when it is ready, so nobody misses the events of the last one
+                warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+                profiler.step()
         self._profile = profiler
 
     def _end(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop.hooks.bn_population import Population
+from eventloop.hooks.bn_population import TOGETHER, Population
 from eventloop.hooks.bn_statistics import get_bn_modules, update_bn_stats
 
 SHAPES = {1: (3, 5), 2: (3, 4, 5), 3: (3, 2, 3, 4)}
@@ -93,8 +93,26 @@ def test_half_precision() -> None:
         seen.add(batch.bfloat16())
 
     mean, _ = population([batch.bfloat16().float() for batch in batches])
-    torch.testing.assert_close(seen.mean.float(), mean)
-    assert seen.count == 128 * 20
+    total, own_mean, _ = seen.moments()
+    torch.testing.assert_close(own_mean.float(), mean)
+    assert total == 128 * 20
+
+
+def test_many_batches_of_changing_sizes() -> None:
+    """However many batches come, and in whichever order of sizes, they are one population; asked for in between too."""
+    sizes = [5] * (2 * TOGETHER + 3) + [3, 5, 3, 3, 1] * 4
+    seen, batches = Population(torch.zeros(3)), batches_of(*sizes, mean=30.0)
+
+    for number, batch in enumerate(batches):
+        seen.add(batch)
+        if number % 17 == 0:
+            seen.moments()
+
+    total, mean, squares = seen.moments()
+    expected_mean, expected_variance = population(batches)
+    assert total == sum(sizes) * 20
+    torch.testing.assert_close(mean.float(), expected_mean)
+    torch.testing.assert_close((squares / total).float(), expected_variance)
 
 
 def test_layers_behind_layers() -> None:
