@@ -8,28 +8,38 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from eventloop.events import AfterTrainIter, BeforeTrain
+from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.hooks.hook import Hook
+from eventloop.hooks.report import report
 from eventloop.schedule import positive
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
 MIB = 1 << 20
+_STATS = {
+    "memory/allocated": "allocated_bytes.all.current",
+    "memory/reserved": "reserved_bytes.all.current",
+    "memory/max_allocated": "allocated_bytes.all.peak",
+    "memory/max_reserved": "reserved_bytes.all.peak",
+}
+"""Those that `torch.cuda.memory_allocated` and so on look at."""
 STATM = Path("/proc/self/statm")
 
 
 class MemoryHook(Hook):
-    """Puts, in MiB, `memory/resident`, and on a CUDA device `memory/max_allocated` and `memory/max_reserved`.
+    """Puts, in MiB, `memory/resident`, and on a CUDA device `memory/allocated`, `memory/reserved` and their peaks,
+    `memory/max_allocated` and `memory/max_reserved`.
 
         MemoryHook(interval=10)
 
     `resident` is the physical memory of this process (of no loader worker), read from /proc/self/statm; systems
-    without that file have no such metric. The other two are the peaks of `torch.cuda.max_memory_allocated` and
-    `max_memory_reserved`, which the host keeps: nothing here waits for the device.
+    without that file have no such metric. The others are those of `torch.cuda.memory_allocated` and so on, which the
+    host keeps: nothing here waits for the device.
 
     Args:
         interval: put them every so many iterations, and in the last one.
+        summary: log `torch.cuda.memory_summary` too when training ends.
         reset_peak: start the peaks anew after each time, so that each is that of its interval. Off by default,
             because everybody who reads the peaks shares them.
         device: the CUDA device to ask; by default the trainer's, else the one of the model's first parameter.
@@ -39,10 +49,14 @@ class MemoryHook(Hook):
     """
 
     def __init__(
-        self, interval: int = 10, reset_peak: bool = False, device: str | torch.device | None = None
+        self,
+        interval: int = 10,
+        reset_peak: bool = False,
+        device: str | torch.device | None = None,
+        summary: bool = False,
     ) -> None:
         positive("interval", interval)
-        self._interval, self._reset_peak = interval, reset_peak
+        self._interval, self._reset_peak, self._summary = interval, reset_peak, summary
         self._given = None if device is None else torch.device(device)
         if self._given is not None and self._given.type != "cuda":
             raise ValueError(f"MemoryHook asks CUDA devices for their memory, got device={str(device)!r}")
@@ -59,11 +73,16 @@ class MemoryHook(Hook):
             return
         values = {} if (resident := resident_bytes()) is None else {"memory/resident": resident / MIB}
         if self._device is not None:
-            values["memory/max_allocated"] = torch.cuda.max_memory_allocated(self._device) / MIB
-            values["memory/max_reserved"] = torch.cuda.max_memory_reserved(self._device) / MIB
+            stats = torch.cuda.memory_stats(self._device)  # once: it takes longer than all the rest
+            values |= {name: stats.get(key, 0) / MIB for name, key in _STATS.items()}
             if self._reset_peak:
                 torch.cuda.reset_peak_memory_stats(self._device)
         trainer.metrics.put_scalars(values, smoothing_hint=False)
+
+    def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
+        """Log the summary, where it is asked for."""
+        if self._summary and self._device is not None:
+            report(trainer, "memory_summary", "\n" + torch.cuda.memory_summary(self._device))
 
 
 def resident_bytes() -> int | None:

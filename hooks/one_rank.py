@@ -23,9 +23,10 @@ def on_rank(rank: int = 0) -> Callable[[F], F]:
         @on_rank(0)
         def show(trainer, event): ...
 
-    A collective in such a handler (`all_reduce`, `barrier`, the forward pass of DistributedDataParallel) would
-    wait for ranks that never come. It is refused with an error instead: do it in a handler that all ranks run, and
-    only what follows on one. A coroutine function, which runs in the background, is watched as well.
+    A collective in such a handler (`all_reduce`, `barrier`, those in a forward or backward pass of
+    DistributedDataParallel) would wait for ranks that never come. It is refused with an error instead: do it in a
+    handler that all ranks run, and only what follows on one; run `model.module` where a model of one rank will do. After
+    a refused backward pass DistributedDataParallel itself cannot go on. A coroutine function, which runs in the background, is watched as well.
 
     Raises:
         TypeError: `rank` is no int, or what is decorated no function.

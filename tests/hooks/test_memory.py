@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.events import ScalarsLogged
+from eventloop.events import ScalarsLogged, TextLogged
 from eventloop.hooks import LoggerHook
 from eventloop.hooks import memory as module
 from eventloop.hooks.memory import MIB, MemoryHook, resident_bytes
@@ -75,24 +75,28 @@ def test_system_without_proc_has_no_resident_memory(
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A CUDA device that says 3 and 5 MiB; returns what it was asked."""
+    """A CUDA device with 2 of 4 MiB allocated, 3 of 5 at its peak; returns what it was asked."""
     asked: list[str] = []
+    stats = {
+        "allocated_bytes.all.current": 2 * MIB, "reserved_bytes.all.current": 4 * MIB,
+        "allocated_bytes.all.peak": 3 * MIB, "reserved_bytes.all.peak": 5 * MIB,
+    }  # fmt: skip
 
-    def answer(name: str, mib: int) -> None:
-        def ask(device: torch.device) -> int:
+    def answer(name: str, said: object) -> None:
+        def ask(device: torch.device) -> object:
             asked.append(f"{name} of {device}")
-            return mib * MIB
+            return said
 
         monkeypatch.setattr(torch.cuda, name, ask)
 
-    answer("max_memory_allocated", 3)
-    answer("max_memory_reserved", 5)
-    answer("reset_peak_memory_stats", 0)
+    answer("memory_stats", stats)
+    answer("reset_peak_memory_stats", None)
+    answer("memory_summary", "| a table |")
     return asked
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_peaks_of_the_device_are_put(
+def test_memory_of_the_device_is_put(
     make_trainer: Make, record_scalars: Record, device: list[str], reset: bool
 ) -> None:
     """In MiB; they are started anew only where that is asked for."""
@@ -102,10 +106,22 @@ def test_peaks_of_the_device_are_put(
 
     trainer.train()
 
-    put = [(e.step, e.scalars["memory/max_allocated"], e.scalars["memory/max_reserved"]) for e in seen]
-    assert put == [(2, 3.0, 5.0), (4, 3.0, 5.0)]
-    once = ["max_memory_allocated of cuda:1", "max_memory_reserved of cuda:1"]
-    assert device == (once + ["reset_peak_memory_stats of cuda:1"] * reset) * 2
+    names = ("allocated", "reserved", "max_allocated", "max_reserved")
+    put = [(e.step, *(e.scalars[f"memory/{name}"] for name in names)) for e in seen]
+    assert put == [(2, 2.0, 4.0, 3.0, 5.0), (4, 2.0, 4.0, 3.0, 5.0)]
+    assert device == (["memory_stats of cuda:1"] + ["reset_peak_memory_stats of cuda:1"] * reset) * 2
+
+
+def test_the_summary_is_logged_at_the_end(make_trainer: Make, device: list[str]) -> None:
+    """Once, where it is asked for, as text for every writer."""
+    trainer = make_trainer(batches=4, hooks=[MemoryHook(interval=4, device="cuda:1", summary=True)])
+    told: list[TextLogged] = []
+    trainer.bus.subscribe(told.append, "text_logged", offload="thread", name="told")
+
+    trainer.train()
+
+    assert [(event.name, event.text) for event in told] == [("memory_summary", "\n| a table |")]
+    assert device.count("memory_summary of cuda:1") == 1
 
 
 @pytest.mark.parametrize(
