@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from benchmarks._timing import Case, statement
 from eventloop import Trainer
 from eventloop.events import AfterTrainIter
+from eventloop.media import MediaPacket
 from eventloop.metrics import EventStorage
 from eventloop.packet import Packet, Place
 
@@ -33,8 +35,10 @@ EVENTS = tuple(
     for index in range(INTERVAL)
 )
 
-
 FOREVER = 10**9
+_NUMBERS = itertools.count()
+"""Of the directories; MMEngine shares what has the same name, in other rows too."""
+AFTER_ITER = "hook.after_train_iter(trainer, event)"
 
 
 class Heads(nn.Module):
@@ -86,11 +90,12 @@ class Bench:
 
     def __init__(self, directory: Path, stack: ExitStack, number: int) -> None:
         self.directory, self.stack, self.number = directory, stack, number
-        self._names = itertools.count()
+        self.partner: Any = None
+        """The second rank, in a row that has one: a `_hook_ranks.Partner`."""
 
     def own_directory(self) -> Path:
         """A new directory; its name may also name what has to have a name of its own."""
-        path = self.directory / f"hook_cost_{next(self._names)}"
+        path = self.directory / f"hook_cost_{next(_NUMBERS)}"
         path.mkdir()
         return path
 
@@ -141,18 +146,28 @@ class Bench:
         """`body` for each of `count` things that a block uses up and `after` makes anew."""
         return replace(statement(label, _inside(head, body), 1, names, after), number=count)
 
-    def background(self, put: Callable[[], object], storage: EventStorage, part: int = 2) -> Case:
+    def hook_and_collect(self, names: Mapping[str, Any], storage: EventStorage, part: int = 2) -> Case:
+        """Ours, of a hook that puts numbers after each iteration: `names` are the `hook` and its `trainer`."""
+        own = Collected(storage)
+        return self.iterations(
+            OURS, AFTER_ITER, {**names, **own.names}, part=part, head="for event in events",
+            end=Collected.SOURCE, after=own.settle,
+        )  # fmt: skip
+
+    def background(
+        self, put: Callable[[], object], storage: EventStorage, part: int = 2, *, media: bool = False
+    ) -> Case:
         """What is left to the background of the values that `put` puts in each iteration: reading them, entering
-        them into the histories, and making the events."""
+        them into the histories, and making the events; with `media` that of the images."""
         intervals = max(self.number // part // INTERVAL, 1)
-        packets: list[Packet] = []
+        packets: list[Packet | MediaPacket] = []
 
         def fill() -> None:
             packets.clear()
             for _ in range(intervals):
                 for _ in range(INTERVAL):
                     put()
-                packets.append(storage.collect(Place()))
+                packets.append(storage.collect_media() if media else storage.collect(Place()))
 
         fill()
         case = self.over(
@@ -191,12 +206,14 @@ class Collected:
             self._storage._histories.clear()
 
 
-def remember(storage: EventStorage, names: Iterable[str], length: int) -> None:
+def remember(
+    storage: EventStorage, names: Iterable[str], length: int, *, smoothing_hint: bool = True
+) -> None:
     """Give the histories so many values."""
     for first in range(0, length, HISTORY):
         for name in names:
             for _ in range(min(HISTORY, length - first)):
-                storage.put_scalar(name, 0.5)
+                storage.put_scalar(name, 0.5, smoothing_hint)
         storage.collect()
         storage.settle()
 
@@ -226,3 +243,16 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def no_stderr() -> Iterator[None]:
+    """What libraries write to the process's standard error is lost."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(nowhere)
+        os.close(kept)

@@ -1,4 +1,5 @@
-"""MMEngine's hooks for `hook_cost`: its own classes, with its own Runner, called as its loop calls them."""
+"""MMEngine's hooks for `hook_cost`: its own classes, with its own Runner, called as its loop calls them. Its
+AmpOptimWrapper refuses a machine without an accelerator, and has no row."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ import torch
 
 from benchmarks._hook_bench import FOREVER, HISTORY, INTERVAL, Bench, Layers, Peer, loader, quiet
 from benchmarks._hook_numbers import FOUR, ITERATIONS, LENGTHS, PUT
+from benchmarks._hook_ranks import MMENGINE as SYNCED_BY_MMENGINE
 from benchmarks._hook_rows import NUMBERS
+from benchmarks._hook_steps import MAX_NORM, steps_in
+from benchmarks._hook_timers import PROFILED
 from benchmarks._timing import Case
 
 MMENGINE = "mmengine"
@@ -19,7 +23,7 @@ MMENGINE = "mmengine"
 MM_ITER = "hook.after_train_iter(runner, i, None, outputs)"
 
 
-def runner(bench: Bench, model: torch.nn.Module | None = None) -> Any:
+def runner(bench: Bench, model: torch.nn.Module | None = None, **options: Any) -> Any:
     """MMEngine's Runner with its console, its log file and its JSON lines, in iteration 7."""
     directory, job = bench.own_directory(), bench.losses(1)
     with quiet():
@@ -32,6 +36,7 @@ def runner(bench: Bench, model: torch.nn.Module | None = None) -> Any:
             visualizer={"type": "Visualizer", "vis_backends": [{"type": "LocalVisBackend"}]},
             default_scope="mmengine",
             experiment_name=directory.name,  # loggers, hubs and visualizers are shared under this name
+            **options,
         )
         made.train_loop._iter = 7
     bench.stack.callback(made.visualizer.close)
@@ -79,19 +84,69 @@ def mm_iter_timer(bench: Bench, label: str) -> Case:
     return bench.iterations(label, body, names, part=10, head="for i in ten", after=after)
 
 
-def mm_update_params(bench: Bench, label: str, accumulative_counts: int = 1) -> Case:
-    """What its training step calls with the loss."""
-    count = max(bench.number // 40, 1) * 4
+def mm_pet_timer(bench: Bench, label: str) -> Case:
+    """Its timer in a test, and its logger's line every 10 batches."""
+    own = runner(bench, test_dataloader=loader(), test_cfg={}, test_evaluator=[])
+    with quiet():
+        own.build_test_loop(own._test_loop)
+    timer, log = mm_hook("IterTimerHook"), mm_hook("LoggerHook", interval=INTERVAL)
+    timer.before_test_epoch(own)
+    log.before_run(own)
+    after = refill(own.message_hub, ["test/time", "test/data_time"], HISTORY)
+    body = (
+        "timer.before_test_iter(runner, i, None); timer.after_test_iter(runner, i, None, None); "
+        "log.after_test_iter(runner, i, None, None)"
+    )
+    names = {"timer": timer, "log": log, "runner": own}
+    return bench.iterations(label, body, names, part=10, head="for i in ten", after=after)
+
+
+def mm_profiler(bench: Bench, label: str) -> Case:
+    """Its begin, the steps and its end."""
+    own, hook = runner(bench), mm_hook("ProfilerHook", by_epoch=False, profile_times=PROFILED)
+
+    def again() -> None:
+        hook._closed = False
+
+    names = {"hook": hook, "runner": own, "loop": own.train_loop, "steps": range(PROFILED), "once": range(1)}
+    body = "hook.before_run(runner)\nfor loop._iter in steps: hook.after_train_iter(runner, loop._iter, None, None)"
+    return bench.over(label, "for _ in once", body, PROFILED, names, again)
+
+
+def mm_profiler_over(bench: Bench, label: str) -> Case:
+    """The same, when it has ended."""
+    own, hook = runner(bench), mm_hook("ProfilerHook", by_epoch=False)
+    hook._closed = True
+    return bench.iterations(
+        label, MM_ITER, {"hook": hook, "runner": own, "outputs": None}, head="for i in ten"
+    )
+
+
+def mm_sync_buffers(bench: Bench, label: str) -> Case:
+    """The end of an epoch. The counts of batches become their mean too."""
+    own, hook = runner(bench, bench.partner.model()), mm_hook("SyncBuffersHook")
+    hook.distributed = True  # which it would have found in the group, made when all is there
+    case: Case = bench.partner.case(label, partial(hook.after_train_epoch, own), SYNCED_BY_MMENGINE)
+    return case
+
+
+def mm_update_params(bench: Bench, label: str, accumulative_counts: int = 1, **options: Any) -> Case:
+    """What its training step calls with the loss; the norm of clipped gradients goes into its hub."""
+    count = steps_in(bench)
     job = bench.losses(count)
     with quiet():
         wrapper = import_module("mmengine.optim").OptimWrapper(
-            job.optimizer, accumulative_counts=accumulative_counts
+            job.optimizer, accumulative_counts=accumulative_counts, **options
         )
         wrapper.initialize_count_status(job.model, 0, ITERATIONS * 1000)
     names = {"outputs": job.outputs, "update_params": wrapper.update_params}
-    return bench.over(
-        label, "for output in outputs", "update_params(output['loss'])", count, names, lambda: job.make(count)
-    )
+    put_back = refill(wrapper.message_hub, ["train/grad_norm"], HISTORY)
+
+    def again() -> None:
+        put_back()
+        job.make(count)
+
+    return bench.over(label, "for output in outputs", "update_params(output['loss'])", count, names, again)
 
 
 def mm_logger(bench: Bench, label: str) -> Case:
@@ -125,9 +180,30 @@ def mm_scheduler(bench: Bench, label: str, name: str = "LinearLR", **arguments: 
     return bench.iterations(label, MM_ITER, names, part=5, head="for i in ten")
 
 
-def mm_ema(bench: Bench, label: str) -> Case:
+def mm_rate(bench: Bench, label: str) -> Case:
+    """Its RuntimeInfoHook, which puts the rate before an iteration, and its ParamSchedulerHook."""
+    own, info, hook, job = (
+        runner(bench),
+        mm_hook("RuntimeInfoHook"),
+        mm_hook("ParamSchedulerHook"),
+        bench.losses(1),
+    )
+    job.optimizer.step()
+    scheduler = import_module("mmengine.optim.scheduler").LinearLR(
+        job.optimizer, start_factor=0.1, end=FOREVER, by_epoch=False
+    )
+    own.param_schedulers = [scheduler]
+    scheduler._global_step = 1  # what it would warn of before its first step is not the question
+    scheduler.state_dict()  # as every run that saves has asked it; its attributes are slower from then on
+    names = {"info": info, "hook": hook, "runner": own, "outputs": None}
+    body = f"info.before_train_iter(runner, i, None); {MM_ITER}"
+    after = refill(own.message_hub, ["train/lr"], HISTORY)
+    return bench.iterations(label, body, names, part=10, head="for i in ten", after=after)
+
+
+def mm_ema(bench: Bench, label: str, ema_type: str = "ExponentialMovingAverage") -> Case:
     """Its EMAHook with the same momentum."""
-    own, hook = runner(bench, Layers()), mm_hook("EMAHook")
+    own, hook = runner(bench, Layers()), mm_hook("EMAHook", ema_type=ema_type)
     hook.before_run(own)
     names = {"hook": hook, "runner": own, "outputs": None}
     return bench.iterations(label, MM_ITER, names, part=100, head="for i in ten")
@@ -174,12 +250,28 @@ def hooks() -> Iterator[tuple[str, str, Callable[[Bench, str], Case]]]:
     update_params = "OptimWrapper.update_params"
     yield "RuntimeInfoHook", "RuntimeInfoHook", mm_runtime_info
     yield "IterTimerHook", "IterTimerHook", mm_iter_timer
+    yield "IterationTimer", "IterTimerHook", mm_iter_timer
+    yield "TestHook, a batch of a test", "IterTimerHook and LoggerHook", mm_pet_timer
+    yield f"ProfilerHook, each of {PROFILED} profiled", "ProfilerHook", mm_profiler
+    yield "ProfilerHook, after its profile", "ProfilerHook", mm_profiler_over
+    yield "SyncBuffersHook, an epoch of two ranks", "SyncBuffersHook", mm_sync_buffers
     yield "OptimizerHook", update_params, mm_update_params
+    yield (
+        "OptimizerHook, grad_clip", update_params, partial(mm_update_params, clip_grad={"max_norm": MAX_NORM})
+    )  # fmt: skip
     yield "GradientCumulativeOptimizerHook", update_params, partial(mm_update_params, accumulative_counts=4)
     yield "LoggerHook and the puts", "LoggerHook, update_scalars", mm_logger
+    yield "PeriodicWriter and the puts", "LoggerHook, update_scalars", mm_logger
+    yield "LRScheduler, PyTorch's LinearLR", "RuntimeInfoHook and ParamSchedulerHook", mm_rate
     yield "ParamSchedulerHook, PyTorch's LinearLR", "ParamSchedulerHook, LinearLR", mm_scheduler
     yield "ParamSchedulerHook, LinearLR by name", "ParamSchedulerHook, LinearLR", mm_scheduler
     yield "EMAHook", "EMAHook", mm_ema
+    for ema_type in ("StochasticWeightAverage", "MomentumAnnealingEMA"):
+        yield f"EMAHook, {ema_type}", "EMAHook", partial(mm_ema, ema_type=ema_type)
+
+
+def plain_hooks() -> Iterator[tuple[str, str, Callable[[Bench, str], Case]]]:
+    """The same for hooks that keep nothing."""
     plain: dict[str, dict[str, Any]] = {
         "EmptyCacheHook": {"hook_name": "EmptyCacheHook", "after_iter": True},
         "EarlyStoppingHook, a validation": {
@@ -212,6 +304,13 @@ def policies() -> Iterator[tuple[str, str, Callable[[Bench, str], Case]]]:
     }
     for policy, (name, given) in arguments.items():
         yield f"{policy} policy", name, partial(mm_scheduler, name=name, **given)
+    momenta: dict[str, tuple[str, dict[str, Any]]] = {
+        "Step": ("MultiStepMomentum", {"milestones": [30_000, 60_000], **end}),
+        "CosineAnnealing": ("CosineAnnealingMomentum", {"T_max": FOREVER, "eta_min": 0.5}),
+        "LinearAnnealing": ("LinearMomentum", {"start_factor": 1.0, "end_factor": 0.5, **end}),
+    }
+    for policy, (name, given) in momenta.items():
+        yield f"{policy}MomentumUpdaterHook", name, partial(mm_scheduler, name=name, **given)
 
 
 def numbers() -> Iterator[tuple[str, str, Callable[[Bench, str], Case]]]:
@@ -229,5 +328,6 @@ def numbers() -> Iterator[tuple[str, str, Callable[[Bench, str], Case]]]:
 
 
 PEERS = [
-    Peer(row, f"MMEngine {what}", MMENGINE, make) for row, what, make in (*hooks(), *policies(), *numbers())
+    Peer(row, f"MMEngine {what}", MMENGINE, make)
+    for row, what, make in (*hooks(), *plain_hooks(), *policies(), *numbers())
 ]

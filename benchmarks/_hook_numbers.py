@@ -12,7 +12,9 @@ from benchmarks._hook_bench import BY_HAND, OURS, Bench, Collected, remember
 from benchmarks._timing import Case
 from eventloop import hooks as lr
 from eventloop.history import HistoryBuffer
+from eventloop.hooks.hook import Hook
 from eventloop.hooks.lr_updater import LrUpdaterHook
+from eventloop.hooks.momentum_updater import MomentumUpdaterHook
 from eventloop.metrics import EventStorage
 
 LENGTHS = (0, 1_000, 100_000)
@@ -76,14 +78,49 @@ POLICIES: dict[str, tuple[Callable[[], LrUpdaterHook], str]] = {
 """Name of the policy in mmcv; ours; and mmcv's formula, of iteration i of n."""
 
 
+MOMENTA: dict[str, tuple[Callable[[], MomentumUpdaterHook], str]] = {
+    "StepMomentumUpdaterHook": (
+        lambda: lr.StepMomentumUpdaterHook([30_000, 60_000], min_momentum=0.5, **BY_ITER),
+        "max(base * 0.5 ** bisect([30_000, 60_000], i), low)",
+    ),
+    "CosineAnnealingMomentumUpdaterHook": (
+        lambda: lr.CosineAnnealingMomentumUpdaterHook(min_momentum=0.5, **BY_ITER),
+        HALF.format("i / n"),
+    ),
+    "LinearAnnealingMomentumUpdaterHook": (
+        lambda: lr.LinearAnnealingMomentumUpdaterHook(min_momentum=0.5, **BY_ITER),
+        "base + (low - base) * i / n",
+    ),
+    "CyclicMomentumUpdaterHook": (
+        lambda: lr.CyclicMomentumUpdaterHook(),
+        _two_halves(0.4, "base", "0.85 / 0.95 * base", "base"),
+    ),
+    "OneCycleMomentumUpdaterHook": (
+        lambda: lr.OneCycleMomentumUpdaterHook(),
+        _two_halves(0.3, "0.95", "0.85", "0.95"),
+    ),
+}
+"""The same for the momentum, by the names of the hooks."""
+
+
 def policy(bench: Bench, name: str) -> list[Case]:
     """The rate of one param group, set before an iteration."""
     make, formula = POLICIES[name]
-    hook, job = make(), bench.losses(1)
+    return _policy(bench, make(), formula, "lr", base=0.01, low=1e-4)
+
+
+def momentum(bench: Bench, name: str) -> list[Case]:
+    """The momentum of one param group, set before an iteration."""
+    make, formula = MOMENTA[name]
+    return _policy(bench, make(), formula, "momentum", base=0.9, low=0.5)
+
+
+def _policy(bench: Bench, hook: Hook, formula: str, key: str, *, base: float, low: float) -> list[Case]:
+    job = bench.losses(1)
     trainer = bench.trainer(job.model, optimizer=job.optimizer, hooks=[hook])
-    body = f"value = {formula}\nfor group in groups: group['lr'] = value"
+    body = f"value = {formula}\nfor group in groups: group['{key}'] = value"
     by_hand = {
-        "i": 7, "n": ITERATIONS, "base": 0.01, "low": 1e-4, "groups": bench.losses(1).optimizer.param_groups,
+        "i": 7, "n": ITERATIONS, "base": base, "low": low, "groups": bench.losses(1).optimizer.param_groups,
         "cos": cos, "pi": pi, "bisect": bisect_right,
     }  # fmt: skip
     names = {"hook": hook, "trainer": trainer}
@@ -153,6 +190,7 @@ def _cut(history: list[Any], length: int) -> None:
 PUT = "EventStorage.put_scalar, "
 ROWS: dict[str, Callable[[Bench], list[Case]]] = {
     **{f"{name} policy": partial(policy, name=name) for name in POLICIES},
+    **{name: partial(momentum, name=name) for name in MOMENTA},
     **{f"{PUT}a float, history {length:,}": partial(put_scalar, length=length) for length in LENGTHS},
     **{
         f"{PUT}a tensor, history {length:,}": partial(put_scalar, length=length, tensor=True)

@@ -1,4 +1,4 @@
-"""The peers' hooks for `hook_cost`, MMEngine's apart: their own classes, called as their own loops call them, with their
+"""The peers' hooks for `hook_cost`, in files of their own those of MMEngine, Lightning and torchtnt: their own classes, called as their own loops call them, with their
 own engine or trainer. Nothing is emulated, but a storage: fvcore has the buffer only.
 
 A peer is here where it does the work of the row: keeps the same numbers, or moves the same tensors. Peers are imported
@@ -12,28 +12,29 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-import torch
-from torch import nn
 from torch.optim import lr_scheduler as torch_lr
 from torch.optim import swa_utils
 
-from benchmarks import _hook_mmengine
-from benchmarks._hook_bench import FOREVER, INTERVAL, Bench, Layers, Peer, quiet
-from benchmarks._hook_numbers import FOUR, LENGTHS, PUT
+from benchmarks import _hook_lightning, _hook_mmengine, _hook_torchtnt
+from benchmarks._hook_bench import FOREVER, Bench, Layers, Peer, quiet
+from benchmarks._hook_norms import PASS, Normed, batches
+from benchmarks._hook_numbers import FOUR, ITERATIONS, LENGTHS, PUT
+from benchmarks._hook_steps import steps_in
 from benchmarks._timing import Case
 
-TORCH, IGNITE, LIGHTNING, FVCORE, TRANSFORMERS = (
-    "torch", "pytorch-ignite", "lightning", "fvcore", "transformers",
+TORCH, IGNITE, FVCORE, TRANSFORMERS, ACCELERATE = (
+    "torch", "pytorch-ignite", "fvcore", "transformers", "accelerate",
 )  # fmt: skip
 
 
 # --- PyTorch -----------------------------------------------------------------------------------------------
 
 
-def averaged_model(bench: Bench, label: str) -> Case:
-    """AveragedModel with its foreach function."""
+def averaged_model(bench: Bench, label: str, *, equal: bool = False) -> Case:
+    """AveragedModel with its foreach function, for an exponential average or an equal one."""
     model = Layers()
-    average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9998))
+    update = swa_utils.get_swa_multi_avg_fn() if equal else swa_utils.get_ema_multi_avg_fn(0.9998)
+    average = swa_utils.AveragedModel(model, multi_avg_fn=update)
     names = {"update": average.update_parameters, "model": model}
     return bench.iterations(label, "update(model)", names, part=100)
 
@@ -75,14 +76,14 @@ def ignite_early_stopping(bench: Bench, label: str) -> Case:
     return bench.iterations(label, "handler(engine)", {"handler": handler, "engine": engine})
 
 
-def ignite_scheduler(bench: Bench, label: str) -> Case:
+def ignite_scheduler(bench: Bench, label: str, *, save_history: bool = False) -> Case:
     """Its wrapper of one of PyTorch's schedulers, which takes `get_lr()` and leaves `step()` out: PyTorch's checks are
-    not made, and `get_last_lr()` stays behind."""
+    not made, and `get_last_lr()` stays behind. `save_history` keeps the rate of each iteration."""
     job = bench.losses(1)
     job.optimizer.step()
     job.optimizer._opt_called = True  # type: ignore[attr-defined]
     scheduler = torch_lr.LinearLR(job.optimizer, 0.1, total_iters=FOREVER)
-    handler = import_module("ignite.handlers").LRScheduler(scheduler)
+    handler = import_module("ignite.handlers").LRScheduler(scheduler, save_history)
     handler.state_dict()  # as every run that saves has asked it; its attributes are slower from then on
     scheduler.state_dict()
     names = {"handler": handler, "engine": engine_with(None)}
@@ -98,74 +99,33 @@ def ignite_cosine(bench: Bench, label: str) -> Case:
     return bench.iterations(label, "handler(engine)", names)
 
 
-# --- Lightning ---------------------------------------------------------------------------------------------
-
-
-def lightning_trainer(bench: Bench, **options: Any) -> tuple[Any, Any]:
-    """A Trainer that fits, and a module."""
-    lightning = import_module("lightning.pytorch")
-
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-    with quiet():
-        trainer = lightning.Trainer(
-            accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, default_root_dir=str(bench.own_directory()), **options,
-        )  # fmt: skip
-    trainer.state.fn = import_module("lightning.pytorch.trainer.states").TrainerFn.FITTING
-    trainer.training = True
-    return trainer, Module(Layers())
-
-
-LIGHTNING_ITER = "callback.on_train_batch_end(trainer, module, None, None, 7)"
-
-
-def lightning_ema(bench: Bench, label: str, callback: str, **arguments: Any) -> Case:
-    """One of its averaging callbacks; the count of steps, which its loop advances, is advanced here."""
-    trainer, module = lightning_trainer(bench)
-    own = getattr(import_module("lightning.pytorch.callbacks"), callback)(**arguments)
-    own.setup(trainer, module, "fit")
-    loop = trainer.fit_loop.epoch_loop.automatic_optimization
-    steps = loop.optim_progress.optimizer.step.total
-    names = {"callback": own, "trainer": trainer, "module": module, "steps": steps}
-    return bench.iterations(label, f"steps.completed += 1; {LIGHTNING_ITER}", names, part=100)
-
-
-def lightning_early_stopping(bench: Bench, label: str) -> Case:
-    """EarlyStopping with the same score, as the tensor that it is there."""
-    trainer, module = lightning_trainer(bench)
-    callback = import_module("lightning.pytorch.callbacks").EarlyStopping(
-        "loss", patience=FOREVER, check_on_train_epoch_end=False
+def ignite_cosine_momentum(bench: Bench, label: str) -> Case:
+    """The same of the momentum."""
+    handler = import_module("ignite.handlers").CosineAnnealingScheduler(
+        bench.losses(1).optimizer, "momentum", 0.9, 0.5, FOREVER
     )
-    trainer._logger_connector._callback_metrics["loss"] = torch.tensor(0.5)
-    names = {"callback": callback, "trainer": trainer, "module": module}
-    return bench.iterations(label, "callback.on_validation_end(trainer, module)", names, part=5)
+    return bench.iterations(label, "handler(engine)", {"handler": handler, "engine": engine_with(None)})
 
 
-def lightning_checkpoint(bench: Bench, label: str) -> Case:
-    """ModelCheckpoint by steps."""
-    trainer, module = lightning_trainer(bench)
-    callback = import_module("lightning.pytorch.callbacks").ModelCheckpoint(every_n_train_steps=1000)
-    trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = 7
-    names = {"callback": callback, "trainer": trainer, "module": module}
-    return bench.iterations(label, LIGHTNING_ITER, names)
+def ignite_linear_momentum(bench: Bench, label: str) -> Case:
+    """Its line, of the momentum."""
+    handler = import_module("ignite.handlers").LinearCyclicalScheduler(
+        bench.losses(1).optimizer, "momentum", 0.9, 0.5, FOREVER
+    )
+    return bench.iterations(label, "handler(engine)", {"handler": handler, "engine": engine_with(None)})
 
 
-def lightning_memory(bench: Bench, label: str) -> Case:
-    """DeviceStatsMonitor, which says the machine's memory and load (of psutil) every 10 steps, into a logger that
-    does nothing."""
-    trainer, module = lightning_trainer(bench, log_every_n_steps=INTERVAL)
-    trainer.loggers = [import_module("lightning.pytorch.loggers.logger").DummyLogger()]
-    callback = import_module("lightning.pytorch.callbacks").DeviceStatsMonitor()
-    callback.setup(trainer, module, "fit")
-    names = {
-        "callback": callback, "trainer": trainer, "module": module, "loop": trainer.fit_loop.epoch_loop
-    }  # fmt: skip
-    body = f"loop._batches_that_stepped += 1; callback.on_train_batch_start(trainer, module, None, 7); {LIGHTNING_ITER}"
-    return bench.iterations(label, body, names, part=2)
+def ignite_times(bench: Bench, label: str) -> Case:
+    """BasicTimeProfiler: what it puts around the four events of an iteration, for the times of the loader, of the step
+    and of the handlers."""
+    profiler, engine = import_module("ignite.handlers").BasicTimeProfiler(), engine_with(None)
+    profiler._reset(1, ITERATIONS)
+    engine.state.iteration = 8
+    events = ("get_batch_started", "get_batch_completed", "iter_started", "iter_completed")
+    points = [getattr(profiler, f"_as_{at}_{event}") for event in events for at in ("first", "last")]
+    names = {f"point_{index}": point for index, point in enumerate(points)}
+    body = "; ".join(f"{name}(engine)" for name in names)
+    return bench.iterations(label, body, {**names, "engine": engine}, part=10)
 
 
 # --- transformers ------------------------------------------------------------------------------------------
@@ -189,6 +149,27 @@ def transformers_early_stopping(bench: Bench, label: str) -> Case:
         "scores": {"eval_loss": 0.5},
     }
     return bench.iterations(label, "callback.on_evaluate(args, state, control, metrics=scores)", names)
+
+
+# --- accelerate --------------------------------------------------------------------------------------------
+
+
+def accelerate_bfloat16(bench: Bench, label: str) -> Case:
+    """What its loops call: autocast, backward and its optimizer's step. It scales float16 on accelerators only."""
+    count, accelerate = steps_in(bench), import_module("accelerate")
+    job = bench.losses(count)
+    reset = import_module("accelerate.state").AcceleratorState._reset_state
+    reset(reset_partial_state=True)
+    bench.stack.callback(reset, reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    names = {
+        "accelerator": accelerator, "optimizer": accelerator.prepare(job.optimizer), "losses": job.losses
+    }  # fmt: skip
+    body = (
+        "with accelerator.autocast(): pass"
+        "\noptimizer.zero_grad(); accelerator.backward(loss); optimizer.step()"
+    )
+    return bench.over(label, "for loss in losses", body, count, names, lambda: job.make(count))
 
 
 # --- fvcore ------------------------------------------------------------------------------------------------
@@ -266,6 +247,14 @@ def fv_schedule(bench: Bench, label: str, name: str, *arguments: Any) -> Case:
     return bench.iterations(label, "scheduler.step()", {"scheduler": scheduler}, part=5)
 
 
+def fv_precise_bn(bench: Bench, label: str) -> Case:
+    """A pass; it leaves the loader's place, random states and other buffers to whoever calls it."""
+    update = import_module("fvcore.nn.precise_bn").update_bn_stats
+    names = {"update": update, "model": Normed().train(), "given": batches(), "once": range(1)}
+    body = f"update(model, given, {PASS})"
+    return bench.over(label, "for _ in once", body, PASS, names, lambda: None)
+
+
 def fv_policies() -> list[Peer]:
     """fvcore's schedule for each policy that it has."""
     arguments: dict[str, tuple[Any, ...]] = {
@@ -287,32 +276,26 @@ def fv_policies() -> list[Peer]:
 
 
 EARLY, TORCHS = "EarlyStoppingHook, a validation", "ParamSchedulerHook, PyTorch's LinearLR"
-FOREACH = "WeightAveraging, multi_avg_fn"
-AVERAGES: list[Peer] = [
-    Peer("EMAHook", "torch AveragedModel, multi_avg_fn", TORCH, averaged_model),
-    Peer("EMAHook", "ignite EMAHandler", IGNITE, ignite_ema),
-    Peer(
-        "EMAHook", "Lightning EMAWeightAveraging", LIGHTNING,
-        partial(lightning_ema, callback="EMAWeightAveraging", decay=0.9998),
-    ),
-    Peer(
-        "EMAHook", f"Lightning {FOREACH}", LIGHTNING,
-        partial(
-            lightning_ema, callback="WeightAveraging",
-            multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9998),
-        ),
-    ),
-]  # fmt: skip
+EQUAL, ITERATION_TIMER = "EMAHook, StochasticWeightAverage", "IterationTimer"
 OTHERS: list[Peer] = [
+    Peer("EMAHook", "torch AveragedModel, multi_avg_fn", TORCH, averaged_model),
+    Peer(EQUAL, "torch AveragedModel, multi_avg_fn", TORCH, partial(averaged_model, equal=True)),
+    Peer("EMAHook", "ignite EMAHandler", IGNITE, ignite_ema),
     Peer(TORCHS, "ignite LRScheduler", IGNITE, ignite_scheduler),
+    Peer(
+        "LRScheduler, PyTorch's LinearLR", "ignite LRScheduler, save_history", IGNITE,
+        partial(ignite_scheduler, save_history=True),
+    ),
     Peer("CosineAnnealing policy", "ignite CosineAnnealingScheduler", IGNITE, ignite_cosine),
+    Peer("CosineAnnealingMomentumUpdaterHook", "ignite CosineAnnealingScheduler", IGNITE, ignite_cosine_momentum),
+    Peer("LinearAnnealingMomentumUpdaterHook", "ignite LinearCyclicalScheduler", IGNITE, ignite_linear_momentum),
+    Peer(ITERATION_TIMER, "ignite BasicTimeProfiler", IGNITE, ignite_times),
     Peer("CheckInvalidLossHook", "ignite TerminateOnNan", IGNITE, ignite_nan),
     Peer(EARLY, "ignite EarlyStopping", IGNITE, ignite_early_stopping),
-    Peer(EARLY, "Lightning EarlyStopping", LIGHTNING, lightning_early_stopping),
     Peer(EARLY, "transformers EarlyStoppingCallback", TRANSFORMERS, transformers_early_stopping),
-    Peer("CheckpointHook, not due", "Lightning ModelCheckpoint", LIGHTNING, lightning_checkpoint),
-    Peer("MemoryHook", "Lightning DeviceStatsMonitor", LIGHTNING, lightning_memory),
-]
+    Peer("AmpOptimizerHook, bfloat16", "accelerate Accelerator.backward", ACCELERATE, accelerate_bfloat16),
+    Peer(f"PreciseBN, each of a pass of {PASS}", "fvcore update_bn_stats", FVCORE, fv_precise_bn),
+]  # fmt: skip
 
 
 def fv_numbers() -> list[Peer]:
@@ -331,5 +314,7 @@ def fv_numbers() -> list[Peer]:
     return peers
 
 
-PEERS = [*_hook_mmengine.PEERS, *AVERAGES, *OTHERS, *fv_policies(), *fv_numbers()]
+PEERS = [
+    *_hook_mmengine.PEERS, *OTHERS, *_hook_lightning.PEERS, *_hook_torchtnt.PEERS, *fv_policies(), *fv_numbers()
+]  # fmt: skip
 """All of them."""

@@ -6,15 +6,17 @@ import io
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch.optim import lr_scheduler as torch_lr
 
 from benchmarks._hook_bench import (
+    AFTER_ITER,
     BY_HAND,
+    EVENTS,
     FOREVER,
     HISTORY,
     INTERVAL,
@@ -25,26 +27,24 @@ from benchmarks._hook_bench import (
     remember,
 )
 from benchmarks._timing import Case
-from eventloop import param_schedulers
+from eventloop import Trainer, param_schedulers
 from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrain, BeforeTrainEpoch
 from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.early_stopping import EarlyStoppingHook
 from eventloop.hooks.ema import EMAHook
 from eventloop.hooks.empty_cache import EmptyCacheHook
-from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
-from eventloop.hooks.iter_timer import IterTimerHook
 from eventloop.hooks.logger import LoggerHook
+from eventloop.hooks.lr_scheduler import LRScheduler
 from eventloop.hooks.memory import MIB, STATM, MemoryHook
-from eventloop.hooks.optimizer import OptimizerHook
 from eventloop.hooks.param_scheduler import ParamSchedulerHook
+from eventloop.hooks.periodic_writer import PeriodicWriter
 from eventloop.hooks.runtime_info import RuntimeInfoHook
 from eventloop.hooks.sampler_seed import DistSamplerSeedHook
 from eventloop.writers import ConsoleWriter, JSONLWriter
 
 NUMBERS = ("loss", "time", "data_time", "step_time", "hook_time")
 """What the default hooks put in each iteration."""
-AFTER_ITER = "hook.after_train_iter(trainer, event)"
 
 
 def runtime_info(bench: Bench) -> list[Case]:
@@ -53,11 +53,10 @@ def runtime_info(bench: Bench) -> list[Case]:
     loss = bench.losses(1).losses[0]
     trainer.outputs = {"loss": loss}
     remember(trainer.metrics, ["loss"], HISTORY)
-    own = Collected(trainer.metrics)
-    names = {"hook": hook, "trainer": trainer, **own.names}
+    names = {"hook": hook, "trainer": trainer}
     kept: list[Any] = []
     return [
-        _with_events(bench, names, own),
+        bench.hook_and_collect(names, trainer.metrics),
         bench.iterations(
             BY_HAND,
             "keep((loss.detach(), 7))",
@@ -65,74 +64,34 @@ def runtime_info(bench: Bench) -> list[Case]:
             part=2,
             after=kept.clear,
         ),
-        bench.background(lambda: _call(hook, trainer), trainer.metrics),
+        bench.background(lambda: hook.after_train_iter(trainer, EVENTS[7]), trainer.metrics),
     ]
-
-
-def iter_timer(bench: Bench) -> list[Case]:
-    """The time of the iteration and its three parts, put."""
-    trainer, hook = bench.trainer(), IterTimerHook()
-    hook.before_train_epoch(trainer, BeforeTrainEpoch())
-    remember(trainer.metrics, NUMBERS[1:], HISTORY)
-    own = Collected(trainer.metrics)
-    kept: list[Any] = []
-    body = (
-        "now = clock(); keep((now - last, 7)); keep((waited, 7)); keep((took, 7)); "
-        "keep((now - last - waited - took, 7)); last = now"
-    )
-    by_hand = {"clock": perf_counter, "keep": kept.append, "last": 0.0, "waited": 0.001, "took": 0.002}
-    return [
-        _with_events(bench, {"hook": hook, "trainer": trainer, **own.names}, own),
-        bench.iterations(BY_HAND, body, by_hand, part=2, after=kept.clear),
-        bench.background(lambda: _call(hook, trainer), trainer.metrics),
-    ]
-
-
-def optimizer(bench: Bench) -> list[Case]:
-    """zero_grad, backward and step of SGD; the losses are there."""
-    hook = OptimizerHook()
-    body = "optimizer.zero_grad(set_to_none=True); loss.backward(); optimizer.step()"
-    return _steps(bench, hook, body)
-
-
-def gradient_cumulative(bench: Bench) -> list[Case]:
-    """The same with a step every 4 iterations."""
-    hook = GradientCumulativeOptimizerHook(cumulative_iters=4)
-    body = (
-        "(loss / 4).backward(); count += 1"
-        "\nif count % 4 == 0: optimizer.step(); optimizer.zero_grad(set_to_none=True)"
-    )
-    return _steps(bench, hook, body)
-
-
-def _steps(bench: Bench, hook: OptimizerHook, by_hand: str) -> list[Case]:
-    count = max(bench.number // 40, 1) * 4
-    ours, theirs = bench.losses(count), bench.losses(count)
-    trainer = bench.trainer(ours.model, optimizer=ours.optimizer, default_hooks={"optimizer": hook})
-    event = AfterTrainIter(iter=7, batch_idx=7)
-    names = {"hook": hook, "trainer": trainer, "outputs": ours.outputs, "event": event}
-    plain = {"outputs": theirs.outputs, "optimizer": theirs.optimizer, "count": 0}
-    return [
-        bench.over(OURS, "for trainer.outputs in outputs", AFTER_ITER, count, names, lambda: ours.make(count)),
-        bench.over(BY_HAND, "for output in outputs", f"loss = output['loss']\n{by_hand}", count, plain, lambda: theirs.make(count)),
-    ]  # fmt: skip
 
 
 def logger(bench: Bench) -> list[Case]:
     """Five numbers put in each iteration; every 10 the rate is put too and all is sent to a console and a JSONL
     writer. By hand: a line printed and one written, of one value each."""
     hook = LoggerHook(INTERVAL)
+    return _logged(bench, hook, "for event in events", default_hooks={"logger": hook}, writers=_writers())
+
+
+def periodic_writer(bench: Bench) -> list[Case]:
+    """The same, where the hook has the writers."""
+    hook = PeriodicWriter(_writers(), period=INTERVAL)
+    return _logged(bench, hook, "for trainer.iter in ten", hooks=[hook])
+
+
+def _writers() -> list[Any]:
+    return [ConsoleWriter(stream=io.StringIO()), JSONLWriter()]
+
+
+def _logged(bench: Bench, hook: LoggerHook, head: str, **options: Any) -> list[Case]:
     job = bench.losses(1)
-    trainer = bench.trainer(
-        job.model,
-        optimizer=job.optimizer,
-        default_hooks={"logger": hook},
-        writers=[ConsoleWriter(stream=io.StringIO()), JSONLWriter()],
-    )
+    trainer = bench.trainer(job.model, optimizer=job.optimizer, **options)
     numbers = dict.fromkeys(NUMBERS, 0.01) | {"loss": job.losses[0]}
     remember(trainer.metrics, NUMBERS, HISTORY)
     put = trainer.metrics.put_scalars
-    ours = {"hook": hook, "trainer": trainer, "put": put, "numbers": numbers}
+    ours = {"hook": hook, "trainer": trainer, "put": put, "numbers": numbers, "event": EVENTS[7]}
     console, lines = io.StringIO(), open(bench.own_directory() / "lines.jsonl", "w")  # noqa: SIM115
     bench.stack.callback(lines.close)
 
@@ -144,12 +103,11 @@ def logger(bench: Bench) -> list[Case]:
     by_hand = {"log": log, "loss": job.losses[0]}
     return [
         bench.iterations(
-            OURS, f"put(numbers); {AFTER_ITER}", ours, part=2, head="for event in events",
-            after=trainer.bus.flush,
+            OURS, f"put(numbers); {AFTER_ITER}", ours, part=2, head=head, after=trainer.bus.flush
         ),
         bench.iterations(BY_HAND, "pass", by_hand, part=2, end="log(loss)"),
         bench.background(lambda: put(numbers), trainer.metrics),
-    ]  # fmt: skip
+    ]
 
 
 def scheduler_of_torch(bench: Bench) -> list[Case]:
@@ -167,10 +125,46 @@ def scheduler_by_name(bench: Bench) -> list[Case]:
 
 
 def _schedulers(bench: Bench, make: Callable[[torch.optim.Optimizer], Any]) -> list[Case]:
+    hook = ParamSchedulerHook()
+    trainer, alone = _scheduled(bench, hook, make)
+    return [
+        bench.iterations(
+            OURS, AFTER_ITER, {"hook": hook, "trainer": trainer}, part=5, head="for event in events"
+        ),
+        bench.iterations(BY_HAND, "scheduler.step()", {"scheduler": alone}, part=5),
+    ]
+
+
+def lr_scheduler(bench: Bench) -> list[Case]:
+    """The rate put in each iteration, and the same scheduler stepped."""
+    hook = LRScheduler()
+    trainer, alone = _scheduled(
+        bench, hook, lambda optimizer: torch_lr.LinearLR(optimizer, 0.1, total_iters=FOREVER)
+    )
+    remember(trainer.metrics, ["lr"], HISTORY, smoothing_hint=False)
+    own, kept = Collected(trainer.metrics), list[Any]()
+    by_hand = {"scheduler": alone, "groups": alone.optimizer.param_groups, "keep": kept.append}
+    return [
+        bench.iterations(
+            OURS, f"put_lr(trainer, event); {AFTER_ITER}",
+            {"hook": hook, "trainer": trainer, "put_lr": hook._put_lr, **own.names}, part=5,
+            head="for event in events", end=Collected.SOURCE, after=own.settle,
+        ),
+        bench.iterations(
+            BY_HAND, "keep((groups[0]['lr'], 7)); scheduler.step()", by_hand, part=5, after=kept.clear
+        ),
+        bench.background(lambda: hook._put_lr(trainer, EVENTS[7]), trainer.metrics),
+    ]  # fmt: skip
+
+
+def _scheduled(
+    bench: Bench, hook: ParamSchedulerHook, make: Callable[[torch.optim.Optimizer], Any]
+) -> tuple[Trainer, torch_lr.LinearLR]:
+    """A trainer whose hook steps the scheduler that `make` makes, and a scheduler that nobody steps."""
     jobs = [bench.losses(1), bench.losses(1)]
     for job in jobs:
         job.optimizer.step()
-    hook, scheduler = ParamSchedulerHook(), make(jobs[0].optimizer)
+    scheduler = make(jobs[0].optimizer)
     trainer = bench.trainer(
         jobs[0].model, max_epochs=FOREVER // 1000, optimizer=jobs[0].optimizer, schedulers=[scheduler],
         default_hooks={"param_scheduler": hook},
@@ -181,18 +175,13 @@ def _schedulers(bench: Bench, make: Callable[[torch.optim.Optimizer], Any]) -> l
         job.optimizer._opt_called = True  # type: ignore[attr-defined]
     for own in (scheduler, alone):
         own.state_dict()  # as every run that saves has asked it; its attributes are slower from then on
-    return [
-        bench.iterations(
-            OURS, AFTER_ITER, {"hook": hook, "trainer": trainer}, part=5, head="for event in events"
-        ),
-        bench.iterations(BY_HAND, "scheduler.step()", {"scheduler": alone}, part=5),
-    ]
+    return trainer, alone
 
 
-def ema(bench: Bench) -> list[Case]:
+def ema(bench: Bench, ema_type: str = "ExponentialMovingAverage", weight: str = "0.0002") -> list[Case]:
     """An average of 100 tensors, 1,044,000 parameters, after a step of the optimizer. By hand:
     `torch._foreach_lerp_` of lists made before."""
-    hook, model = EMAHook(momentum=0.0002), Layers()
+    hook, model = EMAHook(ema_type), Layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     trainer = bench.trainer(model, optimizer=optimizer, hooks=[hook])
     hook.before_train(trainer, BeforeTrain())
@@ -200,11 +189,11 @@ def ema(bench: Bench) -> list[Case]:
     sources = [parameter.data for parameter in hand.parameters()]
     averages = [source.clone() for source in sources]
     names = {"hook": hook, "trainer": trainer, "optimizer": optimizer}
-    by_hand = {"lerp": torch._foreach_lerp_, "averages": averages, "sources": sources}
+    by_hand = {"lerp": torch._foreach_lerp_, "averages": averages, "sources": sources, "steps": 1}
     body = f"hook._optimizer_stepped(optimizer, (), {{}}); {AFTER_ITER}"  # as the optimizer calls it
     return [
         bench.iterations(OURS, body, names, part=100, head="for event in events"),
-        bench.iterations(BY_HAND, "lerp(averages, sources, 0.0002)", by_hand, part=100),
+        bench.iterations(BY_HAND, f"lerp(averages, sources, {weight}); steps += 1", by_hand, part=100),
     ]
 
 
@@ -289,25 +278,20 @@ def sampler_seed(bench: Bench) -> list[Case]:
     ]
 
 
-def _with_events(bench: Bench, names: dict[str, Any], own: Collected) -> Case:
-    return bench.iterations(
-        OURS, AFTER_ITER, names, part=2, head="for event in events", end=Collected.SOURCE, after=own.settle
-    )
-
-
-def _call(hook: Any, trainer: Any) -> None:
-    hook.after_train_iter(trainer, AfterTrainIter(iter=7, batch_idx=7))
-
-
 ROWS: dict[str, Callable[[Bench], list[Case]]] = {
     "RuntimeInfoHook": runtime_info,
-    "IterTimerHook": iter_timer,
-    "OptimizerHook": optimizer,
-    "GradientCumulativeOptimizerHook": gradient_cumulative,
     "LoggerHook and the puts": logger,
+    "PeriodicWriter and the puts": periodic_writer,
     "ParamSchedulerHook, PyTorch's LinearLR": scheduler_of_torch,
     "ParamSchedulerHook, LinearLR by name": scheduler_by_name,
+    "LRScheduler, PyTorch's LinearLR": lr_scheduler,
     "EMAHook": ema,
+    "EMAHook, StochasticWeightAverage": partial(
+        ema, ema_type="StochasticWeightAverage", weight="1 / (steps + 1)"
+    ),
+    "EMAHook, MomentumAnnealingEMA": partial(
+        ema, ema_type="MomentumAnnealingEMA", weight="max(0.0002, 100 / (100 + steps))"
+    ),
     "CheckInvalidLossHook": check_invalid_loss,
     "EmptyCacheHook": empty_cache,
     "EarlyStoppingHook, a validation": early_stopping,

@@ -4,8 +4,11 @@
 
 Each hook is called directly, by its own method, with a trainer and events that were built once; so what is timed is
 the hook and no bus. By hand is what a careful author writes in a loop. The peers are called as their loops call them,
-every method they have for an iteration (`_hook_mmengine`, `_hook_peers`). The cases of a row take turns in rounds (see
-`_timing`), each row by itself: quote the ratios, which are of the same round.
+every method they have for an iteration (`_hook_peers` and the files it names). The cases of a row take turns in rounds
+(see `_timing`), each row by itself: quote the ratios, which are of the same round.
+
+Each public hook has a row, or a reason for having none (`_hook_coverage`). One that has work every so many iterations is
+quoted with what an iteration costs on average; the row's name says so, and of what else than an iteration a time is.
 
 What is put into `trainer.metrics` is collected every 10 iterations, as the LoggerHook does, and that is part of ours.
 What the background does with it later (reading the values, the histories, the events) has a column of its own; the
@@ -23,8 +26,17 @@ from typing import Any
 
 import torch
 
-from benchmarks import _hook_numbers, _hook_rows
+from benchmarks import (
+    _hook_calls,
+    _hook_norms,
+    _hook_numbers,
+    _hook_rows,
+    _hook_steps,
+    _hook_timers,
+    _hook_views,
+)
 from benchmarks._hook_bench import BACKGROUND, BY_HAND, OURS, Bench
+from benchmarks._hook_coverage import WITHOUT_ROW, complaints
 from benchmarks._hook_peers import PEERS
 from benchmarks._timing import (
     NOT_INSTALLED,
@@ -39,7 +51,10 @@ from benchmarks._timing import (
     yes_no,
 )
 
-ROWS = {**_hook_rows.ROWS, **_hook_numbers.ROWS}
+ROWS = {
+    **_hook_rows.ROWS, **_hook_timers.ROWS, **_hook_steps.ROWS, **_hook_norms.ROWS, **_hook_views.ROWS,
+    **_hook_calls.ROWS, **_hook_numbers.ROWS,
+}  # fmt: skip
 VERSIONS = tuple(dict.fromkeys(["torch", *(peer.distribution for peer in PEERS)]))
 PUT_GOAL_US = 1.5
 EMA_GOAL = 2.0
@@ -152,6 +167,7 @@ def report(about: dict[str, str], rows: list[Row]) -> str:
         GOALS,
         "## Goals not met\n\n" + missed(rows),
         "## Every peer\n\n" + markdown_table(PEER_COLUMNS, peer_rows(rows)),
+        "## Without a row\n\n" + "\n".join(f"- {name}: {reason}" for name, reason in WITHOUT_ROW.items()),
     ]
     return "\n\n".join(parts)
 
@@ -184,8 +200,14 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print, keep.
+
+    Raises:
+        SystemExit: a public hook has neither a row nor a reason for having none, or a peer has no row.
+    """
     options = arguments()
+    if wrong := complaints(ROWS, PEERS):
+        raise SystemExit("\n".join(wrong))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = [measure_row(name, options) for name in ROWS if options.only in name]
