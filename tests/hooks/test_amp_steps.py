@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import StepLR
 
+from eventloop.hooks import ExpLrUpdaterHook
 from eventloop.hooks.amp import AmpOptimizerHook as Amp
 from eventloop.hooks.amp import Fp16OptimizerHook as Fp16
 from eventloop.hooks.amp import GradientCumulativeFp16OptimizerHook as CumulativeFp16
@@ -63,6 +64,22 @@ def test_skipped_step_is_no_step_for_schedulers(make_trainer: MakeTrainer) -> No
     make_trainer(model=model, optimizer=optimizer, schedulers=[scheduler], hooks=hooks).train()
 
     assert optimizer.param_groups[0]["lr"] == 0.5**2
+
+
+def test_skipped_step_counts_for_a_policy(make_trainer: MakeTrainer) -> None:
+    """mmcv's policies are functions of the run's counters: an iteration whose step was skipped has its rate, too."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    rates: dict[int, float] = {}
+    hooks = [Amp({"init_scale": 64.0}, "float16"), Overflow(0, 2), ExpLrUpdaterHook(0.5, by_epoch=False)]
+    trainer = make_trainer(model=model, optimizer=optimizer, hooks=hooks)
+    trainer.bus.subscribe(
+        lambda event: rates.update({event.iter: optimizer.param_groups[0]["lr"]}), "before_optimizer_step"
+    )
+
+    trainer.train()
+
+    assert rates == {1: 0.5, 3: 0.125}  # of 1, 0.5, 0.25, 0.125, those of the steps that were made
 
 
 def test_an_epoch_without_a_step_is_no_mistake(make_trainer: MakeTrainer) -> None:

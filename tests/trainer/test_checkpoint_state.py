@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,46 @@ def test_unwrap_a_compiled_model() -> None:
     assert unwrap(compiled) is model
     assert unwrap(torch.nn.DataParallel(model)) is model
     assert unwrap(model) is model
+
+
+# --- meta --------------------------------------------------------------------------------------------------
+
+
+def test_meta_says_where_the_run_was_and_how_it_was_built(make_trainer: MakeTrainer) -> None:
+    """Counters and maxima, the classes of optimizer and schedulers, the place in the loader, the settings, when it was
+    saved and by which torch: no config, seed or name of an experiment, which nobody told the trainer."""
+    trainer = make_trainer()
+    trainer.schedulers.append(torch.optim.lr_scheduler.StepLR(trainer.optimizer, 3))
+    trainer.train()
+
+    meta = load_checkpoint(trainer.work_dir / "epoch_1")["meta"]
+
+    assert time.strptime(meta.pop("time"), "%Y-%m-%dT%H:%M:%S%z")
+    assert meta.pop("position").keys() >= {"batch_idx", "passes"}
+    assert meta.pop("settings").keys() == {"optimizer", "param_schedulers", "run", "hooks", "hook_options"}
+    assert meta == {
+        "schema": 1, "iter": 3, "epoch": 1, "max_iters": 6, "max_epochs": 2,
+        "optimizer": "SGD", "param_schedulers": ["StepLR"], "torch": str(torch.__version__),
+    }  # fmt: skip
+
+
+def test_facts_of_ones_own_in_meta(make_trainer: MakeTrainer) -> None:
+    """What a handler of before_save_checkpoint puts into meta, after_load_checkpoint finds there."""
+    facts = {"seed": 7, "cfg": "lr = 0.1", "experiment_name": "tiny", "dataset_meta": {"classes": ["a", "b"]}}
+    first = make_trainer()
+    first.bus.subscribe(
+        lambda trainer, event: trainer.checkpoint["meta"].update(facts), "before_save_checkpoint"
+    )
+    first.train()
+    second = make_trainer()
+    found: list[Any] = []
+    second.bus.subscribe(
+        lambda trainer, event: found.append(trainer.checkpoint["meta"]), "after_load_checkpoint"
+    )
+
+    second.resume()
+
+    assert {name: found[0][name] for name in facts} == facts
 
 
 # --- random state ------------------------------------------------------------------------------------------

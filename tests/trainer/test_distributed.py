@@ -40,7 +40,7 @@ def run(**unit):
     torch.manual_seed(1)
     model = DistributedDataParallel(torch.nn.Linear(2, 2))
     trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step,
-        train_loader=DataLoader(train, batch_size=3, sampler=sampler), val_loader=val,
+        train_loader=DataLoader(train, batch_size=3, sampler=sampler), val_loader=val, test_loader=val,
         val_step=lambda t, b: {"loss": F.cross_entropy(t.model(b[0]), b[1]), "preds": t.model(b[0]), "target": b[1]},
         writers=[JSONLWriter()], **unit)
     saves = []
@@ -56,14 +56,20 @@ seen.clear()
 by_iter, _ = run(max_iters=6)
 by_iter.train()
 passes = [seen[:2], seen[2:4], seen[4:]]
+announced = []
+by_iter.bus.subscribe(lambda event: announced.append(event.metrics), "after_test_epoch")
+tested = by_iter.test()
 
-with torch.no_grad():
-    preds = trainer.model.module(inputs)
+def expected(trainer):
+    with torch.no_grad():
+        preds = trainer.model.module(inputs)
+    return {"loss": F.cross_entropy(preds, target).item(),
+            "accuracy": (preds.argmax(1) == target).float().mean().item()}
+
 print(json.dumps({
     "rank": [trainer.rank, trainer.world_size], "work_dir": [str(trainer.work_dir), str(by_iter.work_dir)],
     "metrics": metrics, "orders": orders, "passes": passes, "saves": [os.path.basename(s) for s in saves],
-    "expected": {"loss": F.cross_entropy(preds, target).item(),
-                 "accuracy": (preds.argmax(1) == target).float().mean().item()},
+    "expected": expected(trainer), "tested": [tested, *announced], "expected of the test": expected(by_iter),
 }))
 trainer.close(); by_iter.close()
 dist.destroy_process_group()
@@ -91,6 +97,13 @@ def test_metrics_are_of_all_samples(ranks: list[dict[str, Any]]) -> None:
     """A validation split unequally over ranks has, on each of them, the metrics of the whole set."""
     for rank in ranks:
         assert rank["metrics"] == {name: pytest.approx(value) for name, value in rank["expected"].items()}
+
+
+def test_metrics_of_a_test_are_of_all_samples(ranks: list[dict[str, Any]]) -> None:
+    """A test loop's too, on each rank, in what `test()` returns and in after_test_epoch alike."""
+    for rank in ranks:
+        expected = {name: pytest.approx(value) for name, value in rank["expected of the test"].items()}
+        assert rank["tested"] == [expected, expected]
 
 
 def test_one_work_dir_for_all(ranks: list[dict[str, Any]]) -> None:

@@ -189,6 +189,18 @@ def test_batch_idx_counts_within_the_pass(make_trainer: MakeTrainer) -> None:
     assert [event.batch_idx for event in seen] == [0, 1, 0, 1, 2] * 2
 
 
+def test_passes_of_a_run_of_iterations(make_trainer: MakeTrainer) -> None:
+    """In a run measured in iterations `epoch` stays 0 from pass to pass; a new one is seen by `batch_idx`."""
+    trainer = make_trainer(train_loader=batches(2), max_iters=5)
+    seen = collect(trainer, "after_train_iter")
+
+    trainer.train()
+
+    assert [(event.iter, event.epoch, event.batch_idx) for event in seen] == [
+        (0, 0, 0), (1, 0, 1), (2, 0, 0), (3, 0, 1), (4, 0, 0),
+    ]  # fmt: skip
+
+
 def test_order_within_a_train_iteration(make_trainer: MakeTrainer) -> None:
     """before_train_iter, forward, then after_train_iter with the optimizer's events at priority 30."""
     rows: list[str] = []

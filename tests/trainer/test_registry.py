@@ -193,18 +193,36 @@ def test_a_registry_of_each_kind() -> None:
 
 
 PLUGIN = """
+from pathlib import Path
+
 from eventloop.hooks import Hook
+from eventloop.writers import Writer
 
 class PluginHook(Hook):
     def __init__(self, n=1):
         self.n = n
+
+class PluginWriter(Writer):
+    events = ("scalars_logged",)
+
+    def __init__(self, filename="plugin.txt"):
+        self.filename = filename
+
+    def open(self, run):
+        self.file = open(Path(run.work_dir, self.filename), "w")
+
+    def write(self, event):
+        print(event.step, file=self.file)
+
+    def close(self):
+        self.file.close()
 
 not_a_class = 3
 """
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package of somebody else's, installed: its module, and the metadata that pip would write."""
     (tmp_path / "a_plugin.py").write_text(PLUGIN)
     metadata = tmp_path / "a_plugin-1.0.dist-info"
@@ -212,9 +230,11 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: a-plugin\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(
         "[eventloop.hooks]\nPluginHook = a_plugin:PluginHook\nGoneHook = a_plugin:GoneHook\n"
-        "NumberHook = a_plugin:not_a_class\n"
+        "NumberHook = a_plugin:not_a_class\n[eventloop.writers]\nPluginWriter = a_plugin:PluginWriter\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("a_plugin", None)
 
 
 @pytest.mark.usefixtures("plugin")
@@ -224,6 +244,25 @@ def test_hooks_of_installed_packages() -> None:
     assert build({"type": "PluginHook", "n": 2}).n == 2
     with pytest.raises(ValueError, match="did you mean 'PluginHook'"):
         find_class("PlugnHook")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_writers_of_installed_packages(make_trainer: MakeTrainer) -> None:
+    """A package makes its writers known in the group of their own; one is built by its name, and writes the run."""
+    assert "a_plugin" not in sys.modules
+    trainer = make_trainer(writers=[{"type": "PluginWriter", "filename": "steps.txt"}])
+
+    trainer.train()
+    trainer.close()
+
+    assert (trainer.work_dir / "steps.txt").read_text().split() == ["3", "6"]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_misspelled_writer_of_an_installed_package() -> None:
+    """The names in the writers' group are suggested as eventloop's own are."""
+    with pytest.raises(ValueError, match="unknown type 'PluginWritr': did you mean 'PluginWriter'"):
+        find_class("PluginWritr")
 
 
 @pytest.mark.usefixtures("plugin")

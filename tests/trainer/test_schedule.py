@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from eventloop.events import ScalarsLogged
+from eventloop.hooks import LoggerHook
 from tests.trainer.conftest import MakeTrainer, batches, collect, record
 
 
@@ -100,6 +102,23 @@ def test_workflow_in_iterations(make_trainer: MakeTrainer) -> None:
     trainer.run([("train", 2), ("val", 1)])
 
     assert [event.iter for event in seen] == [2, 4, 5]
+
+
+def test_a_validation_between_two_logs(make_trainer: MakeTrainer) -> None:
+    """One by iteration, off the logger's interval, neither ends an interval of training nor is mixed into one."""
+    trainer = make_trainer(
+        val_loader=batches(1), max_iters=6, val_interval=2, hooks=[LoggerHook(interval=4)],
+        val_step=lambda trainer, batch: {"number": 100.0},
+    )  # fmt: skip
+    trainer.bus.subscribe(
+        lambda trainer, event: trainer.metrics.put_scalar("number", float(event.iter)), "before_train_iter"
+    )
+    with trainer.bus.capture(ScalarsLogged) as seen:
+        trainer.train()
+
+    logged = [event for event in seen if isinstance(event, ScalarsLogged) and "number" in event.scalars]
+    numbers = sorted((event.mode, event.step, event.scalars["number"]) for event in logged)
+    assert numbers == [("train", 4, 1.5), ("train", 6, 4.5), *[("val", step, 100.0) for step in (2, 4, 6)]]
 
 
 def test_a_workflow_replaces_the_intervals(make_trainer: MakeTrainer) -> None:

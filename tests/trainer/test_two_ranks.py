@@ -208,3 +208,24 @@ def test_a_handler_of_one_rank_cannot_hang(ranks: Ranks) -> None:
     assert len(ranks[0]["in the background"]) == 3
     assert all("runs on rank 0 only" in error for error in ranks[0]["in the background"])
     assert ranks[1]["in the background"] == []
+
+
+@pytest.mark.parametrize("needs", ["buffers", "evaluated", "order"])
+def test_a_forward_pass_of_one_rank_cannot_hang(ranks: Ranks, needs: str) -> None:
+    """A DistributedDataParallel whose forward pass begins with a collective is refused like one: it sends its buffers,
+    in eval mode and without gradients too, or agrees on the order of its gradients."""
+    refused, other = (rank["forward passes"][needs] for rank in ranks)
+
+    assert "predict runs on rank 0 only" in refused
+    assert "broadcast" in refused
+    assert "would wait forever for the other ranks" in refused
+    assert other == ""
+
+
+def test_ranks_train_on_after_a_refused_forward_pass(ranks: Ranks) -> None:
+    """What was refused left nothing behind: a step of both ranks has gradients, the same on both."""
+    first, second = (rank["trained after them"] for rank in ranks)
+
+    for own, other in zip(first, second, strict=True):
+        assert len(own) > 3
+        assert_same(own, other)

@@ -193,6 +193,43 @@ def handlers_of_one_rank(rank: int) -> None:
     SAID["together"] = together.item()
 
 
+def forward_passes_of_one_rank(rank: int) -> None:
+    """Handlers of rank 0 run models whose forward passes need the other rank: for their buffers, in either mode, or,
+    in the second one that is trained, for the order of the gradients. Afterwards both ranks train them."""
+    inputs = rows_of(4, 1 + rank)
+    sends_buffers = DistributedDataParallel(model_with_bn())
+    torch.manual_seed(0)
+    agrees_on_order = DistributedDataParallel(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
+    agrees_on_order(inputs).sum().backward()
+
+    def running(model: nn.Module) -> Callable[[Any], None]:
+        @on_rank(0)
+        def predict(event: Any) -> None:
+            model(inputs)
+
+        return predict
+
+    bus = Bus()
+    errors = {}
+    models = {"buffers": sends_buffers, "evaluated": sends_buffers, "order": agrees_on_order}
+    for name, model in models.items():
+        model.train(name != "evaluated")
+        with bus.subscribe(running(model), "after_val_epoch"), torch.set_grad_enabled(model.training):
+            errors[name] = error_of(lambda: bus.emit(AfterValEpoch()))
+    bus.close()
+    SAID["forward passes"] = errors
+    SAID["trained after them"] = [
+        gradients(model.train(), inputs) for model in (sends_buffers, agrees_on_order)
+    ]
+
+
+def gradients(model: nn.Module, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Those of a step."""
+    model.zero_grad()
+    model(inputs).square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
 def error_of(call: Callable[[], Any]) -> str:
     """What it raises, as text; "" if nothing."""
     try:
@@ -208,7 +245,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     data_parallel_training(rank)
-    for check in (precise_statistics, passes_that_end_early, all_kinds_of_buffers, handlers_of_one_rank):
+    for check in (
+        precise_statistics, passes_that_end_early, all_kinds_of_buffers, handlers_of_one_rank,
+        forward_passes_of_one_rank,
+    ):  # fmt: skip
         check(rank)
     SAID["rank"] = [rank, dist.get_world_size(), int(os.environ["RANK"])]
     torch.save(SAID, FOLDER / f"rank{rank}.pt")
