@@ -197,6 +197,10 @@ class Collected:
 
     SOURCE = "keep(collect(place))"
 
+    def collect(self) -> None:
+        """Take what is left, untimed."""
+        self._packets.append(self._storage.collect(self._place))
+
     def settle(self) -> None:
         """Let the background's part happen."""
         for packet in self._packets:

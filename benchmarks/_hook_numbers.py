@@ -133,22 +133,38 @@ def _policy(bench: Bench, hook: Hook, formula: str, key: str, *, base: float, lo
 # --- the storage -------------------------------------------------------------------------------------------
 
 
-def put_scalar(bench: Bench, length: int, *, tensor: bool = False) -> list[Case]:
-    """One value, `collect` every 10 iterations included. By hand: appended to a list in a dict."""
+LOG_BY_HAND = "logged.append(sum(float(value) for value, _ in histories['loss'][-10:]) / 10)"
+
+
+def put_scalar(bench: Bench, length: int, *, tensor: bool = False, log: bool = False) -> list[Case]:
+    """One value; with `log` also what the training thread does every 10 iterations for them to be logged. By hand:
+    appended to a list in a dict; logged as the mean of the last 10."""
     value: Any = bench.losses(1).losses[0] if tensor else 0.5
     storage = EventStorage()
     remember(storage, ["loss"], length)
     own = Collected(storage, forget=not length)
     history = [(0.5, index) for index in range(length)]
-    by_hand = {"histories": {"loss": history}, "value": value}
+    logged: list[float] = []
+    by_hand = {"histories": {"loss": history}, "value": value, "logged": logged}
     kept = "value.detach()" if tensor else "value"
+
+    def settle() -> None:
+        if not log:
+            own.collect()
+        own.settle()
+
+    def cut() -> None:
+        _cut(history, length)
+        logged.clear()
+
     return [
         bench.iterations(
             OURS, "put('loss', value)", {"put": storage.put_scalar, "value": value, **own.names}, part=2,
-            end=Collected.SOURCE, after=own.settle,
+            end=Collected.SOURCE if log else None, after=settle,
         ),
         bench.iterations(
-            BY_HAND, f"histories['loss'].append(({kept}, 7))", by_hand, part=2, after=lambda: _cut(history, length)
+            BY_HAND, f"histories['loss'].append(({kept}, 7))", by_hand, part=2, end=LOG_BY_HAND if log else None,
+            after=cut,
         ),
         bench.background(lambda: storage.put_scalar("loss", value), storage),
     ]  # fmt: skip
@@ -188,12 +204,20 @@ def _cut(history: list[Any], length: int) -> None:
 
 
 PUT = "EventStorage.put_scalar, "
+PUT_AND_LOG = "EventStorage.put_scalar, collect every 10, "
 ROWS: dict[str, Callable[[Bench], list[Case]]] = {
     **{f"{name} policy": partial(policy, name=name) for name in POLICIES},
     **{name: partial(momentum, name=name) for name in MOMENTA},
     **{f"{PUT}a float, history {length:,}": partial(put_scalar, length=length) for length in LENGTHS},
     **{
         f"{PUT}a tensor, history {length:,}": partial(put_scalar, length=length, tensor=True)
+        for length in LENGTHS
+    },
+    **{
+        f"{PUT_AND_LOG}{what}, history {length:,}": partial(
+            put_scalar, length=length, tensor=what == "a tensor", log=True
+        )
+        for what in ("a float", "a tensor")
         for length in LENGTHS
     },
     **{

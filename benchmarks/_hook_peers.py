@@ -18,7 +18,7 @@ from torch.optim import swa_utils
 from benchmarks import _hook_lightning, _hook_mmengine, _hook_torchtnt
 from benchmarks._hook_bench import FOREVER, Bench, Layers, Peer, quiet
 from benchmarks._hook_norms import PASS, Normed, batches
-from benchmarks._hook_numbers import FOUR, ITERATIONS, LENGTHS, PUT
+from benchmarks._hook_numbers import FOUR, ITERATIONS, LENGTHS, PUT, PUT_AND_LOG
 from benchmarks._hook_steps import steps_in
 from benchmarks._timing import Case
 
@@ -201,6 +201,13 @@ class FvcoreStorage:
         for name, value in values.items():
             self.put_scalar(name, value)
 
+    def latest_with_smoothing_hint(self, window: int = 20) -> dict[str, tuple[float, int]]:
+        """What detectron2's writers ask for at their period: medians of the smoothed, the last of the others."""
+        return {
+            name: (self._histories[name].median(window) if self._hints[name] else number, iteration)
+            for name, (number, iteration) in self._latest.items()
+        }
+
     def put_back(self, *names: str) -> None:
         """Give the histories the length they are timed at."""
         for name in names:
@@ -210,13 +217,15 @@ class FvcoreStorage:
                 history.update(0.5, 7)
 
 
-def fv_storage(bench: Bench, label: str, length: int, tensor: bool = False) -> Case:
-    """One value."""
+def fv_storage(bench: Bench, label: str, length: int, tensor: bool = False, log: bool = False) -> Case:
+    """One value; with `log` what a writer asks for every 10 iterations too."""
     storage = FvcoreStorage(length)
     storage.put_back("loss")
-    names = {"put": storage.put_scalar, "value": bench.losses(1).losses[0].detach() if tensor else 0.5}
+    value = bench.losses(1).losses[0].detach() if tensor else 0.5
+    names = {"put": storage.put_scalar, "value": value, "latest": storage.latest_with_smoothing_hint}
+    end = "latest()" if log else None
     return bench.iterations(
-        label, "put('loss', value)", names, part=2, after=lambda: storage.put_back("loss")
+        label, "put('loss', value)", names, part=2, end=end, after=lambda: storage.put_back("loss")
     )
 
 
@@ -305,6 +314,8 @@ def fv_numbers() -> list[Peer]:
         rows = {
             f"{PUT}a float": (storage, partial(fv_storage, length=length)),
             f"{PUT}a tensor": (storage, partial(fv_storage, length=length, tensor=True)),
+            f"{PUT_AND_LOG}a float": (storage, partial(fv_storage, length=length, log=True)),
+            f"{PUT_AND_LOG}a tensor": (storage, partial(fv_storage, length=length, tensor=True, log=True)),
             "EventStorage.put_scalars, 4 floats": (storage, partial(fv_storage_four, length=length)),
             "HistoryBuffer.update": ("fvcore HistoryBuffer.update", partial(fv_history, length=length)),
         }

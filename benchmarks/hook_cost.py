@@ -99,7 +99,7 @@ class Row:
             goals["not slower than the best peer"] = round(self.ratio(self.best), 2) <= 1.0
         if self.name == "EMAHook":
             goals[f"at most {EMA_GOAL:.0f}x bare foreach"] = self.ratio(BY_HAND) <= EMA_GOAL
-        if self.name.startswith(_hook_numbers.PUT):
+        if self.name.startswith(_hook_numbers.PUT) and not self.name.startswith(_hook_numbers.PUT_AND_LOG):
             goals[f"at most {PUT_GOAL_US} µs"] = self.taken[OURS].ns <= PUT_GOAL_US * 1e3
         return goals
 

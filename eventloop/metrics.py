@@ -105,8 +105,24 @@ class EventStorage:
         """
         if self._prefix:
             name = self._prefix + name
-        number = value if type(value) is float else single_number(name, value)
-        self._put((name,), [number], smoothing_hint, cur_iter)
+        # what `single_number` and `_put` do, in place where it is called most: their calls are a fifth of its time
+        number: Scalar
+        if type(value) is float:
+            number = value
+        elif type(value) is torch.Tensor and value.numel() == 1 and not (value.is_leaf or value._is_view()):
+            number = value.data
+        else:
+            number = single_number(name, value)
+        names = (name,)
+        shape = self._shapes.get(names)
+        if shape is None or shape.smooth is not smoothing_hint:
+            shape = self._begin(names, smoothing_hint)
+        iteration, mode = self.iter if cur_iter is None else cur_iter, self.mode
+        trained = mode == "train" and (self.in_iteration or cur_iter is not None)
+        rows = self._rows
+        rows.append(Row(shape, [number], iteration, iteration + trained, self.epoch, mode))
+        if len(rows) > self._look_at:
+            self._crowd()
 
     def put_scalars(
         self, scalars: Mapping[str, Value], smoothing_hint: bool = True, cur_iter: int | None = None
