@@ -140,7 +140,7 @@ class EventStorage:
         if numbers:
             self._put(tuple(scalars), numbers, smoothing_hint, cur_iter)
 
-    def put_floats(self, names: tuple[str, ...], values: list[float], smoothing_hint: bool = True) -> None:
+    def put_floats(self, names: tuple[str, ...], values: list[float]) -> None:
         """Put floats, one a name, whose type is not checked: `put_scalars` for a hook that does so in every iteration.
 
         Raises:
@@ -150,7 +150,7 @@ class EventStorage:
             names = tuple(self._prefix + name for name in names)
         if len(names) != len(values):
             raise ValueError(f"put_floats needs one float a name, got {len(values)} for {', '.join(names)}")
-        self._put(names, [*values], smoothing_hint, None)
+        self._put(names, [*values], True, None)
 
     def put_numbers(self, values: Mapping[str, Any]) -> None:
         """Put those of the values that are single numbers, and leave the rest: for what a train step returned."""

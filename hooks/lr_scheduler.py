@@ -43,8 +43,7 @@ class LRScheduler(ParamSchedulerHook):
     ) -> None:  # fmt: skip
         super().__init__(by_epoch, monitor)
         self._optimizer, self._scheduler = optimizer, scheduler
-        self._names: tuple[str, ...] = ()
-        self._groups: list[Group] = []
+        self._shown: list[tuple[str, Group]] = []
 
     def attach(self, bus: Bus) -> None:
         """Subscribe; the rate is put before the logger collects, the schedulers step after it."""
@@ -72,16 +71,13 @@ class LRScheduler(ParamSchedulerHook):
         """Choose the groups; loading a checkpoint has made new ones of them."""
         super().before_train(trainer, event)
         given = self._optimizer if self._optimizer is not None else trainer.optimizer
-        named = [*named_values("lr", given)]
-        self._names = tuple(name for name, _ in named)
-        self._groups = [representative_group(each.param_groups) for _, each in named]
+        self._shown = [
+            (name, representative_group(each.param_groups)) for name, each in named_values("lr", given)
+        ]
 
     def _put_lr(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        rates = [group["lr"] for group in self._groups]
-        if {*map(type, rates)} == {float}:
-            trainer.metrics.put_floats(self._names, rates, smoothing_hint=False)
-        else:  # a tensor, for a compiled optimizer
-            trainer.metrics.put_scalars(dict(zip(self._names, rates, strict=True)), smoothing_hint=False)
+        for name, group in self._shown:
+            trainer.metrics.put_scalar(name, group["lr"], smoothing_hint=False)
 
 
 def representative_group(groups: list[Group]) -> Group:
