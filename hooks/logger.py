@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,11 @@ from eventloop.scopes import ERROR
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
+
+
+BEHIND_THE_SIGNALS = 5
+"""What a run's end copies is copied while the PreemptionHook (0) still takes the signals, and after the hooks (10 and
+on) whose files it copies have ended them: contexts are left in the opposite order."""
 
 
 class LoggerHook(Hook):
@@ -74,14 +80,13 @@ class LoggerHook(Hook):
                 "writer that wants less choose by `when` or by its own interval"
             )
 
-    @on(priority=Priority.HIGHEST)
+    @on(priority=BEHIND_THE_SIGNALS)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Start the background, which the first log would otherwise do, in the middle of an iteration; and be told when
         more is put than waits for an interval, or for the end of a validation."""
         self._ended_well = False
         if self._out_dir is not None and trainer.rank == 0:
-            # first of all, and so done last: CostsHook and TraceHook end their files there too
-            trainer.during_run.callback(self._copy_logs, trainer.work_dir, self._out_dir)
+            trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
         trainer.bus.warm_up()
         trainer.metrics.relieve = lambda: self._post(trainer)
 
@@ -115,9 +120,12 @@ class LoggerHook(Hook):
         """Log the metrics of a test."""
         self._log_metrics(trainer, "test", event.metrics)
 
-    def _copy_logs(self, work_dir: Path, out_dir: Path) -> None:
-        if self._ended_well:
-            copy_logs(work_dir, out_dir / work_dir.name, self._out_suffix)
+    def _copy_logs(
+        self, trainer: Trainer, out_dir: Path, kind: type[BaseException] | None, *error: object
+    ) -> None:
+        delivered = kind in (None, GeneratorExit) and trainer.failure is None
+        if delivered and self._ended_well:
+            copy_logs(trainer.work_dir, out_dir / trainer.work_dir.name, self._out_suffix)
 
     def _is_tail(self, trainer: Trainer, event: AfterTrainIter) -> bool:
         if event.batch_idx + 1 != trainer.position.length or event.max_epochs is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from eventloop.assemble import rank_and_world_size
 from eventloop.handler import handler_name, is_coroutine_function
@@ -78,11 +78,15 @@ def _watched(coroutine: Coroutine[Any, Any, Any], refusing: _NoCollectives) -> G
     """Run a coroutine step by step: what refuses is of the thread, and others run there while it waits."""
     step = partial(coroutine.send, None)
     while True:
+        _push_mode(
+            refusing
+        )  # as `with` would, less the flags of the process that it sets: training goes on beside it
         try:
-            with refusing:
-                awaited = step()
+            awaited = step()
         except StopIteration as end:
             return end.value
+        finally:
+            _pop_mode()
         try:
             step = partial(coroutine.send, (yield awaited))
         except BaseException as error:  # a cancellation, too, is its own to handle

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,53 @@ def test_a_run_that_fails_leaves_the_copy_alone(make_trainer: Make, tmp_path: Pa
     trainer = make_trainer(hooks=[LoggerHook(1, out_dir=tmp_path / "out")], train_step=fail)
 
     with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_logs_are_copied_while_signals_are_still_taken(
+    make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that comes meanwhile, such as a scheduler's second one, does not end the program in the middle."""
+    handlers: list[object] = []
+    monkeypatch.setattr(
+        shutil, "copy2", lambda path, place: handlers.append(signal.getsignal(signal.SIGTERM))
+    )
+    trainer = make_trainer(default_hooks={"logger": {"out_dir": tmp_path / "out"}}, writers=[JSONLWriter()])
+    before = signal.getsignal(signal.SIGTERM)
+
+    trainer.train()
+
+    assert handlers
+    assert before not in handlers
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_logs_of_a_loop_that_is_left_are_copied(make_trainer: Make, tmp_path: Path) -> None:
+    """A hand-written loop that ends by `break` has delivered everything too."""
+    trainer = make_trainer(
+        hooks=[LoggerHook(1, out_dir=tmp_path / "out")], writers=[JSONLWriter()], max_epochs=3,
+        default_hooks={"costs": None, "trace": None},
+    )  # fmt: skip
+
+    for _ in trainer.epochs():
+        break
+
+    assert files(tmp_path / "out" / "run").keys() == {"metrics.jsonl"}
+
+
+def test_logs_are_not_copied_when_the_end_is_interrupted(
+    make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while everything is being delivered: nobody is waited for any more."""
+    trainer = make_trainer(hooks=[LoggerHook(1, out_dir=tmp_path / "out")], writers=[JSONLWriter()])
+
+    def interrupt() -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer.bus, "flush", interrupt)
+    with pytest.raises(KeyboardInterrupt):
         trainer.train()
 
     assert not (tmp_path / "out").exists()
