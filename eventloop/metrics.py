@@ -105,12 +105,12 @@ class EventStorage:
         """
         if self._prefix:
             name = self._prefix + name
-        # what `single_number` and `_put` do, in place where it is called most: their calls are a fifth of its time
+        # what `_put` does is done in place where it is called most: the call is a tenth of the time
         number: Scalar
         if type(value) is float:
             number = value
-        elif type(value) is torch.Tensor and value.numel() == 1 and not (value.is_leaf or value._is_view()):
-            number = value.data
+        elif type(value) is torch.Tensor and value.numel() == 1:
+            number = own(value)
         else:
             number = single_number(name, value)
         names = (name,)

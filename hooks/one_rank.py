@@ -26,7 +26,8 @@ def on_rank(rank: int = 0) -> Callable[[F], F]:
     A collective in such a handler (`all_reduce`, `barrier`, those in a forward or backward pass of
     DistributedDataParallel) would wait for ranks that never come. It is refused with an error instead: do it in a
     handler that all ranks run, and only what follows on one; run `model.module` where a model of one rank will do. After
-    a refused backward pass DistributedDataParallel itself cannot go on. A coroutine function, which runs in the background, is watched as well.
+    a refused backward pass DistributedDataParallel itself cannot go on. A coroutine function, which runs in the
+    background, is watched as well.
 
     Raises:
         TypeError: `rank` is no int, or what is decorated no function.
@@ -78,9 +79,8 @@ def _watched(coroutine: Coroutine[Any, Any, Any], refusing: _NoCollectives) -> G
     """Run a coroutine step by step: what refuses is of the thread, and others run there while it waits."""
     step = partial(coroutine.send, None)
     while True:
-        _push_mode(
-            refusing
-        )  # as `with` would, less the flags of the process that it sets: training goes on beside it
+        # not by `with`, which sets flags of the whole process too: training goes on beside it
+        _push_mode(refusing)
         try:
             awaited = step()
         except StopIteration as end:
