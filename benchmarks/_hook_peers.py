@@ -218,15 +218,15 @@ class FvcoreStorage:
 
 
 def fv_storage(bench: Bench, label: str, length: int, tensor: bool = False, log: bool = False) -> Case:
-    """One value; with `log` what a writer asks for every 10 iterations too."""
+    """One value; with `log` what a writer asks for every 10 iterations too. A loss is detached by whoever puts it, as
+    detectron2's trainer does."""
     storage = FvcoreStorage(length)
     storage.put_back("loss")
-    value = bench.losses(1).losses[0].detach() if tensor else 0.5
+    value = bench.losses(1).losses[0] if tensor else 0.5
+    put = "put('loss', value.detach())" if tensor else "put('loss', value)"
     names = {"put": storage.put_scalar, "value": value, "latest": storage.latest_with_smoothing_hint}
     end = "latest()" if log else None
-    return bench.iterations(
-        label, "put('loss', value)", names, part=2, end=end, after=lambda: storage.put_back("loss")
-    )
+    return bench.iterations(label, put, names, part=2, end=end, after=lambda: storage.put_back("loss"))
 
 
 def fv_storage_four(bench: Bench, label: str, length: int) -> Case:

@@ -38,10 +38,9 @@ def next_values(scheduler: LRScheduler) -> list[Any]:
         values = [*scheduler.get_lr()]
     finally:
         scheduler._get_lr_called_within_step = False
-    groups = scheduler.optimizer.param_groups
-    if len(values) != len(groups):
+    if len(values) != (expected := len(scheduler.optimizer.param_groups)):
         raise ValueError(
-            f"{type(scheduler).__name__}.get_lr() must return one value a param group, {len(groups)}, got {len(values)}"
+            f"{type(scheduler).__name__}.get_lr() must return one value a param group, {expected}, got {len(values)}"
         )
     scheduler._last_lr = values
     return values
@@ -55,12 +54,13 @@ def stepper(scheduler: Any) -> Callable[[], object]:
 def _step(scheduler: LRScheduler) -> None:
     groups = scheduler.optimizer.param_groups
     # PyTorch's warnings of the wrong order are in its first step; of groups added later each release thinks otherwise
-    plain = scheduler._step_count > 1 and len(groups) == len(scheduler.base_lrs)
-    for group in groups:
-        if type(group["lr"]) is not float:
-            plain = False
-    if not plain:
+    if scheduler._step_count < 2 or len(groups) != len(scheduler.base_lrs):
         scheduler.step()
         return
-    for index, value in enumerate(next_values(scheduler)):  # zip(strict=True) takes 0.3 us
-        groups[index]["lr"] = value
+    for group in groups:
+        if type(group["lr"]) is not float:
+            scheduler.step()
+            return
+    values = next_values(scheduler)
+    for index, group in enumerate(groups):  # zip(strict=True) takes 0.3 us
+        group["lr"] = values[index]

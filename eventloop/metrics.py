@@ -16,14 +16,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from eventloop.catalogue import suggest
 from eventloop.device import HostCopy, PinnedPool
 from eventloop.history import HistoryBuffer
 from eventloop.media import Kind, MediaPacket, Medium, histogram_of, image_of
 from eventloop.packet import (
-    Moment,
     Packet,
+    Phase,
     Place,
     Row,
     Scalar,
@@ -65,10 +66,9 @@ class EventStorage:
 
     def __init__(self, start_iter: int = 0) -> None:
         self.iter = start_iter
-        self.epoch = 0
-        self.mode = "train"
-        self.in_iteration = True
-        """Whether what is put belongs to the iteration `iter` (its step is `iter + 1`), or to the moment before it."""
+        self._inside = self._outside = self._phase = Phase(0, "train", trains=True)
+        """In an iteration, between two, and the one of them that what is put now belongs to."""
+        self._set_phase(0, "train")
         self.crowded = False
         """Whether so much waits that it should be collected before its interval ends."""
         self.relieve: Callable[[], None] | None = None
@@ -84,10 +84,37 @@ class EventStorage:
         self._followed = False  # whether somebody holds a history, and may look at it again
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
-        self._shapes: dict[tuple[str, ...], Shape] = {}
+        self._shapes: dict[str | tuple[str, ...], Shape] = {}  # a single name is its own key
         self._prefix = ""
         self._pool = PinnedPool()
         self._lock = threading.Lock()
+
+    @property
+    def epoch(self) -> int:
+        """What is put belongs to this epoch."""
+        return self._inside.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._set_phase(epoch, self.mode)
+
+    @property
+    def mode(self) -> str:
+        """ "train", "val" or "test"."""
+        return self._inside.mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        self._set_phase(self.epoch, mode)
+
+    @property
+    def in_iteration(self) -> bool:
+        """Whether what is put belongs to the iteration `iter` (its step is `iter + 1`), or to the moment before it."""
+        return self._phase is self._inside
+
+    @in_iteration.setter
+    def in_iteration(self, inside: bool) -> None:
+        self._phase = self._inside if inside else self._outside
 
     def put_scalar(
         self, name: str, value: Value, smoothing_hint: bool = True, cur_iter: int | None = None
@@ -105,22 +132,22 @@ class EventStorage:
         """
         if self._prefix:
             name = self._prefix + name
-        # what `_put` does is done in place where it is called most: the call is a tenth of the time
         number: Scalar
         if type(value) is float:
             number = value
-        elif type(value) is torch.Tensor and value.numel() == 1:
+        elif type(value) is Tensor and value.numel() == 1:
             number = own(value)
         else:
             number = single_number(name, value)
-        names = (name,)
-        shape = self._shapes.get(names)
+        shape = self._shapes.get(name)
         if shape is None or shape.smooth is not smoothing_hint:
-            shape = self._begin(names, smoothing_hint)
-        iteration, mode = self.iter if cur_iter is None else cur_iter, self.mode
-        trained = mode == "train" and (self.in_iteration or cur_iter is not None)
+            shape = self._begin(name, smoothing_hint)
+        # `_put` of one value, in place where it is called most: the call would be a tenth of the time
         rows = self._rows
-        rows.append(Row(shape, [number], iteration, iteration + trained, self.epoch, mode))
+        if cur_iter is None:
+            rows.append(Row(shape, number, self.iter, self._phase))
+        else:
+            rows.append(Row(shape, number, cur_iter, self._inside))
         if len(rows) > self._look_at:
             self._crowd()
 
@@ -226,7 +253,7 @@ class EventStorage:
     @property
     def pending(self) -> int:
         """How many values were put since the last `collect`."""
-        return sum(len(row.values) for row in self._rows)
+        return sum(len(row.shape.names) for row in self._rows)
 
     @property
     def pending_media(self) -> int:
@@ -289,23 +316,27 @@ class EventStorage:
         enter(fresh, self._histories)
         self._entered = len(self._rows)
 
-    def _put(self, names: tuple[str, ...], numbers: list[Scalar], smooth: bool, cur_iter: int | None) -> None:
+    def _put(self, names: tuple[str, ...], values: list[Scalar], smooth: bool, cur_iter: int | None) -> None:
         shape = self._shapes.get(names)
         if shape is None or shape.smooth is not smooth:
             shape = self._begin(names, smooth)
-        iteration, mode = self.iter if cur_iter is None else cur_iter, self.mode
-        trained = mode == "train" and (self.in_iteration or cur_iter is not None)
+        numbers = values if len(values) > 1 else values[0]
         rows = self._rows
-        rows.append(Row(shape, numbers, iteration, iteration + trained, self.epoch, mode))
+        if cur_iter is None:
+            rows.append(Row(shape, numbers, self.iter, self._phase))
+        else:
+            rows.append(Row(shape, numbers, cur_iter, self._inside))
         if len(rows) > self._look_at:
             self._crowd()
 
-    def _moment(self) -> Moment:
-        trained = self.mode == "train" and self.in_iteration
-        return Moment(self.iter, self.iter + trained, self.epoch, self.mode)
+    def _set_phase(self, epoch: int, mode: str) -> None:
+        inside = self.in_iteration
+        self._inside = Phase(epoch, mode, trains=mode == "train")
+        self._outside = Phase(epoch, mode, trains=False)
+        self.in_iteration = inside
 
     def _put_medium(self, kind: Kind, name: str, on_host: torch.Tensor, source: Any) -> None:
-        self._media.append(Medium(kind, self._prefix + name, self._moment(), on_host))
+        self._media.append(Medium(kind, self._prefix + name, self._phase.at(self.iter), on_host))
         if isinstance(source, torch.Tensor) and source.is_cuda:
             self._media_devices.add(source.device)
         if len(self._media) > MEDIA_LIMIT and self.relieve is not None:
@@ -319,8 +350,9 @@ class EventStorage:
             )
             del self._media[:half]
 
-    def _begin(self, names: tuple[str, ...], smooth: bool) -> Shape:
+    def _begin(self, key: str | tuple[str, ...], smooth: bool) -> Shape:
         """Names are put together for the first time."""
+        names = (key,) if isinstance(key, str) else key
         for name in names:
             if self._hints.get(name, smooth) is not smooth:
                 raise ValueError(
@@ -329,7 +361,11 @@ class EventStorage:
         self._hints.update(dict.fromkeys(names, smooth))
         if len(self._shapes) >= SHAPES_LIMIT:
             self._shapes.clear()
-        shape = self._shapes[names] = Shape(names, smooth)
+        # values of one name that were put both ways are in one block
+        alike = self._shapes.get(names[0]) if len(names) == 1 else None
+        shape = self._shapes[names] = alike or Shape(names, smooth)
+        if len(names) == 1:
+            self._shapes[names[0]] = shape
         return shape
 
     def _crowd(self) -> None:

@@ -33,21 +33,43 @@ class Shape:
         self.names, self.smooth = names, smooth
 
 
+class Phase(msgspec.Struct, frozen=True, gc=False):
+    """What stays over many values: the epoch and mode, and whether they are of the iteration that is running, whose
+    step is one more, or of the moment before it."""
+
+    epoch: int
+    mode: str
+    trains: bool
+
+    def at(self, iteration: int) -> Moment:
+        """The place of an iteration."""
+        return Moment(iteration, iteration + self.trains, self.epoch, self.mode)
+
+
 class Row(msgspec.Struct, gc=False):
     """Values that were put together, and where in the run that was. One of these is all that putting makes: what a
     name has of its own is sorted out on the background side."""
 
     shape: Shape
-    values: list[Scalar]
+    values: Scalar | list[Scalar]
+    """One a name. Of one name the value itself: a list of it would be a third of what putting costs."""
     iteration: int
-    step: int
-    epoch: int
-    mode: str
+    phase: Phase
+
+    def scalars(self) -> dict[str, Any]:
+        """The values by their names; floats, once they have been read."""
+        values = self.values if isinstance(self.values, list) else (self.values,)
+        return dict(zip(self.shape.names, values, strict=True))
+
+    @property
+    def step(self) -> int:
+        """As the moment's."""
+        return self.iteration + self.phase.trains
 
     @property
     def moment(self) -> Moment:
         """The place alone."""
-        return Moment(self.iteration, self.step, self.epoch, self.mode)
+        return self.phase.at(self.iteration)
 
 
 def by_step(place: Moment | Row) -> tuple[int, int]:
@@ -70,7 +92,10 @@ class Block:
 
     def __init__(self, shape: Shape, rows: list[Row]) -> None:
         self.shape, self.rows = shape, rows
-        self.columns: list[Sequence[Any]] = [*zip(*[row.values for row in rows], strict=True)]
+        values: list[Any] = [row.values for row in rows]
+        self.columns: list[Sequence[Any]] = (
+            [values] if len(shape.names) == 1 else [*zip(*values, strict=True)]
+        )
 
     def means(self) -> dict[str, float]:
         """Of each column."""
@@ -100,9 +125,9 @@ def _singles(rows: list[Row]) -> list[Row]:
     """A row for each value."""
     shapes = {name: Shape((name,), row.shape.smooth) for row in rows for name in row.shape.names}
     return [
-        Row(shapes[name], [value], row.iteration, row.step, row.epoch, row.mode)
+        Row(shapes[name], value, row.iteration, row.phase)
         for row in rows
-        for name, value in zip(row.shape.names, row.values, strict=True)
+        for name, value in row.scalars().items()
     ]
 
 
@@ -120,18 +145,32 @@ def enter(rows: list[Row], histories: dict[str, HistoryBuffer]) -> None:
 def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:
     """The values that are tensors, in order."""
     # to ask a float whether it is a tensor takes 0.4 us, and this is done on the training thread
-    return [value for row in rows for value in row.values if type(value) is not float]  # type: ignore[misc]
+    found: list[Any] = []
+    for row in rows:
+        values = row.values
+        if type(values) is list:
+            found += [value for value in values if type(value) is not float]
+        elif type(values) is not float:
+            found.append(values)
+    return found
 
 
 def read_rows(rows: Iterable[Row], copy: HostCopy | None) -> None:
     """Replace the tensors by their numbers: from a copy under way, or by reading each, which on the CPU is a
     sixth of the cost of stacking them."""
     numbers = iter(copy.values()) if copy is not None else None
+
+    def read(value: Any) -> float:
+        if type(value) is float:
+            return value
+        return _number_of(value) if numbers is None else next(numbers)
+
     for row in rows:
         values = row.values
-        for index, value in enumerate(values):
-            if type(value) is not float and isinstance(value, torch.Tensor):
-                values[index] = _number_of(value) if numbers is None else next(numbers)
+        if type(values) is list:
+            values[:] = [read(value) for value in values]
+        elif type(values) is not float:
+            row.values = read(values)
 
 
 def _number_of(tensor: torch.Tensor) -> float:
@@ -189,17 +228,17 @@ class Packet:
                     told.say(_last(own.rows).moment, own.means())
             else:
                 for row in block.rows:
-                    told.say(row.moment, dict(zip(row.shape.names, row.values, strict=True)))  # type: ignore[arg-type]
+                    told.say(row.moment, row.scalars())
         return told.events(self._place)
 
 
 def _by_mode(block: Block) -> list[Block]:
     """The block, or one for each mode there is in it."""
     rows = block.rows
-    modes = dict.fromkeys([row.mode for row in rows])
+    modes = dict.fromkeys([row.phase.mode for row in rows])
     if len(modes) == 1:
         return [block]
-    return [Block(block.shape, [row for row in rows if row.mode == mode]) for mode in modes]
+    return [Block(block.shape, [row for row in rows if row.phase.mode == mode]) for mode in modes]
 
 
 def _last(rows: list[Row]) -> Row:

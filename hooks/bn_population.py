@@ -12,9 +12,10 @@ TOGETHER = 32
 
 
 class Moments(NamedTuple):
-    """Of C channels: how many values each has (0-dim), their mean (C,) and squared deviations (C,)."""
+    """Of C channels: how many values each has, their mean (C,) and squared deviations (C,). The number of more than this
+    process's is on the device (0-dim)."""
 
-    total: torch.Tensor
+    total: int | torch.Tensor
     mean: torch.Tensor
     squares: torch.Tensor
 
@@ -33,11 +34,17 @@ class Population:
     which, unlike E[x^2] - E[x]^2, does not cancel where the mean is large beside the deviation. B is some batches of
     one size; their own mean and deviations come from theirs in the same way. The sums are in float64 where the
     device has it. Nothing here waits for a device.
+
+    Args:
+        like: of the channels (C,) and the device.
+        correction: of the variances that `take` is given, whose divisor is the count less this.
     """
 
-    def __init__(self, like: torch.Tensor) -> None:
+    def __init__(self, like: torch.Tensor, correction: int = 0) -> None:
         dtype = torch.float32 if like.device.type == "mps" else torch.float64
-        self._count = 0
+        self._correction = correction
+        self.count = 0
+        """How many values of a channel are combined."""
         self._mean = torch.zeros_like(like, dtype=dtype)
         self._squares = torch.zeros_like(like, dtype=dtype)
         self._batches: list[
@@ -47,23 +54,25 @@ class Population:
 
     def add(self, inputs: torch.Tensor) -> None:
         """Take in a batch (N, C, ...), every position of every sample."""
-        count = inputs.numel() // max(1, inputs.shape[1])
-        if not count:
+        if not (count := count_of(inputs)):
             return
         if inputs.dtype in (torch.float16, torch.bfloat16):
             inputs = inputs.float()
+        dims = [dim for dim in range(inputs.ndim) if dim != 1]
+        self.take(count, *torch.var_mean(inputs.detach(), dims, correction=self._correction))
+
+    def take(self, count: int, variance: torch.Tensor, mean: torch.Tensor) -> None:
+        """Take in a batch of which somebody knows the moments: (C,) each, of `count` values a channel, which are
+        kept as they are."""
         if count != self._size or len(self._batches) == TOGETHER:
             self._combine()
         self._size = count
-        dims = [dim for dim in range(inputs.ndim) if dim != 1]
-        self._batches.append(torch.var_mean(inputs.detach(), dims, correction=0))
+        self._batches.append((variance, mean))
 
     def moments(self) -> Moments:
         """Of all that was taken in."""
         self._combine()
-        # a fill on the device: a copy from the host would wait
-        total = torch.full((), self._count, dtype=self._mean.dtype, device=self._mean.device)
-        return Moments(total, self._mean, self._squares)
+        return Moments(self.count, self._mean, self._squares)
 
     def _combine(self) -> None:
         if not self._batches:
@@ -72,12 +81,19 @@ class Population:
         count = len(self._batches) * self._size
         self._batches.clear()
         mean = means.mean(0)
-        squares = (variances.sum(0) + (means - mean).square().sum(0)) * self._size
-        total = self._count + count
-        distance = mean - self._mean
-        self._mean += distance * (count / total)
-        self._squares += squares + distance.square() * (self._count * count / total)
-        self._count = total
+        squares = variances.sum(0) * (self._size - self._correction)
+        squares += (means - mean).square().sum(0) * self._size
+        total = self.count + count
+        if self.count:
+            distance = mean - self._mean
+            mean = self._mean + distance * (count / total)
+            squares += self._squares + distance.square() * (self.count * count / total)
+        self.count, self._mean, self._squares = total, mean, squares
+
+
+def count_of(inputs: torch.Tensor) -> int:
+    """How many values each channel of a batch (N, C, ...) has."""
+    return inputs.numel() // max(1, inputs.shape[1])
 
 
 def merge_ranks(populations: list[Population]) -> list[Moments]:
@@ -92,7 +108,10 @@ def merge_ranks(populations: list[Population]) -> list[Moments]:
         return [population.moments() for population in populations]
     there = [population.moments() for population in populations]
     home = there[0].mean.device
-    own = [Moments(*(part.to(home) for part in moments)) for moments in there]
+    own = [  # the number by a fill on the device: a copy from the host would wait
+        (mean.new_full((), population.count, device=home), mean.to(home), squares.to(home))
+        for population, (_, mean, squares) in zip(populations, there, strict=True)
+    ]
     sizes = [mean.numel() for _, mean, _ in own]
     sums = torch.cat([torch.stack([total for total, _, _ in own]), *(mean * total for total, mean, _ in own)])
     dist.all_reduce(sums)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.utils.data import DataLoader
 
-from eventloop.hooks.bn_population import Population, merge_ranks
+from eventloop.hooks.bn_population import Population, count_of, merge_ranks
 from eventloop.loops import to_device
 from eventloop.rng import random_state, set_random_state
 from eventloop.weights import unwrap
@@ -55,8 +55,8 @@ def update_bn_stats(
     sample counted once, whatever the batch sizes (fvcore's `update_bn_stats`; Wu and Johnson, "Rethinking 'Batch'
     in BatchNorm", 2021, section 3). In a process group over the samples of all ranks, and equal on all of them.
 
-    The model runs as it is set, in training mode, and only layers in training mode are updated; those that no
-    batch reaches keep what they have. All else is afterwards, also after an error, what it was: other buffers,
+    The model runs as it is set, in training mode, and only layers in training mode are updated, by what they are given
+    in that mode; those that no batch reaches keep what they have. All else is afterwards, also after an error, what it was: other buffers,
     `num_batches_tracked`, momentum, modes, random states, and the loader's place: a `DataLoader` is run as a copy.
     A dataset that is itself changed by being read cannot be put back.
 
@@ -80,15 +80,18 @@ def update_bn_stats(
     layers = get_bn_modules(model)
     if not layers:
         return 0
-    populations = [Population(_tensor(layer.running_mean)) for layer in layers]
+    told = {layer for layer in layers if tells_its_batch(layer)}
+    populations = [Population(_tensor(layer.running_mean), int(layer in told)) for layer in layers]
     inner = unwrap(model)
     together = any(isinstance(layer, SyncBatchNorm) for layer in layers)
     with ExitStack() as kept:
         kept.enter_context(_random_state_kept(data_loader))
         kept.enter_context(_model_kept(inner))
+        kept.enter_context(_telling(told))
         kept.enter_context(_eagerly())
         for layer, population in zip(layers, populations, strict=True):
-            kept.callback(_record(layer, population).remove)
+            record = _record_told if layer in told else _record
+            kept.callback(record(layer, population).remove)
         ran = 0
         try:
             for batch in _agreed(_batches(_apart(data_loader), num_iters), stop, together=together):
@@ -106,9 +109,53 @@ def forward_inputs(model: torch.nn.Module, batch: Any) -> Any:
     return model(first if isinstance(first, torch.Tensor) else batch)
 
 
+def tells_its_batch(layer: _BatchNorm) -> bool:
+    """True for a layer whose forward is PyTorch's own, which works out the moments of its batch anyway, and with a
+    momentum of 1 leaves them, as float32 at least, where its running statistics were."""
+    buffers = _tensor(layer.running_mean), _tensor(layer.running_var)
+    return (
+        type(layer).forward is _BatchNorm.forward
+        and "forward" not in vars(layer)  # as those have that a library patched
+        and all(buffer.dtype in (torch.float32, torch.float64) for buffer in buffers)
+    )
+
+
+@contextmanager
+def _telling(layers: Iterable[_BatchNorm]) -> Iterator[None]:
+    momenta = {layer: layer.momentum for layer in layers}
+    try:
+        for layer in momenta:
+            layer.momentum = 1.0
+            for buffer in (layer.running_mean, layer.running_var):
+                _tensor(buffer).nan_to_num_(0.0, 0.0, 0.0)  # 0 * inf, of what was, would stay in the sum
+        yield
+    finally:
+        for layer, momentum in momenta.items():
+            layer.momentum = momentum
+
+
+def _record_told(layer: _BatchNorm, population: Population) -> Any:
+    variance, mean = (
+        _tensor(layer.running_var),
+        _tensor(layer.running_mean),
+    )  # a module finds its buffers slowly
+
+    def see(
+        module: _BatchNorm, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor], output: object
+    ) -> None:
+        count = count_of(args[0] if args else kwargs["input"])
+        if count and module.training:  # else it told nothing
+            population.take(count, variance.clone(), mean.clone())
+
+    return layer.register_forward_hook(see, with_kwargs=True)
+
+
 def _record(layer: _BatchNorm, population: Population) -> Any:
+    """For layers with a forward of their own: SyncBatchNorm's moments are those of all ranks, others' are not known."""
+
     def see(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        population.add(args[0] if args else kwargs["input"])
+        if module.training:
+            population.add(args[0] if args else kwargs["input"])
 
     return layer.register_forward_pre_hook(see, with_kwargs=True)
 
@@ -116,10 +163,17 @@ def _record(layer: _BatchNorm, population: Population) -> Any:
 def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased: bool) -> None:
     """In place, so that whoever shares the buffers sees it; a layer without a sample keeps what it has."""
     for layer, (total, mean, squares) in zip(layers, merge_ranks(populations), strict=True):
+        buffers = _tensor(layer.running_mean), _tensor(layer.running_var)
+        if isinstance(total, int):
+            if total:
+                buffers[0].copy_(mean)
+                buffers[1].copy_(squares / max(total - unbiased, 1))
+            continue
         variance = squares / (total - int(unbiased)).clamp(min=1)
-        for buffer, value in ((layer.running_mean, mean), (layer.running_var, variance)):
-            buffer = _tensor(buffer)
-            buffer.copy_(torch.where(total > 0, value.to(buffer), buffer))
+        for buffer, value in zip(buffers, (mean, variance), strict=True):
+            buffer.copy_(
+                torch.where(total > 0, value.to(buffer), buffer)
+            )  # to ask the device would wait for it
 
 
 # --- the batches -------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class LRScheduler(ParamSchedulerHook):
 
     def _put_lr(self, trainer: Trainer, event: AfterTrainIter) -> None:
         for name, group in self._shown:
-            trainer.metrics.put_scalar(name, group["lr"], smoothing_hint=False)
+            trainer.metrics.put_scalar(name, group["lr"], False)  # by its place: a keyword is a tenth of it
 
 
 def representative_group(groups: list[Group]) -> Group:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.hooks.bn_population import TOGETHER, Population
-from eventloop.hooks.bn_statistics import get_bn_modules, update_bn_stats
+from eventloop.hooks.bn_statistics import get_bn_modules, tells_its_batch, update_bn_stats
 
 SHAPES = {1: (3, 5), 2: (3, 4, 5), 3: (3, 2, 3, 4)}
 LAYERS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -136,6 +136,71 @@ def test_a_layer_used_twice() -> None:
     update_bn_stats(layer, batches, None, forward=lambda model, batch: (model(batch), model(input=batch + 1)))
 
     assert_precise(layer, [*batches, *(batch + 1 for batch in batches)])
+
+
+class Activated(nn.BatchNorm1d):
+    """As timm's: a forward of its own, with what follows the layer in it."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).relu()
+
+
+def test_layers_with_a_forward_of_their_own() -> None:
+    """What a subclass, a patched layer or one in half precision leaves in its buffers is not relied on."""
+    model: Any = nn.ModuleList([Activated(3), nn.BatchNorm1d(3), nn.BatchNorm1d(3).half()])
+    model[1].forward = lambda rows: nn.functional.batch_norm(rows, None, None, training=True)
+    batches = [batch.half() for batch in batches_of(4, 6, shape=(3,))]
+
+    def forward(model: Any, batch: torch.Tensor) -> None:
+        model[0](batch.float())
+        model[1](batch.float())
+        model[2](batch)
+
+    update_bn_stats(model, batches, None, forward=forward)
+
+    assert not any(tells_its_batch(layer) for layer in model)
+    assert_precise(model[0], [batch.float() for batch in batches])
+    assert_precise(model[1], [batch.float() for batch in batches])
+    mean, variance = population(batches)
+    torch.testing.assert_close(model[2].running_mean, mean.half())
+    torch.testing.assert_close(model[2].running_var, variance.half())
+
+
+def test_statistics_that_diverged_are_mended() -> None:
+    """Running statistics that are no numbers any more are not in the precise ones."""
+    layer, batches = nn.BatchNorm1d(3), batches_of(4, 6, shape=(3,))
+    for buffer in (layer.running_mean, layer.running_var):
+        assert buffer is not None
+        buffer.copy_(torch.tensor([float("nan"), float("inf"), -float("inf")]))
+
+    update_bn_stats(layer, batches, None)
+
+    assert_precise(layer, batches)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), Activated(3)], ids=["PyTorch's", "its own forward"])
+def test_calls_in_eval_mode_do_not_count(layer: nn.BatchNorm1d) -> None:
+    """A layer that a forward switches to eval mode and back is measured by what it is given in training mode."""
+
+    def forward(model: nn.Module, batch: torch.Tensor) -> None:
+        model(batch)
+        model.eval()
+        model(batch + 100)
+        model.train()
+
+    batches = batches_of(4, 6, shape=(3,))
+    update_bn_stats(layer, batches, None, forward=forward)
+
+    assert_precise(layer, batches)
+
+
+def test_empty_batches_do_not_count() -> None:
+    """A batch without a sample, as of an image without a box, leaves the population as it is."""
+    layer, batches = nn.BatchNorm1d(3), batches_of(4, 0, 6, shape=(3,))
+
+    update_bn_stats(layer, batches, None)
+
+    assert_precise(layer, batches)
 
 
 def test_compiled_models() -> None:
@@ -355,7 +420,7 @@ def state_of(model: Restless) -> dict[str, Any]:
         for name, buffer in model.named_buffers()
         if not name.startswith(("first.running", "cumulative.running"))
     }
-    hooks = sum(len(module._forward_pre_hooks) for module in model.modules())
+    hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()]
     return {
         "modes": [module.training for module in model.modules()],
         "momentum": [model.first.momentum, model.cumulative.momentum, model.frozen.momentum],

@@ -373,7 +373,7 @@ def test_a_view_of_a_large_result_does_not_keep_it() -> None:
     storage.put_scalar("one", large[0])
 
     (row,) = storage.collect().rows
-    (value,) = row.values
+    value = row.values
     assert isinstance(value, torch.Tensor)
     assert value.untyped_storage().nbytes() == 4
 
@@ -384,7 +384,7 @@ def test_a_value_of_the_graph_keeps_no_graph() -> None:
     storage.put_scalar("loss", torch.ones((), requires_grad=True) * 2)
 
     (row,) = storage.collect().rows
-    (value,) = row.values
+    value = row.values
     assert isinstance(value, torch.Tensor)
     assert not value.requires_grad
 
