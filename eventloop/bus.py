@@ -14,7 +14,7 @@ A plain function runs at once on the emitting thread, in priority order; a corou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -64,6 +64,8 @@ class Bus:
         self._subscribers = Subscribers(self, self._background)
         self._dispatch = self._subscribers.dispatch
         self._wanted = self._subscribers.wanted
+        self.health = self._background.health
+        """What the background sent, for `poll`: a loop looks whether there is any before it calls."""
         self._recording: ref[Recording] | None = None  # held by the background until it is finished
         self._module_subscriptions: WeakSet[ModuleSubscription] = WeakSet()  # their handlers hold them
         lifetime.watch(self, self._background)
@@ -244,6 +246,12 @@ class Bus:
             pass
         return self.signal(event_type).wanted
 
+    def wanted(self, *event_types: type[Event]) -> Mapping[type[Event], bool]:
+        """What `wants` says of these events, kept up to date: for a loop, which asks in each iteration."""
+        for event_type in event_types:
+            self.signal(event_type)
+        return self._wanted
+
     def latest(self, event: str | type[E]) -> E | None:
         """The last event of a type that was emitted, or None. What nobody wants the loop does not emit."""
         event_type: Any = find_event(event)
@@ -280,7 +288,7 @@ class Bus:
         Raises:
             Exception: the error of a subscriber with `on_error="raise"`.
         """
-        health = self._background.health
+        health = self.health
         while health.mail:
             event = health.mail.popleft()
             self.signal(type(event)).run_sync(event, trainer)
@@ -387,8 +395,8 @@ class Bus:
         lifetime.forget(self._background)
         self._subscribers.refresh_routes()
         report = DrainReport(complete, self._subscribers.stats())
-        if self._background.health.errors:
-            raise self._background.health.errors.popleft()
+        if self.health.errors:
+            raise self.health.errors.popleft()
         return report
 
     def __enter__(self) -> Self:

@@ -60,6 +60,16 @@ def make_filter(event_type: type[Event], every: int, start: int, when: Predicate
     return lambda event: first(event) and bool(second(event))
 
 
+def source_of(event_type: type[Event], every: int, start: int, when: Predicate | None) -> str | None:
+    """The test of `make_filter` as an expression of `event`, where it is one: in each iteration, for which a plan has
+    it, the call of a function would cost as much again as the test."""
+    if when is not None or (every == 1 and not start) or event_type.counter != "iter":
+        return None
+    past = f"event.iter + 1 - {start}" if start else "event.iter + 1"
+    tests = [f"{past} > 0"] * bool(start) + [f"({past}) % {every} == 0"] * (every != 1)
+    return " and ".join(tests)
+
+
 def _due(kind: Counter, every: int, start: int) -> Passes:
     if kind == "iter":  # spelled out: it is asked in each iteration, where a second call costs as much again
         return lambda event: (past := event.iter + 1 - start) > 0 and past % every == 0  # type: ignore[attr-defined]

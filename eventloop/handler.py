@@ -30,7 +30,7 @@ class Handler:
 
     __slots__ = (
         "budget", "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "rare", "takes",
-        "timing",
+        "test", "timing",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +41,7 @@ class Handler:
         name: str,
         priority: int,
         passes: Passes | None = None,
+        test: str | None = None,
         filter: str = "",
         rare: bool = False,
         on_fired: Callable[[], object] | None = None,
@@ -50,6 +51,7 @@ class Handler:
         self.name = name
         self.priority = priority
         self.passes = passes
+        self.test = test
         self.filter = filter
         self.rare = rare
         self.on_fired = on_fired

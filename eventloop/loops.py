@@ -71,8 +71,11 @@ class TrainLoop:
         Raises:
             ValueError: the loader is empty, or every batch of a pass was skipped.
         """
+        # Spelled out where it is in each iteration: between two kernels the caches hold little of Python, and a call of
+        # one of its functions costs a step up to a microsecond.
         trainer = self._trainer
         bus, clock, by_epoch = trainer.bus, trainer.clock, trainer.by_epoch
+        wanted, health = bus.wanted(BeforeTrainIter, AfterTrainIter), bus.health
         polls = trainer.stops.together or not by_epoch
         length = length_of(loader) if by_epoch else None
         self._pass = Pass(trainer.stops, length, endless=length is None)
@@ -81,10 +84,16 @@ class TrainLoop:
         for batch in self._batches(loader):
             if trainer.asked_to_stop and trainer.stopping and trainer.position.at_end:
                 return  # the loader has more batches than it said
-            fetched = self._fetch(batch, asked)
+            trainer.batch = batch if trainer.device is None else to_device(batch, trainer.device)
+            started = fetched = perf_counter() - clock.excluded
+            clock.data += fetched - asked
+            trainer.outputs = None
+            metrics = trainer.metrics
+            metrics.phase = metrics.inside
             try:
-                if bus.wants(BeforeTrainIter):
+                if wanted[BeforeTrainIter]:
                     trainer.announce(BeforeTrainIter, batch_idx=trainer.batch_idx)
+                    started = perf_counter() - clock.excluded
             except SkipIteration:
                 if self._skip():
                     return
@@ -93,42 +102,33 @@ class TrainLoop:
                 continue
             if clock.device is not None:
                 clock.device.begin(clock.iterations)
-            started = perf_counter() - clock.excluded
+                started = perf_counter() - clock.excluded
             yield trainer.batch
             ended = perf_counter() - clock.excluded
             if clock.device is not None:
                 clock.device.mark(FORWARD_ENDS)
             clock.forward = ended - started
-            if bus.wants(AfterTrainIter):
-                bus.emit(self._after_iter(), trainer)
+            if wanted[AfterTrainIter]:
+                event = AfterTrainIter(
+                    iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters,
+                    max_epochs=trainer.max_epochs, batch_idx=trainer.batch_idx,
+                )  # fmt: skip
+                bus.emit(event, trainer)
             handled = perf_counter() - clock.excluded - ended
             clock.hooks += between + (started - fetched) + handled - clock.backward - clock.optimizer
-            ended = self._complete(began)
-            bus.poll(trainer)
-            polled = perf_counter() - clock.excluded
+            trainer.completed_iteration()
+            if clock.device is not None:
+                clock.device.end()
+            ended = perf_counter() - clock.excluded
+            clock.commit(ended - began)
+            between = 0.0
+            if health.mail or health.errors:
+                bus.poll(trainer)
+                between = perf_counter() - clock.excluded - ended
             if (trainer.asked_to_stop or polls) and self._iteration_boundary():
                 return
             began, asked = ended, clock.begin()  # what was between belongs to the next one
-            between = polled - ended
         self._pass.end(trainer.batch_idx)
-
-    def _after_iter(self) -> AfterTrainIter:
-        """The event of the iteration that has run; spelled out, for there is one in each."""
-        trainer = self._trainer
-        return AfterTrainIter(
-            iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters, max_epochs=trainer.max_epochs,
-            batch_idx=trainer.batch_idx,
-        )  # fmt: skip
-
-    def _fetch(self, batch: Any, asked: float) -> float:
-        """Take a batch that was asked for at a time by the trainer's clock; returns when it was there."""
-        trainer, clock = self._trainer, self._trainer.clock
-        trainer.batch = to_device(batch, trainer.device)
-        fetched = perf_counter() - clock.excluded
-        clock.data += fetched - asked
-        trainer.outputs = None
-        trainer.metrics.in_iteration = True
-        return fetched
 
     def _skip(self) -> bool:
         """Count a batch that a handler did not want; True when the epoch ends here."""
@@ -137,16 +137,6 @@ class TrainLoop:
         if trainer.by_epoch:
             self._pass.stops(trainer.batch_idx)
         return self._cut_short()
-
-    def _complete(self, began: float) -> float:
-        """Count the iteration that began at a time by the trainer's clock; returns when it ended."""
-        trainer, clock = self._trainer, self._trainer.clock
-        trainer.completed_iteration()
-        if clock.device is not None:
-            clock.device.end()
-        ended = perf_counter() - clock.excluded
-        clock.commit(ended - began)
-        return ended
 
     def _iteration_boundary(self) -> bool:
         """Evaluate where a run measured in iterations says so; True when the epoch ends here."""

@@ -66,7 +66,7 @@ class EventStorage:
 
     def __init__(self, start_iter: int = 0) -> None:
         self.iter = start_iter
-        self._inside = self._outside = self._phase = Phase(0, "train", trains=True)
+        self.inside = self.outside = self.phase = Phase(0, "train", trains=True)
         """In an iteration, between two, and the one of them that what is put now belongs to."""
         self._set_phase(0, "train")
         self.crowded = False
@@ -92,7 +92,7 @@ class EventStorage:
     @property
     def epoch(self) -> int:
         """What is put belongs to this epoch."""
-        return self._inside.epoch
+        return self.inside.epoch
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
@@ -101,7 +101,7 @@ class EventStorage:
     @property
     def mode(self) -> str:
         """ "train", "val" or "test"."""
-        return self._inside.mode
+        return self.inside.mode
 
     @mode.setter
     def mode(self, mode: str) -> None:
@@ -110,11 +110,11 @@ class EventStorage:
     @property
     def in_iteration(self) -> bool:
         """Whether what is put belongs to the iteration `iter` (its step is `iter + 1`), or to the moment before it."""
-        return self._phase is self._inside
+        return self.phase is self.inside
 
     @in_iteration.setter
     def in_iteration(self, inside: bool) -> None:
-        self._phase = self._inside if inside else self._outside
+        self.phase = self.inside if inside else self.outside
 
     def put_scalar(
         self, name: str, value: Value, smoothing_hint: bool = True, cur_iter: int | None = None
@@ -145,9 +145,9 @@ class EventStorage:
         # `_put` of one value, in place where it is called most: the call would be a tenth of the time
         rows = self._rows
         if cur_iter is None:
-            rows.append(Row(shape, number, self.iter, self._phase))
+            rows.append(Row(shape, number, self.iter, self.phase))
         else:
-            rows.append(Row(shape, number, cur_iter, self._inside))
+            rows.append(Row(shape, number, cur_iter, self.inside))
         if len(rows) > self._look_at:
             self._crowd()
 
@@ -323,20 +323,20 @@ class EventStorage:
         numbers = values if len(values) > 1 else values[0]
         rows = self._rows
         if cur_iter is None:
-            rows.append(Row(shape, numbers, self.iter, self._phase))
+            rows.append(Row(shape, numbers, self.iter, self.phase))
         else:
-            rows.append(Row(shape, numbers, cur_iter, self._inside))
+            rows.append(Row(shape, numbers, cur_iter, self.inside))
         if len(rows) > self._look_at:
             self._crowd()
 
     def _set_phase(self, epoch: int, mode: str) -> None:
         inside = self.in_iteration
-        self._inside = Phase(epoch, mode, trains=mode == "train")
-        self._outside = Phase(epoch, mode, trains=False)
+        self.inside = Phase(epoch, mode, trains=mode == "train")
+        self.outside = Phase(epoch, mode, trains=False)
         self.in_iteration = inside
 
     def _put_medium(self, kind: Kind, name: str, on_host: torch.Tensor, source: Any) -> None:
-        self._media.append(Medium(kind, self._prefix + name, self._phase.at(self.iter), on_host))
+        self._media.append(Medium(kind, self._prefix + name, self.phase.at(self.iter), on_host))
         if isinstance(source, torch.Tensor) and source.is_cuda:
             self._media_devices.add(source.device)
         if len(self._media) > MEDIA_LIMIT and self.relieve is not None:

@@ -11,7 +11,7 @@ through it shows which line of the plan raised. For three handlers the function 
             hand_over(event)
             f0(trainer, event)  # 30 OptimizerHook.after_train_iter
             f1(event)  # 50 my_handler
-            if p2(event): f2(event, trainer)  # 70 step_lr every=10
+            if (event.iter + 1) % 10 == 0: f2(event, trainer)  # 70 step_lr every=10
         except BaseException as error:
             failed(error, event, trainer)
             raise
@@ -134,14 +134,14 @@ def _bindings(i: int, handler: Handler) -> dict[str, Any]:
     if not handler.filtered:
         return {f"f{i}": handler.fn}
     bindings: dict[str, Any] = {f"f{i}": handler.clocked if handler.rare else handler.fire}
-    if handler.passes is not None:
+    if handler.passes is not None and handler.test is None:
         bindings[f"p{i}"] = handler.passes
     return bindings
 
 
 def _call(i: int, handler: Handler) -> str:
     if handler.filtered:
-        test = f"if p{i}(event): " if handler.passes is not None else ""
+        test = f"if {handler.test or f'p{i}(event)'}: " if handler.passes is not None else ""
         return f"{test}f{i}(event, trainer)"
     arguments = {"event": "event", "trainer": "trainer, event", "blinker": "trainer, event=event"}
     return f"f{i}({arguments[handler.takes]})"

@@ -63,7 +63,7 @@ class LoaderPosition:
         self._resuming = self._trainer.batch_idx > 0
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of the pass, after a resume the ones that are left."""
+        """Open a pass, and return its batches; after a resume the ones that are left."""
         self.length = length_of(loader)
         skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
@@ -79,7 +79,7 @@ class LoaderPosition:
         self._seed_sampler(loader, self._passes - 1)
         if not skip:
             self._opened_with = random_state(loader)
-        yield from reader.open(loader, skip, self._opened_with)
+        return reader.open(loader, skip, self._opened_with)
 
     def _reader(self, loader: Iterable[Any]) -> Reader:
         if self._current is None or self._current[0] is not loader:

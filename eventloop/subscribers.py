@@ -260,7 +260,7 @@ class Subscribers:
         options = subscription.options
         handler = Handler(
             subscription.fn, takes, name=subscription.name, priority=options.priority,
-            passes=subscription.filter(event_type), filter=options.filter, rare=options.every >= _RARE,
+            passes=subscription.filter(event_type), test=subscription.test(event_type), filter=options.filter, rare=options.every >= _RARE,
             on_fired=subscription.cancel if options.once else None,
         )  # fmt: skip
         handler.budget = self._budget(subscription, handler.timing, event_name(event_type))

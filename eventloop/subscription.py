@@ -14,7 +14,15 @@ import msgspec
 from eventloop.catalogue import event_name, suggest
 from eventloop.costs import SubscriberCost
 from eventloop.events import Event
-from eventloop.filters import Passes, Predicate, check_filter, describe_filter, first_only, make_filter
+from eventloop.filters import (
+    Passes,
+    Predicate,
+    check_filter,
+    describe_filter,
+    first_only,
+    make_filter,
+    source_of,
+)
 from eventloop.handler import Handler, RunsOn, handler_name, is_coroutine_function
 from eventloop.lane import Lane, Route
 from eventloop.lane_options import LaneOptions, Offload, OnError, Overflow
@@ -278,6 +286,11 @@ class Subscription:
         options = self.options
         passes = make_filter(event_type, options.every, options.start, options.when)
         return first_only(passes, self._firings) if options.once else passes
+
+    def test(self, event_type: type[Event]) -> str | None:
+        """The filter as source, where it is as simple as that."""
+        options = self.options
+        return None if options.once else source_of(event_type, options.every, options.start, options.when)
 
     def plan_row(self) -> PlanRow:
         """What the plan says of it, where it runs in the background."""

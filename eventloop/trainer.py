@@ -372,9 +372,10 @@ class Trainer:
 
     def completed_iteration(self) -> None:
         """One more iteration is done."""
-        self.iter += 1
+        metrics = self.metrics
+        self.iter = metrics.iter = self.iter + 1
         self.batch_idx += 1
-        self.metrics.iter, self.metrics.in_iteration = self.iter, False
+        metrics.phase = metrics.outside
         self.position.evaluated = 0
 
     def completed_epoch(self) -> None:

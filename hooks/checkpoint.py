@@ -186,7 +186,8 @@ class CheckpointHook(Hook):
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Report what has become durable, and save when an iteration is due."""
-        self.saves.report_done(trainer)
+        if self.saves.under_way:
+            self.saves.report_done(trainer)
         if not self._by_epoch and self.every_n_train_iters(trainer, self._interval, self._begin):
             self._save(trainer, self._name(trainer.iter + 1, by_epoch=False), within="iter")
 

@@ -97,7 +97,7 @@ class LoggerHook(Hook):
             done % self._interval == 0
             or trainer.metrics.crowded
             or event.iter + 1 == event.max_iters
-            or self._is_tail(trainer, event)
+            or (event.batch_idx + 1 == trainer.position.length and self._is_tail(event))
         ):
             self._log(trainer)
 
@@ -127,8 +127,9 @@ class LoggerHook(Hook):
         if delivered and self._ended_well:
             copy_logs(trainer.work_dir, out_dir / trainer.work_dir.name, self._out_suffix)
 
-    def _is_tail(self, trainer: Trainer, event: AfterTrainIter) -> bool:
-        if event.batch_idx + 1 != trainer.position.length or event.max_epochs is None:
+    def _is_tail(self, event: AfterTrainIter) -> bool:
+        """Whether the rest of an epoch, which ends with this iteration, is logged."""
+        if event.max_epochs is None:
             return False
         return not self._ignore_last or event.batch_idx < self._interval
 

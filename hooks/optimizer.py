@@ -53,6 +53,7 @@ class OptimizerHook(Hook):
         self._others = 0.0  # seconds of other handlers within this one's iteration
         self._given: Any = None
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._wanted: Mapping[type[Event], bool] = {}
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Do the step.
@@ -66,7 +67,8 @@ class OptimizerHook(Hook):
         device, began = clock.device, perf_counter() - clock.excluded
         if trainer.optimizer is not self._given or self._given is None:
             self._adopt(trainer.optimizer)
-        optimizers, wants = self._optimizers, trainer.bus.wants
+            self._wanted = trainer.bus.wanted(AfterBackward, BeforeOptimizerStep, AfterOptimizerStep)
+        optimizers, wanted = self._optimizers, self._wanted
         loss = loss_of(trainer.outputs)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -80,15 +82,15 @@ class OptimizerHook(Hook):
         clock.backward = perf_counter() - clock.excluded - backward
         if device is not None:
             device.mark(BACKWARD_ENDS)
-        if wants(AfterBackward):
+        if wanted[AfterBackward]:
             self._announce(trainer, AfterBackward)
         if self._clip is not None:
             self._clip_gradients(trainer)
-        if wants(BeforeOptimizerStep):
+        if wanted[BeforeOptimizerStep]:
             self._announce(trainer, BeforeOptimizerStep)
         for optimizer in optimizers:
             optimizer.step()
-        if wants(AfterOptimizerStep):
+        if wanted[AfterOptimizerStep]:
             self._announce(trainer, AfterOptimizerStep)
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
