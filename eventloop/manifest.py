@@ -126,6 +126,9 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(f"{path} is no manifest: {error}") from error
 
 
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+
+
 def score(value: float) -> float | str:
     """A number as JSON can hold it."""
     return value if math.isfinite(value) else str(value)
@@ -133,6 +136,8 @@ def score(value: float) -> float | str:
 
 def tensor_table(value: Any, name: str = "") -> Iterator[TensorEntry]:
     """The tensors of a nested state, in order."""
+    if type(value) in _ATOMS:
+        return
     shape = getattr(value, "shape", None)
     if shape is not None:
         yield TensorEntry(name, str(value.dtype).removeprefix("torch."), tuple(shape))

@@ -136,7 +136,8 @@ class EventStorage:
         if type(value) is float:
             number = value
         elif type(value) is Tensor and value.numel() == 1:
-            number = own(value)
+            # `own` of a result of the graph, which a loss is
+            number = own(value) if value.is_leaf or value._is_view() else value.data
         else:
             number = single_number(name, value)
         shape = self._shapes.get(name)

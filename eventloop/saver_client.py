@@ -102,8 +102,11 @@ class SaverProcess:
         return written
 
     def close(self) -> None:
-        """End the process once it is done."""
+        """End the process once it is done; one that is still importing has been given nothing, and is not waited for."""
+        given_nothing = not self.ready
         self.leave()
+        if given_nothing:
+            self._process.kill()
         self._process.wait()
         self._answers.close()
 

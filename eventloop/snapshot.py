@@ -278,9 +278,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested mappings, lists and tuples, in order."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_of(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_of(item)
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            if type(item) not in _ATOMS:  # most are; to ask what else they may be takes long
+                yield from tensors_of(item)

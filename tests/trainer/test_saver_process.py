@@ -110,6 +110,25 @@ def test_error_of_the_process_is_the_error_of_the_save(with_process: Make, tmp_p
     assert_same(load_checkpoint(tmp_path / "b"), 2.0)
 
 
+def test_a_young_process_is_not_waited_for() -> None:
+    """A run that ends while the process is still importing torch ends it at once: it was given nothing."""
+    process = SaverProcess()
+
+    process.close()
+
+    assert process.exit_code == -signal.SIGKILL
+
+
+def test_a_process_that_is_done_exits_well() -> None:
+    """One that was ready ends by itself when it is told to."""
+    process = SaverProcess()
+    assert process.wait_ready(DEADLINE)
+
+    process.close()
+
+    assert process.exit_code == 0
+
+
 @needs_shared_memory
 def test_process_outlives_ctrl_c_and_ends_with_its_parent(make_saver: Make) -> None:
     """SIGINT, SIGTERM and SIGUSR1 to the group do not end it; the end of its input does."""
@@ -136,14 +155,6 @@ def test_a_process_that_is_gone(make_saver: Make, tmp_path: Path) -> None:
 
     with pytest.raises(ProcessGoneError, match=r"^it (died|is gone)$"):
         process.save(packed, Job(tmp_path / "a"))
-
-
-def test_saver_process_without_a_parent_message_ends() -> None:
-    """Closing a process that was never given anything ends it."""
-    process = SaverProcess()
-    process.close()
-
-    assert process.exit_code == 0
 
 
 @needs_shared_memory
