@@ -69,6 +69,14 @@ class Taken:
         """Median over the rounds of this case's time divided by the baseline's time in the same round."""
         return statistics.median(a / b for a, b in zip(self.seconds, baseline.seconds, strict=True))
 
+    def interval_to(self, baseline: Taken) -> tuple[float, float]:
+        """The 95 % confidence interval of `ratio_to`, of whatever distribution: the ratios of the rounds that are as
+        far before and behind the median as a fair coin's heads may be from half its throws (the sign test's)."""
+        ratios = sorted(a / b for a, b in zip(self.seconds, baseline.seconds, strict=True))
+        count = len(ratios)
+        first = max(0, int((count - 1.96 * count**0.5) / 2))
+        return ratios[first], ratios[count - 1 - first]
+
     def record(self) -> dict[str, float]:
         """What the JSON keeps: median, quartiles and minimum in nanoseconds."""
         low, middle, high = (

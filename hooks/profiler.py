@@ -157,17 +157,19 @@ class ProfilerHook(Hook):
         self._end()
 
     def _step(self) -> None:
-        # torch ends the process by a segmentation fault when a profiler whose step raised is stopped: let go of it
-        profiler, self._profile, self._done = self._profile, None, True
-        assert profiler is not None
-        if self._schedule is None:
-            profiler.step()
-        else:
+        assert self._profile is not None
+        try:
+            if self._schedule is None:
+                self._profile.step()
+                return
             with warnings.catch_warnings():
                 # each trace is dealt with when it is ready, so nobody misses the events of the last one
                 warnings.filterwarnings("ignore", "Warning: Profiler clears events")
-                profiler.step()
-        self._profile = profiler
+                self._profile.step()
+        except BaseException:
+            # torch ends the process by a segmentation fault when a profiler whose step raised is stopped: let go of it
+            self._profile, self._done = None, True
+            raise
 
     def _end(self) -> None:
         profiler, self._profile = self._profile, None
