@@ -85,6 +85,7 @@ class EventStorage:
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
         self._shapes: dict[str | tuple[str, ...], Shape] = {}  # a single name is its own key
+        self._floats = Shape((), True)  # of the last `put_floats`
         self._prefix = ""
         self._pool = PinnedPool()
         self._lock = threading.Lock()
@@ -174,11 +175,21 @@ class EventStorage:
         Raises:
             ValueError: there are more or fewer of them than names, or a name was put with another hint before.
         """
-        if self._prefix:
-            names = tuple(self._prefix + name for name in names)
         if len(names) != len(values):
             raise ValueError(f"put_floats needs one float a name, got {len(values)} for {', '.join(names)}")
-        self._put(names, [*values], True, None)
+        shape = self._floats
+        if (
+            shape.names is not names or self._prefix
+        ):  # else it is who put the last ones: no hash of the names is made
+            own_names = tuple(self._prefix + name for name in names) if self._prefix else names
+            found = self._shapes.get(own_names)
+            shape = self._floats = (
+                found if found is not None and found.smooth else self._begin(own_names, True)
+            )
+        rows = self._rows
+        rows.append(Row(shape, [*values] if len(values) > 1 else values[0], self.iter, self.phase))
+        if len(rows) > self._look_at:
+            self._crowd()
 
     def put_numbers(self, values: Mapping[str, Any]) -> None:
         """Put those of the values that are single numbers, and leave the rest: for what a train step returned."""
@@ -318,9 +329,10 @@ class EventStorage:
         self._entered = len(self._rows)
 
     def _put(self, names: tuple[str, ...], values: list[Scalar], smooth: bool, cur_iter: int | None) -> None:
-        shape = self._shapes.get(names)
+        key = names if len(names) > 1 else names[0]
+        shape = self._shapes.get(key)
         if shape is None or shape.smooth is not smooth:
-            shape = self._begin(names, smooth)
+            shape = self._begin(key, smooth)
         numbers = values if len(values) > 1 else values[0]
         rows = self._rows
         if cur_iter is None:

@@ -365,6 +365,43 @@ def test_a_buffer_changed_in_place() -> None:
     assert scalars(storage) == [(1, {"running": 1.0}), (2, {"running": 2.0}), (3, {"running": 3.0})]
 
 
+NAMES = ("time", "data_time")
+
+
+def test_floats_under_a_scope() -> None:
+    """The names that are put in each iteration get the prefix of a scope in it, and no longer after it."""
+    storage = EventStorage()
+    storage.put_floats(NAMES, [1.0, 2.0])
+    with storage.name_scope("inner"):
+        storage.put_floats(NAMES, [3.0, 4.0])
+    storage.put_floats(NAMES, [5.0, 6.0])
+
+    latest = {name: value for name, (value, _) in storage.latest().items()}
+    assert latest == {"time": 5.0, "data_time": 6.0, "inner/time": 3.0, "inner/data_time": 4.0}
+
+
+def test_floats_with_another_hint() -> None:
+    """Floats have a smoothing hint; names that were put without one are refused."""
+    storage = EventStorage()
+    storage.put_scalars(dict.fromkeys(NAMES, 1.0), smoothing_hint=False)
+
+    with pytest.raises(
+        ValueError, match="'time' was put with smoothing_hint=False before: keep one hint per name"
+    ):
+        storage.put_floats(NAMES, [1.0, 2.0])
+
+
+def test_a_name_put_alone_and_in_a_mapping_is_one() -> None:
+    """`put_scalar` and a `put_scalars` of one name go to one history, and to one mean of an interval."""
+    storage = EventStorage()
+    storage.put_scalar("loss", 1.0)
+    storage.put_scalars({"loss": 3.0})
+    storage.put_floats(("loss",), [5.0])
+
+    assert [value for value, _ in storage.history("loss").values()] == [1.0, 3.0, 5.0]
+    assert scalars(storage) == [(1, {"loss": 3.0})]
+
+
 def test_a_view_of_a_large_result_does_not_keep_it() -> None:
     """One element of a large result of the graph is kept without the rest."""
     storage = EventStorage()
