@@ -159,6 +159,32 @@ def facts_of(trainer: Trainer) -> Run:
     )  # fmt: skip
 
 
+def check_lists(**lists: object) -> None:
+    """Refuse what is no list of hooks or writers, by the names of the arguments.
+
+    Raises:
+        TypeError: one is a single config, or no sequence.
+    """
+    for name, given in lists.items():
+        if isinstance(given, Mapping):
+            raise TypeError(f"{name} must be a list of them, got one config: write {name}=[dict(type=...)]")
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise TypeError(f"{name} must be a list, got {given!r}: write {name}=[...]")
+
+
+def check_default_hooks(given: object) -> None:
+    """Refuse what does not say which hook it changes.
+
+    Raises:
+        TypeError: it is no mapping.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            f"default_hooks must be a mapping {{name: a hook, its options or None}}, got {given!r}; hooks besides the "
+            "default ones go to hooks=[...]"
+        )
+
+
 def attach_all(
     trainer: Trainer, hooks: Sequence[Any], writers: Sequence[Any], default_hooks: Mapping[str, Any]
 ) -> tuple[list[Any], list[Any]]:

@@ -108,6 +108,8 @@ class TrainLoop:
             if clock.device is not None:
                 clock.device.mark(FORWARD_ENDS)
             clock.forward = ended - started
+            if not trainer.steps_in_hook:
+                trainer.within = "iter"
             if wanted[AfterTrainIter]:
                 event = AfterTrainIter(
                     iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters,

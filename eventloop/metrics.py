@@ -30,6 +30,7 @@ from eventloop.packet import (
     Scalar,
     Shape,
     enter,
+    read_on_host,
     read_rows,
     tensors_in,
 )
@@ -44,6 +45,8 @@ PENDING_LIMIT = 8192
 stays bounded."""
 CROWD = PENDING_LIMIT // 2
 """Values of one name from which on the storage asks for a `collect`."""
+LOOK_EVERY = 512
+"""Rows from one look at what waits to the next."""
 SHAPES_LIMIT = 1024
 """Sets of names that are remembered, at most."""
 LATE_LIMIT = 1024
@@ -68,6 +71,8 @@ class EventStorage:
         self.iter = start_iter
         self.inside = self.outside = self.phase = Phase(0, "train", trains=True)
         """In an iteration, between two, and the one of them that what is put now belongs to."""
+        self.stepped = False
+        """Whether a mode that begins within an iteration begins after its step, as an evaluation that a handler asks for."""
         self._set_phase(0, "train")
         self.crowded = False
         """Whether so much waits that it should be collected before its interval ends."""
@@ -76,7 +81,9 @@ class EventStorage:
         self._gave_up = False
         self._rows: list[Row] = []
         self._entered = 0  # how many of them are in the histories: what was read early
-        self._look_at = CROWD  # rows at which the values of each name are counted
+        self._look_at = LOOK_EVERY  # rows at which it is looked at what waits,
+        self._looked_at = 0  # how many of them were there the last time,
+        self._crowd_at = CROWD  # and at which the values of each name are counted
         self._media: list[Medium] = []
         self._media_devices: set[torch.device] = set()
         self._unread: deque[Packet] = deque()
@@ -151,7 +158,7 @@ class EventStorage:
         else:
             rows.append(Row(shape, number, cur_iter, self.inside))
         if len(rows) > self._look_at:
-            self._crowd()
+            self._look()
 
     def put_scalars(
         self, scalars: Mapping[str, Value], smoothing_hint: bool = True, cur_iter: int | None = None
@@ -189,7 +196,7 @@ class EventStorage:
         rows = self._rows
         rows.append(Row(shape, [*values] if len(values) > 1 else values[0], self.iter, self.phase))
         if len(rows) > self._look_at:
-            self._crowd()
+            self._look()
 
     def put_numbers(self, values: Mapping[str, Any]) -> None:
         """Put those of the values that are single numbers, and leave the rest: for what a train step returned."""
@@ -243,7 +250,7 @@ class EventStorage:
         rows, self._rows = self._rows, []
         entered, self._entered = self._entered, 0
         self.crowded = False
-        self._look_at = CROWD
+        self._look_at, self._looked_at, self._crowd_at = LOOK_EVERY, 0, CROWD
         tensors = tensors_in(rows)
         on_device = tensors and any(tensor.is_cuda for tensor in tensors)
         copy = HostCopy(tensors, self._pool) if on_device else None
@@ -340,11 +347,11 @@ class EventStorage:
         else:
             rows.append(Row(shape, numbers, cur_iter, self.inside))
         if len(rows) > self._look_at:
-            self._crowd()
+            self._look()
 
     def _set_phase(self, epoch: int, mode: str) -> None:
         inside = self.in_iteration
-        self.inside = Phase(epoch, mode, trains=mode == "train")
+        self.inside = Phase(epoch, mode, trains=mode == "train" or self.stepped)
         self.outside = Phase(epoch, mode, trains=False)
         self.in_iteration = inside
 
@@ -381,6 +388,15 @@ class EventStorage:
             self._shapes[names[0]] = shape
         return shape
 
+    def _look(self) -> None:
+        """Read what can be had at once: small tensors that stay for long lie between the large ones of the steps, whose
+        places then fit nothing, and the process grows. Where more waits than should, see to that."""
+        read_on_host(self._rows[self._looked_at :])
+        if len(self._rows) > self._crowd_at:
+            self._crowd()
+        self._looked_at = len(self._rows)
+        self._look_at = min(self._looked_at + LOOK_EVERY, max(self._crowd_at, self._looked_at))
+
     def _crowd(self) -> None:
         """Ask for a `collect` where a name has too many values; where nobody hears it, keep the histories going, and the
         memory bounded. Counts them, and is called again when a name can have too many at the earliest."""
@@ -391,10 +407,10 @@ class EventStorage:
                 self.relieve()
             if self._rows:  # nobody took them
                 self._give_up({name for name, count in counts.items() if count > PENDING_LIMIT}, name)
-                self._look_at = len(self._rows)
+                self._crowd_at = len(self._rows)
             return
         self.crowded = self.crowded or most > CROWD
-        self._look_at = len(self._rows) + (PENDING_LIMIT if self.crowded else CROWD) - most
+        self._crowd_at = len(self._rows) + (PENDING_LIMIT if self.crowded else CROWD) - most
 
     def _give_up(self, crowded: set[str], most: str) -> None:
         """Forget the oldest rows of names that nobody collects; the histories have them."""

@@ -173,6 +173,20 @@ def read_rows(rows: Iterable[Row], copy: HostCopy | None) -> None:
             row.values = read(values)
 
 
+def read_on_host(rows: Iterable[Row]) -> None:
+    """Replace the tensors that nothing has to be waited for by their numbers: those of a CPU."""
+
+    def read(value: Any) -> Any:
+        return _number_of(value) if type(value) is not float and value.device.type == "cpu" else value
+
+    for row in rows:
+        values = row.values
+        if type(values) is list:
+            values[:] = [read(value) for value in values]
+        elif type(values) is not float:
+            row.values = read(values)
+
+
 def _number_of(tensor: torch.Tensor) -> float:
     """Its one element. `item` lets go of the interpreter and has to get it back, `tolist` on the CPU does not; DTensor
     and other subclasses refuse it."""

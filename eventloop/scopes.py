@@ -232,6 +232,10 @@ class EpochScope(Scope):
             return
         if reason not in (ERROR, LEFT) and trainer.position.at_end:
             reason = COMPLETED  # a stop asked for in its last iteration
-        trainer.announce(after, reason=reason)
+        trainer.within = "epoch" if reason == COMPLETED else ""
+        try:
+            trainer.announce(after, reason=reason)
+        finally:
+            trainer.within = ""
         if reason in (COMPLETED, LEFT):  # a `break` out of a hand-written epoch goes on with the next one
             trainer.completed_epoch()

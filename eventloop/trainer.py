@@ -12,6 +12,8 @@ import torch
 
 from eventloop.assemble import (
     attach_all,
+    check_default_hooks,
+    check_lists,
     check_step,
     check_trainer,
     facts_of,
@@ -29,7 +31,7 @@ from eventloop.loops import TrainLoop, check_loader, evaluate
 from eventloop.metrics import EventStorage
 from eventloop.optimizers import Optimizers
 from eventloop.packet import Place
-from eventloop.position import LoaderPosition, length_of
+from eventloop.position import LoaderPosition, Within, length_of
 from eventloop.resume import TrainerState
 from eventloop.run import CurrentRun
 from eventloop.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
@@ -88,6 +90,7 @@ class Trainer:
     __slots__ = (
         "__dict__", "__weakref__", "asked_to_stop", "batch", "batch_idx", "bus", "clock", "custom_step", "device",
         "epoch", "iter", "loss_fn", "max_epochs", "max_iters", "metrics", "model", "optimizer", "outputs", "position",
+        "within",
     )  # fmt: skip
     # What every iteration looks at, side by side: after a step of torch nothing of it is in a cache any more, and a
     # dictionary of 45 attributes is spread over dozens of lines.
@@ -119,6 +122,8 @@ class Trainer:
         bus: Bus | None = None,
     ) -> None:
         loaders = (train_loader, val_loader, test_loader)
+        check_lists(hooks=hooks, custom_hooks=custom_hooks, writers=writers)
+        check_default_hooks(default_hooks)
         check_trainer(model, optimizer, loss_fn, train_step, max_epochs, max_iters, *loaders)
         interval = val_interval if val_interval is not None else 1 if max_epochs is not None else 1000
         schedule = ValSchedule(interval, val_begin, dynamic_intervals)
@@ -144,6 +149,10 @@ class Trainer:
         self.stop_signal: int | None = None
         self.failure: BaseException | None = None
         self.asked_to_stop = self.running = self.ends_program = False
+        self.within: Within = ""
+        """What is done and not counted yet: "iter" from the optimizer's step to the end of the iteration, "epoch" while
+        an epoch's end is announced."""
+        self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
         self.stops = Stopping(self)
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
         self.metrics = EventStorage()
@@ -334,6 +343,7 @@ class Trainer:
 
     @mode.setter
     def mode(self, mode: str) -> None:
+        self.metrics.stepped = self.within == "iter"
         self.metrics.mode = mode
 
     @property
@@ -355,7 +365,7 @@ class Trainer:
         if self.bus.rehearsal is not None:
             self.bus.rehearsal.begins(self)
         self.stops.begin_run()
-        self.running, self.ends_program = True, False
+        self.running, self.ends_program, self.within = True, False, ""
         self.failure = None
         self.during_run = ExitStack()
         self.state.settings.note()
@@ -373,6 +383,7 @@ class Trainer:
     def completed_iteration(self) -> None:
         """One more iteration is done."""
         metrics = self.metrics
+        self.within = ""
         self.iter = metrics.iter = self.iter + 1
         self.batch_idx += 1
         metrics.phase = metrics.outside

@@ -59,7 +59,9 @@ class Population:
         if inputs.dtype in (torch.float16, torch.bfloat16):
             inputs = inputs.float()
         dims = [dim for dim in range(inputs.ndim) if dim != 1]
-        self.take(count, *torch.var_mean(inputs.detach(), dims, correction=self._correction))
+        # of a single value the variance is 0 by any divisor; by its number less one it would be 0 / 0
+        correction = self._correction if count > 1 else 0
+        self.take(count, *torch.var_mean(inputs.detach(), dims, correction=correction))
 
     def take(self, count: int, variance: torch.Tensor, mean: torch.Tensor) -> None:
         """Take in a batch of which somebody knows the moments: (C,) each, of `count` values a channel, which are

@@ -111,7 +111,7 @@ def forward_inputs(model: torch.nn.Module, batch: Any) -> Any:
 
 def tells_its_batch(layer: _BatchNorm) -> bool:
     """True for a layer whose forward is PyTorch's own, which works out the moments of its batch anyway, and with a
-    momentum of 1 leaves them, as float32 at least, where its running statistics were."""
+    momentum of 1 leaves them, as float32 at least, where its running statistics were: if a call does not say otherwise."""
     buffers = _tensor(layer.running_mean), _tensor(layer.running_var)
     return (
         type(layer).forward is _BatchNorm.forward
@@ -143,8 +143,14 @@ def _record_told(layer: _BatchNorm, population: Population) -> Any:
     def see(
         module: _BatchNorm, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor], output: object
     ) -> None:
-        count = count_of(args[0] if args else kwargs["input"])
-        if count and module.training:  # else it told nothing
+        if not module.training:
+            return
+        inputs, buffers = args[0] if args else kwargs["input"], module._buffers
+        # a forward pass may stand apart: without tracking, with a momentum of 0, on buffers that replace these
+        told = module.momentum == 1.0 and module.track_running_stats and buffers["running_var"] is variance
+        if not (told and buffers["running_mean"] is mean):
+            population.add(inputs)
+        elif count := count_of(inputs):
             population.take(count, variance.clone(), mean.clone())
 
     return layer.register_forward_hook(see, with_kwargs=True)

@@ -121,6 +121,8 @@ class CheckpointHook(Hook):
         self._overlap, self._when_busy = overlap, when_busy
         self.directory = Path()
         self.bests: dict[str, Best] = {}
+        self._validated: list[Mapping[str, float]] = []  # validations of weights that are not to be saved yet
+        self._passed_iter = self._passed_epoch = -1  # whose end this hook has seen
         self._labels = Labels()
         self.saves = Saves(self._new_saver, self._saved, self._failed)
 
@@ -166,6 +168,8 @@ class CheckpointHook(Hook):
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Look at what is there: remove what saves that were killed have left, and note it when the run went back to
         an earlier checkpoint. Say so when this run's files will lie among another's."""
+        self._validated.clear()
+        self._passed_iter = self._passed_epoch = -1
         if trainer.rank != 0:
             return
         remove_dead(self.directory)
@@ -188,37 +192,61 @@ class CheckpointHook(Hook):
         """Report what has become durable, and save when an iteration is due."""
         if self.saves.under_way:
             self.saves.report_done(trainer)
+        self._passed_iter = event.iter
+        if self._validated:
+            self._save_validated(trainer)
         if not self._by_epoch and self.every_n_train_iters(trainer, self._interval, self._begin):
             self._save(trainer, self._name(trainer.iter + 1, by_epoch=False), within="iter")
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """Save when an epoch is due; one that was cut short is no epoch."""
+        self._passed_epoch = event.epoch
+        if self._validated:
+            self._save_validated(trainer)
         due = self._by_epoch and self.every_n_epochs(trainer, self._interval, self._begin)
         if due and event.reason == COMPLETED:
             self._save(trainer, self._name(trainer.epoch + 1, by_epoch=True), within="epoch")
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Keep the scores for the manifests, and save when one is the best so far.
+        """Keep the scores for the manifests, and save when one is the best so far. A validation that a handler asked for
+        within an iteration, or at the end of an epoch, is of weights that are saved when this hook's turn comes: before,
+        the others have not done their part, such as the step of a scheduler.
 
         Raises:
             KeyError: the validation has no such metric (with a suggestion).
         """
         if event.reason != COMPLETED:
             return
-        self._labels.validated(event.metrics, trainer.iter)
+        within = trainer.within
+        self._labels.validated(event.metrics, trainer.iter + (within == "iter"))
         if not self._watched:
             return
         self._watched.settle(event.metrics)
-        due = _decided(trainer, self._watched.better(event.metrics, self.bests))
-        for metric in due:
-            self._save(trainer, self._best_name(trainer, metric), best=metric, score=event.metrics[metric])
-        self.saves.finish(trainer)  # a best that could not be saved is not one to compare with
-        if due:
-            self.bests = _decided(trainer, self.bests)
+        self._validated.append(event.metrics)
+        passed = {
+            "": True,
+            "iter": self._passed_iter == trainer.iter,
+            "epoch": self._passed_epoch == trainer.epoch,
+        }
+        if passed[within]:
+            self._save_validated(trainer)
+
+    def _save_validated(self, trainer: Trainer) -> None:
+        """Save for each validation that has a best score."""
+        validated, self._validated = self._validated, []
+        for metrics in validated:
+            due = _decided(trainer, self._watched.better(metrics, self.bests))
+            for metric in due:
+                name = self._best_name(trainer, metric)
+                self._save(trainer, name, within=trainer.within, best=metric, score=metrics[metric])
+            self.saves.finish(trainer)  # a best that could not be saved is not one to compare with
+            if due:
+                self.bests = _decided(trainer, self.bests)
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
-        number = trainer.epoch if trainer.by_epoch else trainer.iter
-        return f"best_{file_part(metric)}_{self._name(number, by_epoch=trainer.by_epoch)}"
+        done = trainer.epoch + (trainer.within == "epoch"), trainer.iter + (trainer.within == "iter")
+        number = self._name(done[0] if trainer.by_epoch else done[1], by_epoch=trainer.by_epoch)
+        return f"best_{file_part(metric)}_{number}"
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Save at the end, unless an error ended it, and wait until everything is durable."""

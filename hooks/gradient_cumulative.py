@@ -88,6 +88,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
 
     def check(self, trainer: Trainer) -> None:
         """Warn of BatchNorm, and know the optimizers before a checkpoint's gradients are given to them."""
+        super().check(trainer)
         if trainer.optimizer is not None:
             self._adopt(trainer.optimizer)
         modules = trainer.model.modules()
@@ -153,6 +154,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             self._allow_schedulers()
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
+        trainer.within = "iter"
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:

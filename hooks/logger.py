@@ -154,4 +154,5 @@ class LoggerHook(Hook):
 
     def _log_metrics(self, trainer: Trainer, mode: str, metrics: dict[str, float]) -> None:
         if metrics:
-            trainer.announce(ScalarsLogged, mode=mode, step=trainer.iter, scalars=metrics)
+            step = trainer.iter + (trainer.within == "iter")  # completed iterations
+            trainer.announce(ScalarsLogged, mode=mode, step=step, scalars=metrics)

@@ -55,6 +55,10 @@ class OptimizerHook(Hook):
         self._optimizers: list[torch.optim.Optimizer] = []
         self._wanted: Mapping[type[Event], bool] = {}
 
+    def check(self, trainer: Trainer) -> None:
+        """Say that the step is made here, and not before."""
+        trainer.steps_in_hook = True
+
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Do the step.
 
@@ -94,6 +98,7 @@ class OptimizerHook(Hook):
             self._announce(trainer, AfterOptimizerStep)
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
+        trainer.within = "iter"
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 
     def _announce(self, trainer: Trainer, event_type: type[Event]) -> None:

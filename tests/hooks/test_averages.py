@@ -16,6 +16,7 @@ from eventloop.hooks.averages import (
     ExponentialMovingAverage,
     MomentumAnnealingEMA,
     StochasticWeightAverage,
+    _Weighted,
 )
 
 OURS = [ExponentialMovingAverage, MomentumAnnealingEMA, StochasticWeightAverage]
@@ -183,6 +184,19 @@ def test_own_formula_in_a_subclass_of_ours_is_used() -> None:
             return averaged_param
 
     assert follow(Frozen, 4.0, 8.0) == [4.0, 4.0]
+
+
+def test_an_average_must_say_its_weight() -> None:
+    """A share that a subclass does not define is missed at the first update that needs it."""
+
+    class Nameless(_Weighted):
+        pass
+
+    average = Nameless(Number())
+    average.update_parameters(Number())  # copies
+
+    with pytest.raises(NotImplementedError, match="Nameless must define weight"):
+        average.update_parameters(Number())
 
 
 def test_own_weight_in_a_subclass_of_ours_is_used() -> None:

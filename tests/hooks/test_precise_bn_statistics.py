@@ -194,6 +194,55 @@ def test_calls_in_eval_mode_do_not_count(layer: nn.BatchNorm1d) -> None:
     assert_precise(layer, batches)
 
 
+def untracked(layer: Any, batch: torch.Tensor) -> None:
+    layer.track_running_stats = False
+    layer(batch)
+    layer.track_running_stats = True
+
+
+def without_momentum(layer: Any, batch: torch.Tensor) -> None:
+    kept, layer.momentum = layer.momentum, 0.0
+    layer(batch)
+    layer.momentum = kept
+
+
+def on_other_buffers(layer: Any, batch: torch.Tensor) -> None:
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
+    torch.func.functional_call(layer, state, (batch,))
+
+
+@pytest.mark.parametrize("apart", [untracked, without_momentum, on_other_buffers])
+@pytest.mark.parametrize("alone", [True, False], ids=["the only pass", "beside an ordinary one"])
+def test_forward_passes_that_leave_no_moments(apart: Callable[..., None], *, alone: bool) -> None:
+    """What reaches a layer in a pass that does not update its buffers, as of virtual adversarial training and of SAM,
+    is of the population like all else; what lay in the buffers before is not."""
+    layer, batches = nn.BatchNorm1d(3), batches_of(4, 6, shape=(3,), mean=5.0)
+    assert layer.running_mean is not None
+    layer.running_mean.fill_(100.0)
+
+    def forward(model: Any, batch: torch.Tensor) -> None:
+        if not alone:
+            model(batch)
+        apart(model, batch + 1)
+
+    update_bn_stats(layer, batches, None, forward=forward)
+
+    given = [batch + 1 for batch in batches]
+    assert_precise(layer, given if alone else [*batches, *given])
+
+
+def test_a_single_value_has_no_variance() -> None:
+    """One value a channel counts by its mean, whatever divisor the variances of others have."""
+    seen = Population(torch.zeros(3), correction=1)
+    for batch in (values := batches_of(1, 4, 1, shape=(3,))):
+        seen.add(batch)
+
+    total, mean, squares = seen.moments()
+    expected_mean, expected_variance = population(values)
+    torch.testing.assert_close(mean.float(), expected_mean)
+    torch.testing.assert_close((squares / total).float(), expected_variance)
+
+
 def test_empty_batches_do_not_count() -> None:
     """A batch without a sample, as of an image without a box, leaves the population as it is."""
     layer, batches = nn.BatchNorm1d(3), batches_of(4, 0, 6, shape=(3,))

@@ -51,6 +51,14 @@ class Unsized:
         ({"test_loader": 3}, TypeError, "test_loader must be an iterable of batches, got 3"),
         ({"optimizer": torch.optim.SGD}, TypeError, r"optimizer must be a torch\.optim\.Optimizer"),
         ({"default_hooks": {"loger": None}}, ValueError, "default_hooks has no 'loger': did you mean 'logger'"),
+        ({"default_hooks": [1]}, TypeError, r"default_hooks must be a mapping \{name: .*\}, got \[1\]; hooks besides"),
+        (
+            {"custom_hooks": {"type": "EMAHook"}},
+            TypeError,
+            r"custom_hooks must be a list of them, got one config: write custom_hooks=\[dict\(type=...\)\]",
+        ),
+        ({"hooks": LoggerHook(1)}, TypeError, r"hooks must be a list, got <.*LoggerHook.*>: write hooks=\[...\]"),
+        ({"writers": "JSONLWriter"}, TypeError, "writers must be a list, got 'JSONLWriter'"),
         ({"default_hooks": {"logger": 3}}, TypeError, "expected a hook or a config .*, got 3"),
         (
             {"default_hooks": {"logger": LoggerHook(1)}, "hooks": [LoggerHook(2)]},

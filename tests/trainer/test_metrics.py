@@ -10,7 +10,7 @@ import torch
 
 from eventloop.events import ScalarsLogged
 from eventloop.history import HistoryBuffer
-from eventloop.metrics import CROWD, PENDING_LIMIT, SHAPES_LIMIT, EventStorage
+from eventloop.metrics import CROWD, LOOK_EVERY, PENDING_LIMIT, SHAPES_LIMIT, EventStorage
 from eventloop.packet import Place
 
 
@@ -363,6 +363,24 @@ def test_a_buffer_changed_in_place() -> None:
         storage.put_scalar("running", running.add_(1), smoothing_hint=False)
 
     assert scalars(storage) == [(1, {"running": 1.0}), (2, {"running": 2.0}), (3, {"running": 3.0})]
+
+
+def test_tensors_of_a_cpu_are_not_kept_for_long() -> None:
+    """Where nobody collects, or seldom, tensors on the CPU become numbers after a while; those of a device do not, for
+    that would wait for it."""
+    storage = EventStorage()
+    for storage.iter in range(LOOK_EVERY + 1):
+        storage.put_scalar("loss", torch.tensor(float(storage.iter)))
+        storage.put_scalars({"a": torch.tensor(1.0), "b": torch.empty((), device="meta")})
+
+    rows = storage.collect().rows
+    waiting = [row for row in rows if isinstance(row.values, torch.Tensor)]
+    assert len(rows) == 2 * LOOK_EVERY + 2
+    assert len(waiting) <= LOOK_EVERY // 2 + 1
+    assert [row.values for row in rows[:4:2]] == [0.0, 1.0]
+    assert isinstance(rows[1].values, list)
+    assert rows[1].values[0] == 1.0
+    assert isinstance(rows[1].values[1], torch.Tensor)
 
 
 NAMES = ("time", "data_time")

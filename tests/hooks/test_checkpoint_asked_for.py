@@ -1,0 +1,124 @@
+"""CheckpointHook: the best checkpoint of a validation that a handler asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.checkpoint import PAYLOAD
+from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeTrainIter, Event
+from eventloop.hooks import CheckpointHook
+from eventloop.priority import Priority
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+
+EPOCHS: dict[str, Any] = {"max_epochs": 2, "val_begin": 3, "batches": 6}
+ITERATIONS: dict[str, Any] = {"max_iters": 12, "val_interval": 1000, "batches": 6}
+
+
+def earlier_is_more(trainer: Trainer, batch: Any) -> dict[str, Any]:
+    """A validation whose first is the best."""
+    return {"loss": 100.0 - trainer.iter}
+
+
+@pytest.fixture
+def make_run(make_trainer: Make, make_batches: Callable[[int], Any]) -> Make:
+    """Build trainers of 12 iterations with a schedule, which save the greatest loss alone, an early one."""
+
+    def make(**options: Any) -> Trainer:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
+        return make_trainer(
+            model=model, optimizer=optimizer, val_loader=make_batches(2), val_step=earlier_is_more,
+            schedulers=[torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.75)],
+            hooks=[CheckpointHook(save_best="loss", rule="greater", save_last=False)], **options,
+        )  # fmt: skip
+
+    return make
+
+
+def validating(trainer: Trainer, event_type: type[Event], at: int, priority: int) -> Trainer:
+    """The trainer, which validates once more when it has come so far."""
+
+    def validate(trainer: Trainer, event: Any) -> None:
+        if trainer.iter == at:
+            trainer.val()
+
+    trainer.bus.subscribe(validate, event_type, priority=priority)
+    return trainer
+
+
+def only_best(folder: Path) -> Path:
+    """The one checkpoint that there is."""
+    (best,) = folder.glob("best_*")
+    return best
+
+
+MOMENTS = [
+    (AfterTrainIter, 7, 60, 8, "1", "8"),
+    (AfterTrainIter, 7, Priority.LOWEST, 8, "1", "8"),
+    (AfterTrainIter, 5, 60, 6, "0", "6"),
+    (BeforeTrainIter, 7, 60, 7, "1", "7"),
+]
+
+
+@pytest.mark.parametrize("unit", [EPOCHS, ITERATIONS], ids=["epochs", "iterations"])
+@pytest.mark.parametrize(("event_type", "at", "priority", "done", "epoch", "iteration"), MOMENTS)
+def test_it_is_of_the_iterations_whose_steps_are_made(
+    make_run: Make, unit: dict[str, Any], event_type: type[Event], at: int, priority: int, done: int, epoch: str,
+    iteration: str, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Its counters, its name and its schedulers are those of the weights that were validated, and a run that resumes
+    from it makes the steps that are left and ends with the weights of the one it was taken from."""
+    trainer = validating(make_run(**unit, work_dir=tmp_path / "first"), event_type, at, priority)
+    trainer.train()
+
+    best = only_best(tmp_path / "first")
+    assert best.name == (f"best_loss_epoch_{epoch}" if unit is EPOCHS else f"best_loss_iter_{iteration}")
+    assert torch.load(best / PAYLOAD, weights_only=True)["meta"]["iter"] == done
+    resumed = make_run(**unit, work_dir=tmp_path / "second")
+    resumed.resume(best)
+    resumed.train()
+    assert resumed.iter == trainer.iter == 12
+    assert str(resumed.model.state_dict()) == str(trainer.model.state_dict())
+    assert resumed.schedulers[0].last_epoch == 12
+
+
+@pytest.mark.parametrize("priority", [60, Priority.LOWEST])
+def test_at_the_end_of_an_epoch_it_is_of_that_epoch(make_run: Make, priority: int, tmp_path: Path) -> None:
+    """The best of a validation that a handler of after_train_epoch asked for counts the epoch that ended."""
+    trainer = validating(make_run(**EPOCHS, work_dir=tmp_path / "first"), AfterTrainEpoch, 6, priority)
+    trainer.train()
+
+    best = only_best(tmp_path / "first")
+    assert best.name == "best_loss_epoch_1"
+    resumed = make_run(**EPOCHS, work_dir=tmp_path / "second")
+    resumed.resume(best)
+    assert (resumed.iter, resumed.epoch, resumed.batch_idx) == (6, 1, 0)
+    resumed.train()
+    assert str(resumed.model.state_dict()) == str(trainer.model.state_dict())
+
+
+def test_its_metrics_are_logged_at_the_step_of_its_weights(
+    make_run: Make, record_scalars: Callable[[Trainer], list[Any]]
+) -> None:
+    """The step of a validation is the number of iterations whose steps are made, wherever it was asked for."""
+    trainer = make_run(**{**ITERATIONS, "val_interval": 8})
+    validating(trainer, AfterTrainIter, 7, 60)
+    seen = record_scalars(trainer)
+    trainer.train()
+
+    assert [event.step for event in seen if event.mode == "val"] == [8, 8, 12]
+
+
+def test_before_the_optimizer_it_is_of_the_iterations_before(make_run: Make, tmp_path: Path) -> None:
+    """A validation before the step of its iteration is of the weights without it."""
+    trainer = validating(make_run(**ITERATIONS, work_dir=tmp_path / "first"), AfterTrainIter, 7, 10)
+    trainer.train()
+
+    assert only_best(tmp_path / "first").name == "best_loss_iter_7"
