@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eventloop.events import (
     AfterRun,
@@ -20,6 +20,7 @@ from eventloop.events import (
 )
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.log_files import copy_logs
+from eventloop.hooks.log_statistics import LogStatistics, refuse_epochs
 from eventloop.optimizers import named_values
 from eventloop.priority import Priority
 from eventloop.schedule import positive
@@ -47,9 +48,13 @@ class LoggerHook(Hook):
             rest of the run is logged at its end in either case.
         out_dir: where the files of `work_dir` and its folders that end in one of `out_suffix` are copied to, in a
             folder named as `work_dir`: when a run that no error ended has delivered everything. Not those of checkpoints.
+        custom_cfg: MMEngine's, for other statistics of a training's numbers than the mean of the interval:
+            `[dict(data_src="loss", method_name="mean", window_size=100, log_name="loss_smooth")]`. Methods are mean, min,
+            max, current, and with an int as window median and any function of the values; windows an int, "epoch" or
+            "global", the default. Without `log_name` it takes the place of the mean. They begin anew in each process.
 
     Raises:
-        TypeError, ValueError: `interval` is no positive int.
+        TypeError, ValueError: `interval` is no positive int; `custom_cfg` says something that is not there.
     """
 
     priority = Priority.BELOW_NORMAL
@@ -60,8 +65,10 @@ class LoggerHook(Hook):
         ignore_last: bool = True,
         out_dir: str | Path | None = None,
         out_suffix: str | Sequence[str] = (".json", ".jsonl", ".log", ".csv", ".yaml", ".py"),
+        custom_cfg: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         positive("interval", interval)
+        self._statistics = LogStatistics(custom_cfg) if custom_cfg else None
         self._interval = interval
         self._ignore_last = ignore_last
         self._out_dir = None if out_dir is None else Path(out_dir)
@@ -72,8 +79,10 @@ class LoggerHook(Hook):
         """Refuse a second one: whichever logs first would take the other's values.
 
         Raises:
-            ValueError: the trainer has another LoggerHook.
+            ValueError: the trainer has another LoggerHook; `custom_cfg` has a window of an epoch in a run of iterations.
         """
+        if self._statistics is not None:
+            refuse_epochs(self._statistics.entries, by_epoch=trainer.by_epoch)
         if sum(isinstance(hook, LoggerHook) for hook in trainer.hooks) > 1:
             raise ValueError(
                 "the trainer has two LoggerHooks, and each would send what the other waits for: keep one, and let a "
@@ -148,7 +157,10 @@ class LoggerHook(Hook):
 
     def _post(self, trainer: Trainer) -> None:
         metrics, place = trainer.metrics, trainer.place
-        trainer.bus.post(metrics.collect(place), ScalarsLogged)
+        packet = metrics.collect(place)
+        trainer.bus.post(
+            packet if self._statistics is None else self._statistics.reckon(packet), ScalarsLogged
+        )
         if metrics.pending_media:
             trainer.bus.post(metrics.collect_media(place), ImageLogged, HistogramLogged)
 
