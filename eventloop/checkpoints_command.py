@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.terminal import at_least_one, say
+from eventloop.units import on_a_line
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.inventory import Stock
@@ -37,23 +38,33 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
-    from eventloop.inventory import Stock
-
     try:
-        if options.yes and options.prune is None:
-            raise ValueError("--yes goes with --prune N")
-        if not options.run.is_dir():
-            raise ValueError(f"no directory at {options.run}: give the one that holds the checkpoints")
-        stock = Stock(options.run)
-        _check_something(stock)
+        stock = _stock(options)
+        if options.verify:
+            stock.verify()
+        return _list(options, stock) if options.prune is None else _prune(options, stock)
     except (OSError, ValueError) as error:
         if options.traceback:
             raise
-        sys.stderr.write(f"eventloop: {error} (--traceback shows where)\n")
+        _complain(f"{error} (--traceback shows where)")
         return 2
-    if options.verify:
-        stock.verify()
-    return _list(options, stock) if options.prune is None else _prune(options, stock)
+
+
+def _stock(options: argparse.Namespace) -> Stock:
+    """What there is to tell of.
+
+    Raises:
+        OSError, ValueError: bad input.
+    """
+    from eventloop.inventory import Stock
+
+    if options.yes and options.prune is None:
+        raise ValueError("--yes goes with --prune N")
+    if not options.run.is_dir():
+        raise ValueError(f"no directory at {options.run}: give the one that holds the checkpoints")
+    stock = Stock(options.run)
+    _check_something(stock)
+    return stock
 
 
 def _check_something(stock: Stock) -> None:
@@ -81,7 +92,7 @@ def _list(options: argparse.Namespace, stock: Stock) -> int:
     inventory = stock.inventory()
     say(as_json(inventory) if options.json else as_lines(inventory))
     if not inventory.checkpoints and not inventory.damaged:
-        sys.stderr.write(f"eventloop: {stock.directory} holds no checkpoint\n")
+        _complain(f"{stock.directory} holds no checkpoint")
         return 2
     return 1 if inventory.damaged else 0
 
@@ -99,10 +110,10 @@ def _prune(options: argparse.Namespace, stock: Stock) -> int:
     going = bool(plan.remove or plan.leftovers)
     agreed, code = _ask(options, shown) if going else (False, 0)
     failed = carry_out(stock, plan) if agreed else []
+    for reason in failed:
+        _complain(reason)
     if options.json:
         say(as_json(inventory, plan, removed=agreed, failed=failed))
-    for reason in failed:
-        sys.stderr.write(f"eventloop: {reason}\n")
     return code or (1 if inventory.damaged or failed or not plan.keep else 0)
 
 
@@ -110,12 +121,18 @@ def _ask(options: argparse.Namespace, shown: str) -> tuple[bool, int]:
     """Whether to remove it, and the exit code if that alone decides."""
     if options.yes:
         return True, 0
-    if not sys.stdin.isatty():
-        sys.stderr.write("eventloop: nothing was removed, nobody can be asked here: --yes removes it\n")
+    if sys.stdin is None or sys.stderr is None or not sys.stdin.isatty():
+        _complain("nothing was removed, nobody can be asked here: --yes removes it")
         return False, 2
     sys.stderr.write(f"{shown}\nRemove it? [y/N] " if options.json else "Remove it? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True, 0
-    sys.stderr.write("eventloop: nothing was removed\n")
+    _complain("nothing was removed")
     return False, 0
+
+
+def _complain(text: str) -> None:
+    """On one line, whatever paths have in them; where standard error is closed the exit code alone tells."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"eventloop: {on_a_line(text)}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,29 +22,32 @@ class Copying:
 
     A hook of the optimizer, which PyTorch calls before each step, waits for the copy; so a hand-written loop that
     calls `optimizer.step()` is as safe as the optimizer hook. Whoever changes parameters in another way calls `join`
-    first; `EMAHook` does before it swaps in the average.
+    first; `EMAHook` does before it swaps in the average. So does whoever gives the trainer another optimizer while a
+    copy is under way, for that one has the hook from the next copy on.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._joins: list[Callable[[], None]] = []
-        self._handles: list[Any] = []
+        self._hooked: list[tuple[torch.optim.Optimizer, Any]] = []  # with what takes the hook off
 
     def may_come_later(self) -> set[int]:
         """The `data_ptr` of what only an optimizer's step changes."""
         pointers: set[int] = set()
         for optimizer in self._optimizers():
             for group in optimizer.param_groups:
-                pointers.update(p.data_ptr() for p in group["params"])
+                pointers.update(_pointers(group["params"]))
             for state in optimizer.state.values():
-                pointers.update(v.data_ptr() for v in state.values() if isinstance(v, torch.Tensor))
+                pointers.update(_pointers(state.values()))
         return pointers
 
     def begin(self, join: Callable[[], None]) -> None:
         """A copy was begun; `join` returns once what it copies may be changed."""
         self._joins.append(join)
-        if not self._handles:
-            self._handles = [o.register_step_pre_hook(self._before_step) for o in self._optimizers()]
+        optimizers = self._optimizers()
+        if [*map(id, optimizers)] != [id(each) for each, _ in self._hooked]:  # a run may exchange them
+            self._take_hooks_off()
+            self._hooked = [(o, o.register_step_pre_hook(self._before_step)) for o in optimizers]
 
     def join(self) -> None:
         """Return once the parameters and the optimizers' states may be changed."""
@@ -53,11 +56,15 @@ class Copying:
             join()
 
     def end(self) -> None:
-        """No more copies are made; take the hooks off the optimizers."""
+        """No more copies are made; take the hooks off the optimizers. A step after this one asks nobody, so the copy
+        that is under way is waited for."""
         self.join()
-        for handle in self._handles:
+        self._take_hooks_off()
+
+    def _take_hooks_off(self) -> None:
+        for _, handle in self._hooked:
             handle.remove()
-        self._handles = []
+        self._hooked = []
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that call hooks: what only looks like an optimizer may not."""
@@ -67,3 +74,8 @@ class Copying:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._joins:
             self.join()
+
+
+def _pointers(values: Iterable[Any]) -> Iterator[int]:
+    """Those of the tensors that lie in a row: sparse ones have no pointer, and are copied at once."""
+    return (v.data_ptr() for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided)

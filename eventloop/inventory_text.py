@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
 from eventloop import __version__
 from eventloop.inventory import Inventory, Item, Leftover
 from eventloop.prune import Plan
+from eventloop.units import on_a_line
 
 SCORES = 4
 """Of those of a validation so many are shown."""
@@ -21,19 +23,29 @@ def as_json(
     inventory: Inventory, plan: Plan | None = None, *, removed: bool = False, failed: Sequence[str] = ()
 ) -> str:
     """The fields of `Inventory`; with a plan also `prune`: those of `Plan`, whether it was `removed`, and a sentence
-    for each that `failed`."""
+    for each that `failed`. Of a name that is not text each byte that is none stands as an escape, `\\udcff`."""
     fields = msgspec.to_builtins(inventory)
     if plan is not None:
         fields["prune"] = {**msgspec.to_builtins(plan), "removed": removed, "failed": [*failed]}
-    return msgspec.json.format(msgspec.json.encode(fields)).decode()
+    return msgspec.json.format(msgspec.json.encode(_encodable(fields))).decode()
+
+
+def _encodable(value: Any) -> Any:
+    """A file system's names are bytes; Python has surrogates for those that are not UTF-8, JSON has nothing."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list) else value
 
 
 def as_lines(inventory: Inventory) -> str:
-    """A table of the checkpoints, the newest last; then what is damaged, and leftovers."""
+    """A table of the checkpoints, the newest last; then what is damaged, and leftovers. Each has one line, whatever its
+    name is."""
     lines = table([HEAD, *map(_row, inventory.checkpoints)]) if inventory.checkpoints else []
     lines += [f"damaged: {reason}" for reason in inventory.damaged]
     lines += [_leftover(left) for left in inventory.leftovers]
-    return "\n".join(lines)
+    return "\n".join(map(on_a_line, lines))
 
 
 def plan_lines(inventory: Inventory, plan: Plan) -> str:
@@ -43,10 +55,12 @@ def plan_lines(inventory: Inventory, plan: Plan) -> str:
     sizes = {item.name: item.bytes for item in inventory.checkpoints}
     sizes |= {left.name: left.bytes for left in inventory.leftovers}
     going = [*plan.remove, *plan.leftovers]
-    keeps = f"Verified, and kept: {', '.join(plan.keep)}"
+    keeps = on_a_line(f"Verified, and kept: {', '.join(plan.keep)}")
     if not going:
         return f"{keeps}\nThere is nothing to remove."
-    return f"{keeps}\nTo be removed, {size_text(sum(sizes[name] for name in going))}: {', '.join(going)}"
+    size = size_text(sum(sizes[name] for name in going))
+    goes = on_a_line(f"To be removed, {size}: {', '.join(going)}")
+    return f"{keeps}\n{goes}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from eventloop.disk import DISK, Disk, write_file
-from eventloop.manifest import CheckpointError
+from eventloop.manifest import UNREADABLE, CheckpointError, open_regular
 
 LINE = "line.json"
 SCHEMA = 1
@@ -56,7 +56,8 @@ def read_turns(directory: Path) -> tuple[Turn, ...]:
     """
     path = directory / LINE
     try:
-        raw = path.read_bytes()
+        with open_regular(path) as file:
+            raw = file.read()
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -71,7 +72,7 @@ def read_turns(directory: Path) -> tuple[Turn, ...]:
                 f"{path} has schema {schema!r}, this version of eventloop reads {SCHEMA}: update eventloop"
             )
         return msgspec.json.decode(envelope.line, type=_Line).turns
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
+import os
+import stat
 from collections.abc import Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +16,8 @@ import msgspec
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What a decoder raises of bytes that are none of its own, are nested too deep, or have a number of thousands of digits."""
 
 
 class CheckpointError(RuntimeError):
@@ -95,6 +101,26 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return msgspec.json.encode(_Envelope(hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file that is to be read to its end. A named pipe under its name would be waited for without end, and a
+    device may have none.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    return open(path, "rb", opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    without_waiting = getattr(os, "O_NONBLOCK", 0)  # for a pipe; a regular file is read as ever
+    descriptor = os.open(path, flags | without_waiting)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # of a directory `open` says so itself
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
 def read_manifest(directory: Path) -> Manifest:
     """Read a checkpoint's manifest; its other files are not looked at.
 
@@ -103,13 +129,14 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        raw = path.read_bytes()
+        with open_regular(path) as file:
+            raw = file.read()
     except OSError as error:
         what = "it was not completed" if not path.exists() else str(error)
         raise CheckpointError(f"{directory} has no readable {MANIFEST}: {what}") from error
     try:
         envelope = msgspec.json.decode(raw, type=_Envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if hashlib.sha256(envelope.manifest).hexdigest() != envelope.sha256:
         raise CheckpointError(f"{path} is damaged: it does not have the hash it names")
@@ -122,7 +149,7 @@ def read_manifest(directory: Path) -> Manifest:
                 f"{path} has schema {schema!r}, this version of eventloop reads {SCHEMA}: update eventloop"
             )
         return msgspec.json.decode(envelope.manifest, type=Manifest)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"{path} is no manifest: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -47,7 +48,8 @@ def make_plan(stock: Stock, count: int) -> Plan:
 
 
 def _whole(stock: Stock, paths: Iterable[Path], count: int) -> Iterable[Path]:
-    return islice((path for path in paths if stock.damage_of(path) is None), count)
+    whole = (path for path in paths if stock.damage_of(path) is None)
+    return islice(whole, min(count, sys.maxsize))  # it takes no more than that
 
 
 def carry_out(stock: Stock, plan: Plan) -> list[str]:

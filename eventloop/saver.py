@@ -25,7 +25,7 @@ from eventloop.inventory import is_alive
 from eventloop.saver_client import Job, ProcessGoneError, SaverProcess, Written
 from eventloop.saver_thread import SaverThread
 from eventloop.shelf import writer_of
-from eventloop.snapshot import Packed, Rest, Snapshot, tensors_of
+from eventloop.snapshot import Packed, Rest, Snapshot, bytes_of, tensors_of
 from eventloop.waiting import Promise
 
 logger = logging.getLogger("eventloop")
@@ -214,7 +214,7 @@ class Saver:
         ready = self._process_ready()
         snapshot = self._free_snapshot()
         tensors = list(tensors_of(state))
-        size = sum(t.nbytes for t in tensors)
+        size = bytes_of(tensors)
         if size <= SMALL and not ready and not any(t.is_cuda for t in tensors):
             return _Task(Serialized(state), job, None, also)
         packed = snapshot.pack(state, later() if later is not None and size > AT_ONCE else ())

@@ -14,7 +14,7 @@ import torch
 from eventloop.checkpoint import Serialized, save_checkpoint
 from eventloop.saver import remove_replaced
 from eventloop.saver_client import Job, Written, receive, send
-from eventloop.snapshot import Layout, Packed, tensors_of
+from eventloop.snapshot import Layout, Packed, bytes_of, tensors_of
 
 _IN_MEMORY = 32 << 20
 
@@ -61,7 +61,7 @@ def _save(state: dict[str, Any], job: Job) -> Written:
 
 def _cheapest(state: dict[str, Any]) -> dict[str, Any] | Serialized:
     """torch writes a small state in hundreds of pieces; made in memory, it is one."""
-    return Serialized(state) if sum(t.nbytes for t in tensors_of(state)) <= _IN_MEMORY else state
+    return Serialized(state) if bytes_of(tensors_of(state)) <= _IN_MEMORY else state
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -228,7 +228,8 @@ class Ref(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Nested state with a `Ref` for each tensor, the layout that has them, and what of them is still to come."""
+    """Nested state with a `Ref` for each tensor but the sparse ones, which are copies in it; the layout that has them,
+    and what of them is still to come."""
 
     structure: dict[str, Any]
     layout: Layout
@@ -245,10 +246,12 @@ _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The same nesting with a `Ref` for each tensor, which is appended to `tensors`."""
+    """The same nesting with a `Ref` for each tensor, which is appended to `tensors`; a copy of each sparse one."""
     if type(value) in _ATOMS:
         return value
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:  # sparse: its elements do not fit a slot of a buffer
+            return value.detach().clone().cpu()
         tensors.append(value)
         return Ref(len(tensors) - 1)
     if isinstance(value, Mapping):
@@ -282,3 +285,13 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
         for item in value.values() if isinstance(value, Mapping) else value:
             if type(item) not in _ATOMS:  # most are; to ask what else they may be takes long
                 yield from tensors_of(item)
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """How much there is to copy and to write. PyTorch refuses to say it of one kind of sparse tensors; of the other
+    kinds it has the bytes they would take if they were dense."""
+    return sum(t.nbytes if t.layout is not torch.sparse_coo else _bytes_of_coo(t) for t in tensors)
+
+
+def _bytes_of_coo(tensor: torch.Tensor) -> int:
+    return tensor._indices().nbytes + tensor._values().nbytes

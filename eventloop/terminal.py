@@ -19,15 +19,34 @@ def at_least_one(text: str) -> int:
     return number
 
 
+class OutputError(OSError):
+    """Standard output takes nothing: the disk is full, or it was closed."""
+
+
 def say(text: str) -> bool:
-    """Write a line, now; False when nobody is there to read it any more, as in `eventloop demo | head`."""
+    """Write a line, now; False when nobody is there to read it any more, as in `eventloop demo | head`. What standard
+    output has no characters for stands there as escapes.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    if sys.stdout is None:  # as Python has it after `>&-`
+        raise OutputError("standard output is closed: there is nowhere to write to")
     try:
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(_encodable(f"{text}\n"))
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
         return False
+    except OSError as error:
+        drop_output()
+        raise OutputError(f"standard output cannot be written: {error}") from error
     return True
+
+
+def _encodable(text: str) -> str:
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def drop_output() -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-from eventloop.manifest import CheckpointError, FileEntry, Manifest, read_manifest
+from eventloop.manifest import CheckpointError, FileEntry, Manifest, open_regular, read_manifest
 
 
 def verify_checkpoint(directory: Path) -> Manifest:
@@ -47,7 +47,7 @@ def open_verified(directory: Path, name: str) -> Iterator[BufferedReader]:
 
 def _open(path: Path) -> BufferedReader:
     try:
-        return open(path, "rb")
+        return open_regular(path)
     except OSError as error:
         raise CheckpointError(f"{path.parent} is incomplete, {path.name} cannot be read: {error}") from error
 

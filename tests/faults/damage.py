@@ -176,12 +176,15 @@ ON_PURPOSE: dict[str, Callable[[Damaged], object]] = {
     "no manifest": lambda damaged: (damaged.newer / MANIFEST).unlink(),
     "no state": lambda damaged: (damaged.newer / PAYLOAD).unlink(),
     "an empty manifest": lambda damaged: (damaged.newer / MANIFEST).write_bytes(b""),
+    "a manifest nested too deep": lambda damaged: _nest(damaged.newer / MANIFEST),
     "a later schema": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.update(schema=2)),
     "no schema": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.pop("schema")),
     "a field of another type": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.update(files=1)),
     "no file named": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.update(files={})),
     "a manifest that is a directory": lambda damaged: _directory(damaged.newer / MANIFEST),
     "a state that is a directory": lambda damaged: _directory(damaged.newer / PAYLOAD),
+    "a manifest that is a pipe": lambda damaged: _pipe(damaged.newer / MANIFEST),
+    "a state that is a pipe": lambda damaged: _pipe(damaged.newer / PAYLOAD),
     "a state that is no mapping": lambda damaged: replace_payload(damaged.newer, _saved([1, 2])),
     "a state without weights": lambda damaged: replace_payload(damaged.newer, _saved({"meta": {}})),
     "a state that is no archive": lambda damaged: replace_payload(damaged.newer, b"not at all"),
@@ -193,6 +196,15 @@ def _saved(state: Any) -> bytes:
     memory = io.BytesIO()
     torch.save(state, memory)
     return memory.getvalue()
+
+
+def _nest(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"manifest":', b'"manifest":' + b"[" * 100_000))
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def _directory(path: Path) -> None:

@@ -270,6 +270,20 @@ MUTANTS = (
         tests=COPY,
     ),
     Mutant(
+        "no hook on another optimizer",
+        "copying.py",
+        "if [*map(id, optimizers)] != [id(each) for each, _ in self._hooked]",
+        "if not self._hooked",
+        tests=COPY,
+    ),
+    Mutant(
+        "no join at the end",
+        "copying.py",
+        "        self.join()\n        self._take_hooks_off()\n",
+        "        self._take_hooks_off()\n",
+        tests=COPY,
+    ),
+    Mutant(
         "no join before the next save",
         "hooks/checkpoint.py",
         "        trainer.copying.join()",

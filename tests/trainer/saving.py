@@ -141,7 +141,8 @@ class Latest:
 def same(one: Any, other: Any) -> bool:
     """Equal to the bit, in nested states."""
     if isinstance(one, torch.Tensor):
-        return torch.equal(one, other) and one.dtype == other.dtype
+        alike = (one.dtype, one.layout) == (other.dtype, other.layout)
+        return alike and torch.equal(one.to_dense(), other.to_dense())
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one if key != "time")
     if isinstance(one, list | tuple):

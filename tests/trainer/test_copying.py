@@ -197,6 +197,78 @@ def test_several_optimizers(make_trainer: MakeTrainer, late_equals_sync: Check) 
     assert [dict(optimizer._optimizer_step_pre_hooks) for optimizer in made] == [{}] * 4
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_another_optimizer(make_trainer: MakeTrainer, late_equals_sync: Check, several: bool) -> None:
+    """The steps of one that a handler before the checkpoint's puts in the place of the trainer's wait, too."""
+    made: list[torch.optim.Optimizer] = []
+
+    def optimizers(model: nn.Module) -> Any:
+        made.append(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        return {"one": made[-1]} if several else made[-1]
+
+    class Exchange(Hook):
+        priority = "HIGH"
+
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            if event.iter == 2:
+                trainer.optimizer = optimizers(trainer.model)
+
+    def build(hook: Hook, **options: Any) -> Trainer:
+        model = tiny_model()
+        return make_trainer(
+            model=model, optimizer=optimizers(model), hooks=[hook, Exchange()], max_iters=5, **options
+        )
+
+    late_equals_sync(build)
+    assert [dict(optimizer._optimizer_step_pre_hooks) for optimizer in made] == [{}] * 4
+
+
+def test_the_hooks_follow_the_trainers_optimizer(make_trainer: MakeTrainer) -> None:
+    """From the next copy on the former one has none, and the present one has one, however many copies follow."""
+    trainer = make_trainer()
+    former = trainer.optimizer
+    present = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    trainer.copying.begin(lambda: None)
+    trainer.optimizer = present
+
+    for _ in range(2):
+        trainer.copying.begin(lambda: None)
+
+    assert (len(former._optimizer_step_pre_hooks), len(present._optimizer_step_pre_hooks)) == (0, 1)
+    trainer.copying.end()
+
+
+class Sparse(nn.Module):
+    """A classifier with a buffer that is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = tiny_model()
+        self.register_buffer("mask", torch.eye(3).to_sparse())
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The scores."""
+        scores: torch.Tensor = self.inner(inputs)
+        return scores
+
+
+def test_a_model_with_a_sparse_buffer(make_trainer: MakeTrainer, late_equals_sync: Check) -> None:
+    """It is saved like any other, and can be resumed from."""
+
+    def build(hook: Hook, **options: Any) -> Trainer:
+        model = Sparse()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return make_trainer(model=model, optimizer=optimizer, hooks=[hook], max_iters=3, **options)
+
+    late_equals_sync(build)
+    trainer = build(CheckpointHook(interval=1))
+    trainer.model.mask = torch.zeros(3, 3).to_sparse()
+    late = max(find_checkpoints(trainer.work_dir.parent / "True"), key=lambda path: path.name)
+    trainer.resume(late)
+    assert torch.equal(trainer.model.state_dict()["mask"].to_dense(), torch.eye(3))
+
+
 def test_what_only_looks_like_an_optimizer(make_trainer: MakeTrainer, late_equals_sync: Check) -> None:
     """It calls no hooks, so nothing of it is copied late; what is left over is, of one that does."""
 
@@ -333,6 +405,27 @@ def test_what_may_come_later(make_trainer: MakeTrainer) -> None:
     expected |= {t.data_ptr() for state in optimizer.state.values() for t in tensors_of(state)}
     assert trainer.copying.may_come_later() == expected
     assert expected.isdisjoint(buffer.data_ptr() for buffer in model.buffers())
+
+
+def test_a_sparse_parameter_comes_at_once(make_trainer: MakeTrainer) -> None:
+    """It has no address by which a late copy would know it."""
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.eye(3).to_sparse())
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    trainer = make_trainer(model=model, optimizer=optimizer)
+
+    assert trainer.copying.may_come_later() == set()
+
+
+def test_the_end_waits_for_the_copy(make_trainer: MakeTrainer) -> None:
+    """Whoever steps the optimizer afterwards has no hook that would."""
+    trainer = make_trainer()
+    joined: list[int] = []
+    trainer.copying.begin(lambda: joined.append(1))
+
+    trainer.copying.end()
+
+    assert joined == [1]
 
 
 def test_the_hooks_are_taken_off(make_trainer: MakeTrainer, latest: Latest) -> None:

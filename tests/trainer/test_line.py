@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,10 @@ def rewrite(directory: Path, line: Any) -> None:
         (b"", r"line\.json is damaged: Input data was truncated"),
         (b'{"sha256":"0","line":{}}', r"line\.json is damaged: it does not have the hash it names"),
         (b"\xff", r"line\.json is damaged: JSON is malformed"),
+        (
+            b'{"sha256":"a","line":' + b"[" * 100_000,
+            r"line\.json is damaged: maximum recursion depth exceeded",
+        ),
     ],
 )
 def test_a_damaged_file(tmp_path: Path, content: bytes, message: str) -> None:
@@ -168,6 +173,17 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"line\.json cannot be read: .*directory"):
         read_turns(tmp_path)
+
+
+def test_a_pipe_under_its_name(tmp_path: Path) -> None:
+    """Nobody waits for it, and a run that goes back puts a file in its place."""
+    save(tmp_path, 1, 2)
+    os.mkfifo(tmp_path / LINE)
+
+    with pytest.raises(CheckpointError, match=r"line\.json cannot be read: .*it is not a regular file"):
+        read_turns(tmp_path)
+    assert back(tmp_path, 1)
+    assert read_turns(tmp_path) == (Turn(1, 2),)
 
 
 def test_turns_are_read_as_they_were_written(tmp_path: Path) -> None:

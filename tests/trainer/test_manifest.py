@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from datetime import datetime
 from math import inf, nan
 from pathlib import Path
@@ -139,8 +140,13 @@ def test_a_manifest_that_cannot_be_opened(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"{", b"[]", b'{"manifest":{}}', b"\xff\xff", b'{"sha256":3,"manifest":{}}']
-)
+    "raw",
+    [
+        b"", b"{", b"[]", b'{"manifest":{}}', b"\xff\xff", b'{"sha256":3,"manifest":{}}',
+        b'{"sha256":"a","manifest":' + b"[" * 100_000,
+    ],
+    ids=["empty", "torn", "a list", "no hash", "no text", "no text for a hash", "nested too deep"],
+)  # fmt: skip
 def test_no_json(saved: Path, raw: bytes) -> None:
     """What is not the JSON of a manifest is damaged."""
     (saved / MANIFEST).write_bytes(raw)
@@ -200,6 +206,32 @@ def test_something_else_under_its_name(saved: Path) -> None:
     (saved / MANIFEST).write_bytes(msgspec.json.encode(envelope))
 
     with pytest.raises(CheckpointError, match=r"manifest\.json is no manifest: Expected `int`"):
+        read_manifest(saved)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [b"[" * 100_000 + b"]" * 100_000, b"1" * 100_000],
+    ids=["nested too deep", "thousands of digits"],
+)
+def test_what_no_decoder_takes(saved: Path, schema: bytes) -> None:
+    """It has the right hash and is no manifest all the same, which is said as of any other."""
+    body = b'{"schema":' + schema + b"}"
+    envelope = {"sha256": hashlib.sha256(body).hexdigest(), "manifest": msgspec.Raw(body)}
+    (saved / MANIFEST).write_bytes(msgspec.json.encode(envelope))
+
+    with pytest.raises(CheckpointError, match=r"manifest\.json is (damaged|no manifest): "):
+        read_manifest(saved)
+
+
+def test_a_manifest_that_is_no_file(saved: Path) -> None:
+    """A named pipe is not waited for."""
+    (saved / MANIFEST).unlink()
+    os.mkfifo(saved / MANIFEST)
+
+    with pytest.raises(
+        CheckpointError, match=r"a has no readable manifest\.json: .*it is not a regular file"
+    ):
         read_manifest(saved)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from eventloop.checkpoint import Serialized, leftovers, load_checkpoint, save_checkpoint
 from eventloop.disk import SaveGivenUp
-from eventloop.manifest import Label, read_manifest
+from eventloop.manifest import Label, TensorEntry, read_manifest
 from eventloop.saver import Also, Saver, SaveReplacedError, State
 from eventloop.saver_client import Job
 from eventloop.snapshot import ChangedWhileCopiedError
@@ -51,6 +51,26 @@ def test_a_thread_writes_what_the_state_was(
 
     assert isinstance(gate.states[0], Serialized) == small
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_sparse_tensor_is_saved(
+    make_saver: Make, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """As it was at the call, whatever is done to it meanwhile; its manifest names it."""
+    if not small:
+        nothing_is_small(monkeypatch)
+    state = {"meta": {}, "state_dict": {"s": torch.eye(4).to_sparse().coalesce(), "w": torch.ones(3)}}
+    written = make_saver(gate.write).save(state, Job(tmp_path / "a"))
+    state["state_dict"]["s"].values().zero_()
+    gate.open.set()
+    written.result(DEADLINE)
+
+    loaded = load_checkpoint(tmp_path / "a")["state_dict"]
+    assert loaded["s"].is_sparse
+    assert torch.equal(loaded["s"].to_dense(), torch.eye(4))
+    assert torch.equal(loaded["w"], torch.ones(3))
+    assert TensorEntry("state_dict.s", "float32", (4, 4)) in read_manifest(tmp_path / "a").tensors
 
 
 def test_what_is_replaced_goes_when_the_new_one_is_durable(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from eventloop.checkpoint import load_checkpoint
 from eventloop.manifest import Label, read_manifest
@@ -155,6 +156,20 @@ def test_a_process_that_is_gone(make_saver: Make, tmp_path: Path) -> None:
 
     with pytest.raises(ProcessGoneError, match=r"^it (died|is gone)$"):
         process.save(packed, Job(tmp_path / "a"))
+
+
+@needs_shared_memory
+def test_process_writes_a_sparse_tensor(with_process: Make, tmp_path: Path) -> None:
+    """It is no part of the shared memory, and comes with what is said of it."""
+    saver = with_process(lambda state, job, given_up: pytest.fail("the thread wrote"))
+    state = {"meta": {}, "state_dict": {"s": torch.eye(4).to_sparse().coalesce(), "w": torch.ones(3)}}
+    written = saver.save(state, Job(tmp_path / "a"))
+    state["state_dict"]["s"].values().zero_()
+    written.result(DEADLINE)
+
+    loaded = load_checkpoint(tmp_path / "a")["state_dict"]
+    assert torch.equal(loaded["s"].to_dense(), torch.eye(4))
+    assert torch.equal(loaded["w"], torch.ones(3))
 
 
 @needs_shared_memory

@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -13,11 +14,19 @@ import torch
 
 from eventloop.buffers import Buffer, pin
 from eventloop.rng import rng_state, set_rng_state
-from eventloop.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot, tensors_of
+from eventloop.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot, bytes_of, tensors_of
 from tests.trainer.conftest import DEADLINE
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
 OLD, NEW = {"state_dict": {"w": torch.zeros(3)}}, {"state_dict": {"w": torch.ones(3)}}
+
+
+def sparse(layout: torch.layout) -> torch.Tensor:
+    """A tensor that holds only the ones of a diagonal."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        made = torch.eye(4).to_sparse(layout=layout)
+    return made.coalesce() if made.is_sparse else made
 
 
 def pointers(state: dict[str, Any]) -> set[int]:
@@ -110,6 +119,33 @@ def test_parameters_with_grad_are_copied_as_values() -> None:
     taken = Snapshot().take({"state_dict": {"w": torch.nn.Parameter(torch.ones(2))}})
 
     assert not taken["state_dict"]["w"].requires_grad
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_tensor_is_copied(layout: torch.layout) -> None:
+    """Beside the buffers, in whose slots it does not fit."""
+    weight = sparse(layout)
+    taken = Snapshot().take({"state_dict": {"s": weight, "w": torch.ones(3)}})["state_dict"]
+
+    weight.values().zero_()
+
+    assert taken["s"].layout is layout
+    assert torch.equal(taken["s"].to_dense(), torch.eye(4))
+    assert torch.equal(taken["w"], torch.ones(3))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_tensor_is_sent_in_the_structure(layout: torch.layout) -> None:
+    """The process that writes has it from there."""
+    packed = Snapshot().pack({"state_dict": {"s": sparse(layout)}})
+    structure, waiting = pickle.loads(pickle.dumps((packed.structure, packed.layout)))
+
+    assert torch.equal(Packed(structure, waiting).unpack()["state_dict"]["s"].to_dense(), torch.eye(4))
+
+
+def test_bytes_of() -> None:
+    """Those of a sparse tensor are those of its indices and its values."""
+    assert bytes_of([torch.ones(3), torch.zeros(2, dtype=torch.int64), sparse(torch.sparse_coo)]) == 108
 
 
 def test_random_state_goes_through_a_snapshot() -> None:
