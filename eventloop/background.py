@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -45,6 +46,8 @@ HURRY = 8 * CHUNK
 INBOX_LIMIT = 65_536
 """Events the inbox holds while the loop cannot run. What comes beyond is dropped, and counted."""
 DROP_REPORT_SECONDS = 1.0
+REST_SECONDS = 1.0
+"""How long a close waits, at most, for filters to be asked about what it routes itself."""
 
 
 class Background:
@@ -56,8 +59,10 @@ class Background:
         self.health = Health(lambda event, but: self._call_soon(lambda: self._router.route(event, but)))
         self.latest = self.health.latest  # of the events that are born here
         self._router = Router(self.latest)
-        self.closed = False
-        self.complete = True  # what `close` returned
+        self.closed = False  # it takes no more subscribers
+        self.finished = False  # it delivers no more: `close` has come to its end
+        self._complete = True  # what it returned then
+        self._closer = threading.RLock()  # of the thread that is closing; released by nobody else
         self.never_waits = False
         """Nobody has time any more: a blocking subscriber that is full takes what comes all the same."""
         self.recorder: SpanRecorder | None = None
@@ -176,8 +181,11 @@ class Background:
             self._hurried = True
             self._call_soon(self._look)
         self._check_stalls()  # the loop cannot report a coroutine that holds the loop itself
+        if len(self.inbox) <= INBOX_LIMIT:
+            return
+        ask = not self._router.stuck  # a filter that holds the loop would hold the emitting thread too
         while len(self.inbox) > INBOX_LIMIT:
-            self._router.drop(self.inbox.popleft())
+            self._router.drop(self.inbox.popleft(), ask=ask)
 
     def wake(self) -> None:
         """Make the loop look at its inbox now."""
@@ -209,21 +217,50 @@ class Background:
         deadline = monotonic() + timeout
         complete = self.route_now(timeout)
         lanes = [lane for lane in self.lanes if not lane.done]
-        for lane in lanes:
-            lane.flush_soon()
-        for lane in lanes:
-            complete = self._wait(lane.wait_flushed, deadline) and complete
+        numbers = [lane.flush_soon() for lane in lanes]
+        for lane, number in zip(lanes, numbers, strict=True):
+            complete = self._wait(partial(lane.wait_flushed, number=number), deadline) and complete
         return complete
 
     def close(self, timeout: float) -> bool:
-        """Deliver what was handed over, close every lane, stop the thread; False when the deadline came first."""
-        if self.closed:
-            return self.complete
-        self.closed = True
-        if self._thread is None:
-            return True
+        """Deliver what was handed over, close every lane, stop the thread; False when the deadline came first.
+
+        What a signal has interrupted the next call goes on with; a call during another thread's waits for that one."""
         deadline = monotonic() + timeout
-        complete = self.route_now(timeout)
+        self.closed = True
+        try:
+            if not self._wait(lambda seconds: self._closer.acquire(timeout=seconds), deadline):
+                return False
+            if not self.finished:
+                self._drain(deadline, timeout)
+            return self._complete
+        finally:
+            with suppress(RuntimeError):  # a signal, or the deadline, came before it was this thread's
+                self._closer.release()
+
+    def _drain(self, deadline: float, timeout: float) -> None:
+        """A signal may end this anywhere: what it has done does no harm a second time."""
+        if self._thread is None:
+            self.finished = True
+            return
+        if not self._stopping:
+            self._complete = False  # until it is known
+            self._complete = self._deliver_rest(deadline)
+            for lane in self.lanes:
+                lane.abandon()
+            self._stopping = True
+        self.wake()
+        self._thread.join(max(0.1, deadline - monotonic()))
+        self._route_rest()  # what was emitted meanwhile: the lanes count it as dropped
+        if not self._complete:
+            left = ", ".join(f"{lane.name} ({lane.queued})" for lane in self.lanes if lane.queued)
+            logger.warning("closed after %g s; events left undelivered: %s", timeout, left or "none")
+        self._let_go()
+        self.finished = True
+
+    def _deliver_rest(self, deadline: float) -> bool:
+        closing = list(self.lanes)  # a signal's handler may close the bus meanwhile, which lets go of them
+        complete = self.route_now(deadline - monotonic())
         self.health.tell_drops(self.lanes)
         complete = self.route_now(deadline - monotonic()) and complete
         if not complete:
@@ -234,18 +271,7 @@ class Background:
             for lane in lanes:
                 complete = self._wait(lane.wait_closed, deadline) and complete
             complete = self.route_now(deadline - monotonic()) and complete
-        for lane in self.lanes:
-            lane.abandon()
-        self._stopping = True
-        self.wake()
-        self._thread.join(max(0.1, deadline - monotonic()))
-        self._route_rest()  # what was emitted meanwhile: the lanes count it as dropped
-        self.complete = complete
-        if not complete:
-            left = ", ".join(f"{lane.name} ({lane.queued})" for lane in self.lanes if lane.queued)
-            logger.warning("closed after %g s; events left undelivered: %s", timeout, left or "none")
-        self._let_go()
-        return complete
+        return complete and not any(lane.queued for lane in closing)
 
     def _closing_order(self) -> tuple[list[Lane], list[Lane]]:
         """Who hears of failures and drops comes last: the others may fail over what they still have."""
@@ -262,27 +288,38 @@ class Background:
         return True
 
     def _route_rest(self) -> None:
+        """A filter is foreign code, and who closes has a deadline: where it does not return, nobody's is asked."""
         router = self._router
-        while queue := router.run or router.waiting or self.inbox:
-            try:  # the loop may come to itself and take them
-                item: Item = queue.popleft()
-            except IndexError:
-                continue
-            if isinstance(item, Stamped):
-                item = item.event
-            if isinstance(item, Event):
-                router.route(item)
-            else:
-                router.drop(item)
+        if router.asks and router.filters and router.left(self.inbox):
+            router.asks = self._ask_about_rest()
+        router.route_rest(self.inbox)
+        for lane in self.lanes:
+            lane.end_asking()
+
+    def _ask_about_rest(self) -> bool:
+        thread = threading.Thread(
+            target=self._router.route_rest, args=(self.inbox,), name="eventloop rest", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # an interpreter that ends starts none
+            return False
+
+        def ended(seconds: float) -> bool:
+            thread.join(seconds)
+            return not thread.is_alive() or self._router.stuck
+
+        self._wait(ended, monotonic() + REST_SECONDS)
+        return not thread.is_alive()
 
     def become_inert(self) -> None:
         """In a forked child, where the threads are missing: forget all that was to be delivered."""
-        vars(self).update(vars(Background()), closed=True)
+        vars(self).update(vars(Background()), closed=True, finished=True)
 
     def end_soon(self) -> None:
         """Nobody holds the bus any more: deliver what is left, then end, without anyone waiting."""
         if self._thread is None:
-            self.closed = True
+            self.closed = self.finished = True
         else:
             self._ending = True
             self.wake()
@@ -320,7 +357,9 @@ class Background:
                     self._look_after_lanes()
                     if self._ending and not self.inbox and not self._router.waiting:
                         self._end()
-                except Exception:
+                except (asyncio.CancelledError, GeneratorExit):
+                    raise
+                except BaseException:
                     logger.exception("the background loop failed and goes on; please report this")
                 with anyio.move_on_after(DEVICE_POLL_SECONDS if self._router.waiting else POLL_SECONDS):
                     await self._wake.wait()
@@ -329,6 +368,10 @@ class Background:
     async def _run_lane(self, lane: TaskLane) -> None:
         try:
             await lane.run()
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            lane.break_off(error)  # let through, it would end the loop, and with it everybody's deliveries
         finally:
             self._coroutines.discard(lane)
 
@@ -378,7 +421,7 @@ class Background:
     def _check_stalls(self) -> None:
         now = perf_counter()
         for lane in self.lanes:
-            lane.check_stall(now)
+            lane.check(now)
 
     def _let_go(self) -> None:
         self._router.routes = {}
@@ -389,4 +432,6 @@ class Background:
             lane.close_soon()
         if all(lane.done for lane in self.lanes):
             self.closed = self._stopping = True
+            self._complete = not any(lane.queued for lane in self.lanes)  # a close may have been interrupted
             self._let_go()
+            self.finished = True

@@ -144,7 +144,8 @@ class Bus:
                 "block" (the emitting thread waits).
             on_error: what the error of a background subscriber does: "disable" it, "log" and go on, or "raise"
                 on the training thread at the next iteration boundary.
-            stall_timeout: seconds one delivery may last before the subscriber is given up.
+            stall_timeout: seconds one delivery, `on_flush`, `on_close` or the `when` of one in the background may last
+                before the subscriber is given up.
             batch: deliver `list[Event]`: all that is waiting, or at most so many.
             budget_us: microseconds that the p99 of its calls should stay under. The first time sampled calls say
                 that it does not, a warning and the event `slow_handler` name it.
@@ -383,7 +384,8 @@ class Bus:
 
     def close(self, timeout: float | None = None) -> DrainReport:
         """Deliver what was emitted, close the subscribers, stop the thread, within `timeout` seconds.
-        Sync handlers go on working; closing again does nothing.
+        Sync handlers go on working; closing again does nothing. What a Ctrl-C has interrupted the next `close` goes on
+        with, or the exit of the interpreter; a second thread waits, within its own `timeout`, for the one that is closing.
 
         Raises:
             RuntimeError: called from a background subscriber.
@@ -392,8 +394,9 @@ class Bus:
         self._refuse_in_background("close")
         self.closed = True
         complete = self._background.close(self.drain_timeout if timeout is None else timeout)
-        lifetime.forget(self._background)
-        self._subscribers.refresh_routes()
+        if self._background.finished:  # else another thread is about to finish it, or the exit will
+            lifetime.forget(self._background)
+            self._subscribers.refresh_routes()
         report = DrainReport(complete, self._subscribers.stats())
         if self.health.errors:
             raise self.health.errors.popleft()

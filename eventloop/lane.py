@@ -14,8 +14,10 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
+from eventloop.asking import HANGS_SECONDS, Asking, is_signal
 from eventloop.events import Event
 from eventloop.filters import Passes
+from eventloop.flushes import Flushes
 from eventloop.handler import RunsOn
 from eventloop.lane_options import LaneOptions
 from eventloop.meter import DELIVERY_PERIOD, WARM_UP
@@ -68,13 +70,15 @@ class Lane(ABC):
         self._report = report
         self._capacity = options.capacity
         self._most = options.most
-        self._began = 0.0  # when the delivery under way began, 0.0 when there is none
+        self._began = 0.0  # when the delivery, or the callback, under way began; 0.0 when there is none
+        self._calling = ""  # the callback under way, unless it was told that it stalled
         self._item: Delivery | None = None  # what is being delivered
         self._in_flight = 0  # how many of its events are not accounted for
-        self._turned_away = 0  # dropped although older events stay in the queue
+        self._turned_away = 0  # dropped, or failed in the filter, although older events stay in the queue
         self._closing = False
-        self._flush_at: int | None = None
-        self._flushed = Latch()
+        self._flushes = Flushes()
+        self._asking = Asking()
+        self._mute = False  # its filter hung: it is asked no more
         self._account = threading.Lock()
         self._spill = Spill(name, self._capacity, self._account)  # stays empty with another policy
         self._spills = options.overflow == "spill"
@@ -90,7 +94,7 @@ class Lane(ABC):
 
     @property
     def routed(self) -> int:
-        """How many have come that are not dropped before older ones."""
+        """How many have come that are not turned away before older ones."""
         return self.accepted - self._turned_away
 
     @property
@@ -117,7 +121,7 @@ class Lane(ABC):
     def put(self, event: Event, passes: Passes | None, emitted: float = 0.0) -> None:
         """Accept an event, applying the filter and the overflow policy. Never waits for the subscriber.
         `emitted` is when that was, by `perf_counter`, for an event whose wait is to be measured."""
-        if self._concerned(event, passes):
+        if self._asked(event, passes):
             self._accept(event, emitted)
 
     def put_many(self, events: list[Event]) -> None:
@@ -166,24 +170,53 @@ class Lane(ABC):
 
     def lose(self, event: Event | None = None, passes: Passes | None = None) -> None:
         """Charge the lane with an event that was dropped before it reached the queue."""
-        if event is not None and not self._concerned(event, passes):
+        if event is not None and not self._asked(event, passes):
             return
         with self._account:
             self.accepted += 1
             self.dropped += 1
             self._turned_away += 1
 
+    @property
+    def hangs_in_filter(self) -> bool:
+        """True when a thread is in the filter that may never come back."""
+        return self._asking.hangs()
+
+    def _asked(self, event: Event, passes: Passes | None) -> bool:
+        """As `_concerned`, of a filter that may hang: whoever looks for stalls finds it. Where one does, the lane is
+        charged with what the filter is not asked about, as nobody knows whether it wanted that."""
+        if self.paused or passes is None:
+            return not self.paused
+        if self._mute or (self._asking.asked and self._asking.hangs()):
+            self.lose()
+            return False
+        answer = self._asking.ask(passes, event)
+        if isinstance(answer, BaseException):
+            self._filter_failed(answer, event)
+        return answer is True
+
     def _concerned(self, event: Event, passes: Passes | None) -> bool:
+        """On the producer's thread, which nobody could free from a filter that hangs."""
         if self.paused or passes is None:
             return not self.paused
         try:
             return bool(passes(event))
-        except Exception as error:
-            with self._account:
-                self.accepted += 1
-                self.failed += 1
-            self._failure(error, event, 0.0)
+        except BaseException as error:
+            if is_signal(error):
+                raise
+            self._filter_failed(error, event)
             return False
+
+    def _filter_failed(self, error: BaseException, event: Event) -> None:
+        self._charge_failure()
+        self._failure(error, event, 0.0)
+
+    def _charge_failure(self) -> None:
+        """Of an event that did not come as far as the queue; a flush that waits for older ones goes on waiting."""
+        with self._account:
+            self.accepted += 1
+            self.failed += 1
+            self._turned_away += 1
 
     def _full(self) -> bool:
         return len(self.buffer) >= self._capacity or self._spill.count > 0
@@ -220,16 +253,18 @@ class Lane(ABC):
 
     # --- draining and ending -------------------------------------------------------------------------------
 
-    def flush_soon(self) -> None:
-        """Ask the lane to run `on_flush` once all that was accepted so far is out of its queue."""
+    def flush_soon(self) -> int:
+        """Ask the lane to run `on_flush` once all that was accepted so far is out of its queue; returns the number of
+        this flush."""
         with self._account:
-            self._flushed.clear()
-            self._flush_at = self.routed
+            number = self._flushes.ask(self.routed)
         self.wake()
+        return number
 
-    def wait_flushed(self, timeout: float) -> bool:
-        """Wait for that; False when it did not happen in time."""
-        return self.done or self._flushed.wait(timeout)
+    def wait_flushed(self, timeout: float, number: int | None = None) -> bool:
+        """Wait for that, of the last flush that was asked for or of one; False when it did not happen in time."""
+        wanted = self._flushes.asked if number is None else number
+        return self._flushes.wait(wanted, lambda: self.done, timeout)
 
     def close_soon(self) -> None:
         """Finish once the queue is empty."""
@@ -274,31 +309,68 @@ class Lane(ABC):
             self._spill.discard()
         self._notify()
 
+    def check(self, now: float) -> None:
+        """Give the lane up where its code has lasted longer than its `stall_timeout`: a delivery, `on_flush`, `on_close`,
+        or the filter, in which another thread hangs."""
+        limit = self.options.stall_timeout
+        for took, event in self._asking.give_up(now, limit):
+            self._filter_hangs(event, took, f"spent more than stall_timeout={limit:g} s in its when=")
+            self.give_up("error")  # its own thread does not hang, and may come to its end
+        self.check_stall(now)
+
+    def end_asking(self) -> None:
+        """At the end of a close a filter that has not returned is told, and asked no more."""
+        for took, event in self._asking.give_up(perf_counter(), HANGS_SECONDS):
+            self._filter_hangs(event, took, f"was still in its when= when the bus closed, after {took:.2g} s")
+
+    def _filter_hangs(self, event: Event, took: float, what: str) -> None:
+        self._mute = True
+        self._charge_failure()
+        self._stalled_in(f"subscriber {self.name} {what}; it is asked no more", event, took)
+
     def check_stall(self, now: float) -> None:
-        """Give up a lane whose delivery has lasted longer than its `stall_timeout`."""
-        began = self._began
-        if not began or now - began <= self.options.stall_timeout or self.ended_by:
+        """Give up a lane whose delivery, or callback, has lasted longer than its `stall_timeout`."""
+        began, limit = self._began, self.options.stall_timeout
+        if not began or now - began <= limit or (self.ended_by and not self._calling):
             return
         with self._account:
-            if self._began != began or not self._in_flight:  # it ended, or another thread saw the same stall
-                return
+            calling = self._calling
+            if self._began != began or not (self._in_flight or calling):
+                return  # it ended, or another thread saw the same stall
+            self.failed += self._in_flight
+            self._in_flight, self._calling = 0, ""
+            item = self._item
+        self._stalled_in(
+            f"subscriber {self.name} spent more than stall_timeout={limit:g} s "
+            f"{f'in {calling}' if calling else 'on one delivery'}; it is no longer waited for", item, now - began,
+        )  # fmt: skip
+        self.give_up("stalled")
+        if calling:
+            self.ended_by = "stalled"  # also of one that had failed, or was cancelled, and comes to no end
+
+    def _stalled_in(self, text: str, item: Delivery | None, took: float) -> None:
+        self.last_error = text
+        logger.error("%s", text)
+        self._report(self, TimeoutError(text), item, took)
+
+    def break_off(self, error: BaseException) -> None:
+        """End the lane where delivering itself has failed: over an error that cannot be printed, say."""
+        logger.error("background subscriber %s cannot go on; please report this", self.name, exc_info=error)
+        with self._account:
             self.failed += self._in_flight
             self._in_flight = 0
-            item = self._item
-        self.last_error = (
-            f"subscriber {self.name} spent more than stall_timeout={self.options.stall_timeout:g} s on one "
-            "delivery; it is no longer waited for"
-        )
-        logger.error("%s", self.last_error)
-        self._report(self, TimeoutError(self.last_error), item, now - began)
-        self.give_up("stalled")
+        failure = RuntimeError(f"its deliveries ended with a {type(error).__name__}")
+        self.last_error = f"{type(failure).__name__}: {failure}"
+        self._report(self, failure, None, 0.0)
+        self.give_up("error")
+        self._finish()
 
     @abstractmethod
     def wake(self) -> None:
         """Let the lane look at its queue; safe from any thread."""
 
     def _notify(self) -> None:
-        self._flushed.set()
+        self._flushes.let_go()
         self._room.ring()
         self.wake()
 
@@ -387,29 +459,42 @@ class Lane(ABC):
             self.give_up("error")
 
     def _flush_if_due(self) -> None:
-        due = self._flush_at
-        if due is not None and self.handled >= due:
-            self._flush_at = None
-            self._call_back(self.options.on_flush, "on_flush")
-            self._flushed.set()
+        if self._flushes and (number := self._flushes.take(self.handled)):
+            self._flush(number)
+
+    def _flush(self, number: int) -> None:
+        self._call_back(self.options.on_flush, "on_flush")
+        self._flushes.made(number)
 
     def _finish(self) -> None:
         if self.ended_by != "stalled":
             self._call_back(self.options.on_close, "on_close")
         self._spill.release()  # before who waits for the end looks
         self.closed.set()
-        self._flushed.set()
+        self._flushes.let_go()
         self.release()
 
     def _call_back(self, callback: Callable[[], object] | None, what: str) -> None:
         if callback is None:
             return
+        failure: BaseException | None = None
+        with self._account:
+            self._began, self._calling = perf_counter(), what
         try:
             callback()
-        except Exception as error:
-            logger.exception("background subscriber %s failed in %s", self.name, what)
-            self.last_error = f"{type(error).__name__}: {error} (in {what})"
-            self._report(self, error, None, 0.0)
+        except BaseException as error:  # a SystemExit in a subscriber is its own affair
+            failure = error
+        with self._account:
+            stalled = not self._calling
+            self._began, self._calling = 0.0, ""
+        if failure is not None and not stalled:  # else it was told when it stalled
+            self.complain(failure, what)
+
+    def complain(self, error: BaseException, what: str) -> None:
+        """Tell of an error that is no event's."""
+        self.last_error = f"{type(error).__name__}: {error} (in {what})"
+        logger.error("background subscriber %s failed in %s", self.name, what, exc_info=error)
+        self._report(self, error, None, 0.0)
 
 
 Report = Callable[[Lane, BaseException, Delivery | None, float], None]

@@ -27,7 +27,7 @@ FORK_SECONDS = 1.0
 def watch(bus: Bus, background: Background) -> None:
     """Drain the bus at interpreter exit, make it inert in a forked child, and let a forgotten one end itself."""
     _buses.add(bus)
-    for ended in [b for b in list(_open) if b.closed]:
+    for ended in [b for b in list(_open) if b.finished]:
         forget(ended)
     _open[background] = bus.drain_timeout
     weakref.finalize(bus, background.end_soon).atexit = False

@@ -52,8 +52,9 @@ class ProcessLane(SupervisedLane):
         self._target = pack(fn, options.on_flush, options.on_close)
         self._owner = owner_of(fn)
         self._limit = 1 if options.overflow == "latest" else IN_FLIGHT
-        own = replace(options, batch=False, on_flush=self._ask_to_flush, on_close=None)
-        super().__init__(name, fn, own, report, most=options.most)
+        own = replace(options, batch=False, on_flush=None, on_close=None)
+        calls = {"on_flush": options.on_flush, "on_close": options.on_close}
+        super().__init__(name, fn, own, report, most=options.most, calls=frozenset(filter(calls.get, calls)))
         self._begun = self._abandoned = self._recording = False
         self._encoder = EventEncoder()
         self._told = Progress(0, 0.0)
@@ -79,18 +80,6 @@ class ProcessLane(SupervisedLane):
         """Wait until the worker has imported what it needs. Nobody has to: until then events stay in the queue."""
         return self._worker_ready.wait(timeout)
 
-    def flush_soon(self) -> None:
-        """Ask the worker to run `on_flush` once all that was accepted so far is acknowledged."""
-        self._worker_flushed.clear()
-        super().flush_soon()
-
-    def wait_flushed(self, timeout: float) -> bool:
-        """Wait for that; False when it did not happen in time."""
-        deadline = monotonic() + timeout
-        if not super().wait_flushed(timeout):
-            return False
-        return self.done or self._worker_flushed.wait(max(0.0, deadline - monotonic()))
-
     def abandon(self) -> None:
         """At the deadline of a close the worker is killed: what it has not acknowledged is left."""
         super().abandon()
@@ -102,10 +91,6 @@ class ProcessLane(SupervisedLane):
 
     def check_stall(self, now: float) -> None:
         """Left to the lane's thread, which never waits for the worker."""
-
-    def _notify(self) -> None:
-        self._worker_flushed.set()
-        super()._notify()
 
     # --- the lane's thread ---------------------------------------------------------------------------------
 
@@ -121,7 +106,6 @@ class ProcessLane(SupervisedLane):
             os.close(self._bell)
             os.close(self._ringer)
             self._ringer = -1
-        self._worker_flushed.set()
         self._finish()
 
     def _turn(self) -> None:
@@ -131,7 +115,7 @@ class ProcessLane(SupervisedLane):
         self._feed(self.worker)
         for message in self.worker.exchange(self._patience(), self._bell):
             self._hear(message)
-        if self._finished:
+        if self._finished or self._abandoned:  # what `abandon` has killed leaves is not dropped
             return
         if self.worker.gone:
             self._lost(self.worker.end(END_SECONDS))
@@ -226,13 +210,12 @@ class ProcessLane(SupervisedLane):
             worker.push(*frames)
             self._flights.forget_next()
 
-    def _ask_to_flush(self) -> None:
-        """The lane's `on_flush`: what the flush waited for is acknowledged."""
-        if self.worker is None:
-            self._worker_flushed.set()
+    def _flush(self, number: int) -> None:
+        if self.worker is None:  # what the flush waited for is acknowledged
+            self._flushes.made(number)
         else:
             self._ask(frame(Kind.FLUSH))
-            self._flushes += 1
+            self._unflushed.append(number)
 
     def _ask(self, *messages: bytes) -> None:
         assert self.worker is not None
@@ -294,15 +277,13 @@ class ProcessLane(SupervisedLane):
         self._moved()
 
     def _flushed_by_worker(self) -> None:
-        self._flushes -= 1
         self._since = monotonic()
-        if not self._flushes and self._flush_at is None:
-            self._worker_flushed.set()
+        self._flushes.made(self._unflushed.popleft())
 
     def _tell_of(self, body: bytes, what: str) -> None:
         if body:
             error, _ = unpack_error(body)
-            self._complain(error, what)
+            self.complain(error, what)
 
 
 def _because(error: Exception, cause: BaseException) -> Exception:

@@ -119,7 +119,7 @@ def replay(
         FileNotFoundError: there is no run, or no log in it.
         EventLogError: no event log, one of another version, or a torn one with `on_torn="raise"`.
         TypeError, ValueError: an unknown event, something that is neither a bus nor a writer, or a bad option.
-        RuntimeError: the bus is closed.
+        RuntimeError: the bus is closed, or was before it had delivered everything.
         Exception: whatever a handler or a writer raised.
     """
     writers = _check_target(onto, work_dir)
@@ -161,22 +161,45 @@ def _check_target(onto: Any, work_dir: object) -> list[Sink]:
 def _onto_bus(reader: EventReader, bus: Bus) -> int:
     emitted = 0
     for record in reader:
+        if bus.closed:
+            bus.close()  # which waits for the thread that does
+            raise _closed(bus, emitted)
         bus.emit(record.event)
         emitted += 1
         if emitted % BUS_BATCH == 0:
-            _settle(bus)
-    _settle(bus)
+            _settle(bus, emitted)
+    _settle(bus, emitted)
     bus.flush()
     bus.poll()  # a lane's account has a failure a moment before the bus does, and `flush` waits for both
     return emitted
 
 
-def _settle(bus: Bus) -> None:
+def _settle(bus: Bus, emitted: int) -> None:
     """Wait until the background subscribers have what was emitted. Not by `bus.flush`, at which some writers do what
-    is worth doing once. A subscriber that hangs is given up after its `stall_timeout`."""
-    while any(stats.queued for stats in bus.stats()):
+    is worth doing once. A subscriber that hangs is given up after its `stall_timeout`.
+
+    Raises:
+        RuntimeError: the bus was closed meanwhile, and nobody will deliver what is left.
+    """
+    while _undelivered(bus):
+        if bus.closed:
+            bus.close()  # as above
+            if _undelivered(bus):
+                raise _closed(bus, emitted)
         sleep(POLL_SECONDS)
     bus.poll()
+
+
+def _undelivered(bus: Bus) -> dict[str, int]:
+    return {stats.name: stats.queued for stats in bus.stats() if stats.queued}
+
+
+def _closed(bus: Bus, emitted: int) -> RuntimeError:
+    left = ", ".join(f"{name} ({count:,})" for name, count in _undelivered(bus).items())
+    return RuntimeError(
+        f"the replay ends after {emitted:,} events, because the bus was closed meanwhile; undelivered of those: "
+        f"{left or 'none'}"
+    )
 
 
 # --- writers ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,14 @@ TARGETS = {
     "csv": "CSVWriter",
     "console": "ConsoleWriter",
 }
-FILES = {"tensorboard": "tensorboard", "jsonl": "metrics.jsonl", "csv": "metrics.csv"}
-"""What a target's writer makes within --out."""
+MADE = {
+    "JSONLWriter": "filename",
+    "CSVWriter": "filename",
+    "EventLogWriter": "filename",
+    "ImageFileWriter": "folder",
+}
+"""The attribute of a writer, or of one derived from it, that says what it makes within --out. TensorBoard's has its own
+rule."""
 EXIT_CODES = (
     "exit codes: 0 done, 1 a file could not be written, 2 bad input (one line each), 130 ended by Ctrl-C"
 )
@@ -47,7 +54,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     try:
-        writer, out = _prepare(options)
+        writer, out, made = _prepare(options)
     except (ImportError, OSError, ValueError, TypeError) as error:
         return _failed(options, error, 2)
     from eventloop.replay import replay
@@ -60,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     except OSError as error:
         return _failed(options, error, 1)
-    where = "" if options.to == "console" else f" into {out / FILES.get(options.to, '')}"
+    where = "" if options.to == "console" else f" into {made or out}"
     sys.stderr.write(f"eventloop: {report}{where}\n")
     return 0
 
@@ -72,8 +79,9 @@ def _failed(options: argparse.Namespace, error: Exception, code: int) -> int:
     return code
 
 
-def _prepare(options: argparse.Namespace) -> tuple[Sink, Path]:
-    """The writer, and where it writes: all that can be wrong with what the user asked for is found here.
+def _prepare(options: argparse.Namespace) -> tuple[Sink, Path, Path | None]:
+    """The writer, where it writes, and what it makes there, if that is known: all that can be wrong with what the user
+    asked for is found here.
 
     Raises:
         ImportError, OSError, ValueError, TypeError: see the message.
@@ -87,9 +95,31 @@ def _prepare(options: argparse.Namespace) -> tuple[Sink, Path]:
     if options.to == "console" and options.out is not None:
         raise ValueError("--out is for targets that write files: the console has none")
     out: Path = options.out or log.parent / FOLDER
-    if options.to in FILES and (made := out / FILES[options.to]).exists():
+    made = _made_by(writer, out)
+    if _is_a("EventLogWriter", writer) and out.resolve() == log.resolve().parent:
+        raise ValueError(f"{out} is the run itself, and {log.name} what is replayed: choose another --out")
+    if made is not None and made.exists():
         raise ValueError(f"{made} exists already: choose another --out, or remove it")
-    return writer, out
+    return writer, out, made
+
+
+def _made_by(writer: Sink, out: Path) -> Path | None:
+    """The file or the folder that a writer makes, however it was named; None where only its author knows."""
+    if _is_a("TensorBoardWriter", writer):
+        log_dir: str | PathLike[str] | None = getattr(writer, "log_dir", None)
+        return out / "tensorboard" if log_dir is None else Path(log_dir)
+    for name, attribute in MADE.items():
+        if _is_a(name, writer):
+            within: str | PathLike[str] | None = getattr(writer, attribute, None)
+            return None if within is None else out / within
+    return None
+
+
+def _is_a(name: str, writer: Sink) -> bool:
+    from eventloop.registry import WRITERS
+
+    cls = WRITERS.find(name)
+    return cls is not None and isinstance(writer, cls)
 
 
 def _make_writer(target: str, only: list[str] | None) -> Sink:

@@ -29,7 +29,7 @@ class Router:
     Events that are there together make a run: a lane takes all of its own at once, at a fifth of the time. Before
     foreign code is asked, a filter or a deferred that may take its time, what came before it has been handed over.
 
-    A bus that closes at its deadline takes what is left in `run` and `waiting` from another thread.
+    A bus that closes at its deadline takes what is left in `run`, `asking` and `waiting` from another thread.
 
     Args:
         latest: where the last event of each type that is born in the background is kept.
@@ -40,8 +40,12 @@ class Router:
         """By event; replaced as a whole, so that nobody sees half of it."""
         self.run: deque[Event] = deque()
         """Events that are about to be routed."""
+        self.asking: deque[tuple[Event, Route, float]] = deque()
+        """Who is still to be asked about the event under way, with its `emitted`."""
         self.waiting: deque[Item] = deque()
         """Events whose values are still on their way, and all that came after them."""
+        self.asks = True
+        """False at the end of a close: filters are asked no more, and all who have one are charged instead."""
         self._latest = latest
         self._read = 0  # deferreds whose events were made
 
@@ -75,7 +79,7 @@ class Router:
             if not posted.deferred.ready():
                 return False
             events = list(posted.deferred.events())
-        except Exception:
+        except BaseException:  # a SystemExit of foreign code would end the whole loop
             logger.exception("events could not be made: %r", posted.deferred)
             self.drop(posted)
             return True
@@ -94,13 +98,15 @@ class Router:
             if event.background_born:
                 self._latest[type(event)] = event
             for route in self.routes.get(type(event), ()):
-                if route.passes is None:
-                    if (events := pending.get(route.lane)) is None:
-                        events = pending[route.lane] = []
-                    events.append(event)
+                if route.passes is not None:
+                    self.asking.append((event, route, 0.0))
+                elif (events := pending.get(route.lane)) is None:
+                    pending[route.lane] = [event]
                 else:
-                    _hand_over(pending)
-                    route.lane.put(event, route.passes)
+                    events.append(event)
+            if self.asking:
+                _hand_over(pending)
+                self._ask()
         _hand_over(pending)
 
     def route(self, event: Event, but: Lane | None = None, emitted: float = 0.0) -> None:
@@ -109,21 +115,74 @@ class Router:
         if event.background_born:
             self._latest[type(event)] = event
         for route in self.routes.get(type(event), ()):
-            if route.lane is not but:
-                route.lane.put(event, route.passes, emitted)
+            if route.lane is but:
+                continue
+            if route.passes is None:
+                route.lane.put(event, None, emitted)
+            else:
+                self.asking.append((event, route, emitted))
+        self._ask()
 
-    def drop(self, item: Item) -> None:
-        """Charge those who would have been given it, or make the call; any thread."""
+    def _ask(self) -> None:
+        """Come last those with filters: who has none gets the event also where a filter never returns."""
+        asking = self.asking
+        while asking:
+            try:  # another thread may take them too
+                event, route, emitted = asking.popleft()
+            except IndexError:
+                return
+            if self.asks:
+                route.lane.put(event, route.passes, emitted)
+            else:
+                _charge(event, route, ask=False)
+
+    @property
+    def filters(self) -> bool:
+        """True when anybody has one."""
+        return any(route.passes is not None for routes in self.routes.values() for route in routes)
+
+    @property
+    def stuck(self) -> bool:
+        """True when a thread is in a filter that may never return: another thread's may as little."""
+        return any(route.lane.hangs_in_filter for routes in self.routes.values() for route in routes)
+
+    def left(self, inbox: deque[Item]) -> bool:
+        """True when there is something to route."""
+        return bool(self.run or self.asking or self.waiting or inbox)
+
+    def route_rest(self, inbox: deque[Item]) -> None:
+        """Route what a loop that is held, or has ended, leaves; any thread."""
+        self._ask()
+        while queue := self.run or self.waiting or inbox:
+            try:  # another thread may take them too
+                item: Item = queue.popleft()
+            except IndexError:
+                continue
+            if isinstance(item, Stamped):
+                item = item.event
+            if isinstance(item, Event):
+                self.route(item)
+            else:
+                self.drop(item)
+
+    def drop(self, item: Item, *, ask: bool = True) -> None:
+        """Charge those who would have been given it, or make the call; any thread. Without `ask` all who have a filter
+        are charged, and it is not asked."""
         if isinstance(item, Stamped):
             item = item.event
         if isinstance(item, Event):
             for route in self.routes.get(type(item), ()):
-                route.lane.lose(item, route.passes)
+                _charge(item, route, ask=ask and self.asks)
         elif isinstance(item, Posted):  # how many events it would have become nobody knows: one of a type
             for lane in self.lanes_of(item.types):
                 lane.lose()
         else:
             item()
+
+
+def _charge(event: Event, route: Route, *, ask: bool) -> None:
+    if not route.lane.paused:
+        route.lane.lose(event, route.passes if ask else None)
 
 
 def _next(items: deque[T]) -> T | None:

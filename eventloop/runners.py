@@ -35,6 +35,7 @@ class TaskLane(Lane):
         self._call_soon = call_soon
         self._ready: anyio.Event | None = None  # made on the loop
         self._scope: anyio.CancelScope | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     def wake(self) -> None:
         """Let the task look at its queue; one that has ended is also torn out of its delivery."""
@@ -48,6 +49,7 @@ class TaskLane(Lane):
 
     async def run(self) -> None:
         """Deliver until closed or given up."""
+        self._task = _current_task()
         while not self.ended_by:
             self._ready = anyio.Event()
             while (item := self._take()) is not None:
@@ -57,29 +59,38 @@ class TaskLane(Lane):
                 break
             await self._ready.wait()
         self._finish()
+        self._task = None  # which holds this coroutine, and so the lane
 
     async def _deliver(self, item: Delivery) -> None:
         failure: BaseException | None = None
         with anyio.CancelScope() as self._scope:
             try:
                 await self._fn(item)
-            except asyncio.CancelledError as error:
-                if _cancelled_by_us():
-                    raise
-                failure = error
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
+            except BaseException as error:
                 # a SystemExit in a subscriber is its own affair: let through, it would end the whole loop
+                if self._torn_out(error):
+                    raise
                 failure = error
         if self._scope.cancelled_caught:
             failure = TimeoutError(f"subscriber {self.name} was {self.ended_by} during a delivery")
         self._scope = None
         self._delivered(failure)
 
+    def _torn_out(self, error: BaseException) -> bool:
+        """True for what the loop throws in, not the subscriber: a cancellation that was asked of this task (False where it
+        awaited something cancelled, a failure like any other), and the end of a coroutine that no task runs any more."""
+        running = _current_task()
+        if isinstance(error, GeneratorExit):
+            return running is None or running is not self._task
+        cancelled = isinstance(error, asyncio.CancelledError)
+        return cancelled and running is not None and running.cancelling() > 0
 
-def _cancelled_by_us() -> bool:
-    """False when a subscriber awaited something that was cancelled, which is a failure like any other."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs
+        return None
 
 
 class ThreadLane(Lane):
@@ -112,6 +123,14 @@ class ThreadLane(Lane):
         self._ready.set()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # else nobody would hear of it, and a close would wait for this thread
+            self.break_off(error)
+        else:
+            self._finish()
+
+    def _serve(self) -> None:
         while not self.ended_by:
             self._ready.clear()
             held = inf  # the first delivery waits for its turn too
@@ -126,7 +145,6 @@ class ThreadLane(Lane):
             if self.ended_by or (self._closing and not self.buffer):
                 break
             self._ready.wait()
-        self._finish()
 
     def _wait_for_turn(self) -> None:
         """Leave the interpreter to others; who is in a hurry, or gets into one meanwhile, only lets go of it."""
@@ -142,7 +160,7 @@ class ThreadLane(Lane):
 
     def _in_a_hurry(self) -> bool:
         """Somebody waits for what is queued, or it grows faster than it is taken out."""
-        wanted = self._closing or self._flush_at is not None or bool(self.ended_by)
+        wanted = self._closing or bool(self._flushes) or bool(self.ended_by)
         return wanted or len(self.buffer) > self._capacity // 4 or self._spill.count > 0
 
     def _deliver(self, item: Delivery) -> float:

@@ -218,7 +218,7 @@ class Subscribers:
 
     def refresh_routes(self) -> None:
         """Tell every signal, and the background, which subscribers in the background it has."""
-        table = RouteTable(() if self._background.closed else self._subscriptions, self._types_of)
+        table = RouteTable(() if self._background.finished else self._subscriptions, self._types_of)
         background = self._background
         for event_type, signal in self.signals.items():
             gates = [background.gate(r.lane, r.passes) for r in table.gated(event_type)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
@@ -36,19 +37,26 @@ class SupervisedLane(Lane):
     runs_on = "process"
 
     def __init__(
-        self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report, *, most: int
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        report: Report,
+        *,
+        most: int,
+        calls: frozenset[str],
     ) -> None:
         super().__init__(name, fn, options, report)
         self.worker: WorkerProcess | None = None
         self.deaths = 0
         self._together = most  # events, at most; 0 where they are sent one by one
+        self._calls_back = calls  # which of "on_flush" and "on_close" the worker has to call
         self._flights = Flights()
         self._close_sent = self._finished = False
         self._since = 0.0  # when what this worker is at began
         self._in_a_row = 0
         self._start_at = 0.0
-        self._flushes = 0  # asked for and not answered
-        self._worker_flushed = Latch()
+        self._unflushed: deque[int] = deque()  # flushes that the worker was asked for and has not answered
         self._worker_ready = Latch()
 
     @property
@@ -57,7 +65,7 @@ class SupervisedLane(Lane):
 
     @property
     def _busy(self) -> bool:
-        return bool(self._flights.sent or self._flushes or self._close_sent)
+        return bool(self._flights.sent or self._unflushed or self._close_sent)
 
     def _overdue(self) -> float:
         """Seconds until the worker has been at one thing for too long."""
@@ -93,6 +101,7 @@ class SupervisedLane(Lane):
             self._report(self, error, self._item_of(flight), took)
             self._drop_flights()
             self.give_up("stalled")
+            self._finished = True  # also where it was given up before, as one that is cancelled is
         else:
             self._failure(error, self._item_of(flight), took)
             self._moved()
@@ -101,12 +110,12 @@ class SupervisedLane(Lane):
     def _lost(self, how: str) -> None:
         """The worker is dead: start another one, and send again what was not acknowledged, unless it is no use."""
         self.worker = None
-        if self._flushes:
-            self._complain(ChildProcessError(f"its worker process died: {how}"), "on_flush")
-            self._flushes = 0
-            self._worker_flushed.set()
+        if self._unflushed:
+            self._complain_of_death(how, "on_flush")
+            self._flushes.made(self._unflushed.pop())
+            self._unflushed.clear()
         if self._close_sent and not self._flights.waiting:
-            self._complain(ChildProcessError(f"its worker process died: {how}"), "on_close")
+            self._complain_of_death(how, "on_close")
             self._finished = True
         elif self.ended_by:  # nobody waits for the rest
             self._drop_flights()
@@ -131,13 +140,15 @@ class SupervisedLane(Lane):
         """What it died over has failed; unless errors are only logged, it was the last worker."""
         flight = self._flights.waiting[0] if self._ready and self._flights.sent else None
         last = self.options.on_error == "disable" or self.deaths >= DEATHS or flight is None
-        lost = [event for flight in self._flights.waiting for event in flight] if last else list(flight or [])
+        under_way = self._flights.waiting if last else [flight or []]
+        lost = [event for flight in under_way for event in flight]
+        waited = self.account.queued - len(lost) if last else 0  # in the queue, which `_end_by` drops
         times = (
             f"{self._in_a_row} times without a sign of life" if self._in_a_row > 1 else f"{self.deaths} times"
         )
         over = f" over {_describe(flight[0])}" if flight else "" if self._ready else " before it was ready"
         error = ChildProcessError(
-            f"its worker process died {times}{over} (the last: {how}); {len(lost)} events lost"
+            f"its worker process died {times}{over} (the last: {how}); {len(lost) + waited} events lost"
         )
         with self._account:
             self.failed += len(lost)
@@ -199,11 +210,10 @@ class SupervisedLane(Lane):
         if self.options.overflow == "block":
             self._room.ring()
 
-    def _complain(self, error: BaseException, what: str) -> None:
-        """Tell of an error that is no event's."""
-        self.last_error = f"{type(error).__name__}: {error} (in {what})"
-        logger.error("background subscriber %s failed in %s", self.name, what, exc_info=error)
-        self._report(self, error, None, 0.0)
+    def _complain_of_death(self, how: str, what: str) -> None:
+        """Not where it had nothing to call, and everything else was acknowledged: its death costs nothing."""
+        if what in self._calls_back:
+            self.complain(ChildProcessError(f"its worker process died: {how}"), what)
 
 
 def _describe(event: Event) -> str:

@@ -170,6 +170,66 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert (errors.count("\n"), errors.endswith(" (--traceback shows where)\n")) == (1, True)
 
 
+class Mine(JSONLWriter):
+    """A writer of the user's own, derived from one of eventloop's."""
+
+    def __init__(self) -> None:
+        super().__init__("mine.jsonl")
+
+
+@pytest.fixture
+def mine() -> Iterator[None]:
+    """Make it known, for one test, under a name with a dot."""
+    WRITERS.register(name="my.Lines")(Mine)
+    yield
+    WRITERS.forget("my.Lines")
+
+
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize(
+    ("target", "made"),
+    [
+        ("tensorboard", "tensorboard"),
+        ("TensorBoardWriter", "tensorboard"),
+        ("jsonl", "metrics.jsonl"),
+        ("JSONLWriter", "metrics.jsonl"),
+        ("CSVWriter", "metrics.csv"),
+        ("EventLogWriter", "events.evl"),
+        ("ImageFileWriter", "images"),
+        ("my.Lines", "mine.jsonl"),
+    ],
+)
+def test_what_exists_is_not_written_into(
+    target: str, made: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However the writer is named: the second replay is refused, and changes nothing."""
+    arguments = (run, "--to", target, "--out", tmp_path)
+    assert replay(*arguments) == 0
+    assert capsys.readouterr().err.endswith(f" left out into {tmp_path / made}\n")
+    before = {path: path.stat().st_size for path in tmp_path.rglob("*")}
+
+    assert replay(*arguments) == 2
+
+    message = f"eventloop: {tmp_path / made} exists already: choose another --out, or remove it"
+    assert capsys.readouterr().err == f"{message} (--traceback shows where)\n"
+    assert {path: path.stat().st_size for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["events.evl", "other.evl"])
+def test_a_run_is_not_replayed_into_itself(
+    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its log would be there twice, whatever it is called."""
+    (tmp_path / name).write_bytes((run / "events.evl").read_bytes())
+
+    assert replay(tmp_path, "--to", "EventLogWriter", "--out", tmp_path) == 2
+
+    message = f"{tmp_path} is the run itself, and {name} what is replayed: choose another --out"
+    assert capsys.readouterr().err == f"eventloop: {message} (--traceback shows where)\n"
+    assert (tmp_path / name).read_bytes() == (run / "events.evl").read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_traceback_shows_where(tmp_path: Path) -> None:
     """Asked for, the error itself is raised."""
     with pytest.raises(FileNotFoundError, match="no run at"):

@@ -141,6 +141,19 @@ class DiesWhenMade(Refuses):
         return os._exit, (9,)
 
 
+class DiesWhenTold(Refuses):
+    """Kills each process it is made in, once the file LOG says so."""
+
+    def __reduce__(self) -> Any:
+        return die_when_told, ()
+
+
+def die_when_told() -> None:
+    while not Path(os.environ["LOG"]).read_text(encoding="utf-8"):
+        sleep(0.002)
+    os._exit(9)
+
+
 def spiky(event: Event) -> None:
     """Every twentieth takes long."""
     sleep(0.05 if getattr(event, "iter", 0) % 20 == 19 else 0.0)

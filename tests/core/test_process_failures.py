@@ -131,6 +131,22 @@ def test_worker_that_dies_at_its_start_is_a_failure(
     assert far.stats.queued == 0
 
 
+def test_worker_that_never_starts_says_how_much_is_lost(
+    bus: Bus, start: Start, told: list[HandlerFailed]
+) -> None:
+    """What waited for it counts, as it is dropped."""
+    far = start(handlers.DiesWhenTold(), on_error="log")
+    emit(bus, 40)
+    bus.stats()  # which routes them
+    handlers.log("die")
+    bus.flush(DEADLINE)
+    bus.poll()
+
+    assert "died 3 times without a sign of life before it was ready" in told[0].error
+    assert "(the last: exit code 9); 40 events lost" in told[0].error
+    assert far.stats.dropped == 40
+
+
 def test_no_process_at_all_is_a_failure(
     bus: Bus, start: Start, told: list[HandlerFailed], monkeypatch: pytest.MonkeyPatch
 ) -> None:

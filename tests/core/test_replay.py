@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from eventloop.replay import replay
 from eventloop.run import Run
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.writer import Writer
+from tests.conftest import DEADLINE, Held
+from tests.core.process_support import until
 
 EVENTS: list[Event] = [
     BeforeTrain(max_epochs=2),
@@ -165,6 +169,62 @@ def test_a_background_error_is_raised_where_it_was_asked_for(record: Record, bus
 
     with pytest.raises(ValueError, match="no luck"):
         replay(record(), bus)
+
+
+def test_a_bus_that_is_closed_meanwhile_ends_it(record: Record, bus: Bus, held: Held) -> None:
+    """With what nobody was given, which it does not wait for."""
+
+    def close() -> None:
+        held.entered.wait(DEADLINE)
+        bus.close(0.05)
+
+    bus.subscribe(held, "scalars_logged", offload="thread", name="held")
+    directory = record([ScalarsLogged(step=1)])
+    closing = threading.Thread(target=close)
+    closing.start()
+
+    expected = (
+        "replay ends after 1 events, because the bus was closed meanwhile; undelivered of those: held (1)"
+    )
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        replay(directory, bus)
+    closing.join(DEADLINE)
+
+
+def test_a_handler_that_closes_the_bus_ends_it(record: Record, bus: Bus) -> None:
+    """What comes later in the log nobody would be given."""
+    bus.subscribe(lambda event: bus.close() and None, "after_train_iter", name="closes")
+    heard: list[Event] = []
+    bus.subscribe(heard.append, "*", offload="thread")
+
+    with pytest.raises(RuntimeError, match=r"replay ends after 2 events, .* undelivered of those: none"):
+        replay(record(), bus)
+
+    assert heard[0] == EVENTS[0]
+
+
+def test_a_close_that_delivers_everything_costs_a_replay_nothing(
+    record: Record, bus: Bus, held: Held
+) -> None:
+    """It waits for whoever closes the bus."""
+
+    def close() -> None:
+        held.entered.wait(DEADLINE)
+        bus.close(DEADLINE)
+
+    def let_go() -> None:
+        until(lambda: bus.closed)
+        held.let_go()
+
+    bus.subscribe(held, "scalars_logged", offload="thread")
+    directory = record([ScalarsLogged(step=1)])
+    threads = [threading.Thread(target=target) for target in (close, let_go)]
+    for thread in threads:
+        thread.start()
+
+    assert replay(directory, bus).emitted == len(held.seen) == 1
+    for thread in threads:
+        thread.join(DEADLINE)
 
 
 # --- writers ----------------------------------------------------------------------------------------------

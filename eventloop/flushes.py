@@ -1,0 +1,57 @@
+"""Flushes of a subscriber that somebody waits for, each by its number."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from eventloop.waiting import Bell
+
+
+class Flushes:
+    """Asked for by any thread, made by the subscriber's own.
+
+    One flag for all of them would let a flush that timed out, and ends later, speak for the next.
+    """
+
+    def __init__(self) -> None:
+        self._asked = self._made = 0
+        self._due: deque[tuple[int, int]] = (
+            deque()
+        )  # how many events come before it, and its number; both only grow
+        self._bell = Bell()
+
+    def __bool__(self) -> bool:
+        """True while there is one that nobody has begun with."""
+        return bool(self._due)
+
+    @property
+    def asked(self) -> int:
+        """The number of the last."""
+        return self._asked
+
+    def ask(self, routed: int) -> int:
+        """Ask for one, once `routed` events are handled; returns its number. One thread at a time."""
+        self._asked += 1
+        self._due.append((routed, self._asked))
+        return self._asked
+
+    def take(self, handled: int) -> int:
+        """The number of the last one that is due, which stands for those before it; 0 where none is."""
+        number = 0
+        while self._due and handled >= self._due[0][0]:
+            number = self._due.popleft()[1]
+        return number
+
+    def made(self, number: int) -> None:
+        """That one, and those before it, are complete."""
+        self._made = max(self._made, number)
+        self._bell.ring()
+
+    def let_go(self) -> None:
+        """Let everybody look whether there is still something to wait for."""
+        self._bell.ring()
+
+    def wait(self, number: int, over: Callable[[], bool], timeout: float) -> bool:
+        """Wait until that one is complete, or all is `over`; False when neither happens within `timeout` seconds."""
+        return self._bell.wait_for(lambda: self._made >= number or over(), timeout)
