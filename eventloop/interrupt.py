@@ -42,7 +42,7 @@ def graceful_interrupt(trainer: Trainer, *, hint: str = "") -> Iterator[None]:
         with StopSignals(trainer, [signal.SIGINT], hint=hint):
             yield
     except KeyboardInterrupt:
-        if not trainer.bus.closed:  # it came where no scope of the run saw it
-            with suppress(Exception):  # what a subscriber failed of, which was logged when it did
-                trainer.bus.close(AT_ONCE_SECONDS)
+        # it came where no scope of the run saw it, or ended the close of one; else this does nothing
+        with suppress(Exception):  # what a subscriber failed of, which was logged when it did
+            trainer.bus.close(AT_ONCE_SECONDS)
         raise
