@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary, finalize
@@ -10,12 +11,22 @@ import torch
 from torch.utils.data import DataLoader
 
 from eventloop.readers import IndexReader, Reader, length_of, reader_of
-from eventloop.rng import generators_of, random_state, samplers_of, set_generators
+from eventloop.rng import (
+    generators_of,
+    lost_in,
+    random_state,
+    samplers_of,
+    samplers_state,
+    set_generators,
+    set_samplers,
+)
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
 __all__ = ["LoaderPosition", "Within", "length_of", "set_sampler_epoch"]
+
+logger = logging.getLogger("eventloop")
 
 Within = Literal["", "iter", "epoch"]
 
@@ -34,6 +45,7 @@ class LoaderPosition:
         self.length: int | None = None
         self._opened_with: dict[str, Any] = {}
         self._generators: list[torch.Tensor] = []  # a checkpoint's, for when the loader is opened
+        self._samplers: Mapping[str, Any] | None = None  # the same
         self._loader_state: Mapping[str, Any] | None = None  # the same
         self._resuming = False
         self._current: tuple[Any, Reader] | None = None
@@ -67,8 +79,7 @@ class LoaderPosition:
         self.length = length_of(loader)
         skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
-        set_generators(loader, self._generators)
-        self._generators = []
+        self._restore_samplers(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
             reader.load_state_dict(loader, self._loader_state)
@@ -80,6 +91,25 @@ class LoaderPosition:
         if not skip:
             self._opened_with = random_state(loader)
         return reader.open(loader, skip, self._opened_with)
+
+    def _restore_samplers(self, loader: Iterable[Any], skip: int) -> None:
+        """After a resume, give the loader's generators and samplers what the checkpoint has of them.
+
+        In mid-pass the samplers' own states are put back by the reader: the pass is opened as it was, not from here.
+        """
+        if self._samplers is not None:
+            saved = self._opened_with.get("samplers", {}) if skip else self._samplers
+            if lost := lost_in(loader, saved):
+                logger.warning(
+                    "the order of the samples may not be that of the run that was interrupted, the checkpoint has "
+                    "nothing that %s could go on with: let the sampler shuffle by a generator that is an attribute of "
+                    "it, or by set_epoch, or give it state_dict and load_state_dict",
+                    ", ".join(lost),
+                )
+            set_samplers(loader, self._samplers, opening=not skip)
+        self._samplers = None
+        set_generators(loader, self._generators)
+        self._generators = []
 
     def _reader(self, loader: Iterable[Any]) -> Reader:
         if self._current is None or self._current[0] is not loader:
@@ -113,6 +143,7 @@ class LoaderPosition:
             "passes": self._passes,
             "opened_with": {} if within == "epoch" else self._opened_with,  # the next pass is opened anew
             "generators": self._generators or [g.get_state() for g in generators_of(self._trainer.loader)],
+            "samplers": samplers_state(self._trainer.loader) if self._samplers is None else self._samplers,
             "evaluated": 0 if within else self.evaluated,
             "loader": loader,
         }
@@ -123,6 +154,7 @@ class LoaderPosition:
         self._passes = int(state["passes"])
         self._opened_with = dict(state["opened_with"])
         self._generators = list(state["generators"])
+        self._samplers = state.get("samplers", {})
         self._loader_state = state.get("loader")
         self.evaluated = int(state["evaluated"])
         self._resuming = self._trainer.batch_idx > 0

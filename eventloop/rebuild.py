@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from eventloop.rng import rng_state
+
 
 class Indices:
     """A batch sampler's lists of indices; in the first pass without those that were read before.
@@ -28,6 +30,8 @@ class Indices:
         self._batch_sampler = batch_sampler
         self._skip, self._idle, self._begin = skip, idle, begin
         self._newest: _Lists | None = None
+        self.after_first: dict[str, Any] | None = None
+        """The global random state after the first list that is dropped, before any more are drawn."""
 
     def __len__(self) -> int:
         return len(self._batch_sampler)  # type: ignore[arg-type]
@@ -50,8 +54,10 @@ class Indices:
             begin()
         if lists is None:
             lists = iter(self._batch_sampler)
-        for _ in range(skip):
+        for number in range(skip):
             next(lists, None)
+            if not number:
+                self.after_first = rng_state()
         return lists, idle
 
 
@@ -87,7 +93,22 @@ def rebuild(
     init: Callable[[int], Any] | None,
 ) -> DataLoader[Any]:
     """A loader like `loader`, with a batch sampler, `collate_fn` and `worker_init_fn` of ours."""
-    options: dict[str, Any] = {}
+    return _like(loader, collate, init, {"batch_sampler": indices})
+
+
+def rebuild_stream(
+    loader: DataLoader[Any], collate: Callable[[Any], Any], init: Callable[[int], Any] | None
+) -> DataLoader[Any]:
+    """A loader like `loader`, which reads an IterableDataset, with a `collate_fn` and `worker_init_fn` of ours."""
+    return _like(loader, collate, init, {"batch_size": loader.batch_size, "drop_last": loader.drop_last})
+
+
+def _like(
+    loader: DataLoader[Any],
+    collate: Callable[[Any], Any],
+    init: Callable[[int], Any] | None,
+    options: dict[str, Any],
+) -> DataLoader[Any]:
     if loader.num_workers:
         options["multiprocessing_context"] = loader.multiprocessing_context
         options["prefetch_factor"] = loader.prefetch_factor
@@ -96,7 +117,6 @@ def rebuild(
         options["pin_memory_device"] = loader.pin_memory_device
     return DataLoader(
         loader.dataset,
-        batch_sampler=indices,
         num_workers=loader.num_workers,
         collate_fn=collate,
         pin_memory=loader.pin_memory,

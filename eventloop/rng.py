@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from array import array
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Sampler
+
+_Own = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 
 
 def rng_state() -> dict[str, Any]:
@@ -62,13 +66,187 @@ def set_generators(loader: Iterable[Any] | None, states: list[torch.Tensor]) -> 
 
 def random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
     """The state of everything a pass over a loader may draw from in this process."""
-    return {"rng": rng_state(), "generators": [g.get_state() for g in generators_of(loader)]}
+    return {
+        "rng": rng_state(),
+        "generators": [g.get_state() for g in generators_of(loader)],
+        "samplers": samplers_state(loader),
+    }
 
 
-def set_random_state(loader: Iterable[Any] | None, state: Mapping[str, Any]) -> None:
-    """Put everything into a state that `random_state` returned."""
+def set_random_state(
+    loader: Iterable[Any] | None, state: Mapping[str, Any], *, opening: bool = False
+) -> None:
+    """Put everything into a state that `random_state` returned.
+
+    Args:
+        opening: a pass is opened next: samplers with a `state_dict` are given theirs. Otherwise they are left
+            alone: they are where drawing has brought them, and one that is given its place begins its next pass there.
+    """
     set_rng_state(state["rng"])
+    set_samplers(loader, state.get("samplers", {}), opening=opening)
     set_generators(loader, state["generators"])
+
+
+def moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Which of Python's, NumPy's and torch's generators are not the same in two of `rng_state`."""
+    return [name for name in ("python", "numpy", "torch") if not _same(before[name], after[name])]
+
+
+def samplers_state(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """What decides the order of the next pass beside the global generators and those of `generators_of`.
+
+    That is, by place: `generators`, the random generators that are attributes of the loader, of its dataset and of its
+    samplers; `states`, of samplers with `state_dict` and `load_state_dict`; `numbers`, the attributes that count
+    something, of samplers that neither have these nor `set_epoch`. A loader that saves its own state asks its
+    samplers itself.
+    """
+    asks_itself = saves_itself(loader)
+    states: dict[str, Any] = {}
+    numbers: dict[str, int | float] = {}
+    for place, sampler in () if asks_itself else _samplers(loader).items():
+        if saves_itself(sampler):
+            states[place] = copy.deepcopy(sampler.state_dict())  # it may be the live one
+        elif not (hasattr(sampler, "set_epoch") or type(sampler).__module__.startswith("torch.")):
+            own = vars(sampler).items() if hasattr(sampler, "__dict__") else ()
+            numbers |= {f"{place}.{name}": value for name, value in own if type(value) in (int, float)}
+    generators = {place: _state_of(generator) for place, generator in _own_generators(loader).items()}
+    return {"generators": generators, "states": states, "numbers": numbers}
+
+
+def set_samplers(loader: Iterable[Any] | None, saved: Mapping[str, Any], *, opening: bool) -> None:
+    """Put what is in the same place into a state that `samplers_state` returned; see `set_random_state`."""
+    samplers, states = _samplers(loader), saved.get("states", {})
+    for place in samplers.keys() & states.keys() if opening and not saves_itself(loader) else ():
+        _load(samplers[place], states[place])
+    for place, generator in _own_generators(loader).items():
+        state = saved.get("generators", {}).get(place)
+        if state is not None and state[0] == _kind(generator):
+            _put(generator, state)
+
+
+def lost_in(loader: Iterable[Any] | None, saved: Mapping[str, Any]) -> list[str]:
+    """The places of a loader where `set_samplers` does not make the order what it was: there is no state for them,
+    or a number there is another one, whatever it stands for."""
+    own = samplers_state(loader)
+    lost = [place for place in own["states"] if place not in saved.get("states", {})]
+    for place, state in own["generators"].items():
+        if saved.get("generators", {}).get(place, [None])[0] != state[0]:
+            lost.append(place)
+    numbers = saved.get("numbers", {})
+    return lost + [place for place, value in own["numbers"].items() if numbers.get(place, value) != value]
+
+
+def saves_itself(owner: object) -> bool:
+    """True for what has `state_dict` and `load_state_dict`."""
+    return all(callable(getattr(owner, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _samplers(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """A loader's samplers, and those they are made from, each once, by number and class."""
+    found: dict[int, Any] = {}
+    left = [sampler for sampler in samplers_of(loader) if sampler is not None]
+    while left:
+        sampler = left.pop(0)
+        if id(sampler) not in found:
+            found[id(sampler)] = sampler
+            left += [
+                value for value in getattr(sampler, "__dict__", {}).values() if isinstance(value, Sampler)
+            ]
+    return {f"{type(sampler).__name__}({number})": sampler for number, sampler in enumerate(found.values())}
+
+
+def _own_generators(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """The generators that are attributes, each once, without those that have their place elsewhere."""
+    owners = _samplers(loader)
+    for owner in (getattr(loader, "dataset", None), None if isinstance(loader, DataLoader) else loader):
+        owners[type(owner).__name__] = owner
+    mt19937: Any = np.random.mtrand
+    known = {id(g) for g in (*generators_of(loader), torch.default_generator, mt19937._rand)}
+    known.add(id(getattr(random, "_inst", None)))
+    found: dict[str, Any] = {}
+    for place, owner in owners.items():
+        for name, value in getattr(owner, "__dict__", {}).items():
+            if isinstance(value, _Own) and id(value) not in known and _has_state(value):
+                known.add(id(value))
+                found[f"{place}.{name}"] = value
+    return found
+
+
+def _load(sampler: Any, state: Any) -> None:
+    """Give a sampler its state of when a pass was opened.
+
+    For some (torchdata's) that is a place within a pass, and before a pass begins it is the end of the one before. Such
+    a one is asked for what is left, which is nothing, and begins its next pass at the beginning.
+    """
+    state = copy.deepcopy(state)  # it may keep it, and go on in it
+    sampler.load_state_dict(state)
+    now = rng_state()
+    if next(iter(sampler), None) is not None:
+        sampler.load_state_dict(copy.deepcopy(state))
+    set_rng_state(now)
+
+
+def _kind(generator: _Own) -> str:
+    """What a state of it can be put into."""
+    if isinstance(generator, np.random.Generator):
+        return f"Generator({type(generator.bit_generator).__name__})"
+    if isinstance(generator, np.random.RandomState):
+        return f"RandomState({type(getattr(generator, '_bit_generator', None)).__name__})"
+    return "torch" if isinstance(generator, torch.Generator) else "python"
+
+
+def _has_state(generator: _Own) -> bool:
+    """Not random.SystemRandom, nor one whose state has a form of its own."""
+    return not isinstance(generator, random.Random) or type(generator).getstate is random.Random.getstate
+
+
+def _state_of(generator: _Own) -> list[Any]:
+    kind = _kind(generator)
+    if isinstance(generator, torch.Generator):
+        return [kind, generator.get_state()]
+    if isinstance(generator, np.random.Generator):
+        return [kind, _as_tensors(generator.bit_generator.state)]
+    if isinstance(generator, np.random.RandomState):
+        return [kind, _as_tensors(generator.get_state(legacy=False))]
+    version, words, gauss = generator.getstate()
+    return [kind, version, _tensor(np.frombuffer(array("I", words), np.uint32)), gauss]
+
+
+def _put(generator: _Own, state: list[Any]) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state[1].clone())  # torch reads a state from the start of its storage
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = _as_arrays(state[1], generator.bit_generator.state)
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(_as_arrays(state[1], generator.get_state(legacy=False)))
+    else:
+        generator.setstate((state[1], tuple(_words(state[2]).tolist()), state[3]))
+
+
+def _as_tensors(state: Any) -> Any:
+    """A state of NumPy's, its arrays as tensors of bytes, which every version of torch has."""
+    if isinstance(state, Mapping):
+        return {key: _as_tensors(value) for key, value in state.items()}
+    if isinstance(state, np.ndarray):
+        return torch.from_numpy(state.view(np.uint8).copy())
+    return state.item() if isinstance(state, np.generic) else state
+
+
+def _as_arrays(state: Any, like: Any) -> Any:
+    """Back again; `like` is a state of the same generator, which knows the types."""
+    if isinstance(state, Mapping):
+        return {key: _as_arrays(value, like[key]) for key, value in state.items()}
+    if isinstance(state, torch.Tensor):
+        return state.numpy().view(like.dtype).copy()
+    return state
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
 
 
 def _tensor(words: Any) -> torch.Tensor:
