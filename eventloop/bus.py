@@ -141,7 +141,9 @@ class Bus:
                 what it had not finished it is sent again: each event is delivered at least once.
             queue, overflow: how many events may wait for a background subscriber, and what happens beyond: "spill"
                 (they wait in a temporary file of at most 1 GiB), "drop_oldest", "drop_newest", "latest" (keep one),
-                "block" (the emitting thread waits).
+                "block" (the emitting thread waits). Before the queues is an inbox that the emitting thread appends to and
+                never waits for: who emits 65,536 events between two looks of the background, as a loop that does
+                nothing else, or while a coroutine blocks it, loses the oldest, which are counted as dropped.
             on_error: what the error of a background subscriber does: "disable" it, "log" and go on, or "raise"
                 on the training thread at the next iteration boundary.
             stall_timeout: seconds one delivery, `on_flush`, `on_close` or the `when` of one in the background may last

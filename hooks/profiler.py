@@ -128,9 +128,10 @@ class ProfilerHook(Hook):
         """Begin, in the first epoch."""
         if self._done or self._profile is not None:
             return
+        wanted = self._on_trace_ready is not None or self._json_path is not None
         self._profile = profile(
             activities=self._activities, schedule=self._schedule,
-            on_trace_ready=lambda profiler: self._trace_ready(trainer, profiler),
+            on_trace_ready=(lambda profiler: self._trace_ready(trainer, profiler)) if wanted else None,
             record_shapes=self._record_shapes, profile_memory=self._profile_memory,
             with_stack=self._with_stack, with_flops=self._with_flops,
         )  # fmt: skip
