@@ -173,11 +173,24 @@ class Router:
         if isinstance(item, Event):
             for route in self.routes.get(type(item), ()):
                 _charge(item, route, ask=ask and self.asks)
-        elif isinstance(item, Posted):  # how many events it would have become nobody knows: one of a type
-            for lane in self.lanes_of(item.types):
-                lane.lose()
+        elif isinstance(item, Posted):
+            events = _made_of(item)
+            for event in events or ():
+                self.drop(event, ask=ask)
+            if events is None:  # how many they would have been nobody knows: one of a type
+                for lane in self.lanes_of(item.types):
+                    lane.lose()
         else:
             item()
+
+
+def _made_of(posted: Posted) -> list[Event] | None:
+    """What a deferred becomes, so that it can be counted; None where its values are not there, or it fails."""
+    try:
+        return [*posted.deferred.events()] if posted.deferred.ready() else None
+    except Exception:
+        logger.exception("events could not be made: %r", posted.deferred)
+        return None
 
 
 def _charge(event: Event, route: Route, *, ask: bool) -> None:

@@ -95,7 +95,7 @@ class VisualizationHook(Hook):
         with torch.no_grad():
             drawn = self._draw(trainer, event)
             if not isinstance(drawn, Mapping):
-                raise TypeError(f"draw must return a mapping {{name: image}}, got {drawn!r}")
+                raise TypeError(f"draw must return a mapping {{name: image}}, got {type(drawn).__name__}")
             for name, image in drawn.items():
                 pixels = as_pixels(name, image, self._max_images)
                 trainer.metrics.put_image(f"{name}/{event.batch_idx}", pixels)

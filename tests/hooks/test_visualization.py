@@ -189,7 +189,7 @@ def test_forms_of_an_image(image: Any, shape: tuple[int, ...], pixel: list[int])
 @pytest.mark.parametrize(
     ("drawn", "error", "message"),
     [
-        (None, TypeError, r"draw must return a mapping \{name: image\}, got None"),
+        (None, TypeError, r"draw must return a mapping \{name: image\}, got NoneType"),
         ({"a": 3}, TypeError, "image 'a' must be a tensor or an array of numbers, got 3"),
         (
             {"a": torch.zeros(2, 2, dtype=torch.complex64)},
