@@ -3,7 +3,8 @@ given everything?
 
     python -m benchmarks.slow_writers --json benchmarks/results/slow_writers.json
 
-Three questions, each answered beside what people write by hand with torch's `SummaryWriter`, in the same run:
+Three questions, each answered beside what people write by hand with torch's `SummaryWriter`, inline or on a bare thread, in
+the same run:
 
 - a writer that sleeps 50 ms over each write, one write every 10 steps (a slow disk, a remote file system);
 - an image of 512x512 or a histogram of 100,000 values: what it adds to the call and the 20 steps after it;
@@ -19,7 +20,6 @@ from __future__ import annotations
 import argparse
 import gc
 import io
-import json
 import statistics
 import tempfile
 import time
@@ -33,9 +33,17 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import nn
 
+from benchmarks._slow_by_hand import (
+    EVERY,
+    SCALARS,
+    SLOW_SECONDS,
+    Job,
+    Put,
+    Training,
+    by_hand,
+    nothing,
+)
 from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
 from eventloop import Bus, Trainer
 from eventloop.events import Event
@@ -44,42 +52,10 @@ from eventloop.writers import ConsoleWriter, EventLogWriter, JSONLWriter, Tensor
 from eventloop.writers.writer import Writer
 
 FOREVER = 1_000_000
-EVERY = 10
-"""Steps from one slow write to the next."""
-SLOW_SECONDS = 0.05
-SCALARS = 10
 AFTER = 20
 """Steps after a medium whose time is charged to it."""
 APART = 3 * AFTER
 """Steps from one medium to the next; in the middle of them, so many steps without one are the comparison."""
-Training = Callable[[int, Path], Iterator[list[float]]]
-"""Trains so many steps at each `next` and yields when each began, and the end; a second `next` finishes the rest."""
-Put = Callable[[Any, int], None]
-
-
-class Job:
-    """A perceptron, its data and its step: one or two milliseconds on one core, so that a write every 10 steps is more than a slow disk can take."""
-
-    def __init__(self, steps: int) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(
-            nn.Linear(128, 192), nn.ReLU(), nn.Linear(192, 192), nn.ReLU(), nn.Linear(192, 10)
-        )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
-        self.batches = [(torch.rand(64, 128), torch.randint(10, (64,)))] * steps
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        """The forward pass."""
-        inputs, target = batch
-        return F.cross_entropy(self.model(inputs), target)
-
-    def step(self, batch: Any) -> torch.Tensor:
-        """Forward, backward and step."""
-        loss = self.loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
 
 
 class SlowWriter(Writer):
@@ -92,10 +68,6 @@ class SlowWriter(Writer):
         """Sleep."""
         time.sleep(SLOW_SECONDS)
         self.written += 1
-
-
-def nothing(target: Any, step: int) -> None:
-    """No medium."""
 
 
 def ours(
@@ -142,55 +114,6 @@ def account(trainer: Trainer, writers: list[Writer]) -> str:
     if stats.delivered + stats.dropped + stats.failed + stats.queued != due or written != stats.delivered:
         raise RuntimeError(f"{due} events were due, {written} were written, and the account says {stats}")
     return f"{due} due, {stats.delivered} written, {stats.dropped} dropped, {stats.queued} queued"
-
-
-def by_hand(
-    steps: int, directory: Path, *, slow: bool = False, everything: bool = False, tensorboard: bool = True,
-    put: Put = nothing,
-) -> Iterator[list[float]]:  # fmt: skip
-    """A loop with torch's SummaryWriter, whose file may be slow; `everything`: a JSON line and a print too."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    job, iteration = Job(steps), 0
-    writer = SummaryWriter(str(directory)) if tensorboard else None
-    if slow and writer is not None:
-        writer.add_scalar("loss", 0.0, 0)
-        make_slow(writer)
-    console = io.StringIO()
-    with open(directory / "metrics.jsonl", "w") as lines:
-        while True:
-            began = []
-            for number, batch in enumerate(job.batches):
-                began.append(perf_counter())
-                put(writer, number)
-                loss = job.step(batch)
-                iteration += 1
-                if writer is not None and everything:
-                    values = {f"scalar_{i}": (loss * i).item() for i in range(SCALARS)}
-                    for name, value in values.items():
-                        writer.add_scalar(name, value, iteration)
-                    lines.write(json.dumps({"step": iteration, **values}) + "\n")
-                    print(
-                        iteration, *(f"{name}: {value:.4f}" for name, value in values.items()), file=console
-                    )
-                elif writer is not None and iteration % EVERY == 0:
-                    writer.add_scalar("loss", loss.item(), iteration)
-            yield [*began, perf_counter()]
-            if writer is not None:
-                writer.flush()
-            yield []
-
-
-def make_slow(writer: Any) -> None:
-    """Let each record that reaches the file take as long as with the slow writer."""
-    records = writer.file_writer.event_writer._async_writer._writer
-    write = records.write
-
-    def slowly(data: bytes) -> None:
-        time.sleep(SLOW_SECONDS)
-        write(data)
-
-    records.write = slowly
 
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (3, 512, 512), dtype=np.uint8)
@@ -291,6 +214,7 @@ def slow(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dict
         "eventloop, slow writer": partial(ours, writers=lambda: [SlowWriter()], accounts=accounts),
         "by hand, no writer": partial(by_hand, tensorboard=False),
         "by hand, slow SummaryWriter": partial(by_hand, slow=True),
+        "by hand, slow SummaryWriter on a bare thread": partial(by_hand, slow=True, thread=True),
     }
     return compare(cases, options, "slow writer", 1.02, 1.10, extra={"accounts": accounts})
 
@@ -307,6 +231,7 @@ def everything(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal]
         "eventloop, four writers": partial(ours, writers=all_writers, interval=1, scalars=SCALARS),
         "by hand, no writer": partial(by_hand, tensorboard=False),
         "by hand, three writers": partial(by_hand, everything=True),
+        "by hand, three writers on a bare thread": partial(by_hand, everything=True, thread=True),
     }
     return compare(cases, options, "four writers, every step", 1.03, 1.15, extra={"scalars": SCALARS})
 
@@ -315,13 +240,15 @@ def compare(
     cases: dict[str, Training], options: argparse.Namespace, what: str, p50: float, p99: float, *,
     extra: dict[str, Any],
 ) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:  # fmt: skip
-    """Measure four cases: ours without and with, by hand without and with; rows, goals and what to keep."""
+    """Measure five cases: ours without and with, by hand without, with, and with on a thread; rows, goals and what to
+    keep."""
     taken = measure(cases, options.steps, options.rounds, options.warm_up)
-    bare, full, hand_bare, hand_full = taken
-    own, hand = ratios(taken[full], taken[bare]), ratios(taken[hand_full], taken[hand_bare])
-    rows = [[name, *(f"{ratio:.3f}x" for ratio in found)] for name, found in ((full, own), (hand_full, hand))]
-    met = [goal(f"{what}: p50", p50, own[0]), goal(f"{what}: p99", p99, own[1])]
-    return rows, met, {"ratios": {full: own, hand_full: hand}, **extra}
+    bare, full, hand_bare, *hands = taken
+    found = {full: ratios(taken[full], taken[bare])}
+    found |= {hand: ratios(taken[hand], taken[hand_bare]) for hand in hands}
+    rows = [[name, *(f"{ratio:.3f}x" for ratio in each)] for name, each in found.items()]
+    met = [goal(f"{what}: p50", p50, found[full][0]), goal(f"{what}: p99", p99, found[full][1])]
+    return rows, met, {"ratios": found, **extra}
 
 
 def media(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:
