@@ -81,7 +81,7 @@ class Router:
             events = list(posted.deferred.events())
         except BaseException:  # a SystemExit of foreign code would end the whole loop
             logger.exception("events could not be made: %r", posted.deferred)
-            self.drop(posted)
+            self._lose(posted)
             return True
         self._read += 1
         if self._read > WARM_UP and self._read % DELIVERY_PERIOD:
@@ -177,18 +177,22 @@ class Router:
             events = _made_of(item)
             for event in events or ():
                 self.drop(event, ask=ask)
-            if events is None:  # how many they would have been nobody knows: one of a type
-                for lane in self.lanes_of(item.types):
-                    lane.lose()
+            if events is None:
+                self._lose(item)
         else:
             item()
+
+    def _lose(self, posted: Posted) -> None:
+        """How many events it would have become nobody knows: one of a type."""
+        for lane in self.lanes_of(posted.types):
+            lane.lose()
 
 
 def _made_of(posted: Posted) -> list[Event] | None:
     """What a deferred becomes, so that it can be counted; None where its values are not there, or it fails."""
     try:
         return [*posted.deferred.events()] if posted.deferred.ready() else None
-    except Exception:
+    except (Exception, SystemExit):  # of foreign code, on a thread that emits or closes
         logger.exception("events could not be made: %r", posted.deferred)
         return None
 
