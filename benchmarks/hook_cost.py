@@ -60,8 +60,8 @@ PUT_GOAL_US = 1.5
 EMA_GOAL = 2.0
 GOALS = (
     f"Goals: no hook slower than the fastest peer that does its work; EMA at most {EMA_GOAL:.0f}x the bare foreach by "
-    f"hand; put_scalar at most {PUT_GOAL_US} µs at any length of the history. Ratios are medians over the rounds, with the "
-    "median's 95 % confidence interval. `even`: that of the best peer has 1 in it, so who is slower is not known."
+    f"hand; put_scalar at most {PUT_GOAL_US} µs at any length of the history. Ratios are medians over the rounds, beside "
+    "the median's 95 % confidence interval; two decimals of the median decide."
 )
 COLUMNS = [
     "hook", "ours µs", "by hand µs", "x by hand", "best peer µs", "best peer", "x best peer", "95 %",
@@ -93,21 +93,11 @@ class Row:
         return max(self.peers, key=self.ratio, default=None)
 
     @property
-    def outcome(self) -> str:
-        """Whether all its goals are met; two decimals decide whether a peer is even, less is nothing."""
-        if not self.goals:
-            return "no goal"
-        even = self.best is not None and round(self.ratio(self.best), 2) > 1.0
-        return "even" if even and all(self.goals.values()) else yes_no(all(self.goals.values()))
-
-    @property
     def goals(self) -> dict[str, bool]:
-        """Each goal the row has, and whether it is met."""
+        """Each goal the row has, and whether it is met; two decimals decide, less is noise."""
         goals = {}
         if self.best is not None:
-            goals["not slower than the best peer"] = (
-                self.taken[OURS].interval_to(self.taken[self.best])[0] <= 1.0
-            )
+            goals["not slower than the best peer"] = round(self.ratio(self.best), 2) <= 1.0
         if self.name == "EMAHook":
             goals[f"at most {EMA_GOAL:.0f}x bare foreach"] = self.ratio(BY_HAND) <= EMA_GOAL
         if self.name.startswith(_hook_numbers.PUT) and not self.name.startswith(_hook_numbers.PUT_AND_LOG):
@@ -143,7 +133,7 @@ def micro(taken: Taken | None) -> str:
 
 def table_row(row: Row) -> list[str]:
     """A line of the main table."""
-    best = row.best
+    best, goals = row.best, row.goals
     peer = ["", NOT_INSTALLED if row.absent else "none", "", ""]
     if best is not None:
         low, high = row.taken[OURS].interval_to(row.taken[best])
@@ -151,7 +141,7 @@ def table_row(row: Row) -> list[str]:
     return [
         row.name, micro(row.taken[OURS]), micro(row.taken.get(BY_HAND)),
         f"{row.ratio(BY_HAND):.2f}" if BY_HAND in row.taken else "", *peer,
-        micro(row.taken.get(BACKGROUND)), row.outcome,
+        micro(row.taken.get(BACKGROUND)), yes_no(all(goals.values())) if goals else "no goal",
     ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -159,32 +159,21 @@ def read_rows(rows: Iterable[Row], copy: HostCopy | None) -> None:
     """Replace the tensors by their numbers: from a copy under way, or by reading each, which on the CPU is a
     sixth of the cost of stacking them."""
     numbers = iter(copy.values()) if copy is not None else None
-
-    def read(value: Any) -> float:
-        if type(value) is float:
-            return value
-        return _number_of(value) if numbers is None else next(numbers)
-
-    for row in rows:
-        values = row.values
-        if type(values) is list:
-            values[:] = [read(value) for value in values]
-        elif type(values) is not float:
-            row.values = read(values)
+    _replace_tensors(rows, _number_of if numbers is None else lambda tensor: next(numbers))
 
 
 def read_on_host(rows: Iterable[Row]) -> None:
     """Replace the tensors that nothing has to be waited for by their numbers: those of a CPU."""
+    _replace_tensors(rows, lambda tensor: _number_of(tensor) if tensor.device.type == "cpu" else tensor)
 
-    def read(value: Any) -> Any:
-        return _number_of(value) if type(value) is not float and value.device.type == "cpu" else value
 
+def _replace_tensors(rows: Iterable[Row], by: Callable[[torch.Tensor], Scalar]) -> None:
     for row in rows:
-        values = row.values
+        values: Any = row.values
         if type(values) is list:
-            values[:] = [read(value) for value in values]
+            values[:] = [value if type(value) is float else by(value) for value in values]
         elif type(values) is not float:
-            row.values = read(values)
+            row.values = by(values)
 
 
 def _number_of(tensor: torch.Tensor) -> float:

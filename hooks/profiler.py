@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,7 @@ class ProfilerHook(Hook):
         self._record_shapes, self._profile_memory = record_shapes, profile_memory
         self._with_stack, self._with_flops = with_stack, with_flops
         self._profile: profile | None = None
+        self._advance: Callable[[], None] = _nothing
         self._done = False
         self._steps = self._traces = 0
 
@@ -135,6 +137,9 @@ class ProfilerHook(Hook):
             record_shapes=self._record_shapes, profile_memory=self._profile_memory,
             with_stack=self._with_stack, with_flops=self._with_flops,
         )  # fmt: skip
+        self._advance = (
+            self._profile.step if self._schedule is None else partial(_step_quietly, self._profile)
+        )
         self._profile.__enter__()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
@@ -142,11 +147,17 @@ class ProfilerHook(Hook):
         if self._profile is None:
             return
         self._steps += 1
-        if not self._by_epoch and self._steps >= self._times:
-            self._end()
-        elif not (self._by_epoch and self._steps == trainer.position.length):
+        if self._steps == (trainer.position.length if self._by_epoch else self._times):
             # a step beyond the last would begin another trace of the schedule, with nothing in it
-            self._step()
+            if not self._by_epoch:
+                self._end()
+            return
+        try:
+            self._advance()
+        except BaseException:
+            # torch ends the process by a segmentation fault when a profiler whose step raised is stopped: let go of it
+            self._let_go()
+            raise
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """End a profile of the epoch."""
@@ -157,26 +168,13 @@ class ProfilerHook(Hook):
         """End with the training: a profiler that goes on would stand in the way of the next one."""
         self._end()
 
-    def _step(self) -> None:
-        assert self._profile is not None
-        try:
-            if self._schedule is None:
-                self._profile.step()
-                return
-            with warnings.catch_warnings():
-                # each trace is dealt with when it is ready, so nobody misses the events of the last one
-                warnings.filterwarnings("ignore", "Warning: Profiler clears events")
-                self._profile.step()
-        except BaseException:
-            # torch ends the process by a segmentation fault when a profiler whose step raised is stopped: let go of it
-            self._profile, self._done = None, True
-            raise
-
     def _end(self) -> None:
-        profiler, self._profile = self._profile, None
-        if profiler is not None:
-            self._done = True
+        if (profiler := self._profile) is not None:
+            self._let_go()
             profiler.__exit__(None, None, None)
+
+    def _let_go(self) -> None:
+        self._profile, self._advance, self._done = None, _nothing, True
 
     def _trace_ready(self, trainer: Trainer, profiler: profile) -> None:
         self._traces += 1
@@ -194,6 +192,17 @@ class ProfilerHook(Hook):
             path = trainer.work_dir / _numbered(self._json_path, self._traces, trainer)
             path.parent.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(path))
+
+
+def _nothing() -> None:
+    """The step of no profiler."""
+
+
+def _step_quietly(profiler: profile) -> None:
+    """A step of a schedule: each trace is dealt with when it is ready, so nobody misses the events of the last one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+        profiler.step()
 
 
 def _activities(*, cpu: bool, cuda: bool) -> list[ProfilerActivity]:

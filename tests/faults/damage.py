@@ -172,6 +172,7 @@ def _take_from_older(damaged: Damaged, name: str) -> None:
 
 ON_PURPOSE: dict[str, Callable[[Damaged], object]] = {
     "the state of another checkpoint": lambda damaged: _take_from_older(damaged, PAYLOAD),
+    "a state of as many other bytes": lambda damaged: _other_bytes(damaged.newer / PAYLOAD),
     "the manifest of another checkpoint": lambda damaged: _take_from_older(damaged, MANIFEST),
     "no manifest": lambda damaged: (damaged.newer / MANIFEST).unlink(),
     "no state": lambda damaged: (damaged.newer / PAYLOAD).unlink(),
@@ -196,6 +197,11 @@ def _saved(state: Any) -> bytes:
     memory = io.BytesIO()
     torch.save(state, memory)
     return memory.getvalue()
+
+
+def _other_bytes(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
 def _nest(path: Path) -> None:
