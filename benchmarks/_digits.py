@@ -21,10 +21,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+from benchmarks._step import Steps
 
 FOREVER = 1_000_000
 IMAGES = 1437
@@ -50,7 +51,7 @@ class Shuffled(Sampler[int]):
         yield from torch.randperm(self.count, generator=self.generator).tolist()
 
 
-class Job:
+class Job(Steps):
     """The model, the data and the step that all engines share; the step notes when it is called.
 
     Args:
@@ -74,18 +75,9 @@ class Job:
         self.began: list[float] = []
 
     def loss(self, batch: Any) -> torch.Tensor:
-        """The forward pass."""
+        """The forward pass, whose beginning is noted."""
         self.began.append(perf_counter())
-        inputs, target = batch
-        return F.cross_entropy(self.model(inputs), target)
-
-    def step(self, batch: Any) -> torch.Tensor:
-        """Forward, backward and step."""
-        loss = self.loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
+        return super().loss(batch)
 
     @property
     def lr(self) -> float:

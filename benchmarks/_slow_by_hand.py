@@ -13,8 +13,9 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+
+from benchmarks._step import Steps
 
 EVERY = 10
 """Steps from one slow write to the next."""
@@ -25,8 +26,9 @@ Training = Callable[[int, Path], Iterator[list[float]]]
 Put = Callable[[Any, int], None]
 
 
-class Job:
-    """A perceptron, its data and its step: one or two milliseconds on one core, so that a write every 10 steps is more than a slow disk can take."""
+class Job(Steps):
+    """A perceptron and its data. A step takes one or two milliseconds on one core, so that a write every 10 steps is more
+    than a slow disk can take."""
 
     def __init__(self, steps: int) -> None:
         torch.manual_seed(0)
@@ -35,19 +37,6 @@ class Job:
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
         self.batches = [(torch.rand(64, 128), torch.randint(10, (64,)))] * steps
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        """The forward pass."""
-        inputs, target = batch
-        return F.cross_entropy(self.model(inputs), target)
-
-    def step(self, batch: Any) -> torch.Tensor:
-        """Forward, backward and step."""
-        loss = self.loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
 
 
 def nothing(target: Any, step: int) -> None:
