@@ -3,8 +3,8 @@
 // when light turns to dark, or a window becomes as narrow as a telephone's.
 (() => {
   const charts = JSON.parse(document.getElementById("charts").textContent);
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const phone = window.matchMedia("(max-width: 600px)");
+  const dark = asked("(prefers-color-scheme: dark)");
+  const phone = asked("(max-width: 600px)");
   const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif';
   const COLOURS = {
     light: {
@@ -30,6 +30,15 @@
   const STUCK = 2000; // ms after which a drawing that has not ended is not waited for
   const WINDOWS = 80; // as many windows of the moving average as fit into a curve
   const switches = { logarithmic: false, smooth: true };
+
+  // Its `matches` is the last one that was told of, and is asked for once: Chromium tells nobody of a change that a read of
+  // `matches` saw first, and the charts drawn before such a read would stay as they were.
+  function asked(query) {
+    const media = window.matchMedia(query);
+    const answer = { matches: media.matches, changed: () => {} };
+    media.addEventListener("change", ({ matches }) => { answer.matches = matches; answer.changed(); });
+    return answer;
+  }
 
   function colour(name) { // "@run0" or "@run0/0.2"
     const [key, alpha] = name.slice(1).split("/");
@@ -163,10 +172,10 @@
     place.style.minHeight = `${charts[Number(place.dataset.chart)].height}px`;
     near.observe(place);
   }
-  dark.addEventListener("change", () => drawn.forEach(draw));
-  phone.addEventListener("change", () => {
+  dark.changed = () => drawn.forEach(draw);
+  phone.changed = () => {
     for (const place of drawn) if (charts[Number(place.dataset.chart)].narrow.length) draw(place);
-  });
+  };
   window.addEventListener("beforeprint", () => places.forEach(draw));
   const whenIdle = window.requestIdleCallback || ((next) => setTimeout(next, 50)); // Safari has none
   function drawNext() { // one at a time, so that the page answers meanwhile

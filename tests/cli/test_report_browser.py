@@ -84,7 +84,7 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Open the page of some runs, without a network."""
     contexts = []
 
-    def open_page(*runs: Path, scheme: Literal["light", "dark"] = "light") -> Opened:
+    def open_page(*runs: Path, scheme: Literal["light", "dark"] = "light", before: str = "") -> Opened:
         target = tmp_path_factory.mktemp("page") / "page.html"
         assert report(*runs, "--html", target) == 0
         context = browser.new_context(
@@ -92,6 +92,7 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         )
         contexts.append(context)
         found = Opened(context.new_page(), [], [])
+        found.page.add_init_script(before)
         found.page.on("request", lambda request: found.requests.append(request.url))
         found.page.on("pageerror", lambda error: found.errors.append(str(error)))
         found.page.on("console", lambda message: found.errors.append(message.text))
@@ -167,6 +168,24 @@ def test_light_and_dark(opened: Open, runs: list[Path]) -> None:
 
     shown.wait("() => document.querySelector('.chart').layout.paper_bgcolor === '#ffffff'")
     assert shown.page.evaluate(colours) == ["rgb(246, 247, 249)", "#ffffff"]
+
+
+READS = """(() => {
+    const read = Object.getOwnPropertyDescriptor(MediaQueryList.prototype, "matches").get;
+    window.reads = 0;
+    Object.defineProperty(MediaQueryList.prototype, "matches", {
+        get() { window.reads += this.media.includes("prefers-color-scheme"); return read.call(this); },
+    });
+})()"""
+
+
+def test_the_scheme_is_read_once(opened: Open, runs: list[Path]) -> None:
+    """However many charts are drawn: Chromium tells of no change that a read saw first, and half a page would stay dark."""
+    shown = opened(runs[0], before=READS)
+
+    shown.draw_all()
+
+    assert shown.page.evaluate("() => window.reads") == 1
 
 
 def test_charts_far_below_come_later(opened: Open, tmp_path: Path) -> None:
