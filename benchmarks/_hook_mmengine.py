@@ -3,6 +3,7 @@ AmpOptimWrapper refuses a machine without an accelerator, and has no row."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
@@ -15,7 +16,7 @@ from benchmarks._hook_numbers import FOUR, ITERATIONS, LENGTHS, PUT
 from benchmarks._hook_ranks import MMENGINE as SYNCED_BY_MMENGINE
 from benchmarks._hook_rows import NUMBERS
 from benchmarks._hook_steps import MAX_NORM, steps_in
-from benchmarks._hook_timers import PROFILED
+from benchmarks._hook_timers import PROFILED, PROFILES
 from benchmarks._timing import Case
 
 MMENGINE = "mmengine"
@@ -105,12 +106,15 @@ def mm_profiler(bench: Bench, label: str) -> Case:
     """Its begin, the steps and its end."""
     own, hook = runner(bench), mm_hook("ProfilerHook", by_epoch=False, profile_times=PROFILED)
 
-    def again() -> None:
-        hook._closed = False
-
-    names = {"hook": hook, "runner": own, "loop": own.train_loop, "steps": range(PROFILED), "once": range(1)}
-    body = "hook.before_run(runner)\nfor loop._iter in steps: hook.after_train_iter(runner, loop._iter, None, None)"
-    return bench.over(label, "for _ in once", body, PROFILED, names, again)
+    names = {
+        "hook": hook, "runner": own, "loop": own.train_loop,
+        "steps": range(PROFILED), "profiles": range(PROFILES),
+    }  # fmt: skip
+    body = (
+        "hook.before_run(runner)\nhook._closed = False"
+        "\nfor loop._iter in steps: hook.after_train_iter(runner, loop._iter, None, None)"
+    )
+    return bench.over(label, "for _ in profiles", body, PROFILED * PROFILES, names, gc.collect)
 
 
 def mm_profiler_over(bench: Bench, label: str) -> Case:

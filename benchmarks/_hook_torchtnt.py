@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks._hook_bench import Bench, Peer
 from benchmarks._hook_calls import COLLECTED
-from benchmarks._hook_timers import PROFILED
+from benchmarks._hook_timers import PROFILED, PROFILES
 from benchmarks._timing import Case
 
 TORCHTNT = "torchtnt"
@@ -80,7 +81,8 @@ def profiles(bench: Bench, label: str) -> Case:
     callbacks: list[Any] = []
 
     def again() -> None:
-        callbacks[:] = [made("PyTorchProfiler", profile())]
+        gc.collect()
+        callbacks[:] = [made("PyTorchProfiler", profile()) for _ in range(PROFILES)]
 
     again()
     names = {
@@ -93,7 +95,7 @@ def profiles(bench: Bench, label: str) -> Case:
         f"\nfor _ in steps: {STEP_END}"
         "\ncallback.on_train_end(state, unit)"
     )
-    return bench.over(label, "for callback in callbacks", body, PROFILED, names, again)
+    return bench.over(label, "for callback in callbacks", body, PROFILED * PROFILES, names, again)
 
 
 PEERS = [

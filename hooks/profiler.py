@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -83,9 +84,6 @@ class ProfilerHook(Hook):
     ) -> None:
         positive("profile_times", profile_times)
         self._by_epoch, self._times = by_epoch, profile_times
-        self._activities = _activities(cpu=activity_with_cpu, cuda=activity_with_cuda)
-        self._schedule = _schedule(schedule)
-        self._needs = _steps_to_first_trace(schedule)
         if isinstance(on_trace_ready, str | PathLike):
             if json_trace_path is not None:
                 raise ValueError("on_trace_ready and json_trace_path are two paths of one trace: give one")
@@ -93,12 +91,17 @@ class ProfilerHook(Hook):
         _check_handler(on_trace_ready, json_trace_path)
         self._on_trace_ready = on_trace_ready
         self._json_path = None if json_trace_path is None else Path(json_trace_path)
-        self._record_shapes, self._profile_memory = record_shapes, profile_memory
-        self._with_stack, self._with_flops = with_stack, with_flops
+        self._options: dict[str, Any] = {
+            "activities": _activities(cpu=activity_with_cpu, cuda=activity_with_cuda),
+            "schedule": _schedule(schedule),
+            "record_shapes": record_shapes, "profile_memory": profile_memory,
+            "with_stack": with_stack, "with_flops": with_flops,
+        }  # fmt: skip
+        self._needs = _steps_to_first_trace(schedule)
         self._profile: profile | None = None
-        self._advance: Callable[[], None] = _nothing
+        self._advance: Callable[[], None] | None = None
         self._done = False
-        self._steps = self._traces = 0
+        self._total = self._left = self._traces = 0
 
     def check(self, trainer: Trainer) -> None:
         """Settle the unit, and refuse what would give no trace, or never end.
@@ -130,34 +133,31 @@ class ProfilerHook(Hook):
         """Begin, in the first epoch."""
         if self._done or self._profile is not None:
             return
-        wanted = self._on_trace_ready is not None or self._json_path is not None
-        self._profile = profile(
-            activities=self._activities, schedule=self._schedule,
-            on_trace_ready=(lambda profiler: self._trace_ready(trainer, profiler)) if wanted else None,
-            record_shapes=self._record_shapes, profile_memory=self._profile_memory,
-            with_stack=self._with_stack, with_flops=self._with_flops,
-        )  # fmt: skip
-        self._advance = (
-            self._profile.step if self._schedule is None else partial(_step_quietly, self._profile)
-        )
-        self._profile.__enter__()
+        ready = None
+        if self._on_trace_ready is not None or self._json_path is not None:
+            ready = partial(self._trace_ready, trainer)
+        profiler = self._profile = profile(on_trace_ready=ready, **self._options)
+        self._advance = self._step_of(profiler)
+        # -1 never comes down to 0: the end of an epoch of unknown length ends its profile
+        self._total = self._left = (length_of(trainer.train_loader) or -1) if self._by_epoch else self._times
+        profiler.__enter__()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """One more step; end after the last one."""
         if self._profile is None:
             return
-        self._steps += 1
-        if self._steps == (trainer.position.length if self._by_epoch else self._times):
+        self._left -= 1
+        if not self._left:
             # a step beyond the last would begin another trace of the schedule, with nothing in it
             if not self._by_epoch:
                 self._end()
-            return
-        try:
-            self._advance()
-        except BaseException:
-            # torch ends the process by a segmentation fault when a profiler whose step raised is stopped: let go of it
-            self._let_go()
-            raise
+        elif self._advance is not None:
+            try:
+                self._advance()
+            except BaseException:
+                # torch ends the process by a segmentation fault when a profiler whose step raised is stopped
+                self._let_go()
+                raise
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """End a profile of the epoch."""
@@ -168,13 +168,25 @@ class ProfilerHook(Hook):
         """End with the training: a profiler that goes on would stand in the way of the next one."""
         self._end()
 
+    def _step_of(self, profiler: profile) -> Callable[[], None] | None:
+        """What makes a step. Without a schedule, a device or a daemon PyTorch's own does nothing but count: that
+        is left to the end."""
+        if self._options["schedule"] is not None:
+            return partial(_step_quietly, profiler)
+        if self._options["activities"] == [ProfilerActivity.CPU] and not os.environ.get("KINETO_USE_DAEMON"):
+            return None
+        return profiler.step
+
     def _end(self) -> None:
-        if (profiler := self._profile) is not None:
-            self._let_go()
-            profiler.__exit__(None, None, None)
+        if (profiler := self._profile) is None:
+            return
+        if self._advance is None:
+            profiler.step_num = self._total - self._left - (not self._left)
+        self._let_go()
+        profiler.__exit__(None, None, None)
 
     def _let_go(self) -> None:
-        self._profile, self._advance, self._done = None, _nothing, True
+        self._profile, self._advance, self._done = None, None, True
 
     def _trace_ready(self, trainer: Trainer, profiler: profile) -> None:
         self._traces += 1
@@ -192,10 +204,6 @@ class ProfilerHook(Hook):
             path = trainer.work_dir / _numbered(self._json_path, self._traces, trainer)
             path.parent.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(path))
-
-
-def _nothing() -> None:
-    """The step of no profiler."""
 
 
 def _step_quietly(profiler: profile) -> None:

@@ -101,6 +101,28 @@ def test_function_gets_the_profiler(make_trainer: Make) -> None:
     assert "aten::linear" in {average.key for average in seen[0].key_averages()}
 
 
+@pytest.mark.parametrize("daemon", ["", "1"])
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"by_epoch": False, "profile_times": 3}, 2),
+        ({"by_epoch": True}, 4),
+        ({"by_epoch": False, "profile_times": 3, "schedule": {"wait": 0, "warmup": 1, "active": 2}}, 2),
+    ],
+)
+def test_the_profiler_knows_how_many_steps_it_made(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], steps: int, daemon: str
+) -> None:
+    """Whether each was a call of its `step`, or, where that would only count, nothing but the number at the end."""
+    monkeypatch.setenv("KINETO_USE_DAEMON", daemon)
+    seen: list[int] = []
+    hook = ProfilerHook(on_trace_ready=lambda profiler: seen.append(profiler.step_num), **options)
+
+    make_trainer(batches=5, hooks=[hook]).train()
+
+    assert seen == [steps]
+
+
 LOG = {"type": "log_trace", "sort_by": "self_cpu_time_total", "row_limit": 3}
 
 
