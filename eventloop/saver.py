@@ -13,19 +13,18 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Literal, NamedTuple
 
-from eventloop.checkpoint import Serialized, leftovers, remove_checkpoint
-from eventloop.disk import DISK, SaveGivenUp
-from eventloop.inventory import is_alive
+from eventloop.checkpoint import Serialized
+from eventloop.disk import SaveGivenUp
+from eventloop.patience import Owed, Patience
 from eventloop.saver_client import Job, ProcessGoneError, SaverProcess, Written
 from eventloop.saver_thread import SaverThread
-from eventloop.shelf import writer_of
 from eventloop.snapshot import Packed, Rest, Snapshot, bytes_of, tensors_of
+from eventloop.unfinished import remove_replaced, remove_unfinished
 from eventloop.waiting import Promise
 
 logger = logging.getLogger("eventloop")
@@ -36,6 +35,8 @@ Write = Callable[[State, Job, threading.Event], int]
 
 START_AFTER_SECONDS = 3.0
 """Age of a saver from which a save starts the process."""
+STARTS = 4
+"""Times that a process is started, where it dies: one that does so again and again would only cost."""
 SMALL = 1 << 20
 """Bytes of tensors up to which a state is serialised on the training thread rather than on the writing thread."""
 AT_ONCE = 8 << 20
@@ -64,13 +65,11 @@ class _Task:
     """A save on its way."""
 
     def __init__(
-        self, copy: Packed | State, job: Job, snapshot: Snapshot | None, also: Also | None = None
+        self, copy: Packed | State, job: Job, written: Owed, snapshot: Snapshot | None, also: Also | None
     ) -> None:
-        self.copy, self.job, self.snapshot, self._also = copy, job, snapshot, also
-        self.written: Promise[Written] = Promise()
+        self.copy, self.job, self.written, self.snapshot, self._also = copy, job, written, snapshot, also
         self.begun = threading.Event()
         """Set once it is being written, and can no longer be replaced."""
-        self.by_process = False
 
     @property
     def rest(self) -> Rest | None:
@@ -106,6 +105,8 @@ class Saver:
         self._tasks: list[_Task] = []  # under way: the one being written first
         self._lock = threading.Lock()  # of what decides whether a task is written or replaced
         self._given_up = threading.Event()
+        self._patience = Patience()
+        self._starts = 0
         self.process: SaverProcess | None = None
 
     def save(
@@ -157,6 +158,8 @@ class Saver:
 
     def close(self) -> None:
         """Let the threads and the process go, after what they are writing."""
+        for task in list(self._tasks):
+            task.written.wait()
         for thread in (self._copier, self._writer):  # in this order: the first gives the second its work
             if thread is not None:
                 thread.end()
@@ -179,7 +182,7 @@ class Saver:
                 thread.end(AT_ONCE_SECONDS)
         if self.process is not None:
             self.process.leave()
-        if any(task.by_process for task in pending) and self._process_lives():
+        if any(task.written.process for task in pending) and self._process_lives():
             return "process"
         unwritten = [
             task
@@ -187,7 +190,7 @@ class Saver:
             if not task.written.done() or isinstance(task.written.exception(), SaveGivenUp)
         ]
         for task in unwritten:
-            _remove_unfinished(
+            remove_unfinished(
                 task.job.path, os.getpid()
             )  # of a thread that hangs: it will find nothing to rename
         return "given up" if unwritten else ""
@@ -198,7 +201,11 @@ class Saver:
         if not hasattr(os, "memfd_create"):
             self._start_after = None
             return
-        self._snapshots = [Snapshot(shared=True) for _ in self._snapshots]
+        if self.process is None:
+            self._snapshots = [Snapshot(shared=True) for _ in self._snapshots]
+        else:
+            self.process.close()
+        self._starts += 1
         self.process = SaverProcess()
 
     # --- copying -------------------------------------------------------------------------------------------
@@ -215,10 +222,11 @@ class Saver:
         snapshot = self._free_snapshot()
         tensors = list(tensors_of(state))
         size = bytes_of(tensors)
+        written = Owed(job.path, size, self._patience)
         if size <= SMALL and not ready and not any(t.is_cuda for t in tensors):
-            return _Task(Serialized(state), job, None, also)
+            return _Task(Serialized(state), job, written, None, also)
         packed = snapshot.pack(state, later() if later is not None and size > AT_ONCE else ())
-        return _Task(packed, job, snapshot, also)
+        return _Task(packed, job, written, snapshot, also)
 
     def _make_room(self) -> None:
         """The save that waits for its turn gives up its buffers."""
@@ -265,11 +273,13 @@ class Saver:
             if task.begun.is_set():
                 return  # replaced
             task.begun.set()
+        began = perf_counter()
         try:
             written = self._attempt(task)
         except Exception as error:
             task.written.set_exception(error)
         else:
+            self._patience.learn(task.written.size, written.at - began)
             task.written.set_result(written)
 
     def _attempt(self, task: _Task) -> Written:
@@ -281,16 +291,17 @@ class Saver:
         if copy.rest is not None:
             copy.rest.wait()
         # the process takes only time that nobody wants: who waits for a save may not have so much of it
-        if not job.awaited and self.process is not None and self.process.ready and copy.layout.shared:
-            task.by_process = True
+        process = self.process  # another may take the place of one that is gone
+        if not job.awaited and process is not None and process.ready and copy.layout.shared:
+            task.written.process = process
             try:
-                return self.process.save(copy, job)
+                return process.save(copy, job, self._patience.alone(task.written.size))
             except ProcessGoneError as error:  # what it cannot do, a thread may; its error is what counts
-                task.by_process = False
+                task.written.process = None
                 logger.warning(
                     "a checkpoint is written by a thread, because the process could not: %s", error
                 )
-                _remove_unfinished(job.path, self.process.pid)
+                remove_unfinished(job.path, process.pid)
         return self._write_here(copy.unpack(), job)
 
     def _write_here(self, state: State, job: Job) -> Written:
@@ -300,9 +311,10 @@ class Saver:
 
     def _process_ready(self) -> bool:
         """True once the process is there; starts it when the time has come, also while a save is under way: with
-        a slow disk and spare buffers there may always be one."""
+        a slow disk and spare buffers there may always be one. In place of one that is gone it starts another."""
         young = self._start_after is None or monotonic() - self._born < self._start_after
-        if self.process is None and not young:
+        in_use = any(task.written.process and not task.written.done() for task in self._tasks)
+        if not young and not in_use and self._starts < STARTS and not self._process_lives():
             self.start_process()
         return self.process is not None and self.process.ready
 
@@ -323,31 +335,3 @@ def _end_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_open.clear)  # the threads and the process are the parent's
-
-
-def remove_replaced(paths: Sequence[Path]) -> None:
-    """Remove checkpoints; one that cannot be removed is named and left."""
-    for path in paths:
-        try:
-            if path.exists():
-                remove_checkpoint(path)
-        except OSError as error:
-            logger.warning("a checkpoint that was replaced could not be removed: %s", error)
-
-
-def remove_dead(directory: Path) -> None:
-    """Remove what saves that were killed have left in a directory, before this process has begun one there. In a
-    container each run may have the same number, so what bears this process's is a former one's."""
-    for left in leftovers(directory):
-        writer = writer_of(left)
-        if writer is not None and (writer == os.getpid() or not is_alive(writer)):
-            with suppress(OSError):
-                DISK.remove(left)
-
-
-def _remove_unfinished(path: Path, process: int) -> None:
-    """Remove what a process that writes no more has begun of a checkpoint; others may be writing beside it."""
-    for left in leftovers(path.parent, process):
-        if left.name.startswith(f".{path.name}."):
-            with suppress(OSError):
-                DISK.remove(left)

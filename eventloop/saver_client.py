@@ -9,15 +9,23 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import IO, Any, NamedTuple
 
 from eventloop.manifest import Label
 from eventloop.snapshot import Layout, Packed
 
 _LENGTH = struct.Struct("<Q")
+
+EXIT_SECONDS = 5.0
+"""How long a process that has nothing to do may take to end: one at rest takes milliseconds."""
+KILLED_SECONDS = 1.0
+"""How long one that was killed is waited for."""
 
 
 class Job(NamedTuple):
@@ -81,19 +89,24 @@ class SaverProcess:
             self._ready = receive(self._answers) == "ready"
         return self._ready and self.exit_code is None
 
-    def save(self, packed: Packed, job: Job) -> Written:
-        """Let the process write, and wait for it.
+    def save(self, packed: Packed, job: Job, timeout: float = inf) -> Written:
+        """Let the process write, and wait for it; one that has not answered after `timeout` seconds is killed.
 
         Raises:
             ProcessGoneError: it died over it, or could not; the cause is why.
         """
+        until = monotonic() + timeout
         try:
             layout = None if packed.layout is self._sent else packed.layout
-            send(self._process.stdin, (packed.structure, layout, job))
+            self._send((packed.structure, layout, job), until)
             self._sent = packed.layout
-            answer = receive(self._answers)
+            answered = bool(select.select([self._answers], [], [], _left(until))[0])
+            answer = receive(self._answers) if answered else None
         except OSError as error:
             raise ProcessGoneError("it is gone") from error
+        if not answered:
+            self.kill()
+            raise ProcessGoneError(f"it was killed, as it had not answered after {timeout:.1f} s")
         if answer is None:
             raise ProcessGoneError("it died")
         if isinstance(answer, Exception):
@@ -101,14 +114,30 @@ class SaverProcess:
         written: Written = answer
         return written
 
+    def kill(self) -> None:
+        """End the process at once; any thread. What asks it to save gets a ProcessGoneError."""
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):  # of a disk that hangs it may be waiting for ever
+            self._process.wait(KILLED_SECONDS)
+
     def close(self) -> None:
-        """End the process once it is done; one that is still importing has been given nothing, and is not waited for."""
+        """End the process, which has nothing to do. One that is still importing is not waited for, nor is one that does
+        not end because it is stopped."""
         given_nothing = not self.ready
         self.leave()
-        if given_nothing:
-            self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.0 if given_nothing else EXIT_SECONDS)
+        if self.exit_code is None:
+            self.kill()
         self._answers.close()
+
+    def _send(self, message: object, until: float) -> None:
+        """As `send`, to one that may not be reading."""
+        assert self._process.stdin is not None
+        pipe, rest = self._process.stdin.fileno(), memoryview(framed(message))
+        os.set_blocking(pipe, False)
+        while rest and select.select([], [pipe], [], _left(until))[1]:
+            rest = rest[os.write(pipe, rest) :]
 
     def leave(self) -> None:
         """Let the process end once it is done, without waiting for it."""
@@ -132,11 +161,21 @@ def _ctrl_c_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
+def _left(until: float) -> float:
+    """Seconds; as many as `select` takes at most."""
+    return max(0.0, min(until - monotonic(), threading.TIMEOUT_MAX))
+
+
+def framed(message: object) -> bytes:
+    """One message, behind its length."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
 def send(stream: IO[bytes] | None, message: object) -> None:
     """Write one message."""
     assert stream is not None
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.write(_LENGTH.pack(len(body)) + body)
+    stream.write(framed(message))
     stream.flush()
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from eventloop.checkpoint import Serialized, save_checkpoint
-from eventloop.saver import remove_replaced
 from eventloop.saver_client import Job, Written, receive, send
 from eventloop.snapshot import Layout, Packed, bytes_of, tensors_of
+from eventloop.unfinished import remove_replaced
 
 _IN_MEMORY = 32 << 20
 

@@ -28,9 +28,10 @@ from eventloop.hooks.saves import Saves, Saving
 from eventloop.manifest import Label
 from eventloop.priority import Priority
 from eventloop.ranks import of_rank_0, several
-from eventloop.saver import Saver, remove_dead
+from eventloop.saver import Saver
 from eventloop.saver_client import Job
 from eventloop.scopes import ERROR, LEFT, ends_at_once
+from eventloop.unfinished import remove_dead
 
 if TYPE_CHECKING:
     from eventloop.position import Within

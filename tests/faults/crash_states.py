@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from eventloop import disk
 from eventloop.checkpoint import Serialized, load_best, load_newest, save_checkpoint
 from eventloop.manifest import Label
-from eventloop.saver import remove_replaced
+from eventloop.unfinished import remove_replaced
 from tests.faults.operations import state, value_of, values
 from tests.faults.shim import Operation, shimmed
 

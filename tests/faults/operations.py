@@ -17,8 +17,8 @@ from eventloop import disk
 from eventloop.checkpoint import Serialized, load_checkpoint, load_newest, save_checkpoint
 from eventloop.events import CheckpointFailed
 from eventloop.manifest import Label
-from eventloop.saver import remove_replaced
 from eventloop.shelf import scan
+from eventloop.unfinished import remove_replaced
 from eventloop.verify import verify_checkpoint
 from tests.faults.shim import Operation, Record, shimmed
 from tests.faults.training import ITERATIONS, KEPT, check_whole, finish, make_trainer

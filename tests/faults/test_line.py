@@ -9,8 +9,8 @@ import pytest
 
 from eventloop.checkpoint import load_newest
 from eventloop.line import read_turns
-from eventloop.saver import remove_dead
 from eventloop.shelf import go_back, leftovers, scan
+from eventloop.unfinished import remove_dead
 from tests.faults.crash_states import Model, write_tree
 from tests.faults.operations import FAULTS, faults_of, save, value_of, values
 from tests.faults.shim import Operation, Record, shimmed

@@ -96,7 +96,7 @@ def test_what_cannot_be_removed(
     def fail(path: Path) -> None:
         raise OSError("input/output error")
 
-    monkeypatch.setattr("eventloop.saver.remove_checkpoint", fail)
+    monkeypatch.setattr("eventloop.unfinished.remove_checkpoint", fail)
     save_checkpoint(a_state(1.0), tmp_path / "old")
     make_saver().save(a_state(2.0), Job(tmp_path / "new", replaces=(tmp_path / "old",))).result(DEADLINE)
 

@@ -1,0 +1,81 @@
+"""How long a process that writes checkpoints may take before a thread writes in its place.
+
+The process takes only time that nobody wants, and somebody may stop it (SIGSTOP, a frozen container, a debugger). What
+it has not written must not be lost for that, nor may a run wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from eventloop.saver_client import SaverProcess, Written
+from eventloop.waiting import Promise
+
+logger = logging.getLogger("eventloop")
+
+
+class Allowance(NamedTuple):
+    """Seconds for a save of any size, and besides so many times as long as the fastest one of this run would have
+    taken; or, where there was none, what a disk of so many bytes a second takes."""
+
+    seconds: float
+    times: float
+    bandwidth: float
+
+    def of(self, size: int, fastest: float | None) -> float:
+        """Seconds for so many bytes, where the fastest save took `fastest` a byte."""
+        return self.seconds + size * (1 / self.bandwidth if fastest is None else self.times * fastest)
+
+
+ALONE = Allowance(30.0, times=10.0, bandwidth=10e6)
+"""While the training goes on."""
+AWAITED = Allowance(2.0, times=3.0, bandwidth=50e6)
+"""From when the training stands still for it: of a preemption's grace a part, and on an idle machine never reached."""
+
+
+class Patience:
+    """Remembers how fast saves were, and says how long one may take."""
+
+    def __init__(self) -> None:
+        self._fastest: float | None = None  # seconds a byte
+
+    def learn(self, size: int, seconds: float) -> None:
+        """A save of `size` bytes took so long."""
+        took = seconds / max(size, 1)
+        self._fastest = took if self._fastest is None else min(self._fastest, took)
+
+    def alone(self, size: int) -> float:
+        """Seconds that a save may take while nobody waits for it."""
+        return ALONE.of(size, self._fastest)
+
+    def awaited(self, size: int) -> float:
+        """Seconds that a save is waited for."""
+        return AWAITED.of(size, self._fastest)
+
+
+class Owed(Promise[Written]):
+    """The promise of a save of `size` bytes. Who waits for it without a bound does so for a while; then the process that
+    has it is ended, and a thread writes: both read the same copy."""
+
+    def __init__(self, path: Path, size: int, patience: Patience) -> None:
+        super().__init__()
+        self.path, self.size, self._patience = path, size, patience
+        self.process: SaverProcess | None = None
+        """The one that writes it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """As any promise's; see there."""
+        if timeout is None and not super().wait(self._patience.awaited(self.size)):
+            self._hurry()
+        return super().wait(timeout)
+
+    def _hurry(self) -> None:
+        if (process := self.process) is None:
+            return
+        logger.warning(
+            "checkpoint %s is waited for, and the process that writes it takes too long: it is ended",
+            self.path,
+        )
+        process.kill()

@@ -1,0 +1,44 @@
+"""What is removed when a checkpoint is saved: what it replaces, and what saves that never ended have left."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from eventloop.checkpoint import leftovers, remove_checkpoint
+from eventloop.disk import DISK
+from eventloop.inventory import is_alive
+from eventloop.shelf import writer_of
+
+logger = logging.getLogger("eventloop")
+
+
+def remove_replaced(paths: Sequence[Path]) -> None:
+    """Remove checkpoints; one that cannot be removed is named and left."""
+    for path in paths:
+        try:
+            if path.exists():
+                remove_checkpoint(path)
+        except OSError as error:
+            logger.warning("a checkpoint that was replaced could not be removed: %s", error)
+
+
+def remove_dead(directory: Path) -> None:
+    """Remove what saves that were killed have left in a directory, before this process has begun one there. In a
+    container each run may have the same number, so what bears this process's is a former one's."""
+    for left in leftovers(directory):
+        writer = writer_of(left)
+        if writer is not None and (writer == os.getpid() or not is_alive(writer)):
+            with suppress(OSError):
+                DISK.remove(left)
+
+
+def remove_unfinished(path: Path, process: int) -> None:
+    """Remove what a process that writes no more has begun of a checkpoint; others may be writing beside it."""
+    for left in leftovers(path.parent, process):
+        if left.name.startswith(f".{path.name}."):
+            with suppress(OSError):
+                DISK.remove(left)

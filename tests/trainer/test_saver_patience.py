@@ -1,0 +1,160 @@
+"""A saver's process that is stopped, or has no time: what it has is written all the same, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from math import inf
+from pathlib import Path
+
+import pytest
+import torch
+
+from eventloop.checkpoint import load_checkpoint
+from eventloop.patience import ALONE, AWAITED, Allowance, Patience
+from eventloop.saver import STARTS, Saver
+from eventloop.saver_client import Job, ProcessGoneError, SaverProcess
+from eventloop.snapshot import Snapshot
+from tests.trainer.saving import DEADLINE, a_state, assert_same, write
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
+
+AT_ONCE = Allowance(0.0, 0.0, inf)
+NEVER = Allowance(1e9, 1.0, 1.0)
+
+
+@pytest.fixture
+def stopped(make_saver: Callable[..., Saver]) -> Iterator[tuple[Saver, SaverProcess]]:
+    """A saver whose process is ready, and stopped."""
+    saver = make_saver(process=True)
+    assert saver.process is not None
+    process = saver.process
+    os.kill(process.pid, signal.SIGSTOP)
+    yield saver, process
+    process.kill()
+
+
+def test_who_waits_waits_no_longer_than_for_a_thread(
+    stopped: tuple[Saver, SaverProcess],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """The process that does not go on is ended, and the thread writes the same copy; what it had begun is removed."""
+    monkeypatch.setattr("eventloop.patience.AWAITED", AT_ONCE)
+    saver, process = stopped
+    begun = tmp_path / f".a.{process.pid}-1.tmp"
+    begun.mkdir()
+    state = a_state(1.0)
+    written = saver.save(state, Job(tmp_path / "a"))
+    state["state_dict"]["w"].fill_(-1.0)
+
+    written.result()
+
+    assert process.exit_code == -signal.SIGKILL
+    assert not begun.exists()
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+    assert "is waited for, and the process that writes it takes too long: it is ended" in caplog.text
+
+
+def test_a_save_that_nobody_waits_for_is_written_in_the_end(
+    stopped: tuple[Saver, SaverProcess],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """A run that leaves out what is due while one is under way would otherwise never save again."""
+    monkeypatch.setattr("eventloop.patience.ALONE", AT_ONCE)
+    monkeypatch.setattr("eventloop.patience.AWAITED", NEVER)
+    saver, process = stopped
+
+    written = saver.save(a_state(1.0), Job(tmp_path / "a"))
+
+    assert written.wait(DEADLINE)
+    assert process.exit_code == -signal.SIGKILL
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+    assert "the process could not: it was killed, as it had not answered after 0.0 s" in caplog.text
+
+
+def test_a_process_that_does_not_read_holds_nobody(stopped: tuple[Saver, SaverProcess]) -> None:
+    """Not even when what it is to be told is more than a pipe takes."""
+    _, process = stopped
+    packed = Snapshot(shared=True).pack(
+        {"meta": {}, "state_dict": {"w": torch.ones(3)}, "text": "x" * (1 << 22)}
+    )
+
+    with pytest.raises(ProcessGoneError, match=r"it was killed, as it had not answered after 0\.1 s"):
+        process.save(packed, Job(Path("never")), 0.1)
+
+
+def test_a_process_that_reads_slowly_is_told_everything(
+    make_saver: Callable[..., Saver], tmp_path: Path
+) -> None:
+    """A message of more than a pipe takes goes in pieces."""
+    saver = make_saver(lambda state, job, given_up: pytest.fail("the thread wrote"), process=True)
+    text = "x" * (1 << 22)
+
+    saver.save({"meta": {}, "state_dict": {}, "text": text}, Job(tmp_path / "a")).result(DEADLINE)
+
+    assert load_checkpoint(tmp_path / "a")["text"] == text
+
+
+def test_a_stopped_process_with_nothing_to_do_is_not_waited_for(
+    stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The saver is closed, and the process is no more."""
+    monkeypatch.setattr("eventloop.saver_client.EXIT_SECONDS", 0.0)
+    saver, process = stopped
+
+    saver.close()
+
+    assert process.exit_code == -signal.SIGKILL
+
+
+def test_another_process_takes_the_place_of_one_that_is_gone(tmp_path: Path) -> None:
+    """Started by a later save, and only so often: one that always dies would cost its start each time."""
+    saver = Saver(write, start_after=0.0)
+    seen = []
+    for number in range(STARTS + 2):
+        saver.save(a_state(float(number)), Job(tmp_path / f"{number}")).result(DEADLINE)
+        assert saver.process is not None
+        seen.append(saver.process)
+        saver.process.kill()
+    saver.close()
+
+    assert len(set(seen)) == STARTS
+    assert_same(load_checkpoint(tmp_path / f"{STARTS + 1}"), STARTS + 1.0)
+
+
+def test_the_new_process_writes(make_saver: Callable[..., Saver], tmp_path: Path) -> None:
+    """It is told of the memory that the one before knew."""
+    saver = make_saver(process=True)
+    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
+    assert saver.process is not None
+    saver.process.kill()
+    saver.save(a_state(2.0), Job(tmp_path / "b")).result(DEADLINE)
+    assert saver.process.wait_ready(DEADLINE)
+    saver._write = lambda state, job, given_up: pytest.fail("the thread wrote")
+
+    saver.save(a_state(3.0), Job(tmp_path / "c")).result(DEADLINE)
+
+    assert_same(load_checkpoint(tmp_path / "c"), 3.0)
+
+
+def test_patience_grows_with_what_is_written() -> None:
+    """A fixed time, and what a slow disk needs for so many bytes."""
+    patience = Patience()
+
+    assert patience.awaited(0) == AWAITED.seconds
+    assert patience.alone(100_000_000) == ALONE.seconds + 10.0
+
+
+def test_patience_knows_slow_disks() -> None:
+    """Where the fastest save was slow, the others may be as slow, and some more."""
+    patience = Patience()
+    patience.learn(1_000_000, 50.0)
+    patience.learn(1_000_000, 100.0)
+
+    assert patience.awaited(2_000_000) == pytest.approx(AWAITED.seconds + 3 * 100.0)
+    assert patience.alone(2_000_000) == pytest.approx(ALONE.seconds + 10 * 100.0)
