@@ -10,7 +10,9 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 from torch.utils.data import DataLoader
 
-from eventloop.readers import IndexReader, Reader, length_of, reader_of
+from eventloop.index_reader import IndexReader
+from eventloop.loaders import length_of
+from eventloop.readers import Reader, reader_of
 from eventloop.rng import (
     generators_of,
     lost_in,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from eventloop.catalogue import near
+from eventloop.loaders import length_of
 from eventloop.optimizers import named_optimizers
-from eventloop.readers import length_of
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer

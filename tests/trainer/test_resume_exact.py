@@ -18,7 +18,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from eventloop import Trainer
-from eventloop.readers import IndexReader, reader_of
+from eventloop.index_reader import IndexReader
+from eventloop.readers import reader_of
 from eventloop.rng import random_state
 from eventloop.worker_rng import InWorker, pack
 from tests.trainer.conftest import MakeTrainer, samples

@@ -1,0 +1,62 @@
+"""What can be known of a loader before it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch.utils import data
+from torch.utils.data import DataLoader, IterableDataset
+
+from eventloop.rng import samplers_state
+
+
+def length_of(loader: Iterable[Any] | None) -> int | None:
+    """Batches of one pass, None where the loader does not say."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def why_not_by_index(loader: Iterable[Any]) -> str | None:
+    """Why a loader cannot be rebuilt, None where it can."""
+    kind = type(loader).__name__
+    if not isinstance(loader, DataLoader):
+        return f"a {kind} is no torch.utils.data.DataLoader, and has no state_dict and load_state_dict"
+    if type(loader) is not DataLoader:
+        return f"{kind} is a subclass of DataLoader, which may read in any way, and has no state_dict and load_state_dict"
+    if isinstance(loader.dataset, IterableDataset):
+        return "the loader's dataset is an IterableDataset, whose samples have no indices"
+    if isinstance(loader.dataset, getattr(data, "MapDataPipe", ())):
+        return "the loader's dataset is a MapDataPipe"
+    if loader.batch_sampler is None:
+        return "the loader has batch_size=None, and no lists of indices"
+    return None
+
+
+def persists(loader: Any) -> bool:
+    """Whether its workers are there for more than one pass."""
+    return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
+
+
+def is_stream(loader: Any) -> bool:
+    """Whether the states that workers tell with their batches are all there is to know of them."""
+    plain_loader = type(loader) is DataLoader and loader.in_order and not loader.drop_last
+    datapipe = getattr(data, "IterDataPipe", ())  # its workers are seeded anew with each pass
+    return (
+        plain_loader
+        and isinstance(loader.dataset, IterableDataset)
+        and not isinstance(loader.dataset, datapipe)
+    )
+
+
+def has_states(loader: Any) -> bool:
+    """Whether one of its samplers saves its own state."""
+    return bool(samplers_state(loader)["states"])
+
+
+def lists_of(loader: DataLoader[Any]) -> Iterable[list[Any]]:
+    """The lists of indices of a pass."""
+    assert loader.batch_sampler is not None  # or it would be read by a PlainReader
+    return loader.batch_sampler
