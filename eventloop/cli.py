@@ -19,15 +19,15 @@ from eventloop import (
     report_command,
     trace_command,
 )
-from eventloop.terminal import at_least_one
+from eventloop.terminal import OutputError, at_least_one
 
 LAST_WORDS_SECONDS = 0.2
 
 
 EXIT_CODES = """\
-exit codes: 0 done, 1 an error while training (with its traceback), 2 bad input (one line), 130 ended by Ctrl-C:
-the first stops after the iteration, with a checkpoint and the summary; a second one ends at once; 143 ended by SIGTERM,
-138 by SIGUSR1, as the first Ctrl-C does; 141 done, but nobody read the output to its end"""
+exit codes: 0 done, 1 an error while training (with its traceback), 2 bad input (one line), or an output that takes nothing,
+130 ended by Ctrl-C: the first stops after the iteration, with a checkpoint and the summary; a second one ends at once; 143
+ended by SIGTERM, 138 by SIGUSR1, as the first Ctrl-C does; 141 done, but nobody read the output to its end"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,6 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.arguments = passed_on
     try:
         return _COMMANDS[options.command](options)
+    except OutputError as error:
+        if options.traceback:
+            raise
+        print(f"eventloop: {error} (--traceback shows where)", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         _end_at_once(130)
         return 130

@@ -217,15 +217,23 @@ class Packet:
         read_rows(self.rows, self._copy)
         self._copy = None
 
+    def settled(self) -> list[Row]:
+        """The rows, once all of them are read, and those of the packets before; waits for the device if need be."""
+        self._storage.settle(self)
+        return self.rows
+
     def events(self) -> list[Event]:
-        """One `scalars_logged` per iteration that has something of its own to say.
+        """See `events_of`."""
+        return self.events_of(self.settled())
+
+    def events_of(self, rows: list[Row]) -> list[Event]:
+        """One `scalars_logged` per iteration that has something of its own to say in `rows`, which were read.
 
         A name with a smoothing hint says one thing per interval and mode, its mean, at its last iteration in it;
         every other value is said at the iteration it was put for.
         """
-        self._storage.settle(self)
         told = _Told()
-        for block in blocks_of(self.rows):
+        for block in blocks_of(rows):
             if block.shape.smooth:
                 for own in _by_mode(block):
                     told.say(_last(own.rows).moment, own.means())

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     elif page_of is None:
         from eventloop.report_text import as_text
 
-        say(as_text(reports, encoding=sys.stdout.encoding or "utf-8"))
+        say(as_text(reports, encoding=getattr(sys.stdout, "encoding", None) or "utf-8"))
     return 0
 
 

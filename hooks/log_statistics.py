@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from eventloop.catalogue import suggest
 from eventloop.events import Event, ScalarsLogged
 from eventloop.packet import Packet, Row
+from eventloop.reducer import Reduced
 
 logger = logging.getLogger("eventloop")
 
@@ -149,7 +150,7 @@ class LogStatistics:
                 f"log_name={taken.name!r} of custom_cfg is the name of what is put: choose another"
             )
 
-    def reckon(self, packet: Packet) -> Reckoned:
+    def reckon(self, packet: Packet | Reduced) -> Reckoned:
         """The packet, with them."""
         return Reckoned(packet, self)
 
@@ -183,7 +184,7 @@ def _take(entry: Statistic, rows: Sequence[Row]) -> int:
 class Reckoned:
     """A packet whose events have statistics; a `Deferred` of the background loop."""
 
-    def __init__(self, packet: Packet, statistics: LogStatistics) -> None:
+    def __init__(self, packet: Packet | Reduced, statistics: LogStatistics) -> None:
         self._packet, self._statistics = packet, statistics
 
     def ready(self) -> bool:

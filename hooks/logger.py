@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,9 @@ from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.log_files import copy_logs
 from eventloop.hooks.log_statistics import LogStatistics, refuse_epochs
 from eventloop.optimizers import named_values
+from eventloop.packet import Packet
 from eventloop.priority import Priority
+from eventloop.reducer import LAST, Reduced, Reducer
 from eventloop.schedule import positive
 from eventloop.scopes import ERROR
 
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 BEHIND_THE_SIGNALS = 5
 """What a run's end copies is copied while the PreemptionHook (0) still takes the signals, and after the hooks (10 and
 on) whose files it copies have ended them: contexts are left in the opposite order."""
+
+REDUCE_MAX = ("data_time", "memory")
+"""What is worst on one rank says more of than their mean: the slowest loader, and the memory that must suffice."""
 
 
 class LoggerHook(Hook):
@@ -52,9 +57,16 @@ class LoggerHook(Hook):
             `[dict(data_src="loss", method_name="mean", window_size=100, log_name="loss_smooth")]`. Methods are mean, min,
             max, current, and with an int as window median and any function of the values; windows an int, "epoch" or
             "global", the default. Without `log_name` it takes the place of the mean. They begin anew in each process.
+        reduce: log a training's numbers as their means over all ranks, each of its iteration. All ranks need it then, and
+            log alike; a value that not every rank put stays that of its own. The ranks talk in the background, and
+            `trainer.metrics` of each keeps its own values. Where one does not answer for 30 s, or at the end of a run for
+            half of the bus's `drain_timeout`, the others log their own.
+        reduce_max: names, and groups ("memory" for "memory/..."), of which the maximum over the ranks is logged instead.
+            With that of `data_time`, `time` is no longer the sum of its parts.
 
     Raises:
-        TypeError, ValueError: `interval` is no positive int; `custom_cfg` says something that is not there.
+        TypeError, ValueError: `interval` is no positive int; `custom_cfg` says something that is not there; `reduce` is
+            no bool, or `reduce_max` no names.
     """
 
     priority = Priority.BELOW_NORMAL
@@ -66,8 +78,12 @@ class LoggerHook(Hook):
         out_dir: str | Path | None = None,
         out_suffix: str | Sequence[str] = (".json", ".jsonl", ".log", ".csv", ".yaml", ".py"),
         custom_cfg: Sequence[Mapping[str, Any]] | None = None,
+        reduce: bool = False,
+        reduce_max: Sequence[str] = REDUCE_MAX,
     ) -> None:
         positive("interval", interval)
+        _check_reduce(reduce, reduce_max)
+        self._reducer = Reducer(reduce_max) if reduce else None
         self._statistics = LogStatistics(custom_cfg) if custom_cfg else None
         self._interval = interval
         self._ignore_last = ignore_last
@@ -97,6 +113,8 @@ class LoggerHook(Hook):
         if self._out_dir is not None and trainer.rank == 0:
             trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
         trainer.bus.warm_up()
+        if self._reducer is not None:
+            self._reducer.begin_run()
         trainer.metrics.relieve = lambda: self._post(trainer)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
@@ -112,12 +130,22 @@ class LoggerHook(Hook):
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Log what is left when training ended before its last iteration."""
-        self._log_rest(trainer)
+        reducer = self._reducer
+        if reducer is not None and event.reason == ERROR:
+            reducer.stop()
+        if reducer is not None and reducer.reduces:
+            self._post(trainer, LAST)  # without a value too, so that all ranks have it
+        else:
+            self._log_rest(trainer)
 
     @on(priority=Priority.LOWEST)
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
         """Log what other hooks put at the end, and what a validation or test of its own put."""
         self._log_rest(trainer)
+        if self._reducer is not None and event.reason == ERROR:
+            self._reducer.stop()
+        elif self._reducer is not None:
+            self._reducer.hurry(trainer.bus.drain_timeout / 2)
         trainer.metrics.relieve = None  # it holds the trainer, which holds it
         self._ended_well = event.reason != ERROR
 
@@ -149,15 +177,18 @@ class LoggerHook(Hook):
             # taken here, before the scheduler (70) moves it: the rate this iteration was trained with
             for name, optimizer in named_values("lr", trainer.optimizer):
                 metrics.put_scalar(name, optimizer.param_groups[0]["lr"], smoothing_hint=False)
-        self._post(trainer)
+        self._post(trainer, trainer.iter)
 
     def _log_rest(self, trainer: Trainer) -> None:
         if trainer.metrics.pending or trainer.metrics.pending_media:
             self._post(trainer)
 
-    def _post(self, trainer: Trainer) -> None:
+    def _post(self, trainer: Trainer, iteration: int | None = None) -> None:
+        """Post what was put, to be reduced where all ranks do so in this iteration."""
         metrics, place = trainer.metrics, trainer.place
-        packet = metrics.collect(place)
+        packet: Packet | Reduced = (taken := metrics.collect(place))
+        if self._reducer is not None and iteration is not None:
+            packet = self._reducer.reduce(taken, iteration)
         trainer.bus.post(
             packet if self._statistics is None else self._statistics.reckon(packet), ScalarsLogged
         )
@@ -168,3 +199,19 @@ class LoggerHook(Hook):
         if metrics:
             step = trainer.iter + (trainer.within == "iter")  # completed iterations
             trainer.announce(ScalarsLogged, mode=mode, step=step, scalars=metrics)
+
+
+def _check_reduce(reduce: object, names: object) -> None:
+    """Refuse what does not say whether, and how, metrics are reduced.
+
+    Raises:
+        TypeError: see the message.
+    """
+    if not isinstance(reduce, bool):
+        raise TypeError(
+            f"reduce must be True or False, got {reduce!r}: names of maxima go to reduce_max=[...]"
+        )
+    if isinstance(names, str) or not isinstance(names, Collection):
+        raise TypeError(f"reduce_max must be a list of names, got {names!r}: write reduce_max=[...]")
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"reduce_max must be a list of names, got {wrong[0]!r} in it")

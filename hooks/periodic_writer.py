@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
-from eventloop.hooks.logger import LoggerHook
+from eventloop.hooks.logger import REDUCE_MAX, LoggerHook
 from eventloop.registry import build
 from eventloop.run import Run
 from eventloop.schedule import positive
@@ -30,16 +30,23 @@ class PeriodicWriter(LoggerHook):
         writers: as for the Trainer's `writers`: objects, or configs. They write on rank 0.
         period: iterations between two writes.
         by_epoch: count from the start of each epoch, and write at its end too, as in Pet.
+        reduce, reduce_max: write the means and maxima over all ranks, as `LoggerHook`'s.
 
     Raises:
-        TypeError, ValueError: `period` is no positive int, or a writer is none.
+        TypeError, ValueError: `period` is no positive int, a writer is none, or as `LoggerHook`.
     """
 
     def __init__(
-        self, writers: Sequence[Any] | Any = (), period: int = 20, *, by_epoch: bool = False
+        self,
+        writers: Sequence[Any] | Any = (),
+        period: int = 20,
+        *,
+        by_epoch: bool = False,
+        reduce: bool = False,
+        reduce_max: Sequence[str] = REDUCE_MAX,
     ) -> None:
         positive("period", period)
-        super().__init__(period, ignore_last=False)
+        super().__init__(period, ignore_last=False, reduce=reduce, reduce_max=reduce_max)
         self._by_epoch = by_epoch
         several = writers if isinstance(writers, list | tuple) else [writers]
         self.writers: list[Any] = [build(w) if isinstance(w, Mapping) else w for w in several]

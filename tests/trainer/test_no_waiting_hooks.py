@@ -35,8 +35,10 @@ from eventloop.hooks import (
     StepMomentumUpdaterHook,
     VisualizationHook,
 )
+from eventloop.reducer import Reducer
 from eventloop.writers import JSONLWriter
 from tests.trainer.conftest import MakeTrainer, tiny_model
+from tests.trainer.meeting import Meeting, Present
 from tests.trainer.reading import Reads, waits_between
 
 WARM: dict[str, Any] = {"by_epoch": False, "warmup": "linear", "warmup_iters": 2}
@@ -130,6 +132,25 @@ def test_hooks_that_measure_read_no_tensor(
 
     assert waits == []
     assert seen
+
+
+def test_reducing_over_ranks_reads_no_tensor(
+    make_trainer: MakeTrainer, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training thread neither reads what is reduced nor waits for another rank, which never answers here."""
+    meeting = Meeting(2)
+    monkeypatch.setattr(Reducer, "begin_run", lambda reducer: reducer.join(Present(meeting, 0), 0))
+    monkeypatch.setattr("eventloop.reducer.WAIT_SECONDS", 0.0)
+    trainer = make_trainer(hooks=[LoggerHook(interval=1, reduce=True)], default_hooks={"checkpoint": None})
+    with (
+        trainer.bus.capture("scalars_logged") as seen,
+        waits_between(trainer, reads, "before_train", "after_train") as waits,
+    ):
+        trainer.train()
+
+    assert waits == []
+    assert meeting.operations == ["largest"]
+    assert len(seen) == 6
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])

@@ -5,6 +5,7 @@ What holds for two processes without it is in test_distributed.py.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -135,6 +136,62 @@ def test_only_rank_0_writes(ranks: Ranks, folder: Path) -> None:
 def test_every_rank_hears_of_a_save(ranks: Ranks) -> None:
     """A collective in before_save_checkpoint finds all ranks there, at each save."""
     assert [rank["training"]["gathered"] for rank in ranks] == [[[0, 1], [0, 1]]] * 2
+
+
+def logged(ranks: Ranks, name: str) -> list[dict[int, dict[str, float]]]:
+    """What each rank logged of a training, by step."""
+    return [
+        {step: scalars for mode, step, scalars in rank[name]["logged"] if mode == "train"} for rank in ranks
+    ]
+
+
+def test_metrics_of_a_training_are_of_both_ranks(ranks: Ranks) -> None:
+    """With `reduce` what is logged is the mean of the ranks, the same on both, to the last value of the run."""
+    # the loss is the iteration and ten times the rank; logged are the means of the iterations 0-2, 3-6 and 7
+    expected = {3: 6.0, 7: 9.5, 8: 12.0}
+
+    for own in logged(ranks, "reduced"):
+        assert {step: own[step]["loss"] for step in own if "loss" in own[step]} == expected
+        assert [own[step]["lr_like"] for step in sorted(own)] == [0.1] * 8
+    assert logged(ranks, "reduced")[1].keys() == logged(ranks, "reduced")[0].keys()
+
+
+def test_maxima_of_both_ranks(ranks: Ranks) -> None:
+    """Of a group that is named the largest is logged, at each iteration that it was put."""
+    for own in logged(ranks, "reduced"):
+        assert [own[step]["memory/peak"] for step in sorted(own)] == [10.0 + i for i in range(8)]
+
+
+def test_a_value_of_one_rank_is_logged_as_it_is(ranks: Ranks) -> None:
+    """One that only rank 0 puts neither hangs nor keeps the others from being reduced."""
+    first, second = logged(ranks, "reduced")
+
+    assert [first[step]["of rank 0"] for step in first if "of rank 0" in first[step]] == [1.0, 4.5, 7.0]
+    assert all("of rank 0" not in scalars for scalars in second.values())
+
+
+def test_a_periodic_writer_reduces_too(ranks: Ranks) -> None:
+    """`PeriodicWriter` has the same options."""
+    for own in logged(ranks, "maxima"):
+        assert own[8]["loss"] == 13.5
+
+
+def test_histories_stay_the_ranks_own(ranks: Ranks) -> None:
+    """`trainer.metrics` of a rank has what was put there."""
+    for number, rank in enumerate(ranks):
+        assert rank["reduced"]["own"] == [(i + 10.0 * number, i) for i in range(8)]
+
+
+def test_rank_0_writes_what_is_reduced(ranks: Ranks, folder: Path) -> None:
+    """The file has what was logged there, in its order, beside the metrics of the validations."""
+    lines = [json.loads(line) for line in (folder / "reduced" / "metrics.jsonl").read_text().splitlines()]
+
+    assert [(line["step"], line["loss"]) for line in lines if "loss" in line] == [
+        (3, 6.0),
+        (7, 9.5),
+        (8, 12.0),
+    ]
+    assert [line["step"] for line in lines if line.get("mode") == "val"] == [4, 8]
 
 
 # --- precise statistics ------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from eventloop import Bus, Trainer
-from eventloop.events import AfterValEpoch
-from eventloop.hooks import CheckpointHook, Hook, on
+from eventloop.events import AfterValEpoch, ScalarsLogged
+from eventloop.hooks import CheckpointHook, Hook, LoggerHook, PeriodicWriter, on
 from eventloop.hooks.bn_statistics import update_bn_stats
 from eventloop.hooks.one_rank import on_rank
 from eventloop.hooks.precise_bn import PreciseBN
@@ -103,6 +103,35 @@ def data_parallel_training(rank: int) -> None:
         "orders": [seen[:2], seen[2:]], "gathered": gathered, "before": watch.before, "after": watch.after,
         "metrics": metrics, "end": {name: value.clone() for name, value in plain.state_dict().items()},
     }  # fmt: skip
+
+
+def reduced_training(rank: int, hook: LoggerHook, name: str) -> None:
+    """A training whose numbers differ between the ranks, and where rank 0 alone puts one more."""
+    model = DistributedDataParallel(nn.Linear(2, 1))
+
+    def step(trainer: Trainer, batch: torch.Tensor) -> dict[str, Any]:
+        """Numbers on the host and in tensors, floats and a group of which the maximum is logged."""
+        number = trainer.iter + 10.0 * rank
+        trainer.metrics.put_scalars({"memory/peak": number, "lr_like": 0.1}, smoothing_hint=False)
+        if rank == 0:
+            trainer.metrics.put_scalar("of rank 0", number)
+        return {"loss": trainer.model(batch).sum() * 0 + number}
+
+    trainer = Trainer(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step, max_epochs=2,
+        train_loader=[rows_of(4, 1)] * 4, val_loader=[rows_of(2 + rank, 1)],
+        val_step=lambda trainer, batch: {"rows": float(len(batch))},
+        hooks=[hook], default_hooks={"checkpoint": None, "timer": None},
+        writers=[JSONLWriter()], work_dir=FOLDER / name,
+    )  # fmt: skip
+    logged: list[ScalarsLogged] = []
+    trainer.bus.subscribe(logged.append, ScalarsLogged, offload="thread")
+    trainer.train()
+    SAID[name] = {
+        "logged": [(event.mode, event.step, event.scalars) for event in logged],
+        "own": trainer.metrics.history("loss").values(),
+    }
+    trainer.close()
 
 
 def precise_statistics(rank: int) -> None:
@@ -245,6 +274,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     data_parallel_training(rank)
+    reduced_training(rank, LoggerHook(3, reduce=True), "reduced")
+    reduced_training(rank, PeriodicWriter(period=8, reduce=True, reduce_max=["loss"]), "maxima")
     for check in (
         precise_statistics, passes_that_end_early, all_kinds_of_buffers, handlers_of_one_rank,
         forward_passes_of_one_rank,

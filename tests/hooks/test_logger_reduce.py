@@ -1,0 +1,146 @@
+"""LoggerHook(reduce=True): which of its packets are reduced over the ranks, and how long it waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.events import ScalarsLogged
+from eventloop.hooks import Hook, LoggerHook, PeriodicWriter
+from eventloop.packet import Packet
+from eventloop.reducer import LAST, Reduced, Reducer
+from eventloop.trainer import Trainer
+from tests.trainer.meeting import Meeting, Present
+
+Record = Callable[[Trainer], list[ScalarsLogged]]
+Make = Callable[..., Trainer]
+
+
+class PutNumber(Hook):
+    """Puts the number of each iteration."""
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        """Put it, early enough to be logged in the same iteration."""
+        trainer.metrics.put_scalar("number", float(event.iter))
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank is expected, and never comes."""
+    monkeypatch.setattr(Reducer, "begin_run", lambda self: self.join(Present(Meeting(2), 0), 0))
+
+
+@pytest.fixture
+def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The iterations whose logs were to be reduced."""
+    reduce, iterations = Reducer.reduce, list[int]()
+
+    def noting(reducer: Reducer, packet: Packet, iteration: int) -> Packet | Reduced:
+        iterations.append(iteration)
+        return reduce(reducer, packet, iteration)
+
+    monkeypatch.setattr(Reducer, "reduce", noting)
+    return iterations
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """For how many seconds the ends of runs would wait for other ranks; here they do not."""
+    hurry, seconds = Reducer.hurry, list[float]()
+
+    def at_once(reducer: Reducer, given: float) -> None:
+        seconds.append(given)
+        hurry(reducer, 0.0)
+
+    monkeypatch.setattr(Reducer, "hurry", at_once)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"reduce": "mean"},
+            r"reduce must be True or False, got 'mean': names of maxima go to reduce_max=\[...\]",
+        ),
+        ({"reduce": 1}, "reduce must be True or False, got 1"),
+        (
+            {"reduce_max": "memory"},
+            r"reduce_max must be a list of names, got 'memory': write reduce_max=\[...\]",
+        ),
+        ({"reduce_max": None}, "reduce_max must be a list of names, got None"),
+        ({"reduce_max": ["memory", 3]}, "reduce_max must be a list of names, got 3 in it"),
+    ],
+)
+@pytest.mark.parametrize("hook", [LoggerHook, PeriodicWriter])
+def test_bad_reductions_are_refused(hook: Callable[..., Any], options: dict[str, Any], message: str) -> None:
+    """How metrics are reduced over the ranks is checked when the hook is built."""
+    with pytest.raises(TypeError, match=message):
+        hook(**options)
+
+
+def test_one_process_logs_the_same_with_reduce(make_trainer: Make, record_scalars: Record) -> None:
+    """Without other ranks nothing is reduced, and no log is added at the end."""
+
+    def logged(hook: LoggerHook) -> list[tuple[int, float]]:
+        trainer = make_trainer(batches=5, max_epochs=2, hooks=[PutNumber(), hook])
+        seen = record_scalars(trainer)
+        trainer.train()
+        return [(event.step, event.scalars["number"]) for event in seen]
+
+    assert logged(LoggerHook(2, reduce=True)) == logged(LoggerHook(2)) != []
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_end_of_a_run_waits_for_half_of_what_its_writers_get(
+    make_trainer: Make, record_scalars: Record, hurried: list[float]
+) -> None:
+    """Where the other ranks do not come all values are logged even so, as the rank's own, within the bus's time."""
+    trainer = make_trainer(batches=5, hooks=[PutNumber(), LoggerHook(2, reduce=True)])
+    seen = record_scalars(trainer)
+
+    trainer.train()
+
+    assert [(event.step, event.scalars["number"]) for event in seen] == [(2, 0.5), (4, 2.5), (5, 4.0)]
+    assert hurried == [trainer.bus.drain_timeout / 2]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_run_that_fails_waits_for_no_rank(
+    make_trainer: Make, record_scalars: Record, reduced: list[int]
+) -> None:
+    """Its values are logged at once, as the rank's own, and nothing more is begun with the others."""
+
+    def step(trainer: Trainer, batch: Any) -> torch.Tensor:
+        if trainer.iter == 3:
+            raise ZeroDivisionError("on purpose")
+        loss: torch.Tensor = trainer.model(batch[0]).sum()
+        return loss
+
+    trainer = make_trainer(train_step=step, hooks=[PutNumber(), LoggerHook(2, reduce=True)])
+    seen = record_scalars(trainer)
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert [(event.step, event.scalars["number"]) for event in seen] == [(2, 0.5), (3, 2.0)]
+    assert reduced == [1]
+
+
+@pytest.mark.usefixtures("alone", "hurried")
+def test_what_all_ranks_log_alike_is_reduced(make_trainer: Make, reduced: list[int]) -> None:
+    """The logs of the interval, and one at the training's end without a value too; not what has no room on one rank."""
+
+    class NoRoom(Hook):
+        def before_train_iter(self, trainer: Trainer, event: Any) -> None:
+            if event.iter == 1 and trainer.metrics.relieve is not None:
+                trainer.metrics.relieve()
+
+    trainer = make_trainer(batches=6, hooks=[NoRoom(), LoggerHook(2, reduce=True)])
+
+    trainer.train()
+
+    assert reduced == [1, 3, 5, LAST]
