@@ -14,13 +14,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 
 from eventloop.manifest import FileEntry
 
 PIECE = 8 << 20
-"""Bytes written between two looks whether the save was given up, and between two requests to write back."""
+"""Bytes written, or hashed, between two looks whether the save was given up, and between two requests to write back."""
 BESIDE = 1 << 20
 """Bytes from which on hashing a piece on a second thread is worth the hand-over."""
 
@@ -100,10 +101,11 @@ class Sink:
         """
         view = memoryview(data).cast("B")
         try:
-            for start in range(0, len(view), PIECE):
-                if self._given_up is not None and self._given_up.is_set():
-                    raise SaveGivenUp("the save was given up")
-                self._write_piece(view[start : start + PIECE])
+            if len(view) < BESIDE:
+                self._hash.update(view)
+                self._write_pieces(view)
+            else:
+                self._write_beside_the_hash(view)
         except Exception as error:
             self.failure = error
             raise
@@ -121,18 +123,32 @@ class Sink:
         if self._beside is not None:
             self._beside.shutdown()
 
-    def _write_piece(self, piece: memoryview) -> None:
-        if len(piece) < BESIDE:
-            self._hash.update(piece)
-            self._write_all(piece)
-            return
+    def _write_beside_the_hash(self, view: memoryview) -> None:
+        """Neither waits for the other before the end: a piece that took the one long may take the other little."""
         self._beside = self._beside or ThreadPoolExecutor(1, "eventloop checkpoint hash")
-        hashed = self._beside.submit(self._hash.update, piece)
+        wanted = [True]
+        hashed = self._beside.submit(partial(self._hash_pieces, wanted), view)
         try:
-            self._write_all(piece)
-            start_writing_back(self._file, self.size - len(piece), len(piece))
+            self._write_pieces(view)
+        except BaseException:
+            wanted.clear()
+            raise
         finally:
             hashed.result()  # it reads memory that is the caller's again once this returns
+
+    def _hash_pieces(self, wanted: list[bool], view: memoryview) -> None:
+        for start in range(0, len(view), PIECE):
+            if wanted:
+                self._hash.update(view[start : start + PIECE])
+
+    def _write_pieces(self, view: memoryview) -> None:
+        for start in range(0, len(view), PIECE):
+            if self._given_up is not None and self._given_up.is_set():
+                raise SaveGivenUp("the save was given up")
+            piece = view[start : start + PIECE]
+            self._write_all(piece)
+            if len(piece) >= BESIDE:
+                start_writing_back(self._file, self.size - len(piece), len(piece))
 
     def _write_all(self, piece: memoryview) -> None:
         while piece:
