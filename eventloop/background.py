@@ -42,6 +42,8 @@ DEVICE_POLL_SECONDS = 0.002
 CHUNK = 512
 """Events from which on an emitting thread looks whether the loop keeps up."""
 HURRY = 8 * CHUNK
+STRIDE = 8
+"""Events that the loop takes out of its inbox between two looks at the time."""
 """Events from which on the loop takes no breath: it does not keep up."""
 INBOX_LIMIT = 65_536
 """Events the inbox holds while the loop cannot run. What comes beyond is dropped, and counted."""
@@ -160,10 +162,10 @@ class Background:
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
         """Hand over events that are still to be made; a full blocking subscriber to `types` holds the caller."""
         posted = Posted(deferred, tuple(types), perf_counter())
-        if not (self.never_waits or self.on_background_thread()):
-            for lane in self._router.lanes_of(posted.types):
-                if lane.options.overflow == "block":
-                    lane.wait_for_room(self.wake, self._check_stalls)
+        blocking = [lane for lane in self._router.lanes_of(posted.types) if lane.options.overflow == "block"]
+        if blocking and not (self.never_waits or self.on_background_thread()):
+            for lane in blocking:
+                lane.wait_for_room(self.wake, self._check_stalls)
         if (
             not self.closed
         ):  # also where nobody listens: what is posted is read here, not on the posting thread
@@ -392,14 +394,14 @@ class Background:
         router = self._router
         if self.inbox and not router.waiting:
             await self._breathe()
-        held = perf_counter()
-        for _ in range(len(self.inbox)):
-            if len(router.waiting) >= INBOX_LIMIT:
-                break  # a device that never answers: the inbox fills, and is kept bounded
-            try:
-                router.waiting.append(self.inbox.popleft())
-            except IndexError:
-                break  # the emitting thread has dropped some
+        held, left = perf_counter(), len(self.inbox)
+        while (
+            left > 0 and len(router.waiting) < INBOX_LIMIT
+        ):  # beyond that, the inbox fills, and is kept bounded
+            left -= STRIDE
+            with suppress(IndexError):  # the emitting thread has dropped some
+                for _ in range(min(STRIDE, left + STRIDE)):
+                    router.waiting.append(self.inbox.popleft())
             router.take()
             if perf_counter() - held > HOLD_SECONDS:
                 router.route_run()

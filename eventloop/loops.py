@@ -92,7 +92,11 @@ class TrainLoop:
             metrics.phase = metrics.inside
             try:
                 if wanted[BeforeTrainIter]:
-                    trainer.announce(BeforeTrainIter, batch_idx=trainer.batch_idx)
+                    before = BeforeTrainIter(
+                        iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters,
+                        max_epochs=trainer.max_epochs, batch_idx=trainer.batch_idx,
+                    )  # fmt: skip
+                    bus.emit(before, trainer)
                     started = perf_counter() - clock.excluded
             except SkipIteration:
                 if self._skip():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from time import perf_counter
 
-HOLD_SECONDS = 0.0003
-"""How long a thread may hold the interpreter at a stretch: a fraction of a short step. With less it is spent on waking up:
-after each sleep nothing of its work is in a cache any more."""
-EVERY_SECONDS = 0.002
+HOLD_SECONDS = 0.0006
+"""How long a thread may hold the interpreter at a stretch: a part of a short step. With less it is spent on waking up:
+after each sleep nothing of its work is in a cache any more, nor, after each turn, of the training's."""
+EVERY_SECONDS = 0.004
 """From the begin of one turn to the begin of the next, whosever they are."""
 
 
-LONGEST_SECONDS = 0.02
+LONGEST_SECONDS = 0.04
 """The longest wait for a turn: with very many subscribers some begin together."""
 
 

@@ -159,7 +159,7 @@ def read_rows(rows: Iterable[Row], copy: HostCopy | None) -> None:
     """Replace the tensors by their numbers: from a copy under way, or by reading each, which on the CPU is a
     sixth of the cost of stacking them."""
     numbers = iter(copy.values()) if copy is not None else None
-    _replace_tensors(rows, _number_of if numbers is None else lambda tensor: next(numbers))
+    _replace_tensors(rows, _number_of if numbers is None else lambda _: next(numbers))
 
 
 def read_on_host(rows: Iterable[Row]) -> None:
@@ -179,9 +179,8 @@ def _replace_tensors(rows: Iterable[Row], by: Callable[[torch.Tensor], Scalar]) 
 def _number_of(tensor: torch.Tensor) -> float:
     """Its one element. `item` lets go of the interpreter and has to get it back, `tolist` on the CPU does not; DTensor
     and other subclasses refuse it."""
-    plain = type(tensor) is torch.Tensor and tensor.ndim == 0
-    number: float = tensor.tolist() if plain else tensor.item()  # type: ignore[assignment]
-    return float(number)
+    number: Any = tensor.tolist() if type(tensor) is torch.Tensor else None
+    return number if type(number) is float else float(tensor.item())
 
 
 class Settles(Protocol):
@@ -198,6 +197,8 @@ class Packet:
         rows: what was put.
         entered: how many of the rows are in the histories already.
     """
+
+    prompt = True
 
     def __init__(
         self, rows: list[Row], entered: int, storage: Settles, place: Place, copy: HostCopy | None
@@ -233,6 +234,10 @@ class Packet:
         every other value is said at the iteration it was put for.
         """
         told = _Told()
+        if _each_name_once(rows):  # of an interval of one iteration
+            for row in rows:
+                told.say(row.moment, row.scalars())
+            return told.events(self._place)
         for block in blocks_of(rows):
             if block.shape.smooth:
                 for own in _by_mode(block):
@@ -241,6 +246,14 @@ class Packet:
                 for row in block.rows:
                     told.say(row.moment, row.scalars())
         return told.events(self._place)
+
+
+def _each_name_once(rows: list[Row]) -> bool:
+    """Whether there is nothing to take a mean of."""
+    if len({row.shape for row in rows}) < len(rows):
+        return False
+    names = [name for row in rows for name in row.shape.names]
+    return len({*names}) == len(names)
 
 
 def _by_mode(block: Block) -> list[Block]:

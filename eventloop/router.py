@@ -62,7 +62,9 @@ class Router:
                 if len(self.run) >= RUN:
                     self.route_run()
                 continue
-            self.route_run()
+            prompt = isinstance(item, Posted) and getattr(item.deferred, "prompt", False)
+            if not prompt:
+                self.route_run()
             if isinstance(item, Stamped):
                 self.route(item.event, emitted=item.emitted)
             elif not isinstance(item, Posted):
@@ -87,6 +89,7 @@ class Router:
         if self._read > WARM_UP and self._read % DELIVERY_PERIOD:
             self.run += events
             return True
+        self.route_run()
         for event in events:
             self.route(event, emitted=posted.emitted)
         return True

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
 
+OfStep = AfterBackward | BeforeOptimizerStep | AfterOptimizerStep
+
+
 class OptimizerHook(Hook):
     """After each forward pass: zero_grad, backward, clip, step, with the events between them.
 
@@ -101,11 +104,14 @@ class OptimizerHook(Hook):
         trainer.within = "iter"
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 
-    def _announce(self, trainer: Trainer, event_type: type[Event]) -> None:
+    def _announce(self, trainer: Trainer, event_type: type[OfStep]) -> None:
         """Emit an event of the step; its handlers' time is not the step's."""
         clock = trainer.clock
         began = perf_counter() - clock.excluded
-        trainer.announce(event_type)
+        event = event_type(
+            iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters, max_epochs=trainer.max_epochs
+        )
+        trainer.bus.emit(event, trainer)
         self._others += perf_counter() - clock.excluded - began
 
     def settings(self) -> dict[str, Any]:
