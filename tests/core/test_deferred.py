@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import AfterRun, Event, ScalarsLogged
+from eventloop.events import AfterRun, AfterTrain, Event, ScalarsLogged
 from tests.conftest import DEADLINE
 
 
@@ -40,6 +40,27 @@ def test_deferred_events_are_delivered_in_order_when_they_are_ready(bus: Bus) ->
     assert bus.flush(DEADLINE)
     assert [event.step for event in seen] == [1, 2]
     assert bus.latest(ScalarsLogged) == ScalarsLogged(step=2)
+
+
+class Prompt(Value):
+    """One that never hangs, and says so."""
+
+    prompt = True
+
+
+@pytest.mark.parametrize("kind", [Value, Prompt])
+def test_events_before_and_after_keep_their_places(bus: Bus, kind: type[Value]) -> None:
+    """Whether or not they are handed over with those of the deferred, of which some are measured on their own."""
+    seen: list[Any] = []
+    bus.subscribe(seen.append, "*", offload="thread")
+    for step in range(300):
+        bus.emit(AfterTrain(iter=step))
+        bus.post(kind(step), ScalarsLogged)
+
+    assert bus.flush(DEADLINE)
+    steps = [event.iter if isinstance(event, AfterTrain) else event.step for event in seen]
+    assert steps == [step for step in range(300) for _ in range(2)]
+    assert [type(event) for event in seen] == [AfterTrain, ScalarsLogged] * 300
 
 
 def test_deferred_that_fails_holds_nobody_up(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:

@@ -83,6 +83,27 @@ def test_a_smoothed_name_says_its_mean(bus: Any) -> None:
     assert scalars(storage) == [(4, {"loss": 1.5})]
 
 
+def test_a_name_that_is_put_alone_and_with_others_has_one_mean() -> None:
+    """Also where each way was taken once: a name is what it is, however it is put."""
+    storage = EventStorage()
+    storage.put_scalar("loss", 1.0)
+    storage.iter = 1
+    storage.put_scalars({"loss": 2.0, "accuracy": 0.5})
+
+    assert scalars(storage) == [(2, {"loss": 1.5, "accuracy": 0.5})]
+
+
+def test_names_of_an_interval_of_one_iteration_are_one_event() -> None:
+    """With and without a hint, put together and alone; what was put for another iteration is one of its own."""
+    storage = EventStorage()
+    storage.iter = 3
+    storage.put_scalars({"loss": 2.0, "accuracy": 0.5})
+    storage.put_scalar("lr", 0.1, smoothing_hint=False)
+    storage.put_scalar("late", 7.0, cur_iter=1)
+
+    assert scalars(storage) == [(2, {"late": 7.0}), (4, {"loss": 2.0, "accuracy": 0.5, "lr": 0.1})]
+
+
 def test_other_values_are_delivered_each() -> None:
     """Without a smoothing hint every value is delivered, at the iteration it was put for."""
     storage = EventStorage()
