@@ -42,9 +42,9 @@ DEVICE_POLL_SECONDS = 0.002
 CHUNK = 512
 """Events from which on an emitting thread looks whether the loop keeps up."""
 HURRY = 8 * CHUNK
+"""Events from which on the loop takes no breath: it does not keep up."""
 STRIDE = 8
 """Events that the loop takes out of its inbox between two looks at the time."""
-"""Events from which on the loop takes no breath: it does not keep up."""
 INBOX_LIMIT = 65_536
 """Events the inbox holds while the loop cannot run. What comes beyond is dropped, and counted."""
 DROP_REPORT_SECONDS = 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from eventloop.checkpoint import find_checkpoints, scan
 from eventloop.events import AfterLoadCheckpoint
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
-from eventloop.terminal import say
+from eventloop.terminal import OutputError, say
 from eventloop.trainer import Trainer
 from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
 
@@ -138,7 +139,11 @@ def run(trainer: Trainer) -> int:
         except SystemExit as ended:  # a scheduler's signal: everything is saved, and the words are still due
             code = int(ended.code or 0)
         trainer.close()
-    read = say(f"\n{closing_words(trainer)}")
+    try:
+        read = say(f"\n{closing_words(trainer)}")
+    except OutputError as error:  # a scheduler asks for the code of its signal all the same
+        print(f"eventloop: {error}", file=sys.stderr)
+        return code or 2
     read = read and not any(isinstance(w, ConsoleWriter) and w.nobody_reads for w in trainer.writers)
     return code or (0 if read else BROKEN_PIPE)
 

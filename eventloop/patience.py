@@ -64,6 +64,8 @@ class Owed(Promise[Written]):
         self.path, self.size, self._patience = path, size, patience
         self.process: SaverProcess | None = None
         """The one that writes it."""
+        self.hurried = False
+        """Set once somebody has waited for long enough: no process is given it any more."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """As any promise's; see there."""
@@ -72,7 +74,8 @@ class Owed(Promise[Written]):
         return super().wait(timeout)
 
     def _hurry(self) -> None:
-        if (process := self.process) is None:
+        self.hurried = True  # before the look: who gives it to a process looks in the other order
+        if (process := self.process) is None or process.left:
             return
         logger.warning(
             "checkpoint %s is waited for, and the process that writes it takes too long: it is ended",

@@ -31,7 +31,7 @@ writers, train_cfg, max_epochs, max_iters and besides only imports, assigns and 
 run, or makes a trainer or a bus, is the script it is. Its hooks and writers are built with a model of one weight and an
 optimizer; nothing else of it is looked at."""
 EXIT_CODES = (
-    "exit codes: 0 done, 1 the script failed (with its traceback), 2 bad input (one line), 130 ended by Ctrl-C; "
+    "exit codes: 0 done, 1 the script failed (with its traceback), 2 bad input, or an output that takes nothing (one line), 130 ended by Ctrl-C; "
     "a script that ends itself with another code before its run gives that one"
 )
 

@@ -143,6 +143,11 @@ class Reducer:
         elif self._world is not dist.group.WORLD:
             self._world = dist.group.WORLD
             self.join(GlooRanks(), dist.get_rank())
+        elif self._ranks is None:
+            self._warn(
+                "stopped", "metrics are not reduced any more: a former run failed, or lost a rank, and the ranks may be at "
+                "different places; a new process reduces again",
+            )  # fmt: skip
 
     def join(self, ranks: Ranks, rank: int) -> None:
         """Reduce with these ranks from now on, as the one of that number."""

@@ -292,16 +292,18 @@ class Saver:
             copy.rest.wait()
         # the process takes only time that nobody wants: who waits for a save may not have so much of it
         process = self.process  # another may take the place of one that is gone
-        if not job.awaited and process is not None and process.ready and copy.layout.shared:
-            task.written.process = process
+        if not job.awaited and process is not None and copy.layout.shared:
+            task.written.process = process  # before it is asked: one that is in use is not replaced
             try:
-                return process.save(copy, job, self._patience.alone(task.written.size))
+                if process.ready and not task.written.hurried:
+                    return process.save(copy, job, self._patience.alone(task.written.size))
             except ProcessGoneError as error:  # what it cannot do, a thread may; its error is what counts
-                task.written.process = None
                 logger.warning(
                     "a checkpoint is written by a thread, because the process could not: %s", error
                 )
-                remove_unfinished(job.path, process.pid)
+            for path in (job.path, *job.replaces):  # of what it was removing too
+                remove_unfinished(path, process.pid)
+            task.written.process = None
         return self._write_here(copy.unpack(), job)
 
     def _write_here(self, state: State, job: Job) -> Written:
@@ -319,7 +321,7 @@ class Saver:
         return self.process is not None and self.process.ready
 
     def _process_lives(self) -> bool:
-        return self.process is not None and self.process.exit_code is None
+        return self.process is not None and self.process.alive
 
 
 _open: set[Saver] = set()

@@ -9,7 +9,6 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import inf
@@ -24,6 +23,8 @@ _LENGTH = struct.Struct("<Q")
 
 EXIT_SECONDS = 5.0
 """How long a process that has nothing to do may take to end: one at rest takes milliseconds."""
+LOOK_SECONDS = 1.0
+"""How often who waits for an answer looks whether the process was killed, or left."""
 KILLED_SECONDS = 1.0
 """How long one that was killed is waited for."""
 
@@ -54,7 +55,7 @@ class SaverProcess:
     is sent, and ends when this process does. One thread at a time may talk to it."""
 
     def __init__(self) -> None:
-        self._ready = False
+        self._ready = self._killed = self._left = False
         self._sent: Layout | None = None  # the layout that the process knows
         package = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
@@ -79,18 +80,29 @@ class SaverProcess:
         return self._process.poll()
 
     @property
+    def alive(self) -> bool:
+        """False from `kill` on, also while the system holds the process in a disk's request."""
+        return not self._killed and self.exit_code is None
+
+    @property
+    def left(self) -> bool:
+        """True once nobody waits for it, and it ends by itself: what it was given is its own affair."""
+        return self._left
+
+    @property
     def ready(self) -> bool:
         """True once it has imported what it needs, and while it lives."""
         return self.wait_ready(0)
 
     def wait_ready(self, timeout: float) -> bool:
         """Wait for that."""
-        if not self._ready and self.exit_code is None and select.select([self._answers], [], [], timeout)[0]:
+        if not self._ready and self.alive and _wait_for(self._answers.fileno(), select.POLLIN, timeout):
             self._ready = receive(self._answers) == "ready"
-        return self._ready and self.exit_code is None
+        return self._ready and self.alive
 
     def save(self, packed: Packed, job: Job, timeout: float = inf) -> Written:
-        """Let the process write, and wait for it; one that has not answered after `timeout` seconds is killed.
+        """Let the process write, and wait for it; one that has not answered after `timeout` seconds is killed, unless it
+        was left.
 
         Raises:
             ProcessGoneError: it died over it, or could not; the cause is why.
@@ -100,9 +112,9 @@ class SaverProcess:
             layout = None if packed.layout is self._sent else packed.layout
             self._send((packed.structure, layout, job), until)
             self._sent = packed.layout
-            answered = bool(select.select([self._answers], [], [], _left(until))[0])
+            answered = self._answered(until)
             answer = receive(self._answers) if answered else None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: its pipes were closed meanwhile
             raise ProcessGoneError("it is gone") from error
         if not answered:
             self.kill()
@@ -116,6 +128,7 @@ class SaverProcess:
 
     def kill(self) -> None:
         """End the process at once; any thread. What asks it to save gets a ProcessGoneError."""
+        self._killed = True
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):  # of a disk that hangs it may be waiting for ever
             self._process.wait(KILLED_SECONDS)
@@ -131,16 +144,24 @@ class SaverProcess:
             self.kill()
         self._answers.close()
 
+    def _answered(self, until: float) -> bool:
+        """Wait for that."""
+        while not _wait_for(self._answers.fileno(), select.POLLIN, min(LOOK_SECONDS, until - monotonic())):
+            if self._killed or (monotonic() >= until and not self._left):
+                return False
+        return True
+
     def _send(self, message: object, until: float) -> None:
         """As `send`, to one that may not be reading."""
         assert self._process.stdin is not None
         pipe, rest = self._process.stdin.fileno(), memoryview(framed(message))
         os.set_blocking(pipe, False)
-        while rest and select.select([], [pipe], [], _left(until))[1]:
+        while rest and _wait_for(pipe, select.POLLOUT, until - monotonic()):
             rest = rest[os.write(pipe, rest) :]
 
     def leave(self) -> None:
         """Let the process end once it is done, without waiting for it."""
+        self._left = True
         stdin = self._process.stdin
         if stdin is not None and not stdin.closed:
             os.set_blocking(stdin.fileno(), False)  # one that hangs does not read
@@ -161,9 +182,12 @@ def _ctrl_c_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
-def _left(until: float) -> float:
-    """Seconds; as many as `select` takes at most."""
-    return max(0.0, min(until - monotonic(), threading.TIMEOUT_MAX))
+def _wait_for(descriptor: int, event: int, seconds: float) -> bool:
+    """Whether a pipe can be read, or written, or has no other end any more, within so many seconds. Not by `select`: that
+    takes no descriptor beyond 1023, and loaders that share tensors have more open."""
+    poll = select.poll()
+    poll.register(descriptor, event)
+    return bool(poll.poll(max(0.0, min(seconds * 1000.0, 2**31 - 1))))
 
 
 def framed(message: object) -> bytes:

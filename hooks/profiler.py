@@ -138,14 +138,16 @@ class ProfilerHook(Hook):
             ready = partial(self._trace_ready, trainer)
         profiler = self._profile = profile(on_trace_ready=ready, **self._options)
         self._advance = self._step_of(profiler)
-        # -1 never comes down to 0: the end of an epoch of unknown length ends its profile
-        self._total = self._left = (length_of(trainer.train_loader) or -1) if self._by_epoch else self._times
+        self._total = self._left = 0 if self._by_epoch else self._times
         profiler.__enter__()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """One more step; end after the last one."""
         if self._profile is None:
             return
+        if not self._total:
+            # known since the pass is open; -1 never comes down to 0: the end of the epoch ends its profile
+            self._total = self._left = trainer.position.length or -1
         self._left -= 1
         if not self._left:
             # a step beyond the last would begin another trace of the schedule, with nothing in it

@@ -90,6 +90,25 @@ def test_schedule_over_an_epoch(make_trainer: Make) -> None:
     assert len(seen) == 2
 
 
+def test_schedule_over_an_epoch_of_a_hand_written_loop(
+    make_trainer: Make, make_batches: Callable[[int], Any]
+) -> None:
+    """The loader is known when its pass is open, and not before."""
+    seen: list[int] = []
+    hook = ProfilerHook(
+        by_epoch=True,
+        schedule={"wait": 0, "warmup": 1, "active": 2},
+        on_trace_ready=lambda p: seen.append(p.step_num),
+    )
+    trainer = make_trainer(batches=3, hooks=[hook])
+
+    for _ in trainer.epochs():
+        for inputs, target in trainer.batches(make_batches(6)):
+            trainer.outputs = {"loss": (trainer.model(inputs) - target).square().mean()}
+
+    assert seen == [3, 5]
+
+
 def test_function_gets_the_profiler(make_trainer: Make) -> None:
     """As `torch.profiler.profile` calls it."""
     seen: list[profile] = []

@@ -105,6 +105,20 @@ def test_a_run_that_failed_waits_for_nobody(ranks: list[Rank], caplog: pytest.Lo
     assert caplog.records == []
 
 
+def test_a_run_after_one_that_failed_says_that_it_does_not_reduce(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ranks may be at different places by then: values that are taken for those of all would be this one's alone."""
+    process_group(monkeypatch, gloo=True)
+    ranks[0].reducer._world = dist.group.WORLD
+    ranks[0].reducer.stop()
+
+    ranks[0].reducer.begin_run()
+
+    assert not ranks[0].reducer.reduces
+    assert "metrics are not reduced any more: a former run failed, or lost a rank" in caplog.text
+
+
 def test_a_close_keeps_its_deadline(meeting: Meeting) -> None:
     """A bus that closes while values wait for another rank closes in time, and counts what it has not delivered."""
     rank, seen = Rank(meeting, 0), list[ScalarsLogged]()

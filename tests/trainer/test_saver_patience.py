@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint
-from eventloop.patience import ALONE, AWAITED, Allowance, Patience
+from eventloop.patience import ALONE, AWAITED, Allowance, Owed, Patience
 from eventloop.saver import STARTS, Saver
-from eventloop.saver_client import Job, ProcessGoneError, SaverProcess
+from eventloop.saver_client import LOOK_SECONDS, Job, ProcessGoneError, SaverProcess
 from eventloop.snapshot import Snapshot
-from tests.trainer.saving import DEADLINE, a_state, assert_same, write
+from tests.trainer.saving import DEADLINE, Gate, a_state, assert_same, write
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
 
@@ -49,6 +49,9 @@ def test_who_waits_waits_no_longer_than_for_a_thread(
     state = a_state(1.0)
     written = saver.save(state, Job(tmp_path / "a"))
     state["state_dict"]["w"].fill_(-1.0)
+    assert isinstance(written, Owed)
+    while written.process is None:  # until the thread has given it
+        written.wait(0.01)
 
     written.result()
 
@@ -56,6 +59,26 @@ def test_who_waits_waits_no_longer_than_for_a_thread(
     assert not begun.exists()
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
     assert "is waited for, and the process that writes it takes too long: it is ended" in caplog.text
+
+
+def test_a_save_that_somebody_has_waited_for_is_given_to_no_process(
+    make_saver: Callable[..., Saver], gate: Gate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The wait may be over before the writing thread comes to it."""
+    monkeypatch.setattr("eventloop.patience.AWAITED", AT_ONCE)
+    saver = make_saver(gate.write, process=True, spare=True)
+    first = saver.save(a_state(1.0), Job(tmp_path / "a", awaited=True))
+    assert gate.entered.wait(DEADLINE)
+    second = saver.save(a_state(2.0), Job(tmp_path / "b"))
+    assert isinstance(second, Owed)
+    second._hurry()
+    gate.open.set()
+
+    second.result(DEADLINE)
+
+    assert (first.done(), len(gate.states)) == (True, 2)
+    assert saver.process is not None
+    assert saver.process.alive
 
 
 def test_a_save_that_nobody_waits_for_is_written_in_the_end(
@@ -98,6 +121,50 @@ def test_a_process_that_reads_slowly_is_told_everything(
     saver.save({"meta": {}, "state_dict": {}, "text": text}, Job(tmp_path / "a")).result(DEADLINE)
 
     assert load_checkpoint(tmp_path / "a")["text"] == text
+
+
+def test_descriptors_may_be_many(make_saver: Callable[..., Saver], tmp_path: Path) -> None:
+    """Loaders that share tensors by descriptors hold thousands of them: the process's come behind."""
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        saver = make_saver(lambda state, job, given_up: pytest.fail("the thread wrote"), process=True)
+        saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
+    finally:
+        for file in files:
+            os.close(file)
+
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+def test_a_process_that_was_left_is_not_ended(
+    stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It was promised to finish the save alone, however long that takes."""
+    monkeypatch.setattr("eventloop.patience.AWAITED", AT_ONCE)
+    monkeypatch.setattr("eventloop.patience.ALONE", Allowance(0.5, 0.0, inf))
+    saver, process = stopped
+    written = saver.save(a_state(1.0), Job(tmp_path / "a"))
+
+    assert saver.abandon() == "process"
+    assert not written.wait(2 * LOOK_SECONDS)  # past its time, and past a look at it
+    os.kill(process.pid, signal.SIGCONT)
+
+    written.result()
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+def test_what_a_killed_process_was_removing_is_removed(
+    stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It gives what it removes another name first, which nobody else would look for before the next run."""
+    saver, process = stopped
+    removing = tmp_path / f".old.{process.pid}-1.old"
+    removing.mkdir()
+    monkeypatch.setattr("eventloop.patience.ALONE", AT_ONCE)
+
+    saver.save(a_state(1.0), Job(tmp_path / "a", replaces=(tmp_path / "old",))).result(DEADLINE)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_stopped_process_with_nothing_to_do_is_not_waited_for(
