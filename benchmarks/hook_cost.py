@@ -5,7 +5,8 @@
 Each hook is called directly, by its own method, with a trainer and events that were built once; so what is timed is
 the hook and no bus. By hand is what a careful author writes in a loop. The peers are called as their loops call them,
 every method they have for an iteration (`_hook_peers` and the files it names). The cases of a row take turns in rounds
-(see `_timing`), each row by itself: quote the ratios, which are of the same round.
+(see `_timing`), each row in a process of its own, since a heap that other rows have left costs who allocates more: quote
+the ratios, which are of the same round.
 
 Each public hook has a row, or a reason for having none (`_hook_coverage`). One that has work every so many iterations is
 quoted with what an iteration costs on average; the row's name says so, and of what else than an iteration a time is.
@@ -19,8 +20,11 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +111,8 @@ class Row:
 
 def measure_row(name: str, options: argparse.Namespace) -> Row:
     """Build the cases of a row and time them in turns."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
     peers = [peer for peer in PEERS if peer.row == name]
     absent = [peer.label for peer in peers if version_of(peer.distribution) == NOT_INSTALLED]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
@@ -214,9 +220,12 @@ def main() -> None:
     options = arguments()
     if wrong := complaints(ROWS, PEERS):
         raise SystemExit("\n".join(wrong))
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    rows = [measure_row(name, options) for name in ROWS if options.only in name]
+    with ProcessPoolExecutor(1, get_context("forkserver"), max_tasks_per_child=1) as own_process:
+        rows = [
+            *own_process.map(
+                partial(measure_row, options=options), (name for name in ROWS if options.only in name)
+            )
+        ]
     about = environment(*VERSIONS)
     about["rounds"] = (
         f"{options.rounds}, medians; up to {options.number} iterations in a block; one torch thread"
