@@ -166,9 +166,7 @@ class Background:
         if blocking and not (self.never_waits or self.on_background_thread()):
             for lane in blocking:
                 lane.wait_for_room(self.wake, self._check_stalls)
-        if (
-            not self.closed
-        ):  # also where nobody listens: what is posted is read here, not on the posting thread
+        if not self.closed:  # also where nobody listens: it is read here, not on the posting thread
             self.start()
         self.inbox.append(posted)
 
@@ -394,13 +392,12 @@ class Background:
         router = self._router
         if self.inbox and not router.waiting:
             await self._breathe()
-        held, left = perf_counter(), len(self.inbox)
-        while (
-            left > 0 and len(router.waiting) < INBOX_LIMIT
-        ):  # beyond that, the inbox fills, and is kept bounded
-            left -= STRIDE
-            with suppress(IndexError):  # the emitting thread has dropped some
-                for _ in range(min(STRIDE, left + STRIDE)):
+        held = perf_counter()
+        for _ in range(0, len(self.inbox), STRIDE):
+            if len(router.waiting) >= INBOX_LIMIT:
+                break  # a device that never answers: the inbox fills, and is kept bounded
+            with suppress(IndexError):  # there are no more, or the emitting thread has dropped some
+                for _ in range(STRIDE):
                     router.waiting.append(self.inbox.popleft())
             router.take()
             if perf_counter() - held > HOLD_SECONDS:

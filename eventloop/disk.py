@@ -21,7 +21,8 @@ from pathlib import Path
 from eventloop.manifest import FileEntry
 
 PIECE = 8 << 20
-"""Bytes written, or hashed, between two looks whether the save was given up, and between two requests to write back."""
+"""Bytes between two looks whether the save was given up, of who writes and of who hashes, and between two requests to
+write back."""
 BESIDE = 1 << 20
 """Bytes from which on hashing a piece on a second thread is worth the hand-over."""
 
@@ -78,7 +79,7 @@ DISK = Disk()
 class Sink:
     """A file being written, as `torch.save` wants one: it counts and hashes what goes through it.
 
-    Large pieces are hashed on a second thread while they are written: SHA-256 runs at about 1 GB/s, as writing does.
+    What is large is hashed on a second thread while it is written: SHA-256 runs at 1.1 to 1.4 GB/s, as writing does.
 
     Attributes:
         size: bytes written so far.
@@ -126,20 +127,21 @@ class Sink:
     def _write_beside_the_hash(self, view: memoryview) -> None:
         """Neither waits for the other before the end: a piece that took the one long may take the other little."""
         self._beside = self._beside or ThreadPoolExecutor(1, "eventloop checkpoint hash")
-        wanted = [True]
-        hashed = self._beside.submit(partial(self._hash_pieces, wanted), view)
+        failed = threading.Event()
+        hashed = self._beside.submit(partial(self._hash_pieces, failed), view)
         try:
             self._write_pieces(view)
         except BaseException:
-            wanted.clear()
+            failed.set()
             raise
         finally:
             hashed.result()  # it reads memory that is the caller's again once this returns
 
-    def _hash_pieces(self, wanted: list[bool], view: memoryview) -> None:
+    def _hash_pieces(self, failed: threading.Event, view: memoryview) -> None:
         for start in range(0, len(view), PIECE):
-            if wanted:
-                self._hash.update(view[start : start + PIECE])
+            if failed.is_set():
+                return  # nobody asks for the hash of half a file
+            self._hash.update(view[start : start + PIECE])
 
     def _write_pieces(self, view: memoryview) -> None:
         for start in range(0, len(view), PIECE):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.terminal import say
+from eventloop.terminal import output_encoding, say
 from eventloop.units import on_a_line
 
 if TYPE_CHECKING:  # not for --help
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     elif page_of is None:
         from eventloop.report_text import as_text
 
-        say(as_text(reports, encoding=getattr(sys.stdout, "encoding", None) or "utf-8"))
+        say(as_text(reports, encoding=output_encoding()))
     return 0
 
 

@@ -190,9 +190,8 @@ class Saver:
             if not task.written.done() or isinstance(task.written.exception(), SaveGivenUp)
         ]
         for task in unwritten:
-            remove_unfinished(
-                task.job.path, os.getpid()
-            )  # of a thread that hangs: it will find nothing to rename
+            # of a thread that hangs: it will find nothing to rename
+            remove_unfinished(task.job.path, os.getpid())
         return "given up" if unwritten else ""
 
     def start_process(self) -> None:

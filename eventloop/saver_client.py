@@ -145,9 +145,11 @@ class SaverProcess:
         self._answers.close()
 
     def _answered(self, until: float) -> bool:
-        """Wait for that."""
-        while not _wait_for(self._answers.fileno(), select.POLLIN, min(LOOK_SECONDS, until - monotonic())):
-            if self._killed or (monotonic() >= until and not self._left):
+        """Wait for that; once it was left, without end."""
+        remaining = until - monotonic()
+        while not _wait_for(self._answers.fileno(), select.POLLIN, min(LOOK_SECONDS, remaining)):
+            remaining = inf if self._left else until - monotonic()
+            if self._killed or remaining <= 0.0:
                 return False
         return True
 

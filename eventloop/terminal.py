@@ -44,8 +44,13 @@ def say(text: str) -> bool:
     return True
 
 
+def output_encoding() -> str:
+    """Of standard output; UTF-8 where it has none, or is closed."""
+    return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+
 def _encodable(text: str) -> str:
-    encoding = sys.stdout.encoding or "utf-8"
+    encoding = output_encoding()
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 

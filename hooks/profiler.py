@@ -183,7 +183,8 @@ class ProfilerHook(Hook):
         if (profiler := self._profile) is None:
             return
         if self._advance is None:
-            profiler.step_num = self._total - self._left - (not self._left)
+            # the last iteration is none that was stepped to, and an epoch without one has made no step
+            profiler.step_num = max(0, self._total - self._left - (not self._left))
         self._let_go()
         profiler.__exit__(None, None, None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,3 +102,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(trained: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def wait_until(ready: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """Wait for a condition, as long as the process lives."""
+    looked = threading.Event()
+    while not ready():
+        assert process.poll() is None, process.communicate()
+        looked.wait(0.01)

@@ -7,22 +7,12 @@ import os
 import re
 import signal
 import subprocess
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from eventloop.checkpoint import find_checkpoints, leftovers, load_checkpoint
-from tests.cli.conftest import Start
+from tests.cli.conftest import Start, wait_until
 
 HINT = "Ctrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once.\n"
-
-
-def wait_until(ready: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Wait for a condition, as long as the process lives."""
-    looked = threading.Event()
-    while not ready():
-        assert process.poll() is None, process.communicate()
-        looked.wait(0.01)
 
 
 def press(process: subprocess.Popen[str]) -> str:

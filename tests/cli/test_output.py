@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from eventloop import cli
 from eventloop.terminal import OutputError
-from tests.cli.conftest import ENVIRONMENT
+from tests.cli.conftest import ENVIRONMENT, Start, wait_until
 from tests.cli.reported_runs import make_run
 
 FULL = Path("/dev/full")
@@ -60,6 +61,19 @@ def test_a_training_is_not_lost_for_it(tmp_path: Path) -> None:
     last = ran.stderr.splitlines()[-1]
     assert (ran.returncode, last) == (2, f"eventloop: {WORDS[f'> {FULL}']}")
     assert (tmp_path / "run" / "epoch_1").is_dir()
+
+
+def test_a_scheduler_sees_its_signal_all_the_same(start: Start, tmp_path: Path) -> None:
+    """SIGTERM's exit code is the one that a requeue goes by, also where the words at the end cannot be shown."""
+    with FULL.open("w") as full:
+        process = start("--epochs", "1000", stdout=full.fileno())
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size, process)
+
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+
+    assert (process.returncode, errors.splitlines()[-1]) == (143, f"eventloop: {WORDS[f'> {FULL}']}")
 
 
 def test_the_traceback_is_there_for_who_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

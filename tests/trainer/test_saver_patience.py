@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
@@ -11,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from eventloop import saver_client
 from eventloop.checkpoint import load_checkpoint
 from eventloop.patience import ALONE, AWAITED, Allowance, Owed, Patience
 from eventloop.saver import STARTS, Saver
-from eventloop.saver_client import LOOK_SECONDS, Job, ProcessGoneError, SaverProcess
+from eventloop.saver_client import Job, ProcessGoneError, SaverProcess
 from eventloop.snapshot import Snapshot
 from tests.trainer.saving import DEADLINE, Gate, a_state, assert_same, write
 
@@ -136,21 +139,60 @@ def test_descriptors_may_be_many(make_saver: Callable[..., Saver], tmp_path: Pat
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
+class Looks:
+    """Looks whether a process has answered, and their clock, which stands still until it is put forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.waited = 0.0, threading.Semaphore(0)
+        monkeypatch.setattr(saver_client, "monotonic", lambda: self.now)
+        monkeypatch.setattr(saver_client, "LOOK_SECONDS", 0.01)
+        wait_for = saver_client._wait_for
+
+        def counted(descriptor: int, event: int, seconds: float) -> bool:
+            found = wait_for(descriptor, event, seconds)
+            if seconds > 0.0 and not found:
+                self.waited.release()
+            return found
+
+        monkeypatch.setattr(saver_client, "_wait_for", counted)
+
+
 def test_a_process_that_was_left_is_not_ended(
     stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It was promised to finish the save alone, however long that takes."""
+    """It was promised to finish the save alone, however long that takes; and looking for its end burns no CPU."""
     monkeypatch.setattr("eventloop.patience.AWAITED", AT_ONCE)
-    monkeypatch.setattr("eventloop.patience.ALONE", Allowance(0.5, 0.0, inf))
+    looks = Looks(monkeypatch)
     saver, process = stopped
     written = saver.save(a_state(1.0), Job(tmp_path / "a"))
-
+    assert looks.waited.acquire(timeout=DEADLINE)
     assert saver.abandon() == "process"
-    assert not written.wait(2 * LOOK_SECONDS)  # past its time, and past a look at it
+
+    looks.now = 1e9
+    while looks.waited.acquire(blocking=False):
+        pass
+    for _ in range(3):
+        assert looks.waited.acquire(timeout=DEADLINE)
     os.kill(process.pid, signal.SIGCONT)
 
     written.result()
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+def test_a_process_that_does_not_die_is_used_no_more(
+    stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A kill waits until the disk has answered: what comes meanwhile is written by the thread, as what was begun."""
+    saver, process = stopped
+    monkeypatch.setattr(saver_client, "KILLED_SECONDS", 0.0)
+    monkeypatch.setattr("eventloop.patience.ALONE", AT_ONCE)
+    with monkeypatch.context() as disk_hangs:
+        disk_hangs.setattr(subprocess.Popen, "kill", lambda process: None)
+        saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
+        saver.save(a_state(2.0), Job(tmp_path / "b")).result(DEADLINE)
+
+    assert (process.exit_code, process.alive, process.ready) == (None, False, False)
+    assert [load_checkpoint(tmp_path / name)["meta"]["iter"] for name in "ab"] == [1, 2]
 
 
 def test_what_a_killed_process_was_removing_is_removed(
