@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks._burn import spin
 from benchmarks._step import Steps
 
 EVERY = 10
@@ -45,10 +46,10 @@ def nothing(target: Any, step: int) -> None:
 
 def by_hand(
     steps: int, directory: Path, *, slow: bool = False, everything: bool = False, tensorboard: bool = True,
-    thread: bool = False, put: Put = nothing,
+    thread: bool = False, put: Put = nothing, every: int = EVERY, burns: int = 0,
 ) -> Iterator[list[float]]:  # fmt: skip
     """A loop with torch's SummaryWriter, whose file may be slow; `everything`: a JSON line and a print too; `thread`: all of
-    it by one thread of an executor, which reads the values too."""
+    it by one thread of an executor, which reads the values too; `burns`: with so many turns of Python for each value."""
     from torch.utils.tensorboard import SummaryWriter
 
     job, iteration = Job(steps), 0
@@ -57,11 +58,13 @@ def by_hand(
         writer.add_scalar("loss", 0.0, 0)
         make_slow(writer)
     console, pool = io.StringIO(), ThreadPoolExecutor(1) if thread else None
+    medium = writer if pool is None else OnThread(pool, writer)
 
     def write(iteration: int, loss: torch.Tensor) -> None:
         assert writer is not None
         if not everything:
             writer.add_scalar("loss", loss.item(), iteration)
+            spin(burns)
             return
         values = {f"scalar_{i}": (loss * i).item() for i in range(SCALARS)}
         for name, value in values.items():
@@ -71,24 +74,39 @@ def by_hand(
 
     with open(directory / "metrics.jsonl", "w") as lines:
         while True:
-            began, left = [], []
+            began: list[float] = []
             for number, batch in enumerate(job.batches):
                 began.append(perf_counter())
-                put(writer, number)
+                put(medium, number)
                 loss = job.step(batch)
                 iteration += 1
-                if writer is None or not (everything or iteration % EVERY == 0):
+                if writer is None or not (everything or iteration % every == 0):
                     continue
                 if pool is None:
                     write(iteration, loss)
                 else:
-                    left.append(pool.submit(write, iteration, loss))
+                    pool.submit(write, iteration, loss)
             yield [*began, perf_counter()]
-            for each in left:
-                each.result()
+            if pool is not None:
+                pool.submit(nothing, None, 0).result()  # it comes after all of them
             if writer is not None:
                 writer.flush()
             yield []
+
+
+class OnThread:
+    """What of a SummaryWriter is called for media, by the one thread of an executor."""
+
+    def __init__(self, pool: ThreadPoolExecutor, writer: Any) -> None:
+        self._pool, self._writer = pool, writer
+
+    def add_image(self, name: str, image: Any) -> None:
+        """Later."""
+        self._pool.submit(self._writer.add_image, name, image)
+
+    def add_histogram(self, name: str, values: Any) -> None:
+        """Later."""
+        self._pool.submit(self._writer.add_histogram, name, values)
 
 
 def make_slow(writer: Any) -> None:

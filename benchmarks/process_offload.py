@@ -21,11 +21,11 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from time import perf_counter, process_time
+from time import perf_counter
 
 import torch
 
-from benchmarks._burn import Report, burn
+from benchmarks._burn import BURN_SECONDS, Report, burn, turns
 from benchmarks._timing import (
     Case,
     Taken,
@@ -48,19 +48,7 @@ GOAL = 1.05
 MATRIX = 256
 IMAGE = (512, 512, 3)
 VALUES = 100_000
-BURN_SECONDS = 0.020
 NO_WRITER, PROCESS, THREAD, INLINE = "no writer", "process", "thread", "inline"
-
-
-def turns() -> int:
-    """How many turns of the writer's loop take `BURN_SECONDS` of a processor."""
-    tried = 100_000
-    took = []
-    for _ in range(10):
-        began = process_time()
-        burn(Report(step=0, turns=tried))
-        took.append(process_time() - began)
-    return round(tried * BURN_SECONDS / min(took))
 
 
 class Steps:

@@ -3,10 +3,11 @@ given everything?
 
     python -m benchmarks.slow_writers --json benchmarks/results/slow_writers.json
 
-Three questions, each answered beside what people write by hand with torch's `SummaryWriter`, inline or on a bare thread, in
+Four questions, each answered beside what people write by hand with torch's `SummaryWriter`, inline or on a bare thread, in
 the same run:
 
 - a writer that sleeps 50 ms over each write, one write every 10 steps (a slow disk, a remote file system);
+- a writer that burns 20 ms of Python over each write, one write every 40 steps (an image, a checksum, a slow client);
 - an image of 512x512 or a histogram of 100,000 values: what it adds to the call and the 20 steps after it;
 - JSON lines, TensorBoard, the event log and a console, 10 scalars in every step (by hand: without the log).
 
@@ -34,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks._burn import BURN_SECONDS, BurningWriter, turns
 from benchmarks._slow_by_hand import (
     EVERY,
     SCALARS,
@@ -52,6 +54,8 @@ from eventloop.writers import ConsoleWriter, EventLogWriter, JSONLWriter, Tensor
 from eventloop.writers.writer import Writer
 
 FOREVER = 1_000_000
+BURN_EVERY = 40
+"""Steps from one write that burns to the next."""
 AFTER = 20
 """Steps after a medium whose time is charged to it."""
 APART = 3 * AFTER
@@ -193,7 +197,7 @@ def added(turns: list[list[float]]) -> float:
     return statistics.median(found)
 
 
-# --- the three questions -----------------------------------------------------------------------------------
+# --- the four questions -----------------------------------------------------------------------------------
 
 Goal = dict[str, str]
 
@@ -217,6 +221,35 @@ def slow(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dict
         "by hand, slow SummaryWriter on a bare thread": partial(by_hand, slow=True, thread=True),
     }
     return compare(cases, options, "slow writer", 1.02, 1.10, extra={"accounts": accounts})
+
+
+def burning(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:
+    """The writer that burns a CPU, in a process and on a thread."""
+    work = turns()
+    of_ours = partial(ours, interval=BURN_EVERY)
+    cases: dict[str, Training] = {
+        "eventloop, no writer": of_ours,
+        "by hand, no writer": partial(by_hand, tensorboard=False),
+        "eventloop, burning writer in a process": partial(
+            of_ours, writers=lambda: [BurningWriter(work, "process")]
+        ),
+        "eventloop, burning writer on a thread": partial(
+            of_ours, writers=lambda: [BurningWriter(work, "thread")]
+        ),
+        "by hand, burning inline": partial(by_hand, every=BURN_EVERY, burns=work),
+        "by hand, burning on a bare thread": partial(by_hand, every=BURN_EVERY, burns=work, thread=True),
+    }
+    taken = measure(cases, options.steps, options.rounds, options.warm_up)
+    bare, hand_bare, process, *_ = cases
+    found = {
+        name: ratios(taken[name], taken[bare if name.startswith("eventloop") else hand_bare])
+        for name in [*cases][2:]
+    }
+    return (
+        ratio_rows(found),
+        [goal("burning writer in a process: mean", 1.05, found[process][2])],
+        {"ratios": found},
+    )
 
 
 def all_writers() -> list[Writer]:
@@ -246,9 +279,13 @@ def compare(
     bare, full, hand_bare, *hands = taken
     found = {full: ratios(taken[full], taken[bare])}
     found |= {hand: ratios(taken[hand], taken[hand_bare]) for hand in hands}
-    rows = [[name, *(f"{ratio:.3f}x" for ratio in each)] for name, each in found.items()]
     met = [goal(f"{what}: p50", p50, found[full][0]), goal(f"{what}: p99", p99, found[full][1])]
-    return rows, met, {"ratios": found, **extra}
+    return ratio_rows(found), met, {"ratios": found, **extra}
+
+
+def ratio_rows(found: dict[str, tuple[float, float, float]]) -> list[list[str]]:
+    """Rows of a table."""
+    return [[name, *(f"{ratio:.3f}x" for ratio in each)] for name, each in found.items()]
 
 
 def media(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dict[str, Any]]:
@@ -258,7 +295,9 @@ def media(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dic
         cases[f"eventloop, {kind}"] = partial(
             ours, writers=lambda: [TensorBoardWriter()], put=partial(put_ours, kind)
         )
-        cases[f"SummaryWriter, {kind}"] = partial(by_hand, put=partial(put_by_hand, kind))
+        by_writer = partial(by_hand, put=partial(put_by_hand, kind))
+        cases[f"SummaryWriter, {kind}"] = by_writer
+        cases[f"SummaryWriter on a bare thread, {kind}"] = partial(by_writer, thread=True)
     steps = max(1, options.steps // APART) * APART
     taken = measure(cases, steps, options.rounds, options.warm_up)
     found = {name: added(turns) * 1e3 for name, turns in taken.items()}
@@ -280,9 +319,10 @@ def main() -> None:
     torch.set_num_threads(1)
     about = environment("torch", "tensorboard")
     slow_rows, slow_goals, slow_kept = slow(options)
+    burn_rows, burn_goals, burn_kept = burning(options)
     media_rows, media_goals, media_kept = media(options)
     all_rows, all_goals, all_kept = everything(options)
-    met = [*slow_goals, *media_goals, *all_goals]
+    met = [*slow_goals, *burn_goals, *media_goals, *all_goals]
     columns = ["", "p50", "p99", "mean"]
     report = "\n\n".join(
         [
@@ -292,6 +332,8 @@ def main() -> None:
             markdown_table([*met[0]], [[*each.values()] for each in met]),
             f"## A writer that sleeps 50 ms, every {EVERY} steps, beside no writer",
             markdown_table(columns, slow_rows) + f"\n\nAt the end: {slow_kept['accounts'][-1]}.",
+            f"## A writer that burns {BURN_SECONDS * 1e3:g} ms of Python, every {BURN_EVERY} steps, beside no writer",
+            markdown_table(columns, burn_rows),
             f"## A 512x512 image, 100,000 values: added to the call and the next {AFTER} steps",
             markdown_table(["", "added"], media_rows),
             f"## JSON lines, TensorBoard, event log and console, {SCALARS} scalars in every step, beside no writer",
@@ -300,7 +342,7 @@ def main() -> None:
     )
     record = {
         "environment": about, "options": {"steps": options.steps, "rounds": options.rounds}, "goals": met,
-        "slow": slow_kept, "media": media_kept, "everything": all_kept,
+        "slow": slow_kept, "burning": burn_kept, "media": media_kept, "everything": all_kept,
     }  # fmt: skip
     publish(report, record, json=options.json, markdown=options.markdown)
 

@@ -107,7 +107,11 @@ class TrainLoop:
             if clock.device is not None:
                 clock.device.begin(clock.iterations)
                 started = perf_counter() - clock.excluded
-            yield trainer.batch
+            try:
+                yield trainer.batch
+            except GeneratorExit:
+                self._left_within()
+                raise
             ended = perf_counter() - clock.excluded
             if clock.device is not None:
                 clock.device.mark(FORWARD_ENDS)
@@ -135,6 +139,19 @@ class TrainLoop:
                 return
             began, asked = ended, clock.begin()  # what was between belongs to the next one
         self._pass.end(trainer.batch_idx)
+
+    def _left_within(self) -> None:
+        """Tell the author of a hand-written loop what does not become of a body's outputs. To go on here would train on
+        those of a body that raised: a generator that is closed does not learn why."""
+        trainer = self._trainer
+        if trainer.outputs is not None:
+            step = "the optimizer makes no step for its outputs, and " if trainer.steps_in_hook else ""
+            logger.warning(
+                "iteration %d was left within its body, by break, return or an exception: %sit is not counted; "
+                'trainer.stop("...") ends the loop once an iteration is done',
+                trainer.iter,
+                step,
+            )
 
     def _skip(self) -> bool:
         """Count a batch that a handler did not want; True when the epoch ends here."""

@@ -30,7 +30,7 @@ class StopSignals:
     has replaced them meanwhile.
 
     Args:
-        hint: written to standard error at the first signal.
+        hint: written to standard error at the first Ctrl-C.
         exits: at the end of the block the program ends as the signal would have ended it: SystemExit(128 + number),
             or KeyboardInterrupt. Not where a Python handler was there before: it decides. Signals that the process
             ignores, as after nohup, are left ignored.
@@ -93,7 +93,7 @@ class StopSignals:
                 signal.signal(signal.SIGCHLD, self._child_ended)
         self._taken = self._taken or signum
         self._trainer.request_stop(_reason(signum), signum=signum)
-        if self._hint:
+        if self._hint and signum == signal.SIGINT:
             with suppress(OSError):
                 os.write(2, f"{self._hint}\n".encode())  # a print might be inside one that it interrupts
         if self._nobody_else(signum):
@@ -133,7 +133,13 @@ class StopSignals:
         if isinstance(error, GeneratorExit):  # a loop that was left: what is raised here, nobody gets
             os.kill(os.getpid(), signum)
         elif error is None:
-            raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
+            raise self._interrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
+
+    def _interrupt(self) -> KeyboardInterrupt:
+        interrupt = KeyboardInterrupt()
+        if self._trainer.where_to_resume:
+            interrupt.add_note(self._trainer.where_to_resume)
+        return interrupt
 
 
 def _reason(signum: int) -> str:

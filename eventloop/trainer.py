@@ -148,6 +148,8 @@ class Trainer:
         self.stop_reason: str | None = None
         self.stop_signal: int | None = None
         self.failure: BaseException | None = None
+        self.where_to_resume = ""
+        """Of a run that ended, for people: which checkpoint it can be gone on with from."""
         self.asked_to_stop = self.running = self.ends_program = False
         self.within: Within = ""
         """What is done and not counted yet: "iter" from the optimizer's step to the end of the iteration, "epoch" while
@@ -206,6 +208,9 @@ class Trainer:
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """For a hand-written loop: yield the batches of an epoch; set `trainer.outputs = {"loss": ...}` for each.
+
+        What is done with them is done when the next batch is asked for. A body that is left by `break`, `return` or an
+        exception has made no step, and its iteration does not count: `stop` ends the loop once an iteration is done.
 
         Raises:
             RuntimeError: outside `for epoch in trainer.epochs()`.
@@ -366,7 +371,7 @@ class Trainer:
             self.bus.rehearsal.begins(self)
         self.stops.begin_run()
         self.running, self.ends_program, self.within = True, False, ""
-        self.failure = None
+        self.failure, self.where_to_resume = None, ""
         self.during_run = ExitStack()
         self.state.settings.note()
         self.position.go_on()

@@ -262,6 +262,8 @@ class CheckpointHook(Hook):
             number = trainer.epoch if whole_epochs else trainer.iter
             self._save(trainer, self._name(number, by_epoch=whole_epochs))
         self.saves.finish(trainer)
+        if event.reason != ERROR and self.saves.newest and not self._left_out:
+            trainer.where_to_resume = self._where_to_resume()
         if self._publisher and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
             names = dict.fromkeys([*self._kept.names[-1:], *(best.name for best in self.bests.values())])
             for name in names:

@@ -19,6 +19,9 @@ KNOWN = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCP
 """What schedulers, service managers and terminals send to have a program end."""
 
 
+HINT = "Ctrl-C: the run stops after this iteration, and delivers what is due. Ctrl-C again ends at once."
+
+
 class PreemptionHook(Hook):
     """While a run lasts, SIGTERM, SIGUSR1 and SIGINT (Ctrl-C) end it at its next boundary: the end of the iteration,
     of the batch of an evaluation, of the batch of PreciseBN's pass.
@@ -38,7 +41,8 @@ class PreemptionHook(Hook):
     that one is called when the signal comes, and `train` returns: it decides. An error that ended the run goes on as
     it is.
 
-    A second Ctrl-C raises KeyboardInterrupt at once, and nobody is waited for. A second SIGTERM changes nothing.
+    The first Ctrl-C says on standard error what goes on, and the KeyboardInterrupt in a note where to resume. A second
+    one raises KeyboardInterrupt at once, and nobody is waited for. A second SIGTERM changes nothing.
 
     Handlers are those of the main thread, from `before_run` until everything is delivered, and are put back then.
     Left alone are signals that the process ignores (nohup), SIGINT within `graceful_interrupt`, and signals that the
@@ -71,4 +75,5 @@ class PreemptionHook(Hook):
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Install the handlers, until the run has delivered everything."""
         here = [getattr(signal, name) for name in self._signals if hasattr(signal, name)]
-        trainer.during_run.enter_context(StopSignals(trainer, here, exits=True))
+        hint = HINT if trainer.rank == 0 else ""
+        trainer.during_run.enter_context(StopSignals(trainer, here, hint=hint, exits=True))

@@ -125,6 +125,47 @@ def test_leaving_emits_the_closing_events(
     assert [type(event).__name__ for event in seen] == ["AfterTrainEpoch", "AfterTrain", "AfterRun"]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "step"),
+    [({}, "the optimizer makes no step for its outputs, and it is not counted"), (None, "it is not counted")],
+)
+def test_a_body_that_is_left_is_told_of(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, optimizer: Any, step: str
+) -> None:
+    """What was to be done with its outputs is done when the next batch is asked for, which nobody does."""
+    trainer = make_trainer(default_hooks={"optimizer": optimizer})
+
+    leave_by_break(trainer)
+
+    assert trainer.iter == 1
+    assert [record.getMessage() for record in caplog.records if "left within" in record.message] == [
+        f"iteration 1 was left within its body, by break, return or an exception: {step}; "
+        'trainer.stop("...") ends the loop once an iteration is done'
+    ]
+
+
+def test_a_body_that_is_left_before_it_did_anything(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is lost where no outputs were set."""
+    leave_by_return(make_trainer())
+
+    assert "left within" not in caplog.text
+
+
+def test_stop_finishes_the_iteration(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    """What to do instead of a break: the step is made, and the iteration counts."""
+    trainer = make_trainer()
+    for _ in trainer.epochs():
+        for batch in trainer.batches(batches(3)):
+            trainer.outputs = trainer.train_step(batch)
+            if trainer.iter == 1:
+                trainer.stop("enough")
+
+    assert trainer.iter == 2
+    assert "left within" not in caplog.text
+
+
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_return, leave_by_exception])
 def test_leaving_delivers_everything(make_trainer: MakeTrainer, leave: Callable[[Trainer], None]) -> None:
     """When a loop has been left, background subscribers have been given everything."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook
+from eventloop.hooks.preemption import HINT
 from tests.trainer.conftest import MakeTrainer, batches, collect, event_name
 from tests.trainer.signals import Heard, send, send_in
 
@@ -47,6 +48,47 @@ def test_ctrl_c_is_a_keyboard_interrupt_after_a_clean_end(
 
     assert [event_name(event) for event in seen] == ["stop_requested", "checkpoint_saved", "after_run"]
     assert seen[-1].reason == "interrupted by Ctrl-C"
+
+
+@pytest.mark.parametrize(("signum", "said"), [(signal.SIGINT, f"{HINT}\n"), (signal.SIGTERM, "")])
+def test_ctrl_c_is_answered(
+    make_trainer: MakeTrainer,
+    default_handlers: None,
+    capfd: pytest.CaptureFixture[str],
+    signum: int,
+    said: str,
+) -> None:
+    """Who pressed it sees at once that it was heard, and what a second one does; a scheduler need not."""
+    trainer = make_trainer()
+    send_in(trainer, "after_train_iter", 2, signum)
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        trainer.train()
+
+    assert capfd.readouterr().err == said
+
+
+def test_the_interrupt_says_where_to_resume(make_trainer: MakeTrainer, default_handlers: None) -> None:
+    """In a note, as an error does."""
+    trainer = make_trainer(hooks=[CheckpointHook(interval=1)])
+    send_in(trainer, "after_train_iter", 2, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        trainer.train()
+
+    path = trainer.work_dir / "iter_2"
+    assert interrupted.value.__notes__ == [f"the newest checkpoint to resume from is {path} (iteration 2)"]
+
+
+def test_the_interrupt_of_a_run_that_saved_nothing(make_trainer: MakeTrainer, default_handlers: None) -> None:
+    """There is nothing to resume from, and nothing to say."""
+    trainer = make_trainer(default_hooks={"checkpoint": None})
+    send_in(trainer, "after_train_iter", 2, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        trainer.train()
+
+    assert not hasattr(interrupted.value, "__notes__")
 
 
 def test_a_second_ctrl_c_ends_at_once(make_trainer: MakeTrainer, default_handlers: None) -> None:
