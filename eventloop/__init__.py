@@ -9,11 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from eventloop.bus import Bus as Bus
+from eventloop.event_log import read_events as read_events
 from eventloop.events import Event as Event
 from eventloop.priority import Priority as Priority
 from eventloop.registry import HOOKS as HOOKS
 from eventloop.registry import WRITERS as WRITERS
 from eventloop.registry import register as register
+
+# At once, and not when it is first used: importing a module binds its name in the package, so that this name would be
+# the function or the module, depending on what was imported before. What else the module has is imported from it.
+from eventloop.replay import replay as replay
 
 if TYPE_CHECKING:
     from eventloop.loops import SkipIteration as SkipIteration
@@ -31,7 +36,9 @@ __all__ = [
     "Priority",
     "SkipIteration",
     "Trainer",
+    "read_events",
     "register",
+    "replay",
 ]
 
 _NEED_TORCH = {

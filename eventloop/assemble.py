@@ -14,7 +14,7 @@ import torch.distributed as dist
 from eventloop.catalogue import suggest
 from eventloop.optimizers import check_optimizer
 from eventloop.position import length_of
-from eventloop.registry import build, find_class
+from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.run import Run
 from eventloop.schedule import positive
 
@@ -193,7 +193,7 @@ def attach_all(
     Raises:
         TypeError, ValueError: no hook or writer, an unknown name, two hooks whose state has one name.
     """
-    own = [build(h) if isinstance(h, Mapping) else h for h in hooks]
+    own = [build(h, HOOKS) if isinstance(h, Mapping) else h for h in hooks]
     for hook in own:
         _check_attachable(hook, "hook")
     named = _with_defaults(
@@ -205,7 +205,7 @@ def attach_all(
         hook.check(trainer)
     for _, hook in named:
         hook.attach(trainer.bus)
-    built = [build(w) if isinstance(w, Mapping) else w for w in writers]
+    built = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in writers]
     for writer in built:
         _check_attachable(writer, "writer")
         if trainer.rank == 0:
@@ -257,7 +257,7 @@ def _with_defaults(
 def _given(name: str, given: Any, defaults: Mapping[str, Any]) -> list[tuple[str | None, Any]]:
     if given is None:
         return []
-    hook = build({**defaults, **given}) if isinstance(given, Mapping) else given
+    hook = build({**defaults, **given}, HOOKS) if isinstance(given, Mapping) else given
     _check_attachable(hook, "hook")
     return [(name, hook)]
 

@@ -3,7 +3,7 @@
 The emitting thread appends an event to `inbox` and is done: no lock, no wake-up, no I/O. The loop looks at the
 inbox every `POLL_SECONDS` (or at once when somebody flushes), and routes what it finds (`eventloop.router`), in turn
 with the subscribers' threads (`eventloop.pace`). `asyncio` wakes it at 26 us a call, which is why nobody does so per
-event.
+event; a subscriber that has emitted itself does when its delivery is over (`eventloop.doorbell`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -22,21 +20,21 @@ import anyio
 import anyio.lowlevel
 
 from eventloop.deferred import Deferred, Posted, Stamped
-from eventloop.events import Event, EventsDropped, HandlerFailed
+from eventloop.draining import POLL_SECONDS, Draining
+from eventloop.events import Event
 from eventloop.filters import Passes
-from eventloop.health import Health
 from eventloop.lane import Lane, Route
 from eventloop.lane_options import LaneOptions, Offload
 from eventloop.pace import HOLD_SECONDS, Pace
 from eventloop.process_lane import ProcessLane
-from eventloop.router import Item, Router
 from eventloop.runners import TaskLane, ThreadLane
 from eventloop.spans import INBOX, SpanRecorder
 from eventloop.waiting import Latch
 
 logger = logging.getLogger("eventloop")
 
-POLL_SECONDS = 0.2
+RING_SECONDS = 0.01
+"""The least time between two looks of which a subscriber's own events bring about the second."""
 DEVICE_POLL_SECONDS = 0.002
 """How often the loop asks whether a value has left the device."""
 CHUNK = 512
@@ -48,36 +46,24 @@ STRIDE = 8
 INBOX_LIMIT = 65_536
 """Events the inbox holds while the loop cannot run. What comes beyond is dropped, and counted."""
 DROP_REPORT_SECONDS = 1.0
-REST_SECONDS = 1.0
-"""How long a close waits, at most, for filters to be asked about what it routes itself."""
 
 
-class Background:
+class Background(Draining):
     """The loop's thread, the inbox, and the lanes it feeds."""
 
     def __init__(self) -> None:
-        self.inbox: deque[Item] = deque()
-        self.lanes: list[Lane] = []
-        self.health = Health(lambda event, but: self._call_soon(lambda: self._router.route(event, but)))
+        super().__init__()
         self.latest = self.health.latest  # of the events that are born here
-        self._router = Router(self.latest)
-        self.closed = False  # it takes no more subscribers
-        self.finished = False  # it delivers no more: `close` has come to its end
-        self._complete = True  # what it returned then
-        self._closer = threading.RLock()  # of the thread that is closing; released by nobody else
         self.never_waits = False
         """Nobody has time any more: a blocking subscriber that is full takes what comes all the same."""
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
         self._looked: Callable[[], None] | None = None
-        self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._wake: anyio.Event | None = None
-        self._coroutines: set[TaskLane] = set()  # coroutine subscribers' lanes that have not ended
         self._hurried = False  # woken by `relieve` since it last looked
-        self._awaited: set[Latch] = set()  # set once what was emitted before is routed
-        self._stopping = False
+        self._rung = False  # asked for a look by a subscriber's thread since
         self._ending = False
         self._started = Latch()
         self._stirred = Latch()  # ends a breath
@@ -91,7 +77,7 @@ class Background:
 
         Raises:
             TypeError: offload="process", and no process could import the subscriber.
-            RuntimeError: the background side is closed.
+            RuntimeError: the background side is closed, or no thread can be started, as at the exit of Python 3.12.
         """
         if self.closed:
             raise RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
@@ -102,12 +88,12 @@ class Background:
                 if offload == "process"
                 else ThreadLane(name, fn, options, self.health.report, self._pace)
             )
-            own_thread.recorder = self.recorder
-            self.lanes.append(own_thread)
+            own_thread.recorder, own_thread.doorbell = self.recorder, self._doorbell
             own_thread.start()
+            self.lanes.append(own_thread)
             return own_thread
         lane = TaskLane(name, fn, options, self.health.report, self._call_soon)
-        lane.recorder = self.recorder
+        lane.recorder, lane.doorbell = self.recorder, self._doorbell
         self.lanes.append(lane)
         self._coroutines.add(lane)
         self._call_soon(
@@ -148,12 +134,23 @@ class Background:
         """The hand-over of a subscriber with overflow="block": straight into its queue, or wait."""
 
         def feed(event: Event) -> None:
-            if self.never_waits or self.on_background_thread():
+            if self.on_background_thread():
+                lane.put(event, passes)
+                self._emission = object()
+                lane.wake()
+            elif self.never_waits:
                 lane.put(event, passes)
             else:
                 lane.put_or_wait(event, passes, self.wake, self._check_stalls)
 
         return feed
+
+    def hand_over_noted(self, event: Event) -> None:
+        """Hand over an event while somebody flushes, who waits also for what subscribers emit."""
+        self.inbox.append(event)
+        if self.on_background_thread():
+            self._emission = object()
+            self.wake()
 
     def hand_over_stamped(self, event: Event) -> None:
         """Hand over an event whose wait is to be measured."""
@@ -192,125 +189,7 @@ class Background:
         self._stirred.set()
         self._call_soon(self._look)
 
-    def on_background_thread(self) -> bool:
-        """True on the loop's thread and on the lanes' threads: nobody may wait for the background there."""
-        current = threading.current_thread()
-        return current is self._thread or current.name.startswith("eventloop ")
-
-    # --- draining (any thread but the background's) --------------------------------------------------------
-
-    def route_now(self, timeout: float) -> bool:
-        """Wait until everything handed over so far has reached the lanes' queues."""
-        if self._thread is None or self._stopping or self.on_background_thread():
-            return not self.inbox
-        reached = Latch()
-        self.inbox.append(reached.set)
-        self._awaited.add(reached)
-        try:
-            self.wake()
-            return self._wait(reached.wait, monotonic() + timeout)
-        finally:
-            self._awaited.discard(reached)
-
-    def flush(self, timeout: float) -> bool:
-        """Wait until everything emitted so far is delivered and flushed; False when that took too long."""
-        deadline = monotonic() + timeout
-        complete = self.route_now(timeout)
-        lanes = [lane for lane in self.lanes if not lane.done]
-        numbers = [lane.flush_soon() for lane in lanes]
-        for lane, number in zip(lanes, numbers, strict=True):
-            complete = self._wait(partial(lane.wait_flushed, number=number), deadline) and complete
-        return complete
-
-    def close(self, timeout: float) -> bool:
-        """Deliver what was handed over, close every lane, stop the thread; False when the deadline came first.
-
-        What a signal has interrupted the next call goes on with; a call during another thread's waits for that one."""
-        deadline = monotonic() + timeout
-        self.closed = True
-        try:
-            if not self._wait(lambda seconds: self._closer.acquire(timeout=seconds), deadline):
-                return False
-            if not self.finished:
-                self._drain(deadline, timeout)
-            return self._complete
-        finally:
-            with suppress(RuntimeError):  # a signal, or the deadline, came before it was this thread's
-                self._closer.release()
-
-    def _drain(self, deadline: float, timeout: float) -> None:
-        """A signal may end this anywhere: what it has done does no harm a second time."""
-        if self._thread is None:
-            self.finished = True
-            return
-        if not self._stopping:
-            self._complete = False  # until it is known
-            self._complete = self._deliver_rest(deadline)
-            for lane in self.lanes:
-                lane.abandon()
-            self._stopping = True
-        self.wake()
-        self._thread.join(max(0.1, deadline - monotonic()))
-        self._route_rest()  # what was emitted meanwhile: the lanes count it as dropped
-        if not self._complete:
-            left = ", ".join(f"{lane.name} ({lane.queued})" for lane in self.lanes if lane.queued)
-            logger.warning("closed after %g s; events left undelivered: %s", timeout, left or "none")
-        self._let_go()
-        self.finished = True
-
-    def _deliver_rest(self, deadline: float) -> bool:
-        closing = list(self.lanes)  # a signal's handler may close the bus meanwhile, which lets go of them
-        complete = self.route_now(deadline - monotonic())
-        self.health.tell_drops(self.lanes)
-        complete = self.route_now(deadline - monotonic()) and complete
-        if not complete:
-            self._route_rest()  # a coroutine holds the loop
-        for lanes in self._closing_order():
-            for lane in lanes:
-                lane.close_soon()
-            for lane in lanes:
-                complete = self._wait(lane.wait_closed, deadline) and complete
-            complete = self.route_now(deadline - monotonic()) and complete
-        return complete and not any(lane.queued for lane in closing)
-
-    def _closing_order(self) -> tuple[list[Lane], list[Lane]]:
-        """Who hears of failures and drops comes last: the others may fail over what they still have."""
-        listening = {*self._router.lanes_of((HandlerFailed, EventsDropped))}
-        first = [lane for lane in self.lanes if lane not in listening]
-        return first, [lane for lane in self.lanes if lane in listening]
-
-    def _wait(self, wait: Callable[[float], bool], deadline: float) -> bool:
-        """Wait in slices: whoever waits for a coroutine that holds the loop has to find it stalled himself."""
-        while not wait(max(0.0, min(POLL_SECONDS, deadline - monotonic()))):
-            self._check_stalls()
-            if monotonic() >= deadline:
-                return False
-        return True
-
-    def _route_rest(self) -> None:
-        """A filter is foreign code, and who closes has a deadline: where it does not return, nobody's is asked."""
-        router = self._router
-        if router.asks and router.filters and router.left(self.inbox):
-            router.asks = self._ask_about_rest()
-        router.route_rest(self.inbox)
-        for lane in self.lanes:
-            lane.end_asking()
-
-    def _ask_about_rest(self) -> bool:
-        thread = threading.Thread(
-            target=self._router.route_rest, args=(self.inbox,), name="eventloop rest", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError:  # an interpreter that ends starts none
-            return False
-
-        def ended(seconds: float) -> bool:
-            thread.join(seconds)
-            return not thread.is_alive() or self._router.stuck
-
-        self._wait(ended, monotonic() + REST_SECONDS)
-        return not thread.is_alive()
+    # --- at the edges of a process --------------------------------------------------------------------------
 
     def become_inert(self) -> None:
         """In a forked child, where the threads are missing: forget all that was to be delivered."""
@@ -332,7 +211,11 @@ class Background:
             self._thread = threading.Thread(
                 target=anyio.run, args=(self._main,), name="eventloop background", daemon=True
             )
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:
+                self._thread = None  # so that a close has nothing to wait for
+                raise
             self._started.wait()
 
     def _call_soon(self, fn: Callable[[], object]) -> None:
@@ -346,12 +229,27 @@ class Background:
         if self._wake is not None:
             self._wake.set()
 
+    def _ring(self) -> None:
+        """Look soon, at something that a subscriber has emitted; on its thread."""
+        if not self._rung:
+            self._rung = True
+            self._call_soon(self._look_in_turn)
+
+    def _look_in_turn(self) -> None:
+        left = self._looked_at + RING_SECONDS - monotonic()
+        if self._loop is None or left <= 0 or self.closed or self._awaited:
+            self._look()
+        else:
+            self._loop.call_later(left, self._look)
+
     async def _main(self) -> None:
         async with anyio.create_task_group() as self._tasks:
             self._loop = asyncio.get_running_loop()
             self._started.set()
             while not self._stopping:
-                self._wake, self._hurried = anyio.Event(), False
+                self._wake, self._hurried, self._rung = anyio.Event(), False, False
+                self._looked_at = monotonic()
+                self._doorbell.looks += 1
                 try:
                     await self._route_inbox()
                     self._look_after_lanes()
@@ -408,23 +306,16 @@ class Background:
         router.route_run()
 
     def _look_after_lanes(self) -> None:
+        self._wake_lanes()
         for lane in self.lanes:
-            if lane.buffer:
-                lane.wake()
             lane.release()  # of one that stalled: who found that out was perhaps the emitting thread
         self._check_stalls()
-        self.health.tell_drops(self.lanes, DROP_REPORT_SECONDS)
+        if self._close is None:
+            self.health.tell_drops(self.lanes, DROP_REPORT_SECONDS)
+        elif self._close.look(certain=True):
+            self._look()  # once more
         if self._looked is not None:
             self._looked()
-
-    def _check_stalls(self) -> None:
-        now = perf_counter()
-        for lane in self.lanes:
-            lane.check(now)
-
-    def _let_go(self) -> None:
-        self._router.routes = {}
-        self.lanes = []  # a subscriber may well hold the bus, which this outlives
 
     def _end(self) -> None:
         for lane in self.lanes:
@@ -432,5 +323,6 @@ class Background:
         if all(lane.done for lane in self.lanes):
             self.closed = self._stopping = True
             self._complete = not any(lane.queued for lane in self.lanes)  # a close may have been interrupted
+            self._tell_losses()
             self._let_go()
             self.finished = True

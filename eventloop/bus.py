@@ -14,8 +14,8 @@ A plain function runs at once on the emitting thread, in priority order; a corou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet, ref
@@ -211,7 +211,8 @@ class Bus:
         start: int = 0,
     ) -> ModuleSubscription:
         """Call `fn(module, inputs, outputs)`, or `fn(name, module, inputs, outputs)`, in the training iterations
-        that `every` and `start` choose; in all others the modules are as they were. What it returns is ignored.
+        that `every` and `start` choose; in all others the modules are as they were. What it returns is ignored. What
+        `torch.compile` made runs eagerly in those iterations: it calls no hooks.
 
         Args:
             pattern: of modules' names, or several: `*` within one part of a name, `**` for any number of parts.
@@ -274,7 +275,9 @@ class Bus:
 
     def post(self, deferred: Deferred, *types: type[Event]) -> None:
         """Hand over events of `types` that the background side will make when their values are there."""
-        if not self.closed:
+        if self._background.finished:
+            self._subscribers.refuse(types)
+        else:
             self._background.post(deferred, types)
 
     def warm_up(self) -> None:
@@ -370,13 +373,15 @@ class Bus:
     # --- ending --------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> DrainReport:
-        """Wait until everything emitted so far is delivered, at most `timeout` seconds.
+        """Wait until everything emitted so far is delivered, and what background subscribers emit meanwhile, at most
+        `timeout` seconds.
 
         Raises:
             RuntimeError: called from a background subscriber, which would wait for itself.
         """
         self._refuse_in_background("flush")
-        complete = self._background.flush(self.drain_timeout if timeout is None else timeout)
+        seconds = self.drain_timeout if timeout is None else timeout
+        complete = self._background.flush(seconds, self._subscribers.noting())
         return DrainReport(complete, self._subscribers.stats())
 
     def never_wait(self) -> None:
@@ -385,24 +390,44 @@ class Bus:
         self._background.never_waits = True
 
     def close(self, timeout: float | None = None) -> DrainReport:
-        """Deliver what was emitted, close the subscribers, stop the thread, within `timeout` seconds.
-        Sync handlers go on working; closing again does nothing. What a Ctrl-C has interrupted the next `close` goes on
-        with, or the exit of the interpreter; a second thread waits, within its own `timeout`, for the one that is closing.
+        """Deliver what was emitted, and what background subscribers emit meanwhile, close the subscribers, stop the thread,
+        within `timeout` seconds. Who emits on and on looks at `bus.closed`. What was dropped or has failed is logged.
+        A delivery for which a flush has waited in vain is waited for no second time, but for a moment.
+        Sync handlers go on working; closing again does nothing; what is emitted afterwards is counted as dropped. What a
+        Ctrl-C has interrupted the next `close` goes on with, or the exit of the interpreter; a second thread waits, within
+        its own `timeout`, for the one that is closing.
 
         Raises:
             RuntimeError: called from a background subscriber.
             Exception: the error of a subscriber with `on_error="raise"` that nobody has seen yet.
         """
         self._refuse_in_background("close")
-        self.closed = True
-        complete = self._background.close(self.drain_timeout if timeout is None else timeout)
-        if self._background.finished:  # else another thread is about to finish it, or the exit will
-            lifetime.forget(self._background)
-            self._subscribers.refresh_routes()
+        complete = self.end(self.drain_timeout if timeout is None else timeout)
         report = DrainReport(complete, self._subscribers.stats())
         if self.health.errors:
             raise self.health.errors.popleft()
         return report
+
+    def end(self, timeout: float) -> bool:
+        """What `close` does before it reports, and all that is done at interpreter exit; whether it was complete."""
+        self.closed = True
+        complete = self._background.close(timeout)
+        if self._background.finished:  # else another thread is about to finish it, or the exit will
+            lifetime.forget(self._background)
+            self._subscribers.refresh_routes()
+            self._subscribers.sweep()
+        return complete
+
+    @contextmanager
+    def telling_losses(self) -> Iterator[None]:
+        """Within the block the caller tells of what was dropped or has failed, so that a close does not."""
+        background = self._background
+        background.tells_losses = False
+        try:
+            yield
+        finally:
+            background.forget_losses()
+            background.tells_losses = True
 
     def __enter__(self) -> Self:
         return self

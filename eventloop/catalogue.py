@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,20 @@ def find_event(event: str | type[Event]) -> type[Event]:
             f"the event name {event!r} is declared by {modules}: subscribe with the class itself"
         )
     raise ValueError(f"unknown event {event!r}{suggest(event, [*_BY_NAME, *ALIASES])}")
+
+
+def several(events: str | type[Event] | Sequence[str | type[Event]]) -> tuple[str | type[Event], ...]:
+    """One event or several, as several: a text is one name, and no sequence of letters.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(events, str | type):
+        return (events,)
+    try:
+        return tuple(events)
+    except TypeError:
+        raise TypeError(f"expected an event, by name or class, or several of them, got {events!r}") from None
 
 
 def declared_events() -> list[type[Event]]:

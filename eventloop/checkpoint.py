@@ -219,15 +219,21 @@ def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]
     return state
 
 
-def load_newest(directory: str | Path, needed: Collection[str] = ()) -> tuple[Path, dict[str, Any]]:
+def load_newest(
+    directory: str | Path | Sequence[str | Path], needed: Collection[str] = ()
+) -> tuple[Path, dict[str, Any]]:
     """The newest checkpoint that is whole and has the keys that are `needed`, and its state; those that cannot be
     used are named in the log.
+
+    Args:
+        directory: where to look; or all that the hooks of a run save in.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    found = scan(directory)
-    path, state = _first_whole(Path(directory), found.paths[::-1], found.damaged, needed)
+    places = _places(directory)
+    found = scan(*places)
+    path, state = _first_whole(places, found, found.paths[::-1], needed)
     if left := found.left_behind(path):
         logger.warning(
             "%s is the newest on the line that was last gone on with; left behind are %s",
@@ -238,7 +244,7 @@ def load_newest(directory: str | Path, needed: Collection[str] = ()) -> tuple[Pa
 
 
 def load_best(
-    directory: str | Path, metric: str | None = None, needed: Collection[str] = ()
+    directory: str | Path | Sequence[str | Path], metric: str | None = None, needed: Collection[str] = ()
 ) -> tuple[Path, dict[str, Any]]:
     """The best checkpoint that is whole, as `load_newest`.
 
@@ -248,22 +254,31 @@ def load_best(
     Raises:
         FileNotFoundError: there is none that was saved as the best of that metric.
     """
-    found = scan(directory)
+    places = _places(directory)
+    found = scan(*places)
     known = found.watched()
     if metric is None and known:
         metric = known[0]
     if metric not in known:
         what = f"of {metric!r}{suggest(metric, known)}" if metric and known else "at all"
         raise FileNotFoundError(
-            f"{directory} holds no best checkpoint {what}: CheckpointHook(save_best=...) saves one"
+            f"{_holding(places)} no best checkpoint {what}: CheckpointHook(save_best=...) saves one"
         )
-    return _first_whole(Path(directory), found.ranking(metric), found.damaged, needed)
+    return _first_whole(places, found, found.ranking(metric), needed)
+
+
+def _places(directory: str | Path | Sequence[str | Path]) -> list[str | Path]:
+    return [directory] if isinstance(directory, str | Path) else list(directory)
+
+
+def _holding(places: Sequence[str | Path]) -> str:
+    return f"{' and '.join(map(str, places))} {'holds' if len(places) == 1 else 'hold'}"
 
 
 def _first_whole(
-    directory: Path, paths: Sequence[Path], damaged: Sequence[str], needed: Collection[str]
+    places: Sequence[str | Path], found: Found, paths: Sequence[Path], needed: Collection[str]
 ) -> tuple[Path, dict[str, Any]]:
-    passed = list(damaged)
+    passed = list(found.damaged)
     for path in paths:
         try:
             state = load_checkpoint(path)
@@ -271,13 +286,13 @@ def _first_whole(
             passed.append(str(error))
             continue
         if missing := [key for key in needed if key not in state]:
-            passed.append(f"{path.name} has no {', '.join(missing)}")
+            passed.append(f"{found.name_of(path)} has no {', '.join(missing)}")
             continue
         for reason in passed:
             logger.warning("passed over for %s: %s", path, reason)
         return path, state
     reasons = "".join(f"; {reason}" for reason in passed)
-    raise FileNotFoundError(f"{directory} holds no checkpoint to resume from{reasons}")
+    raise FileNotFoundError(f"{_holding(places)} no checkpoint to resume from{reasons}")
 
 
 def latest_checkpoint(directory: str | Path, needed: Collection[str] = ()) -> Path:

@@ -28,7 +28,8 @@ class PinnedPool:
 
 
 class _Group(NamedTuple):
-    """Tensors of one device and type: as they are, or on their way into a pinned buffer."""
+    """Tensors of one device and type: as they are, or on their way into a pinned buffer. `copied` is reached once the
+    device has come to them."""
 
     indices: list[int]
     tensors: list[torch.Tensor]
@@ -56,8 +57,16 @@ class HostCopy:
         device = tensors[0].device
         if device.type != "cuda":
             return _Group(indices, tensors, None, None)
-        pinned = self._pool.take(tensors[0].dtype, len(indices))
-        pinned[: len(indices)].copy_(_stack(tensors), non_blocking=True)
+        pinned: torch.Tensor | None
+        try:
+            stacked = _stack(tensors)
+        except (
+            RuntimeError
+        ):  # of a layout that cannot be stacked, which `values` tells; here a step would fail
+            pinned = None
+        else:
+            pinned = self._pool.take(tensors[0].dtype, len(indices))
+            pinned[: len(indices)].copy_(stacked, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(device))
         return _Group(indices, tensors, pinned, copied)
@@ -66,17 +75,28 @@ class HostCopy:
         """True when `values` will not wait."""
         return all(group.copied is None or group.copied.query() for group in self._groups)
 
+    def wait(self) -> None:
+        """Wait until everything that the tensors are computed from is done."""
+        for group in self._groups:
+            if group.copied is not None:
+                group.copied.synchronize()
+
     def values(self) -> list[float]:
-        """The numbers, in the order of the tensors; waits for the device if need be. Call once."""
+        """The numbers, in the order of the tensors; waits for the device if need be. Call once.
+
+        Raises:
+            Exception: there is one that cannot be read.
+        """
         values = [0.0] * self._size
         for group in self._groups:
-            if group.copied is None or group.pinned is None:
+            if group.copied is not None:
+                group.copied.synchronize()
+            if group.pinned is None:
                 if group.tensors[0].is_cpu:  # a dozen times cheaper than to stack them
                     numbers = [tensor.item() for tensor in group.tensors]
                 else:
                     numbers = _stack(group.tensors).tolist()
             else:
-                group.copied.synchronize()
                 numbers = group.pinned[: len(group.indices)].tolist()
                 self._pool.give(group.pinned)
             for i, number in zip(group.indices, numbers, strict=True):

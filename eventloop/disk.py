@@ -121,14 +121,24 @@ class Sink:
 
     def close(self) -> None:
         """Let the second thread go."""
-        if self._beside is not None:
-            self._beside.shutdown()
+        self._let_second_thread_go()
+
+    def _let_second_thread_go(self) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.shutdown(cancel_futures=True)  # what no thread was started for
 
     def _write_beside_the_hash(self, view: memoryview) -> None:
         """Neither waits for the other before the end: a piece that took the one long may take the other little."""
-        self._beside = self._beside or ThreadPoolExecutor(1, "eventloop checkpoint hash")
         failed = threading.Event()
-        hashed = self._beside.submit(partial(self._hash_pieces, failed), view)
+        try:
+            self._beside = self._beside or ThreadPoolExecutor(1, "eventloop checkpoint hash")
+            hashed = self._beside.submit(partial(self._hash_pieces, failed), view)
+        except RuntimeError:  # the main thread has ended: executors take no more, 3.12 starts no thread
+            self._let_second_thread_go()
+            self._hash_pieces(failed, view)
+            self._write_pieces(view)
+            return
         try:
             self._write_pieces(view)
         except BaseException:

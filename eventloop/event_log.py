@@ -19,20 +19,20 @@ from zlib import crc32
 
 import msgspec
 
-from eventloop.catalogue import event_name, find_event, suggest
+from eventloop.catalogue import event_name, find_event, several, suggest
 from eventloop.events import Event
 from eventloop.log_format import (
-    BLOCK,
     FILE_NAME,
     FRAME,
     HEADER,
-    MARK,
     MARK_NUMBER,
+    PLACE_TAG,
     RUN_TAG,
     SHORTEST,
     EventLogError,
     EventRecord,
-    payload_at,
+    block_at,
+    find_frame,
     read_header,
 )
 from eventloop.run import Run
@@ -98,7 +98,8 @@ class EventReader(Iterator[EventRecord[Event]]):
         self.unknown: dict[str, int] = {}
         """Events skipped because nothing imported declares them: name and count."""
         self.unreadable: dict[str, int] = {}
-        """Events skipped because their fields are not those of the class any more: name and count."""
+        """Events skipped because their fields are not those of the class any more, or the class refuses their values:
+        name and count."""
         self.damaged = 0
         """Bytes skipped because their checksum is wrong, with whole records behind them."""
         self.torn: TornTail | None = None
@@ -145,12 +146,12 @@ class EventReader(Iterator[EventRecord[Event]]):
             try:
                 if (record := decode(payload)) is not None:
                     records.append(record)
-            except msgspec.DecodeError:
-                _count(self.unreadable, _tag(key))
             except _NewRun:
                 if records:
                     break
                 self._begin_run(payload)
+            except Exception:  # the class's own code has a say: `__post_init__`, the type of a field
+                _count(self.unreadable, _tag(key))
             at = end
         return records, at
 
@@ -163,13 +164,15 @@ class EventReader(Iterator[EventRecord[Event]]):
         tag = _tag(key)
         if tag == RUN_TAG:
             return _raise_new_run
+        if tag == PLACE_TAG:
+            return _skip
         if self._only is not None and tag not in self._only:
             return self._leave_out
         try:
             kind: Any = EventRecord[find_event(tag)]  # type: ignore[misc]
             decode: Callable[[bytes], EventRecord[Event]]
             decode = msgspec.msgpack.Decoder(kind, dec_hook=_rebuild).decode
-        except (ValueError, TypeError, NameError):  # not declared, or twice, or with fields nobody can decode
+        except Exception:  # not declared, or twice, or with fields nobody can decode
             return partial(_count, self.unknown, tag)
         return decode
 
@@ -185,21 +188,15 @@ class EventReader(Iterator[EventRecord[Event]]):
     # --- framing -------------------------------------------------------------------------------------------
 
     def _block_at(self, position: int) -> bytes:
-        """What the file has there: a block, or the whole frame that begins there if it is larger. The file is opened
-        for each block, so that a reader which nobody reads to its end leaves none open."""
-        left = self._size - position
+        """What the file has there. It is opened for each block, so that a reader which nobody reads to its end leaves
+        none open."""
         with open(self._absolute, "rb", buffering=0) as file:
-            file.seek(position)
-            block = file.read(min(BLOCK, left))
-            if len(block) >= FRAME.size:
-                mark, length, _ = FRAME.unpack_from(block)
-                if mark == MARK_NUMBER and len(block) < FRAME.size + length <= left:
-                    block += file.read(FRAME.size + length - len(block))
-        return block
+            return block_at(file, position, self._size)
 
     def _skip_damage(self) -> bool:
         """Go to the next intact frame; False where there is none, and the rest is a torn tail."""
-        found = self._find_frame(self.position + 1)
+        with open(self._absolute, "rb", buffering=0) as file:
+            found = find_frame(file, self.position + 1, self._size)
         size = (self._size if found is None else found) - self.position
         if found is None:
             self.torn = TornTail(self.position, size)
@@ -213,17 +210,6 @@ class EventReader(Iterator[EventRecord[Event]]):
         if self._on_torn == "warn":
             warnings.warn(f"{self.path}: {what}", stacklevel=4)
         return found is not None
-
-    def _find_frame(self, position: int) -> int | None:
-        while position < self._size:
-            block = self._block_at(position)
-            at = block.find(MARK)
-            while at >= 0:
-                if payload_at(self._block_at(position + at), 0) is not None:
-                    return position + at
-                at = block.find(MARK, at + 1)
-            position += max(1, len(block) - len(MARK) + 1)  # a mark may lie across two blocks
-        return None
 
 
 def read_events(
@@ -256,7 +242,7 @@ def read_events(
 def _tags(only: str | type[Event] | Sequence[str | type[Event]] | None) -> frozenset[str] | None:
     if only is None:
         return None
-    chosen = (only,) if isinstance(only, str | type) else tuple(only)
+    chosen = several(only)
     return None if "*" in chosen else frozenset(event_name(find_event(event)) for event in chosen)
 
 
@@ -266,6 +252,10 @@ class _NewRun(Exception):
 
 def _raise_new_run(payload: object) -> None:
     raise _NewRun
+
+
+def _skip(payload: object) -> None:
+    """Nothing to read."""
 
 
 def _tag(key: bytes) -> str:

@@ -16,7 +16,8 @@ the one just run and `iter` the next one; in a validation after an epoch `epoch`
       after_train
     after_run
 
-Subclassing `Event` declares a new event, at once usable by its snake_case name:
+Subclassing `Event` declares a new event, at once usable by its snake_case name. A field whose type is that of live
+objects, a tensor, an array or a module, is refused there:
 
     class LunchServed(Event):
         dish: str
@@ -34,6 +35,7 @@ import msgspec
 from msgspec import StructMeta
 
 from eventloop.catalogue import declare
+from eventloop.live_fields import refuse_live_fields
 
 Mode = Literal["train", "val", "test"]
 Counter = Literal["iter", "batch", "epoch", "val_epoch", "occurrence"]
@@ -77,6 +79,7 @@ class Event(
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__()
+        refuse_live_fields(cls)
         if not cls.__name__.startswith("_"):
             declare(snake_case(cls.__name__), cls)
 

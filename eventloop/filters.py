@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any, cast
 
 from eventloop.events import Counter, Event
+from eventloop.options import check_bools
 
 Predicate = Callable[[Any], object]
 Passes = Callable[[Event], bool]
@@ -24,8 +25,7 @@ def check_filter(every: int, start: int, once: bool, when: Predicate | None) -> 
             raise TypeError(f"{name} must be an int, got {value!r}")
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
-    if not isinstance(once, bool):
-        raise TypeError(f"once must be True or False, got {once!r}")
+    check_bools(once=once)
     if when is not None and not callable(when):
         raise TypeError(f"when must be a function of the event, got {when!r}")
 

@@ -8,6 +8,23 @@ from collections.abc import Callable
 from eventloop.waiting import Bell
 
 
+class InVain:
+    """How long somebody has waited in vain for what a subscriber is at, told by when that began: the next one waits only
+    for the rest of his time."""
+
+    def __init__(self) -> None:
+        self._began = self._seconds = 0.0
+
+    def add(self, began: float, seconds: float) -> None:
+        """A wait of so many seconds is over, and what began then is not."""
+        self._seconds = seconds + self.waited(began)
+        self._began = began
+
+    def waited(self, began: float) -> float:
+        """Seconds, for what began then."""
+        return self._seconds if began == self._began else 0.0
+
+
 class Flushes:
     """Asked for by any thread, made by the subscriber's own.
 

@@ -5,6 +5,7 @@ The numbers are given out as types come by, so that what one `Frames` wrote only
 
 from __future__ import annotations
 
+import pickle
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from eventloop.events import Event
 _HEADER = struct.Struct("<II")
 _ELSEWHERE = 0xFFFF_FFFF
 """The type number of an event that is not in the bytes."""
+_PICKLED = 0xFFFF_FFFE
+"""The type number of one whose body is a pickle."""
 _LEAVES = (
     inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.StrType, inspect.BytesType, inspect.NoneType,
     inspect.LiteralType, inspect.EnumType, inspect.DateTimeType, inspect.UUIDType, inspect.DecimalType,
@@ -27,8 +30,9 @@ class Frames:
     """Encodes on one thread, decodes on another.
 
     An event comes back equal to what went in. One that would not (a tensor, a tuple where the field says `Any`, a
-    lone surrogate) is not encoded: it stays `ELSEWHERE`, in a list beside the bytes. A value that is not of its
-    field's type, which nobody checks when an event is built, comes back as msgpack has it.
+    lone surrogate) is not encoded: it stays `ELSEWHERE`, in a list beside the bytes, or, if it is for the surrogate
+    alone, is `pickled`. A value that is not of its field's type, which nobody checks when an event is built, comes back
+    as msgpack has it.
     """
 
     ELSEWHERE = _HEADER.pack(_ELSEWHERE, 0)
@@ -56,6 +60,16 @@ class Frames:
             raise TypeError("it would come back changed")
         return _HEADER.pack(number, len(body)) + body
 
+    def pickled(self, event: Event) -> bytes:
+        """The frame of an event that was refused for a lone surrogate in it: as a pickle it comes back equal.
+
+        Raises:
+            Exception: there is something else in it that is not plain, as a tensor, or its class is nowhere to be found.
+        """
+        msgspec.to_builtins(event)
+        body = pickle.dumps(event, pickle.HIGHEST_PROTOCOL)
+        return _HEADER.pack(_PICKLED, len(body)) + body
+
     def decode(self, data: bytes | bytearray, elsewhere: Iterable[Event]) -> Iterator[Event | Exception]:
         """The events of some frames one after the other; in the place of one that cannot be made, why."""
         kept = iter(elsewhere)
@@ -78,10 +92,20 @@ class Frames:
         return self._numbers[kind]
 
     def _decode(self, number: int, body: bytes | bytearray) -> Event | Exception:
+        if number == _PICKLED:
+            return _unpickled(body)
         try:
             return self._decoders[number].decode(body)
         except Exception as error:
             return _unchecked(self._types[number], body, error)
+
+
+def _unpickled(body: bytes | bytearray) -> Event | Exception:
+    try:
+        event: Event = pickle.loads(body)
+    except Exception as error:
+        return error
+    return event
 
 
 def _unchecked(kind: type[Event], body: bytes | bytearray, error: Exception) -> Event | Exception:

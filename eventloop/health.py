@@ -32,20 +32,25 @@ class Health:
 
     def report(self, lane: Lane, error: BaseException, item: Delivery | None, cost: float) -> None:
         """A lane's `Report`: tell of one failure, everybody but the lane itself."""
+        items = item if isinstance(item, list) else [] if item is None else [item]
         if lane.options.on_error == "raise":
+            if items:
+                error.add_note(_note(lane, items))
             self.errors.append(error)
         text = f"{type(error).__name__}: {error}"
         event = HandlerFailed(handler=lane.name, error=text, count=max(1, lane.failed), cost=cost)
-        items = item if isinstance(item, list) else [item]
         # who fails on a report is reported to no lane: two such would keep each other busy for ever
         self._tell(event, lane, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
 
-    def tell_drops(self, lanes: Iterable[Lane], every: float = 0.0) -> None:
-        """Tell of what was dropped since it was last told, of one lane at most once in `every` seconds."""
-        now = perf_counter()
+    def tell_drops(self, lanes: Iterable[Lane], every: float = 0.0) -> bool:
+        """Tell of what was dropped since it was last told, of one lane at most once in `every` seconds; True where there
+        was something to tell."""
+        now, told = perf_counter(), False
         for lane in lanes:
             if count := lane.new_drops(now, every):
                 self._tell(EventsDropped(handler=lane.name, count=count))
+                told = True
+        return told
 
     def tell_slow(self, name: str, event: str, budget: float, p99: float, calls: int) -> None:
         """Tell of a handler over its budget, both in seconds; `calls` were sampled."""
@@ -62,3 +67,9 @@ class Health:
             self.mail.append(event)
         if not by_mail_only:
             self._route(event, about)
+
+
+def _note(lane: Lane, events: list[Event]) -> str:
+    """Whose error it is, as those of synchronous handlers say."""
+    batch = f", the first of a batch of {len(events)}" if len(events) > 1 else ""
+    return f"raised by background subscriber {lane.name} ({lane.runs_on}) on {events[0]!r}{batch}"

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import isnan, nan
 from statistics import median
+
+from eventloop.catalogue import suggest
 
 WINDOW = 10_000
 """Values a `HistoryBuffer` keeps."""
+STATISTICS = ("mean", "min", "max", "current", "median", "avg", "latest")
+"""What `HistoryBuffer.statistics` knows."""
 
 
 class HistoryBuffer:
     """The last values of one scalar with the iteration each belongs to: O(1) to append, bounded.
 
-    `global_avg` is over everything that was ever appended, what has left the window included.
+    Windows are counted in iterations, up to the one of the last value. `global_avg` is over everything that was ever
+    appended, what has left the buffer included. detectron2's names, and MMEngine's: `mean`, `min`, `max`, `current`.
     """
 
     def __init__(self, max_length: int = WINDOW) -> None:
@@ -23,8 +29,10 @@ class HistoryBuffer:
         self._sum = 0.0
         self._count = 0
 
-    def update(self, value: float, iteration: int) -> None:
-        """Append a value."""
+    def update(self, value: float, iteration: int | None = None) -> None:
+        """Append a value; without an iteration it is that of the next one: one after the last, the first is 0."""
+        if iteration is None:
+            iteration = self._values[-1][1] + 1 if self._values else 0
         self._values.append((value, iteration))
         self._sum += value
         self._count += 1
@@ -81,6 +89,54 @@ class HistoryBuffer:
         window = self.window(iterations)
         return sum(window) / len(window)
 
+    def mean(self, window_size: int | None = None) -> float:
+        """Mean over the last `window_size` iterations, or over all that is kept.
+
+        Raises:
+            ValueError: there is no value, or `window_size` is below 1.
+        """
+        values = self._last(window_size)
+        return sum(values) / len(values)
+
+    def max(self, window_size: int | None = None) -> float:
+        """The greatest of the last `window_size` iterations, or of all that is kept; NaN where one of them is.
+
+        Raises:
+            ValueError: there is no value, or `window_size` is below 1.
+        """
+        values = self._last(window_size)
+        return nan if any(map(isnan, values)) else max(values)
+
+    def min(self, window_size: int | None = None) -> float:
+        """The least of them, as `max`.
+
+        Raises:
+            ValueError: there is no value, or `window_size` is below 1.
+        """
+        values = self._last(window_size)
+        return nan if any(map(isnan, values)) else min(values)
+
+    def current(self) -> float:
+        """The last value: MMEngine's name for `latest`.
+
+        Raises:
+            ValueError: there is none.
+        """
+        return self.latest()
+
+    def statistics(self, method_name: str, *args: int, **kwargs: int) -> float:
+        """One of them by its name: `history.statistics("max", 100)`.
+
+        Raises:
+            ValueError: there is no such statistic (with a suggestion), or no value.
+        """
+        if method_name not in STATISTICS:
+            raise ValueError(
+                f"a history has no statistic {method_name!r}{suggest(str(method_name), [*STATISTICS])}"
+            )
+        result: float = getattr(self, method_name)(*args, **kwargs)
+        return result
+
     @property
     def global_avg(self) -> float:
         """Mean over everything.
@@ -90,6 +146,10 @@ class HistoryBuffer:
         """
         self._check()
         return self._sum / self._count
+
+    def _last(self, window_size: int | None) -> list[float]:
+        self._check()
+        return [value for value, _ in self.values()] if window_size is None else self.window(window_size)
 
     def _check(self) -> None:
         if not self._count:

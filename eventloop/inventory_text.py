@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 import msgspec
 
 from eventloop import __version__
 from eventloop.inventory import Inventory, Item, Leftover
 from eventloop.prune import Plan
+from eventloop.surrogates import without_surrogates
 from eventloop.units import on_a_line
 
 SCORES = 4
@@ -27,16 +27,7 @@ def as_json(
     fields = msgspec.to_builtins(inventory)
     if plan is not None:
         fields["prune"] = {**msgspec.to_builtins(plan), "removed": removed, "failed": [*failed]}
-    return msgspec.json.format(msgspec.json.encode(_encodable(fields))).decode()
-
-
-def _encodable(value: Any) -> Any:
-    """A file system's names are bytes; Python has surrogates for those that are not UTF-8, JSON has nothing."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {key: _encodable(item) for key, item in value.items()}
-    return [_encodable(item) for item in value] if isinstance(value, list) else value
+    return msgspec.json.format(msgspec.json.encode(without_surrogates(fields))).decode()
 
 
 def as_lines(inventory: Inventory) -> str:

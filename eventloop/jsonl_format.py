@@ -68,3 +68,17 @@ def unmarked(value: Any) -> Any:
         case list():
             return [unmarked(item) for item in value]
     return value
+
+
+def is_torn(line: bytes) -> bool:
+    """Whether a last line without its end is the beginning of an object, or the zeros that a crash of the machine
+    leaves. No whole object is, as a file made by hand may end with, nor another program's text."""
+    if line.lstrip(b"\0")[:1] not in (b"", b"{"):
+        return False
+    try:
+        msgspec.json.decode(line, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return True
+    except RecursionError:  # nested deeper than whatever we write
+        return False
+    return False

@@ -15,21 +15,25 @@ from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
 from eventloop.asking import HANGS_SECONDS, Asking, is_signal
-from eventloop.events import Event
+from eventloop.doorbell import Doorbell
+from eventloop.events import Event, EventsDropped
 from eventloop.filters import Passes
-from eventloop.flushes import Flushes
+from eventloop.flushes import Flushes, InVain
 from eventloop.handler import RunsOn
 from eventloop.lane_options import LaneOptions
 from eventloop.meter import DELIVERY_PERIOD, WARM_UP
 from eventloop.spans import SpanRecorder
 from eventloop.spill import Spill
 from eventloop.timing import Budget, Timing, Waits
+from eventloop.unencodable import BadEvent, Unencodable, bad_events
 from eventloop.waiting import Bell, Latch
 
 logger = logging.getLogger("eventloop")
 
 _LOOK_SECONDS = 0.05
 """How often a thread that waits for room looks whether there will ever be any."""
+STUCK_SECONDS = 1.0
+"""A delivery that has lasted so long, and for which somebody has waited in vain, is told of."""
 
 Delivery = Event | list[Event]
 
@@ -62,6 +66,7 @@ class Lane(ABC):
         self.waits = Waits()  # of sampled events, from their emit to the begin of their delivery
         self.budget: Budget | None = None
         self.recorder: SpanRecorder | None = None
+        self.doorbell = Doorbell()  # of the background that it is in, once there is one
         self.paused = False
         self.ended_by = ""  # why it takes no more events: "error", "stalled", "cancelled", "closed"
         self.last_error = ""
@@ -75,8 +80,10 @@ class Lane(ABC):
         self._item: Delivery | None = None  # what is being delivered
         self._in_flight = 0  # how many of its events are not accounted for
         self._turned_away = 0  # dropped, or failed in the filter, although older events stay in the queue
-        self._closing = False
+        self._closing = False  # somebody waits for its end
+        self._no_more = False  # nothing comes any more: with an empty queue it ends
         self._flushes = Flushes()
+        self._in_vain = InVain()
         self._asking = Asking()
         self._mute = False  # its filter hung: it is asked no more
         self._account = threading.Lock()
@@ -84,6 +91,8 @@ class Lane(ABC):
         self._spills = options.overflow == "spill"
         self._feeding = threading.Lock()
         self._room = Bell()
+        self._named: set[tuple[str, str]] = set()  # kinds of events that cannot be encoded, which the log has
+        self._losses_told = 0, 0  # dropped and failed
         self._drops_told = 0
         self._drops_told_at = float("-inf")
 
@@ -115,6 +124,24 @@ class Lane(ABC):
     def done(self) -> bool:
         """True when it takes no more events."""
         return bool(self.ended_by) or self.closed.is_set()
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing is in its queue or under way."""
+        return self.done or not (self.queued or self._calling)
+
+    @property
+    def ended(self) -> bool:
+        """True when nobody waits for it any more."""
+        return self.ended_by == "stalled" or self.closed.is_set()
+
+    def new_losses(self) -> str:
+        """What was dropped or has failed, in words, where that is more than when this was last asked; else ""."""
+        now = self.account
+        lost, told = (now.dropped, now.failed), self._losses_told
+        self._losses_told = lost
+        came = now.delivered + now.dropped + now.failed + now.queued
+        return "" if lost == told else f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {came:,}"
 
     # --- the router's side ---------------------------------------------------------------------------------
 
@@ -156,8 +183,7 @@ class Lane(ABC):
             self.accepted += 1
             full = self._full()
             if self.done or (full and not (frame or self._make_room())):
-                self.dropped += 1
-                self._turned_away += 1
+                self._turn_away(event)
                 return
             if full and frame:
                 self._spill.add(frame, event)
@@ -168,14 +194,20 @@ class Lane(ABC):
             if emitted:
                 self.waits.begin(emitted, waiting - 1)
 
-    def lose(self, event: Event | None = None, passes: Passes | None = None) -> None:
-        """Charge the lane with an event that was dropped before it reached the queue."""
+    def lose(self, event: Event | None = None, passes: Passes | None = None) -> bool:
+        """Charge the lane with an event that was dropped before it reached the queue; False where it did not want it."""
         if event is not None and not self._asked(event, passes):
-            return
+            return False
         with self._account:
             self.accepted += 1
-            self.dropped += 1
-            self._turned_away += 1
+            self._turn_away(event)
+        return True
+
+    def _turn_away(self, event: Event | None) -> None:
+        self.dropped += 1
+        self._turned_away += 1
+        if type(event) is EventsDropped:  # told, it would be dropped here again, and that told, for ever
+            self._drops_told += 1
 
     @property
     def hangs_in_filter(self) -> bool:
@@ -266,23 +298,54 @@ class Lane(ABC):
         wanted = self._flushes.asked if number is None else number
         return self._flushes.wait(wanted, lambda: self.done, timeout)
 
-    def close_soon(self) -> None:
-        """Finish once the queue is empty."""
+    def hurry(self) -> None:
+        """Somebody waits for the end: ring whenever the queue is empty."""
         self._closing = True
         self.wake()
 
+    def close_soon(self) -> None:
+        """Finish once the queue is empty."""
+        self._closing = self._no_more = True
+        self.wake()
+
+    def waited_in_vain(self, seconds: float) -> None:
+        """Somebody has waited so long for this lane, and waits no more."""
+        began, took = self._under_way()
+        if began:
+            self._in_vain.add(began, min(took, seconds))
+
+    @property
+    def waited(self) -> float:
+        """How many seconds somebody has waited in vain for what is still under way; 0.0 where nobody has."""
+        began, _ = self._under_way()
+        return self._in_vain.waited(began) if began else 0.0
+
+    @property
+    def stuck(self) -> str:
+        """What it does not come back from, for who has waited in vain."""
+        if not self.waited or self.ended_by == "stalled":  # which is told already
+            return ""
+        _, took = self._under_way()
+        return f"stuck for {took:.1f} s in {self._calling or 'one delivery'}" if took >= STUCK_SECONDS else ""
+
+    def _under_way(self) -> tuple[float, float]:
+        """When the delivery, or the callback, under way began, and its seconds up to now; zeros where there is none."""
+        began = self._began
+        return (began, perf_counter() - began) if began else (0.0, 0.0)
+
     def wait_closed(self, timeout: float) -> bool:
         """Wait until the queue is empty and `on_close` has run; a stalled lane is not waited for."""
-        return self.ended_by == "stalled" or self.closed.wait(timeout)
+        return self.ended or self.closed.wait(timeout)
 
     def new_drops(self, now: float, every: float) -> int:
         """How many events were dropped since this last said so, at most once in `every` seconds."""
-        count = self.dropped - self._drops_told
-        if not count or now - self._drops_told_at < every:
-            return 0
-        self._drops_told += count
-        self._drops_told_at = now
-        return count
+        with self._account:
+            count = self.dropped - self._drops_told
+            if not count or now - self._drops_told_at < every:
+                return 0
+            self._drops_told += count
+            self._drops_told_at = now
+            return count
 
     def abandon(self) -> None:
         """Stop at the deadline of a close: what is queued stays in the account as left."""
@@ -415,7 +478,7 @@ class Lane(ABC):
             if error is None:
                 self.delivered += count
             else:
-                self.failed += count
+                self._charge(error, count)
         if self.calls <= WARM_UP:
             self._took(took)
         elif not self.calls % DELIVERY_PERIOD:
@@ -448,8 +511,19 @@ class Lane(ABC):
         if self.budget is not None:
             self.budget.look(seconds, self.busy)
 
+    def _charge(self, error: BaseException, count: int) -> None:
+        """Enter a delivery of so many events that failed; of one with events that cannot be encoded these alone have."""
+        failed = len(bad_events(error, count)) or count
+        self.failed += failed
+        self.delivered += count - failed
+
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
         self.last_error = f"{type(error).__name__}: {error}"
+        if bad := bad_events(error, len(item) if isinstance(item, list) else 1):
+            # no fault of the subscriber: it goes on, whatever `on_error` says
+            if new := self._name(bad):
+                self._report(self, Unencodable(new, len(new)), item, took)
+            return
         disable, failures = self.options.on_error == "disable", self.failed
         if disable or failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
             what = "and is disabled" if disable else f"({failures} failures so far)"
@@ -457,6 +531,18 @@ class Lane(ABC):
         self._report(self, error, item, took)  # first: who waits for the lane to end finds the report
         if disable:
             self.give_up("error")
+
+    def _name(self, events: list[BadEvent]) -> list[BadEvent]:
+        """Log each kind of event, and its field, once; returns those that are new."""
+        new = [bad for bad in events if (bad.event, bad.field) not in self._named]
+        for bad in new:
+            if (bad.event, bad.field) not in self._named:
+                self._named.add((bad.event, bad.field))
+                logger.error(
+                    "%s: %s. It has failed, as others like it will, and the rest goes on. Give the event plain fields: "
+                    "numbers, texts, bytes, and lists and mappings of them", self.name, bad,
+                )  # fmt: skip
+        return new
 
     def _flush_if_due(self) -> None:
         if self._flushes and (number := self._flushes.take(self.handled)):
@@ -473,17 +559,21 @@ class Lane(ABC):
         self.closed.set()
         self._flushes.let_go()
         self.release()
+        if self._closing:
+            self.doorbell.ring()
 
     def _call_back(self, callback: Callable[[], object] | None, what: str) -> None:
         if callback is None:
             return
         failure: BaseException | None = None
+        before = self.doorbell.newest()
         with self._account:
             self._began, self._calling = perf_counter(), what
         try:
             callback()
         except BaseException as error:  # a SystemExit in a subscriber is its own affair
             failure = error
+        self.doorbell.look(before)
         with self._account:
             stalled = not self._calling
             self._began, self._calling = 0.0, ""
@@ -493,6 +583,8 @@ class Lane(ABC):
     def complain(self, error: BaseException, what: str) -> None:
         """Tell of an error that is no event's."""
         self.last_error = f"{type(error).__name__}: {error} (in {what})"
+        if self.options.on_error == "raise":
+            error.add_note(f"raised by background subscriber {self.name} ({self.runs_on}) in {what}")
         logger.error("background subscriber %s failed in %s", self.name, what, exc_info=error)
         self._report(self, error, None, 0.0)
 

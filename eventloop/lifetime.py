@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from eventloop.bus import Bus
 
 _buses: weakref.WeakSet[Bus] = weakref.WeakSet()
-_open: dict[Background, float] = {}
-"""Background sides that may still owe somebody an event, with the seconds each may take to deliver at exit."""
+_open: dict[Background, tuple[float, weakref.ref[Bus]]] = {}
+"""Background sides that may still owe somebody an event, with the seconds each may take to deliver at exit, and its bus."""
 
 FORK_SECONDS = 1.0
 """How long a fork may wait, in all, for threads that are writing a log line."""
@@ -29,7 +29,7 @@ def watch(bus: Bus, background: Background) -> None:
     _buses.add(bus)
     for ended in [b for b in list(_open) if b.finished]:
         forget(ended)
-    _open[background] = bus.drain_timeout
+    _open[background] = bus.drain_timeout, weakref.ref(bus)
     weakref.finalize(bus, background.end_soon).atexit = False
 
 
@@ -40,8 +40,10 @@ def forget(background: Background) -> None:
 
 @atexit.register
 def _drain_all() -> None:
-    for background, timeout in list(_open.items()):
-        background.close(timeout)
+    for background, (timeout, alive) in list(_open.items()):
+        bus = alive()
+        end = background.close if bus is None else bus.end
+        end(timeout)
 
 
 def _silence_all() -> None:

@@ -24,7 +24,8 @@ SCHEMA = 1
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A run went back to a checkpoint, while another was the newest: the sequences of both."""
+    """A run went back to a checkpoint, while another was the newest: the sequences of both. Where the hooks of the run
+    save in several directories, each has the turn, which may name checkpoints of another."""
 
     back_to: int
     newest: int

@@ -157,6 +157,7 @@ class TrainLoop:
         """Count a batch that a handler did not want; True when the epoch ends here."""
         trainer = self._trainer
         trainer.batch_idx += 1
+        trainer.metrics.in_iteration = False
         if trainer.by_epoch:
             self._pass.stops(trainer.batch_idx)
         return self._cut_short()

@@ -43,7 +43,8 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
     """What the one who saves says of a checkpoint besides its contents.
 
     Attributes:
-        sequence: greater than that of every checkpoint saved before it in its directory; no clock is trusted.
+        sequence: greater than that of every checkpoint saved before it in its directory, or in those of the other hooks
+            of its run; no clock is trusted.
         best: the metrics of which it was the best so far, and what is better: "greater" or "less".
         metrics: the scores of the last validation before it was saved; "nan", "inf" and "-inf" are texts.
         validated_at: the iteration that validation was made at; of a best one it is that of the checkpoint.

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from eventloop.events import Event, HistogramLogged, ImageLogged
-from eventloop.packet import Moment, Place
+from eventloop.packet import Moment, Place, Unread
+from eventloop.scalar import unreadable_kind
+
+logger = logging.getLogger("eventloop")
 
 Kind = Literal["image", "histogram"]
+
+WARNED_LIMIT = 256
+"""Images whose values were found out of range are told by their names, so many of them at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +32,37 @@ class Medium:
     moment: Moment
     tensor: torch.Tensor
 
-    def event(self, place: Place) -> Event:
+    def event(self, place: Place, warned: set[str]) -> Event:
         """What writers are told. The copy must have ended."""
         moment = self.moment
-        array = self.tensor.numpy()
         if self.kind == "image":
-            array = np.ascontiguousarray(np.moveaxis(_as_bytes(array), 0, -1))
+            array = np.ascontiguousarray(np.moveaxis(self._pixels(warned), 0, -1))
             return ImageLogged(
                 mode=moment.mode, iter=moment.iteration, step=moment.step, epoch=moment.epoch, name=self.name,
                 data=array.tobytes(), shape=array.shape, dtype="uint8",
                 max_iters=place.max_iters, max_epochs=place.max_epochs,
             )  # fmt: skip
+        array = self.tensor.numpy()
         return HistogramLogged(
             mode=moment.mode, iter=moment.iteration, step=moment.step, epoch=moment.epoch, name=self.name,
             data=array.tobytes(), shape=array.shape, dtype=str(array.dtype),
             max_iters=place.max_iters, max_epochs=place.max_epochs,
         )  # fmt: skip
+
+    def _pixels(self, warned: set[str]) -> Any:
+        """The image in bytes."""
+        if self.tensor.dtype == torch.uint8:
+            return self.tensor.numpy()
+        image = np.nan_to_num(self.tensor.float().numpy(), nan=0.0, posinf=inf, neginf=-inf)
+        if self.name not in warned and _is_cut(image) and len(warned) < WARNED_LIMIT:
+            warned.add(self.name)
+            logger.warning(
+                "image %r of iteration %d has values from %.4g to %.4g: floats are intensities from 0 to 1, and what is "
+                "beyond is cut, as SummaryWriter does. Put one in 0..255 as uint8 or divided by 255, and bring any other "
+                "to [0, 1]; this is said once for a name",
+                self.name, self.moment.iteration, image.min(), image.max(),
+            )  # fmt: skip
+        return (np.clip(image, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
 
 
 class MediaPacket:
@@ -46,12 +70,22 @@ class MediaPacket:
 
     Args:
         copied: CUDA events behind the copies that are under way.
+        warned: names of images of which the log has that they are out of range.
+        leave_out: told what cannot be read.
     """
 
-    def __init__(self, media: list[Medium], copied: list[torch.cuda.Event], place: Place) -> None:
+    def __init__(
+        self, media: list[Medium], copied: list[torch.cuda.Event], place: Place, warned: set[str],
+        leave_out: Callable[[list[Unread]], None],
+    ) -> None:  # fmt: skip
         self._media = media
         self._copied = copied
         self._place = place
+        self._warned = warned
+        self._leave_out = leave_out
+
+    def __repr__(self) -> str:
+        return f"MediaPacket({', '.join(repr(medium.name) for medium in self._media[:5])})"
 
     def ready(self) -> bool:
         """True when everything is on the host."""
@@ -61,14 +95,20 @@ class MediaPacket:
         """The events, in the order their tensors were put; waits for the device if need be."""
         for event in self._copied:
             event.synchronize()
-        return [medium.event(self._place) for medium in self._media]
+        events: list[Event] = []
+        for medium in self._media:
+            try:
+                events.append(medium.event(self._place, self._warned))
+            except Exception as error:  # the others are told
+                self._leave_out([Unread(medium.name, medium.moment.iteration, error)])
+        return events
 
 
 def image_of(name: str, image: Any) -> torch.Tensor:
     """Check an image and start its way to the host.
 
     Raises:
-        TypeError: it is no tensor or array, or its values are neither uint8 nor floating point.
+        TypeError: it is no tensor or array, has no values to read, or they are neither uint8 nor floating point.
         ValueError: it is not (1 or 3 or 4, height, width).
     """
     tensor = _tensor("image", name, image)
@@ -92,8 +132,6 @@ def histogram_of(name: str, values: Any) -> torch.Tensor:
         ValueError: it is empty.
     """
     tensor = _tensor("histogram", name, values)
-    if tensor.is_complex():
-        raise TypeError(f"histogram {name!r} must be of real numbers, got {tensor.dtype}")
     if not tensor.numel():
         raise ValueError(f"histogram {name!r} has no values")
     return to_host(tensor.reshape(-1).float())
@@ -109,13 +147,28 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def _tensor(what: str, name: str, value: Any) -> torch.Tensor:
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
+        value = _of_array(what, name, value)
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{what} {name!r} must be a tensor or an array, got {value!r}")
+    if kind := unreadable_kind(value):
+        raise TypeError(f"{what} {name!r} must be of real numbers, got {kind}")
     return value
 
 
-def _as_bytes(array: Any) -> Any:
-    if array.dtype == np.uint8:
-        return array
-    return (np.clip(np.nan_to_num(array.astype(np.float32)), 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
+def _of_array(what: str, name: str, array: Any) -> torch.Tensor:
+    """The tensor of an array, which shares its memory where torch can: of one with negative strides (`image[::-1]`), one
+    that is not to be written or one in another byte order it is of a copy."""
+    try:
+        if array.flags.writeable:  # else torch warns
+            return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        pass
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    except TypeError:
+        raise TypeError(f"{what} {name!r} must be of real numbers, got an array of {array.dtype}") from None
+
+
+def _is_cut(image: Any) -> bool:
+    """Whether there are values so far outside of [0, 1] that rounding them to bytes does not bring them back."""
+    return bool(image.size and (image.min() * 255 < -0.5 or image.max() * 255 >= 255.5))

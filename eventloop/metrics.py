@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,12 +29,13 @@ from eventloop.packet import (
     Row,
     Scalar,
     Shape,
+    Unread,
     enter,
     read_on_host,
     read_rows,
     tensors_in,
 )
-from eventloop.scalar import is_number, own, single_number
+from eventloop.scalar import is_number, own, refuse_unreadable, single_number, unreadable_kind
 
 logger = logging.getLogger("eventloop")
 
@@ -78,6 +79,8 @@ class EventStorage:
         """Whether so much waits that it should be collected before its interval ends."""
         self.relieve: Callable[[], None] | None = None
         """Called when there is no room for more, to collect at once; what is left then is given up."""
+        self.unreadable: Counter[str] = Counter()
+        """How many values of a name could not be read, and are logged nowhere."""
         self._gave_up = False
         self._rows: list[Row] = []
         self._entered = 0  # how many of them are in the histories: what was read early
@@ -86,6 +89,7 @@ class EventStorage:
         self._crowd_at = CROWD  # and at which the values of each name are counted
         self._media: list[Medium] = []
         self._media_devices: set[torch.device] = set()
+        self._warned: set[str] = set()  # names of images that were out of range
         self._unread: deque[Packet] = deque()
         self._late: list[Row] = []  # those read, and not entered
         self._followed = False  # whether somebody holds a history, and may look at it again
@@ -135,7 +139,9 @@ class EventStorage:
             cur_iter: the 0-based iteration it belongs to; the current one by default.
 
         Raises:
-            TypeError: `value` is no single number.
+            TypeError: `value` is no single number. Whether the kind of a tensor has numbers (a complex or sparse one,
+                or one of the meta device, has none) is seen at the first put of a name; later ones that cannot be read
+                are left out of what is logged, counted in `unreadable` and told in the log.
             ValueError: the name was put with another hint before.
         """
         if self._prefix:
@@ -150,7 +156,7 @@ class EventStorage:
             number = single_number(name, value)
         shape = self._shapes.get(name)
         if shape is None or shape.smooth is not smoothing_hint:
-            shape = self._begin(name, smoothing_hint)
+            shape = self._begin(name, smoothing_hint, (number,))
         # `_put` of one value, in place where it is called most: the call would be a tenth of the time
         rows = self._rows
         if cur_iter is None:
@@ -191,7 +197,7 @@ class EventStorage:
             own_names = tuple(self._prefix + name for name in names) if self._prefix else names
             found = self._shapes.get(own_names)
             shape = self._floats = (
-                found if found is not None and found.smooth else self._begin(own_names, True)
+                found if found is not None and found.smooth else self._begin(own_names, True, ())
             )
         rows = self._rows
         rows.append(Row(shape, [*values] if len(values) > 1 else values[0], self.iter, self.phase))
@@ -208,21 +214,32 @@ class EventStorage:
                     continue
                 numbers.append(own(value))
             elif is_number(value):
-                numbers.append(single_number(name, value))
+                try:
+                    numbers.append(single_number(name, value))
+                except TypeError:
+                    continue
             else:
                 continue
             names.append(self._prefix + name if self._prefix else name)
-        if names:
+        if not names:
+            return
+        try:
             self._put(tuple(names), numbers, True, None)
+        except (
+            TypeError
+        ):  # names of which some are new, with tensors of no numbers: their kind is looked at there alone
+            self._put_readable(names, numbers)
 
     def put_image(self, name: str, image: Any) -> None:
         """Put one image for the current iteration; `image_logged` delivers it, with the next `collect_media`.
 
         Args:
-            image: tensor or array (channels, height, width), 1, 3 or 4 channels; uint8, or floats in [0, 1].
+            image: tensor or array (channels, height, width), 1, 3 or 4 channels; uint8, or floats in [0, 1]. Floats
+                beyond are cut, NaN is black: the values are looked at in the background, and the log has a warning,
+                one a name.
 
         Raises:
-            TypeError, ValueError: it is something else.
+            TypeError, ValueError: it has another shape or type, or no values to read.
         """
         self._put_medium("image", name, image_of(name, image), image)
 
@@ -267,7 +284,7 @@ class EventStorage:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
             copied.append(event)
-        return MediaPacket(media, copied, place or Place())
+        return MediaPacket(media, copied, place or Place(), self._warned, self._leave_out)
 
     @property
     def pending(self) -> int:
@@ -311,35 +328,57 @@ class EventStorage:
         self._followed = True
         return dict(self._histories)
 
+    def read_pending(self) -> list[Row]:
+        """What was put since the last `collect`, as numbers; it stays. Waits for values that are still on the device."""
+        self._read_all()
+        return [*self._rows]
+
     def settle(self, packet: Packet | None = None) -> None:
         """Read collected values, oldest packet first: up to `packet`, or all of them. All are then entered into the
         histories; those of a packet only where somebody follows one, or many have come together."""
+        unread: list[Unread] = []
         with self._lock:
             if packet is not None and packet not in self._unread:
                 return  # read early, by somebody who waited for it; those after it may not be there yet
             while self._unread:
                 oldest = self._unread.popleft()
-                oldest.read()
+                unread += oldest.read()
                 self._late += oldest.rows[oldest.entered :]
                 if oldest is packet:
                     break
             if packet is None or self._followed or len(self._late) >= LATE_LIMIT:
                 late, self._late = self._late, []
                 enter(late, self._histories)
+        self._leave_out(unread)
 
     def _read_all(self) -> None:
         self.settle()
         # What is read early is still logged at the end of its interval: it stays pending, as floats.
         fresh = self._rows[self._entered :]
-        read_rows(fresh, None)
+        unread = read_rows(fresh, None)
         enter(fresh, self._histories)
+        if unread:
+            self._rows[self._entered :] = fresh  # without them
         self._entered = len(self._rows)
+        self._leave_out(unread)
+
+    def _leave_out(self, unread: list[Unread]) -> None:
+        """Count values that could not be read, and tell of the 1st, 2nd, 4th, 8th, ... of a name."""
+        for name, iteration, error in unread:
+            with self._lock:
+                self.unreadable[name] += 1
+                count = self.unreadable[name]
+            if count & (count - 1) == 0:
+                logger.error(
+                    "metric %r of iteration %d cannot be read and is left out (%d so far): %s: %s",
+                    name, iteration, count, type(error).__name__, error,
+                )  # fmt: skip
 
     def _put(self, names: tuple[str, ...], values: list[Scalar], smooth: bool, cur_iter: int | None) -> None:
         key = names if len(names) > 1 else names[0]
         shape = self._shapes.get(key)
         if shape is None or shape.smooth is not smooth:
-            shape = self._begin(key, smooth)
+            shape = self._begin(key, smooth, values)
         numbers = values if len(values) > 1 else values[0]
         rows = self._rows
         if cur_iter is None:
@@ -348,6 +387,12 @@ class EventStorage:
             rows.append(Row(shape, numbers, cur_iter, self.inside))
         if len(rows) > self._look_at:
             self._look()
+
+    def _put_readable(self, names: list[str], values: list[Scalar]) -> None:
+        pairs = zip(names, values, strict=True)
+        kept = {name: v for name, v in pairs if not isinstance(v, torch.Tensor) or not unreadable_kind(v)}
+        if kept:
+            self._put(tuple(kept), [*kept.values()], True, None)
 
     def _set_phase(self, epoch: int, mode: str) -> None:
         inside = self.in_iteration
@@ -370,9 +415,11 @@ class EventStorage:
             )
             del self._media[:half]
 
-    def _begin(self, key: str | tuple[str, ...], smooth: bool) -> Shape:
-        """Names are put together for the first time."""
+    def _begin(self, key: str | tuple[str, ...], smooth: bool, values: Sequence[Scalar]) -> Shape:
+        """Names are put together for the first time: the values, if there are any to look at, must be numbers."""
         names = (key,) if isinstance(key, str) else key
+        if values:
+            refuse_unreadable(names, values)
         for name in names:
             if self._hints.get(name, smooth) is not smooth:
                 raise ValueError(

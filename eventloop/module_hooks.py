@@ -7,8 +7,9 @@ are put on before such an iteration and taken off after it.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -26,6 +27,30 @@ if TYPE_CHECKING:
 
 Kind = Literal["forward", "backward"]
 KINDS = ["forward", "backward"]
+
+
+class Eagerly:
+    """Inside, what `torch.compile` made runs eagerly: its graphs were traced without the hooks of the modules, and would
+    not call them. It may be entered again before it is left, and left in any order."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._stance: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        if self._stance is None and "torch._dynamo" in sys.modules:
+            self._stance = torch.compiler.set_stance("force_eager")
+        self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._inside -= 1
+        if not self._inside and self._stance is not None:
+            stance, self._stance = self._stance, None
+            stance.__exit__(None, None, None)
+
+
+eagerly = Eagerly()
+"""The compiler's stance is one for the process."""
 
 
 class ModuleSubscription:
@@ -70,10 +95,13 @@ class ModuleSubscription:
     def install(self) -> None:
         """Put the hooks on."""
         if not self._handles:
+            eagerly.__enter__()
             self._handles = [self._register(name, module) for name, module in self.modules.items()]
 
     def remove(self) -> None:
         """Take them off."""
+        if self._handles:
+            eagerly.__exit__()
         while self._handles:
             self._handles.pop().remove()
 
@@ -125,13 +153,22 @@ def match_modules(model: torch.nn.Module, pattern: str | Sequence[str]) -> dict[
     "layers.*" is "layers.0" and not "layers.0.norm"; "**" stands for whole parts, any number of them.
 
     Raises:
-        ValueError: a pattern matches no module (with a suggestion).
+        ValueError: a pattern matches no module (with a suggestion), or there is none.
     """
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+    if not patterns:
+        raise ValueError(
+            f"no module is chosen: the pattern is {pattern!r}; give the name of one, a pattern such as '*', or several"
+        )
     names = {name: module for name, module in model.named_modules() if name}
     found: dict[str, torch.nn.Module] = {}
     for each in patterns:
         own = {name: module for name, module in names.items() if _matches(name.split("."), each.split("."))}
+        if not own and not names:
+            raise ValueError(
+                f"no module of {type(model).__name__} matches {each!r}: it has none inside it; give the model that it is "
+                "a part of"
+            )
         if not own:
             raise ValueError(f"no module of {type(model).__name__} matches {each!r}{suggest(each, [*names])}")
         found |= own

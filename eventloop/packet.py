@@ -155,16 +155,31 @@ def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:
     return found
 
 
-def read_rows(rows: Iterable[Row], copy: HostCopy | None) -> None:
+class Unread(NamedTuple):
+    """A value that could not be read."""
+
+    name: str
+    iteration: int
+    error: Exception
+
+
+def read_rows(rows: list[Row], copy: HostCopy | None) -> list[Unread]:
     """Replace the tensors by their numbers: from a copy under way, or by reading each, which on the CPU is a
-    sixth of the cost of stacking them."""
-    numbers = iter(copy.values()) if copy is not None else None
-    _replace_tensors(rows, _number_of if numbers is None else lambda _: next(numbers))
+    sixth of the cost of stacking them. Values that cannot be read are taken out of the rows, and returned."""
+    try:
+        numbers = iter(copy.values()) if copy is not None else None
+        _replace_tensors(rows, _number_of if numbers is None else lambda _: next(numbers))
+    except Exception:  # of one of them: the others are read one by one
+        if copy is not None:
+            copy.wait()
+        return _read_what_can_be(rows)
+    return []
 
 
 def read_on_host(rows: Iterable[Row]) -> None:
-    """Replace the tensors that nothing has to be waited for by their numbers: those of a CPU."""
-    _replace_tensors(rows, lambda tensor: _number_of(tensor) if tensor.device.type == "cpu" else tensor)
+    """Replace the tensors that nothing has to be waited for by their numbers: those of a CPU. One that cannot be read
+    stays, for `read_rows` to tell of."""
+    _replace_tensors(rows, _number_if_on_host)
 
 
 def _replace_tensors(rows: Iterable[Row], by: Callable[[torch.Tensor], Scalar]) -> None:
@@ -174,6 +189,37 @@ def _replace_tensors(rows: Iterable[Row], by: Callable[[torch.Tensor], Scalar]) 
             values[:] = [value if type(value) is float else by(value) for value in values]
         elif type(values) is not float:
             row.values = by(values)
+
+
+def _read_what_can_be(rows: list[Row]) -> list[Unread]:
+    """As `read_rows`, of rows in which something cannot be. Changes the list itself, which others have, too."""
+    unread: list[Unread] = []
+    kept: list[Row] = []
+    for row in rows:
+        values = row.values if isinstance(row.values, list) else [row.values]
+        names: list[str] = []
+        numbers: list[Scalar] = []
+        for name, value in zip(row.shape.names, values, strict=True):
+            try:
+                numbers.append(value if type(value) is float else float(value.item()))  # type: ignore[union-attr]
+            except Exception as error:
+                unread.append(Unread(name, row.iteration, error))
+            else:
+                names.append(name)
+        if len(names) < len(values):
+            row.shape = Shape(tuple(names), row.shape.smooth)
+        if numbers:
+            row.values = numbers if len(numbers) > 1 else numbers[0]
+            kept.append(row)
+    rows[:] = kept
+    return unread
+
+
+def _number_if_on_host(tensor: torch.Tensor) -> Scalar:
+    try:
+        return _number_of(tensor) if tensor.device.type == "cpu" else tensor
+    except Exception:
+        return tensor
 
 
 def _number_of(tensor: torch.Tensor) -> float:
@@ -209,14 +255,21 @@ class Packet:
         self._place = place
         self._copy = copy
 
+    def __repr__(self) -> str:
+        if not self.rows:
+            return "Packet(no metrics)"
+        return f"Packet(metrics of iterations {self.rows[0].iteration} to {self.rows[-1].iteration})"
+
     def ready(self) -> bool:
         """True when the values are on the host."""
         return self._copy is None or self._copy.ready()
 
-    def read(self) -> None:
-        """Make every value a float; waits for the device if need be. The storage calls it, once."""
-        read_rows(self.rows, self._copy)
+    def read(self) -> list[Unread]:
+        """Make every value a float; waits for the device if need be. Returns those that cannot be read, which are not
+        among the rows any more. The storage calls it, once."""
+        unread = read_rows(self.rows, self._copy)
         self._copy = None
+        return unread
 
     def settled(self) -> list[Row]:
         """The rows, once all of them are read, and those of the packets before; waits for the device if need be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary, finalize
 
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from eventloop.index_reader import IndexReader
 from eventloop.loaders import length_of
-from eventloop.readers import Reader, reader_of
+from eventloop.readers import Reader, StatefulReader, reader_of
 from eventloop.rng import (
     generators_of,
     lost_in,
@@ -160,6 +161,15 @@ class LoaderPosition:
         self._loader_state = state.get("loader")
         self.evaluated = int(state["evaluated"])
         self._resuming = self._trainer.batch_idx > 0
+
+    def put_back(self, loader: Any, state: Mapping[str, Any]) -> None:
+        """Another pass was made over a loader that saves its own place: the one under way, or the next, goes on from
+        the state it had."""
+        if self._current is not None and self._current[0] is loader:
+            reader = self._current[1]
+            assert isinstance(reader, StatefulReader)
+            state = reader.put_back(state)
+        loader.load_state_dict(deepcopy(state))  # it may keep it, and go on in it
 
     def rescale(self, saved: int, own: int) -> None:
         """A pass of `saved` batches goes on as one of `own`, after as large a part of it."""

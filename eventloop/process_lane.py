@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,8 +29,10 @@ import msgspec
 from eventloop.events import Event
 from eventloop.lane import Report
 from eventloop.lane_options import LaneOptions
+from eventloop.launch import Home
 from eventloop.supervision import SupervisedLane
 from eventloop.target import owner_of, pack
+from eventloop.unencodable import Unencodable, bad_events
 from eventloop.wire import EventEncoder, Frame, Kind, Progress, Setup, frame, unpack_error
 from eventloop.worker_process import END_SECONDS, WorkerProcess
 
@@ -51,6 +52,7 @@ class ProcessLane(SupervisedLane):
     def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
         self._target = pack(fn, options.on_flush, options.on_close)
         self._owner = owner_of(fn)
+        self._home = Home.here()  # of every worker, wherever the program is by then
         self._limit = 1 if options.overflow == "latest" else IN_FLIGHT
         own = replace(options, batch=False, on_flush=None, on_close=None)
         calls = {"on_flush": options.on_flush, "on_close": options.on_close}
@@ -117,13 +119,15 @@ class ProcessLane(SupervisedLane):
             self._hear(message)
         if self._finished or self._abandoned:  # what `abandon` has killed leaves is not dropped
             return
+        if self._closing and not self._no_more and not self.queued:
+            self.doorbell.ring()
         if self.worker.gone:
             self._lost(self.worker.end(END_SECONDS))
         elif self._overdue() <= 0:
             self._stalled()
 
     def _start_worker(self) -> None:
-        if (self.ended_by or (self._closing and self.deaths)) and not self.queued:
+        if (self.ended_by or (self._no_more and self.deaths)) and not self.queued:
             self._finished = True  # a new worker would have nothing to close
             return
         if (left := self._start_at - monotonic()) > 0:
@@ -136,11 +140,11 @@ class ProcessLane(SupervisedLane):
         self._told = Progress(0, 0.0)
         self._since = monotonic()
         try:
-            self.worker = WorkerProcess()
+            self.worker = WorkerProcess(self._home)
         except OSError as error:
             self._lost(f"it could not be started: {error}")
             return
-        path = [entry or os.getcwd() for entry in sys.path]
+        path = [os.fsencode(entry) for entry in self._home.path]
         setup = Setup(path, self._target, self.options.on_error == "disable")
         self.worker.push(frame(Kind.SETUP, 0, msgspec.msgpack.encode(setup)))
 
@@ -153,7 +157,7 @@ class ProcessLane(SupervisedLane):
     # --- sending -------------------------------------------------------------------------------------------
 
     def _feed(self, worker: WorkerProcess) -> None:
-        ending = self._closing or bool(self.ended_by)  # before the queue is found empty
+        ending = self._no_more or bool(self.ended_by)  # before the queue is found empty
         if self._ready and self._recording != (self.recorder is not None):
             self._recording = not self._recording
             worker.push(frame(Kind.RECORD, int(self._recording)))
@@ -197,7 +201,7 @@ class ProcessLane(SupervisedLane):
             try:
                 self._encoder.encode(event, frames)
                 flight.append(event)
-            except Exception as error:
+            except Unencodable as error:
                 with self._account:
                     self.failed += 1
                 self._failure(error, event, 0.0)
@@ -268,10 +272,12 @@ class ProcessLane(SupervisedLane):
         self._acknowledged += len(flight)
         self._land(len(flight))
         with self._account:
-            self.failed += len(flight)
+            self._charge(error, len(flight))
             self.calls += 1
             self.seconds += seconds
-        if self.options.on_error == "disable":  # the worker has stopped, too
+        if self.options.on_error == "disable" and not bad_events(
+            error, len(flight)
+        ):  # the worker has stopped, too
             self._drop_flights()  # first: who waits for the lane to end finds them counted
         self._failure(error, self._item_of(flight), seconds)
         self._moved()

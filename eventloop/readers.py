@@ -31,7 +31,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from eventloop.index_reader import IndexReader
-from eventloop.loaders import is_stream, persists, why_not_by_index
+from eventloop.loaders import is_stream, length_of, persists, why_not_by_index
 from eventloop.plain import plain
 from eventloop.plain_reader import PlainReader
 from eventloop.rng import rng_state, samplers_of, samplers_state, saves_itself, set_rng_state
@@ -77,6 +77,7 @@ class StatefulReader:
     def __init__(self) -> None:
         self._began = False
         self._loaded = False
+        self._put_back: Any = None  # a state, until the loader has gone on from there
 
     def open(self, loader: Any, skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
         """See `Reader`."""
@@ -84,9 +85,10 @@ class StatefulReader:
         self._began, self._loaded = True, False
         if skip and not (began or loaded):
             why = f"the checkpoint has no state of the {type(loader).__name__}"
-            return PlainReader(why).open(loader, skip, opened_with)
+            return self._batches(loader, PlainReader(why).open(loader, skip, opened_with), skip)
         if skip and not loaded:
-            loader.load_state_dict(loader.state_dict())  # the pass a stop cut short
+            loader.load_state_dict(self._state_of(loader))  # the pass a stop cut short
+        self._put_back = None
         if loaded and (forgets := _generators_it_forgets(loader)):
             logger.warning(
                 "the order of the samples may not be that of the run that was interrupted: the state of the %s has "
@@ -98,7 +100,38 @@ class StatefulReader:
         iterator: Iterator[Any] = iter(loader)
         if skip:
             set_rng_state(now)
-        return iterator
+        return self._batches(loader, iterator, skip)
+
+    def put_back(self, state: Any) -> Any:
+        """The loader was used for another pass, and had this state before: the pass under way is opened there anew.
+        Returned is the state it is to have: after several passes that of before the first."""
+        if self._put_back is None:
+            self._put_back = state
+        return self._put_back
+
+    def _batches(self, loader: Any, iterator: Iterator[Any], done: int) -> Iterator[Any]:
+        length = length_of(loader)
+        while True:
+            for batch in iterator:
+                yield batch
+                done += 1
+                if self._put_back is not None:
+                    break
+            else:
+                return
+            iterator = iter(())  # ends the old one first, which may move the loader once more
+            now = rng_state()
+            state, self._put_back = self._put_back, None
+            loader.load_state_dict(state)
+            iterator = iter(loader)
+            if length is not None and done >= length:
+                if next(iterator, None) is not None:  # with the state of its end it begins its next pass
+                    loader.load_state_dict(state)
+                iterator = iter(())
+            set_rng_state(now)
+
+    def _state_of(self, loader: Any) -> Any:
+        return loader.state_dict() if self._put_back is None else self._put_back
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
         """The loader's own.
@@ -107,14 +140,14 @@ class StatefulReader:
             TypeError: there is something in it that could be saved, and not be loaded with `weights_only=True`.
         """
         return {
-            "stateful": plain(loader.state_dict(), f"train loader ({type(loader).__name__}.state_dict())")
+            "stateful": plain(self._state_of(loader), f"train loader ({type(loader).__name__}.state_dict())")
         }
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
         """Give the loader its own, if there is one."""
         if "stateful" in state:
             loader.load_state_dict(state["stateful"])
-            self._loaded = True
+            self._loaded, self._put_back = True, None
 
 
 def _generators_it_forgets(loader: Any) -> list[str]:

@@ -81,8 +81,12 @@ class Reduced:
 
     def events(self) -> list[Event]:
         """Those of the packet, with these values."""
+        return self.packet.events_of(self.settled())
+
+    def settled(self) -> list[Row]:
+        """The rows, once all of them are read; waits for the device if need be, and for no rank."""
         self.packet.settled()
-        return self.packet.events_of(self.rows)
+        return self.rows
 
     @property
     def rows(self) -> list[Row]:

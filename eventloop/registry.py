@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, overload
 
-from eventloop.catalogue import suggest
+from eventloop.catalogue import near, suggest
 from eventloop.subscription import check_budget
 
 C = TypeVar("C", bound=type)
@@ -32,11 +32,13 @@ class Registry:
     Args:
         kind: what messages call them.
         package: where eventloop's own are; also the group of the entry points.
+        base: the class there that eventloop's own are derived from, where there are others beside them.
     """
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, package: str, base: str | None = None) -> None:
         self.kind = kind
         self._package = package
+        self._base = base
         self._classes: dict[str, type] = {}
 
     @overload
@@ -67,8 +69,11 @@ class Registry:
         return self._classes.get(name) or self._own(name) or self._plugin(name)
 
     def names(self) -> list[str]:
-        """Every name `find` knows."""
-        own = importlib.import_module(self._package).__all__
+        """What can be built: what was registered, eventloop's own, and what installed packages have. Of eventloop's own
+        neither the base nor what is beside them: a hook's helpers, which `find` knows if they are classes."""
+        module = importlib.import_module(self._package)
+        base: type = object if self._base is None else getattr(module, self._base)
+        own = [name for name in module.__all__ if _is_derived(getattr(module, name), base)]
         return [*dict.fromkeys([*self._classes, *own, *(point.name for point in self._points())])]
 
     def forget(self, name: str) -> None:
@@ -87,8 +92,8 @@ class Registry:
 
     def _own(self, name: str) -> type | None:
         module = importlib.import_module(self._package)
-        found: type | None = getattr(module, name) if name in module.__all__ else None
-        return found
+        found = getattr(module, name) if name in module.__all__ else None
+        return found if isinstance(found, type) else None
 
     def _points(self) -> list[EntryPoint]:
         return sorted(entry_points(group=self._package))
@@ -112,8 +117,8 @@ class Registry:
         return loaded
 
 
-HOOKS = Registry("hook", "eventloop.hooks")
-WRITERS = Registry("writer", "eventloop.writers")
+HOOKS = Registry("hook", "eventloop.hooks", "Hook")
+WRITERS = Registry("writer", "eventloop.writers", "Writer")
 
 
 def register(cls: C) -> C:
@@ -126,22 +131,27 @@ def register(cls: C) -> C:
     return (WRITERS if hasattr(cls, "write") else HOOKS).register(cls)
 
 
-def find_class(name: str) -> type:
+def find_class(name: str, among: Registry | None = None) -> type:
     """The hook or writer of a name.
+
+    Args:
+        among: the kind that is wanted, whose names are told where nothing is near.
 
     Raises:
         ValueError: there is none (with a suggestion).
     """
     found = HOOKS.find(name) or WRITERS.find(name)
     if found is None:
-        known = HOOKS.names() + WRITERS.names()
-        raise ValueError(f"unknown type {name!r}{suggest(name, known)}; @register makes your own known")
+        both = HOOKS.names() + WRITERS.names()
+        hint = near(name, both) or suggest(name, both if among is None else among.names())
+        raise ValueError(f"unknown type {name!r}{hint}; @register makes your own known")
     return found
 
 
-def build(config: Mapping[str, Any], **also: Any) -> Any:
+def build(config: Mapping[str, Any], among: Registry | None = None, /, **also: Any) -> Any:
     """Make an object from `dict(type=name or class, **arguments)`; a hook's `priority`, and a hook's or writer's `name`
-    and `budget_us`, where its constructor does not take them, are set on the object.
+    and `budget_us`, where its constructor does not take them, are set on the object. `among` is the kind that is wanted, see
+    `find_class`.
 
     Raises:
         TypeError: the config is no mapping with a `type` that is a class or a name, an argument is missing, or
@@ -152,7 +162,7 @@ def build(config: Mapping[str, Any], **also: Any) -> Any:
         raise TypeError(f"expected an object or a config dict(type=...), got {config!r}")
     arguments = {**config, **also}
     kind = arguments.pop("type")
-    cls = find_class(kind) if isinstance(kind, str) else kind
+    cls = find_class(kind, among) if isinstance(kind, str) else kind
     if not isinstance(cls, type):
         raise TypeError(f"type must be a class or its name, got {kind!r}")
     parameters = inspect.signature(cls).parameters
@@ -170,3 +180,7 @@ def build(config: Mapping[str, Any], **also: Any) -> Any:
     for key, value in to_set.items():
         setattr(built, key, value)
     return built
+
+
+def _is_derived(thing: object, base: type) -> bool:
+    return isinstance(thing, type) and issubclass(thing, base) and thing is not base

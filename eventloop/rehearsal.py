@@ -19,6 +19,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -194,6 +195,6 @@ class Silent(Background):
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
         """Forget it."""
 
-    def flush(self, timeout: float) -> bool:
+    def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
         """There is nothing to deliver."""
         return True

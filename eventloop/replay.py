@@ -1,9 +1,12 @@
 """A run again, from its event log: onto a bus, or straight into writers.
 
+    from eventloop import replay
+
     replay("runs/digits", bus, only="scalars_logged")
     replay("runs/digits", TensorBoardWriter(), work_dir="runs/digits/again")
 
-Handlers and writers see the events in the order of the run, as fast as they can take them.
+Handlers and writers see the events in the order of the run, as fast as they can take them. `eventloop.replay` is the
+function; what else is here is imported from the module: `from eventloop.replay import ReplayReport`.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from eventloop.bus import Bus
-from eventloop.catalogue import find_event
+from eventloop.catalogue import find_event, several
 from eventloop.event_log import EventReader, OnTorn, TornTail
 from eventloop.events import Event
 from eventloop.run import Run
+from eventloop.subscription import SubscriptionStats
 
 FOLDER = "replay"
 """Where writers write unless told, within the run's directory: beside its own files, never into them."""
@@ -58,6 +62,24 @@ class Sink(Protocol):
         """Called at the end, also after an error."""
 
 
+class Loss(msgspec.Struct, frozen=True):
+    """What a background subscriber of a bus did not take of a replay."""
+
+    failed: int = 0
+    """Events it was given, and raised or stalled."""
+    dropped: int = 0
+    """Events it was never given: its queue was full, or it had been ended before."""
+    error: str = ""
+    """Its last error, and whether it was ended by it."""
+
+    def __str__(self) -> str:
+        parts = [f"{n:,} {what}" for n, what in ((self.failed, "failed"), (self.dropped, "dropped")) if n]
+        if not parts:
+            return f"failed: {self.error}"
+        reason = f" ({self.error})" if self.error else ""
+        return f"lost {_count(self.failed + self.dropped, 'event')}: {', '.join(parts)}{reason}"
+
+
 class ReplayReport(msgspec.Struct, frozen=True):
     """What became of a log's events."""
 
@@ -73,20 +95,43 @@ class ReplayReport(msgspec.Struct, frozen=True):
     """Bytes whose checksum is wrong, before the last whole record."""
     torn: TornTail | None
     """What is behind the last whole record, if anything is."""
+    lost: dict[str, Loss] = {}
+    """What background subscribers of the bus did not take, by their names; in its `error` also of one that took all and
+    failed when the bus was flushed."""
+    flushed: bool = True
+    """False: a subscriber was still at it when the bus was flushed for its `drain_timeout`."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether no event was found in the log at all."""
+        return not (self.emitted or self.left_out or self.unknown or self.unreadable)
 
     def __str__(self) -> str:
-        lines = [f"{self.emitted:,} events replayed, {self.left_out:,} left out"]
-        for counts, what in (
-            (self.unknown, "of an unknown type"),
-            (self.unreadable, "not readable any more"),
-        ):
-            if counts:
-                names = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
-                lines.append(f"{sum(counts.values()):,} {what}: {names}")
+        return self.told()
+
+    def told(self, into: object = "", unknown: str = "") -> str:
+        """One line.
+
+        Args:
+            into: where the events went.
+            unknown: what can be done about events of an unknown type; to import their module by default.
+        """
+        where = f" into {into}" if into else ""
+        lines = [f"{_count(self.emitted, 'event')} replayed{where}, {self.left_out:,} left out"]
+        if self.unknown:
+            lines.append(_named("of an unknown type", self.unknown))
+            lines.append(unknown or "import the module that declares them first")
+        if self.unreadable:
+            lines.append(_named("not readable any more", self.unreadable))
         if self.damaged:
-            lines.append(f"{self.damaged:,} bytes were damaged")
+            lines.append(
+                f"{self.damaged:,} bytes in the middle of the log are damaged, and what they held is lost"
+            )
         if self.torn is not None:
             lines.append(f"the last {self.torn.size:,} bytes are a torn record")
+        lines += [f"{name} {loss}" for name, loss in self.lost.items()]
+        if not self.flushed:
+            lines.append("the bus was not flushed within its drain_timeout")
         return "; ".join(lines)
 
 
@@ -105,7 +150,8 @@ def replay(
 
     On a bus each event is emitted as in the run, background-born ones too, so everybody who is subscribed hears it;
     a handler that takes the trainer is given None. The replay waits for background subscribers now and then, so that
-    no queue of at least 256 events overflows, and is flushed at the end. Writers are opened, driven and closed here,
+    no queue of at least 256 events overflows, for one that hangs as long as its `stall_timeout`, and the bus is flushed
+    at the end; `report.lost` tells who did not take everything. Writers are opened, driven and closed here,
     without a bus and a thread, so an error of theirs is raised; they are told of the run what the log knows.
 
     Args:
@@ -124,13 +170,19 @@ def replay(
     """
     writers = _check_target(onto, work_dir)
     reader = EventReader(run, only=only, on_torn=on_torn)
+    lost: dict[str, Loss] = {}
+    left_out, flushed = 0, True
     if isinstance(onto, Bus):
-        emitted, left_out = _onto_bus(reader, onto), 0
+        before = onto.stats()
+        emitted, flushed = _onto_bus(reader, onto)
+        lost = _lost_since(before, onto.stats())
     else:
         target = reader.path.parent / FOLDER if work_dir is None else Path(work_dir)
         emitted, left_out = _into_writers(reader, writers, target)
     left_out += reader.left_out
-    return ReplayReport(emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn)
+    return ReplayReport(
+        emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn, lost, flushed
+    )
 
 
 def _check_target(onto: Any, work_dir: object) -> list[Sink]:
@@ -158,7 +210,8 @@ def _check_target(onto: Any, work_dir: object) -> list[Sink]:
 # --- a bus ------------------------------------------------------------------------------------------------
 
 
-def _onto_bus(reader: EventReader, bus: Bus) -> int:
+def _onto_bus(reader: EventReader, bus: Bus) -> tuple[int, bool]:
+    """How many events were emitted, and whether everybody was flushed in time."""
     emitted = 0
     for record in reader:
         if bus.closed:
@@ -169,9 +222,22 @@ def _onto_bus(reader: EventReader, bus: Bus) -> int:
         if emitted % BUS_BATCH == 0:
             _settle(bus, emitted)
     _settle(bus, emitted)
-    bus.flush()
+    flushed = bus.flush().complete
     bus.poll()  # a lane's account has a failure a moment before the bus does, and `flush` waits for both
-    return emitted
+    return emitted, flushed
+
+
+def _lost_since(before: list[SubscriptionStats], after: list[SubscriptionStats]) -> dict[str, Loss]:
+    """What subscribers have failed at, or were not given, between two looks; by their names."""
+    earlier = {stats.name: stats for stats in before}
+    lost = {}
+    for now in after:
+        then = earlier.get(now.name)
+        failed, dropped, error = (then.failed, then.dropped, then.error) if then is not None else (0, 0, "")
+        loss = Loss(now.failed - failed, now.dropped - dropped, now.error)
+        if loss.failed or loss.dropped or loss.error != error:
+            lost[now.name] = loss
+    return lost
 
 
 def _settle(bus: Bus, emitted: int) -> None:
@@ -235,7 +301,8 @@ def _into_writers(reader: EventReader, writers: list[Sink], work_dir: Path) -> t
 
 def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
     """What a writer takes; None for everything."""
-    return None if "*" in writer.events else frozenset(find_event(event) for event in writer.events)
+    events = several(writer.events)
+    return None if "*" in events else frozenset(find_event(event) for event in events)
 
 
 def _feed(writer: Sink, events: list[Event]) -> None:
@@ -258,3 +325,12 @@ def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:
         max_iters=getattr(first, "max_iters", None),
         max_epochs=getattr(first, "max_epochs", None),
     )
+
+
+def _named(what: str, counts: dict[str, int]) -> str:
+    names = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
+    return f"{sum(counts.values()):,} {what}: {names}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

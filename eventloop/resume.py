@@ -52,6 +52,21 @@ class TrainerState:
         self.settings = Settings(trainer)
         self.went_back_to: Path | None = None
         """The checkpoint that was resumed from by name, or as the best, until somebody has noted that."""
+        self._directories: list[Path] = []
+
+    def saves_in(self, directory: Path) -> None:
+        """A hook saves checkpoints there. All such directories are looked into; the first one is `checkpoint_dir`."""
+        if not self._directories:
+            self._trainer.checkpoint_dir = directory
+        self._directories.append(directory)
+
+    @property
+    def directories(self) -> list[Path]:
+        """Where the run's checkpoints are, `checkpoint_dir` first; each once, however its path is written."""
+        places: dict[Path, Path] = {}
+        for directory in (self._trainer.checkpoint_dir, *self._directories):
+            places.setdefault(directory.resolve(), directory)
+        return list(places.values())
 
     def gather(self, path: str, *, within: Within = "") -> dict[str, Any]:
         """The state as a mapping of live tensors, after `before_save_checkpoint` handlers had their say.
@@ -170,11 +185,10 @@ class TrainerState:
             set_rng_state(part.rng)
 
     def _find(self, path: str | Path) -> tuple[Path, dict[str, Any]]:
-        directory = self._trainer.checkpoint_dir
         if str(path) == "auto":
-            return load_newest(directory, NEEDED)
+            return load_newest(self.directories, NEEDED)
         if str(path) == "best":
-            return load_best(directory, needed=NEEDED)
+            return load_best(self.directories, needed=NEEDED)
         place = self._place(path)
         return place, load_checkpoint(place)
 
@@ -182,17 +196,18 @@ class TrainerState:
         """Where a checkpoint is that is named as a path, or by its name alone where the run's are.
 
         Raises:
-            FileNotFoundError: a name that is found in neither place (with a suggestion).
+            FileNotFoundError: a name that is found in no such place (with a suggestion).
         """
-        path, directory = Path(path), self._trainer.checkpoint_dir
+        path, places = Path(path), self.directories
         names = [path.name, path.stem] if path.suffix in SUFFIXES else [path.name]
         if len(path.parts) != 1 or any(Path(name).exists() for name in names):
             return path
-        there = [directory / name for name in names if (directory / name).exists()]
+        there = [place / name for place in places for name in names if (place / name).exists()]
         if not there:
-            known = [each.name for each in find_checkpoints(directory)]
+            known = [*dict.fromkeys(each.name for place in places for each in find_checkpoints(place))]
             hint = suggest(path.name, known) if known else ", which holds none"
-            raise FileNotFoundError(f"no checkpoint at {path}, nor one of that name in {directory}{hint}")
+            looked = " or ".join(map(str, places))
+            raise FileNotFoundError(f"no checkpoint at {path}, nor one of that name in {looked}{hint}")
         return there[0]
 
     def _check_hooks(self, meta: Mapping[str, Any], path: Path) -> None:
@@ -212,8 +227,12 @@ class TrainerState:
                 hook.load_state_dict(states[name])
             else:
                 logger.warning("%s has no state of the hook %s, which starts afresh", path, name)
+        others = {hook.name for hook in self._trainer.hooks if not hook.stateful}
         for name in states:
-            if name not in hooks:
+            if name in others:
+                text = "%s has a state of the hook %s, which keeps none as this trainer was built: it is left"
+                logger.warning(text, path, name)
+            elif name not in hooks:
                 logger.warning("%s has a state of %s, which is no hook of this trainer's", path, name)
 
     def load_weights(self, path: str | Path, *, strict: bool) -> None:

@@ -137,7 +137,7 @@ class Router:
             if self.asks:
                 route.lane.put(event, route.passes, emitted)
             else:
-                _charge(event, route, ask=False)
+                charge(event, route, ask=False)
 
     @property
     def filters(self) -> bool:
@@ -175,7 +175,7 @@ class Router:
             item = item.event
         if isinstance(item, Event):
             for route in self.routes.get(type(item), ()):
-                _charge(item, route, ask=ask and self.asks)
+                charge(item, route, ask=ask and self.asks)
         elif isinstance(item, Posted):
             events = _made_of(item)
             for event in events or ():
@@ -200,9 +200,10 @@ def _made_of(posted: Posted) -> list[Event] | None:
         return None
 
 
-def _charge(event: Event, route: Route, *, ask: bool) -> None:
-    if not route.lane.paused:
-        route.lane.lose(event, route.passes if ask else None)
+def charge(event: Event, route: Route, *, ask: bool) -> bool:
+    """Count an event that a subscriber is not given as dropped; False where it did not want it. Without `ask` its filter
+    is not asked whether it did."""
+    return not route.lane.paused and route.lane.lose(event, route.passes if ask else None)
 
 
 def _next(items: deque[T]) -> T | None:

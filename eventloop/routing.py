@@ -26,15 +26,22 @@ class RouteTable:
                 for event_type in types_of(subscription):
                     self._routes.setdefault(event_type, []).append(subscription.route(event_type))
 
+    def all(self, event_type: type[Event]) -> list[Route]:
+        """The routes of all who hear it."""
+        return self._routes.get(event_type, [])
+
     def gated(self, event_type: type[Event]) -> list[Route]:
         """The routes that are fed at the emit."""
-        routes = self._routes.get(event_type, [])
-        return [r for r in routes if r.lane.options.overflow == "block" and not event_type.background_born]
+        return [
+            r
+            for r in self.all(event_type)
+            if r.lane.options.overflow == "block" and not event_type.background_born
+        ]
 
     def routed(self, event_type: type[Event]) -> list[Route]:
         """The routes that are fed from the inbox."""
         gated = self.gated(event_type)
-        return [r for r in self._routes.get(event_type, []) if r not in gated]
+        return [r for r in self.all(event_type) if r not in gated]
 
     def by_type(self) -> dict[type[Event], tuple[Route, ...]]:
         """What the background loop routes by."""

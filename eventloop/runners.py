@@ -55,14 +55,17 @@ class TaskLane(Lane):
             while (item := self._take()) is not None:
                 await self._deliver(item)
             self._flush_if_due()
-            if self.ended_by or (self._closing and not self.buffer):
+            if self.ended_by or (self._no_more and not self.buffer):
                 break
+            if self._closing:
+                self.doorbell.ring()
             await self._ready.wait()
         self._finish()
         self._task = None  # which holds this coroutine, and so the lane
 
     async def _deliver(self, item: Delivery) -> None:
         failure: BaseException | None = None
+        before = self.doorbell.newest()
         with anyio.CancelScope() as self._scope:
             try:
                 await self._fn(item)
@@ -74,6 +77,7 @@ class TaskLane(Lane):
         if self._scope.cancelled_caught:
             failure = TimeoutError(f"subscriber {self.name} was {self.ended_by} during a delivery")
         self._scope = None
+        self.doorbell.look(before)
         self._delivered(failure)
 
     def _torn_out(self, error: BaseException) -> bool:
@@ -112,6 +116,7 @@ class ThreadLane(Lane):
         super().__init__(name, fn, options, report)
         self._pace = pace
         self._ready = Latch()
+        self._newest = self.doorbell.newest()  # when this turn began
         self._thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
 
     def start(self) -> None:
@@ -133,17 +138,23 @@ class ThreadLane(Lane):
     def _serve(self) -> None:
         while not self.ended_by:
             self._ready.clear()
+            self._newest = self.doorbell.newest()
             held = inf  # the first delivery waits for its turn too
             while self.queued and not self.ended_by:
                 if held > HOLD_SECONDS:
+                    self._look_back()
                     self._wait_for_turn()
+                    self._newest = self.doorbell.newest()
                     held = 0.0
                 if (item := self._take()) is None:
                     break
                 held += self._deliver(item)
+            self._look_back()
             self._flush_if_due()
-            if self.ended_by or (self._closing and not self.buffer):
+            if self.ended_by or (self._no_more and not self.buffer):
                 break
+            if self._closing:
+                self.doorbell.ring()
             self._ready.wait()
 
     def _wait_for_turn(self) -> None:
@@ -167,5 +178,15 @@ class ThreadLane(Lane):
         try:
             self._fn(item)
         except BaseException as error:  # a SystemExit in a subscriber is its own affair
+            self._look_back()  # first: who waits for a lane that fails goes on at once
             return self._delivered(error)
         return self._delivered(None)
+
+    def _flush(self, number: int) -> None:
+        self._look_back()
+        super()._flush(number)
+
+    def _look_back(self) -> None:
+        """Ring for what was emitted by the deliveries of this turn so far."""
+        self.doorbell.look(self._newest)
+        self._newest = self.doorbell.newest()

@@ -8,7 +8,6 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import inf
@@ -16,6 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any, NamedTuple
 
+from eventloop.launch import Home, command
 from eventloop.manifest import Label
 from eventloop.snapshot import Layout, Packed
 
@@ -57,14 +57,12 @@ class SaverProcess:
     def __init__(self) -> None:
         self._ready = self._killed = self._left = False
         self._sent: Layout | None = None  # the layout that the process knows
-        package = str(Path(__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
         reader, writer = os.pipe()
         # it holds `reader` too: left alone, it must not die of an answer that nobody reads
         with _ctrl_c_held():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "eventloop.saver_process"], pass_fds=[reader],
-                stdin=subprocess.PIPE, stdout=writer, env={**os.environ, "PYTHONPATH": path},
+                command("eventloop.saver_process", Home.here()), pass_fds=[reader],
+                stdin=subprocess.PIPE, stdout=writer,
             )  # fmt: skip
         os.close(writer)
         self._answers = os.fdopen(reader, "rb")

@@ -1,4 +1,4 @@
-"""The process that writes checkpoints: `python -m eventloop.saver_process`, started by `eventloop.saver_client`."""
+"""The process that writes checkpoints in a longer run, started by `eventloop.saver_client`."""
 
 from __future__ import annotations
 

@@ -9,21 +9,30 @@ from queue import SimpleQueue
 
 class SaverThread:
     """Does what it is given, in order. It is a daemon, so that one whose disk hangs can be left behind: the threads
-    of an executor are joined at the interpreter's exit."""
+    of an executor are joined at the interpreter's exit. Where none can be started whoever gives it something does that
+    at once."""
 
     def __init__(self, name: str) -> None:
         self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
+        self._thread: threading.Thread | None = thread
+        try:
+            thread.start()
+        except RuntimeError:  # once the main thread has ended Python 3.12 starts none
+            self._thread = None
 
     def do(self, work: Callable[[], None]) -> None:
         """Let the thread do `work`, which must not raise."""
-        self._todo.put(work)
+        if self._thread is None:
+            work()
+        else:
+            self._todo.put(work)
 
     def end(self, timeout: float | None = None) -> None:
         """End the thread once it is done; do not wait for it longer than `timeout` seconds."""
-        self._todo.put(None)
-        self._thread.join(timeout)
+        if self._thread is not None:
+            self._todo.put(None)
+            self._thread.join(timeout)
 
     def _run(self) -> None:
         while (work := self._todo.get()) is not None:

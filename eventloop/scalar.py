@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 
 from eventloop.packet import Scalar
+
+_WHOLE = frozenset(
+    {
+        torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
+        torch.int64,
+    }
+)  # fmt: skip
 
 
 def is_number(value: Any) -> bool:
@@ -25,12 +34,44 @@ def single_number(name: str, value: Any) -> Scalar:
         if value.numel() != 1:
             raise TypeError(f"scalar {name!r} must be one number, got a tensor of shape {tuple(value.shape)}")
         return own(value)
-    if isinstance(value, int | float):
-        return float(value)
-    item = getattr(value, "item", None)
-    if item is not None and getattr(value, "size", 1) == 1:
-        return float(item())
-    raise TypeError(f"scalar {name!r} must be a number or a tensor of one element, got {value!r}")
+    number = value
+    if not isinstance(value, int | float):
+        item = getattr(value, "item", None)
+        number = item() if item is not None and getattr(value, "size", 1) == 1 else None
+        if not isinstance(number, Real):  # an element may be complex, a text or a date
+            raise TypeError(f"scalar {name!r} must be a number or a tensor of one element, got {value!r}")
+    try:
+        return float(number)
+    except OverflowError:
+        raise TypeError(
+            f"scalar {name!r} must be a number that a float has room for, up to 1.8e308"
+        ) from None
+
+
+def refuse_unreadable(names: Iterable[str], values: Iterable[Scalar]) -> None:
+    """Refuse tensors of which their kind alone says that no float will come of them. Reads none.
+
+    Raises:
+        TypeError: there is one.
+    """
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, torch.Tensor) and (kind := unreadable_kind(value)):
+            raise TypeError(f"scalar {name!r} must be a real number, got {kind}")
+
+
+def unreadable_kind(tensor: torch.Tensor) -> str:
+    """What of a tensor's kind makes its elements no floats, and what to put instead; nothing where they are."""
+    if tensor.is_meta:
+        return "a tensor of the meta device, which holds no values"
+    if tensor.is_quantized:
+        return f"quantized {tensor.dtype}: put its dequantize()"
+    if tensor.is_complex():
+        return f"{tensor.dtype}: put its real part, or its abs()"
+    if tensor.layout is not torch.strided:
+        return f"a tensor of layout {tensor.layout}: put its to_dense()"
+    if not (tensor.dtype.is_floating_point or tensor.dtype in _WHOLE):  # of bits, or of half a byte
+        return f"{tensor.dtype}, whose elements cannot be read"
+    return ""
 
 
 def own(value: torch.Tensor) -> torch.Tensor:

@@ -153,19 +153,32 @@ class RunScope(Scope):
             closes = at_once = True
             raise
         finally:
-            _drain(trainer, closes=closes, at_once=at_once)
+            try:
+                _log_rest(trainer)
+            finally:
+                _drain(trainer, closes=closes, at_once=at_once)
+
+
+def _log_rest(trainer: Trainer) -> None:
+    """What handlers of after_run put behind the logger goes to the writers too."""
+    metrics = trainer.metrics
+    relieve, metrics.relieve = metrics.relieve, None  # it holds the trainer, which holds it
+    if relieve is not None and (metrics.pending or metrics.pending_media):
+        relieve()
 
 
 def _drain(trainer: Trainer, *, closes: bool, at_once: bool) -> None:
     """Deliver everything; after an error, or a signal, also close every writer, because nobody may come back to do so.
     `at_once`, or when Ctrl-C comes meanwhile, writers get a moment, and what they have not taken then is left."""
     trainer.running = False
-    try:
-        report = trainer.bus.close(AT_ONCE_SECONDS if at_once else None) if closes else trainer.bus.flush()
-    except KeyboardInterrupt:
-        _tell_shortfalls(trainer.bus.close(AT_ONCE_SECONDS), at_once=True)
-        raise
-    _tell_shortfalls(report, at_once=at_once)
+    bus = trainer.bus
+    with bus.telling_losses():
+        try:
+            report = bus.close(AT_ONCE_SECONDS if at_once else None) if closes else bus.flush()
+        except KeyboardInterrupt:
+            _tell_shortfalls(bus.close(AT_ONCE_SECONDS), at_once=True)
+            raise
+        _tell_shortfalls(report, at_once=at_once)
 
 
 def _tell_shortfalls(report: DrainReport, *, at_once: bool) -> None:

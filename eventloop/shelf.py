@@ -56,13 +56,15 @@ def writer_of(path: Path) -> int | None:
 
 
 class Found(NamedTuple):
-    """What a directory holds: checkpoints, oldest first, and why others are none. Those that a run has left behind,
-    by going back to an earlier one, come before all that is on its line."""
+    """What a directory holds, or several: checkpoints, oldest first, and why others are none. Those that a run has left
+    behind, by going back to an earlier one, come before all that is on its line."""
 
     paths: list[Path]
     manifests: dict[Path, Manifest]
     damaged: list[str]
     abandoned: frozenset[Path] = frozenset()
+    last: int = 0
+    """The greatest sequence that was given, perhaps to one that is there no more."""
 
     def newest_first(self) -> list[Path]:
         """Those that have a manifest."""
@@ -74,7 +76,11 @@ class Found(NamedTuple):
             return []
         after = self.manifests[path].sequence
         later = [each for each in self.paths if each in self.abandoned]
-        return [each.name for each in later if self.manifests[each].sequence > after]
+        return [self.name_of(each) for each in later if self.manifests[each].sequence > after]
+
+    def name_of(self, path: Path) -> str:
+        """A checkpoint for people: its name, or its path where there are several directories."""
+        return path.name if len({each.parent for each in self.paths}) == 1 else str(path)
 
     def watched(self) -> list[str]:
         """The metrics of which there is a best one: first those of the newest."""
@@ -92,14 +98,37 @@ class Found(NamedTuple):
         return sorted(saved, key=merit, reverse=True)
 
 
-def scan(directory: str | Path) -> Found:
-    """Read the manifests in a directory. Checkpoints are ordered by their sequence; files that other programs wrote
-    come before them, by time, and so do those that a run has left behind. A directory that is being written, or whose
-    save was killed, is not looked at."""
+def scan(*directories: str | Path) -> Found:
+    """Read the manifests in a directory, or in all that the hooks of a run save in, which count on together. Checkpoints
+    are ordered by their sequence; files that other programs wrote come before them, by time, and so do those that a run
+    has left behind. A directory that is being written, or whose save was killed, is not looked at."""
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
     damaged: list[str] = []
-    for path in sorted(Path(directory).glob("[!.]*")):
+    abandoned: set[Path] = set()
+    last = 0
+    for directory in map(Path, directories):
+        here, beside = _checkpoints_in(directory, damaged)
+        turns = _turns_of(directory, damaged)
+        on_line = line_of(turns)
+        abandoned.update(path for path, manifest in here.items() if not on_line(manifest.sequence))
+        last = max([last, *(each.sequence for each in here.values()), *(turn.newest for turn in turns)])
+        manifests.update(here)
+        files += beside
+
+    ordered = sorted(manifests, key=lambda path: (manifests[path].sequence, manifests[path].iter))
+    ordered.sort(key=lambda path: path not in abandoned)
+    single = [path for _, _, path in sorted(files)]
+    return Found([*single, *ordered], manifests, damaged, frozenset(abandoned), last)
+
+
+def _checkpoints_in(
+    directory: Path, damaged: list[str]
+) -> tuple[dict[Path, Manifest], list[tuple[int, str, Path]]]:
+    """Those with their manifests, and single files with what they are ordered by."""
+    manifests: dict[Path, Manifest] = {}
+    files: list[tuple[int, str, Path]] = []
+    for path in sorted(directory.glob("[!.]*")):
         if path.is_file():
             if path.suffix in SUFFIXES:
                 files.append((path.stat().st_mtime_ns, path.name, path))
@@ -108,40 +137,30 @@ def scan(directory: str | Path) -> Found:
                 manifests[path] = read_manifest(path)
             except CheckpointError as error:
                 damaged.append(str(error))
-    ordered = sorted(manifests, key=lambda path: (manifests[path].sequence, manifests[path].iter))
-    abandoned = _abandoned(Path(directory), manifests, damaged)
-    single = [path for _, _, path in sorted(files)]
-    if abandoned:
-        ordered = sorted(ordered, key=lambda path: path not in abandoned)
-    return Found([*single, *ordered], manifests, damaged, abandoned)
+    return manifests, files
 
 
-def _abandoned(directory: Path, manifests: dict[Path, Manifest], damaged: list[str]) -> frozenset[Path]:
+def _turns_of(directory: Path, damaged: list[str]) -> tuple[Turn, ...]:
     try:
-        on_line = line_of(read_turns(directory))
+        return read_turns(directory)
     except CheckpointError as error:
         damaged.append(str(error))
-        return frozenset()
-    return frozenset(path for path, manifest in manifests.items() if not on_line(manifest.sequence))
+        return ()
 
 
 def go_back(found: Found, path: Path, disk: Disk = DISK) -> bool:
     """A run goes on from one of the checkpoints that were found: unless it is the newest, note durably that those
-    after it are left behind. Nothing is removed.
+    after it are left behind, in each of their directories. Nothing is removed.
 
     Raises:
-        OSError: that cannot be written; all is as it was.
+        OSError: that cannot be written; in that directory all is as it was.
     """
     if not found.paths or path == found.paths[-1]:
         return False
-    directory = path.parent
-    newest = max(manifest.sequence for manifest in found.manifests.values())
-    try:
-        turns = read_turns(directory)
-    except CheckpointError:  # what was known of the line is lost already
-        turns = ()
-    turn = Turn(found.manifests[path].sequence, newest)
-    write_turns(directory, [*turns, turn], aside(directory / LINE, "tmp"), disk)
+    turn = Turn(found.manifests[path].sequence, found.last)
+    for directory in dict.fromkeys(each.parent for each in found.manifests):
+        turns = _turns_of(directory, [])  # of a damaged file what was known of the line is lost already
+        write_turns(directory, [*turns, turn], aside(directory / LINE, "tmp"), disk)
     return True
 
 

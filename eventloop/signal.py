@@ -62,6 +62,7 @@ class EventSignal(blinker.Signal):
         self._handlers: dict[Any, Handler] = {}
         self._hand_overs: tuple[HandOver, ...] = ()
         self._sampled_hand_overs: tuple[HandOver, ...] = ()
+        self._heard = False  # whether those lead to anybody
         self._mutes = 0
         self._measured = self._since_measured = 0
         self._recorder: SpanRecorder | None = None
@@ -138,7 +139,7 @@ class EventSignal(blinker.Signal):
     @property
     def wanted(self) -> bool:
         """True when anybody, here or in the background, would notice the event."""
-        return not self.is_muted and bool(self._handlers or self._hand_overs)
+        return not self.is_muted and bool(self._handlers or self._heard)
 
     @property
     def latest(self) -> Event | None:
@@ -151,11 +152,13 @@ class EventSignal(blinker.Signal):
         """The synchronous handlers, in the order they run."""
         return tuple(sorted(self._handlers.values(), key=lambda h: (h.priority, h.order)))
 
-    def hand_over_to(self, hand_overs: tuple[HandOver, ...], sampled: tuple[HandOver, ...]) -> None:
+    def hand_over_to(
+        self, hand_overs: tuple[HandOver, ...], sampled: tuple[HandOver, ...], *, heard: bool
+    ) -> None:
         """Give every event to `hand_overs` first, or to `sampled` one that is measured; how the background side
-        receives it."""
+        receives it. Where it is not `heard` there, it is only counted, and nobody wants it for that."""
         if hand_overs != self._hand_overs:
-            self._hand_overs, self._sampled_hand_overs = hand_overs, sampled
+            self._hand_overs, self._sampled_hand_overs, self._heard = hand_overs, sampled, heard
             self._changed()
 
     def hand_over(self, event: Event) -> None:
@@ -181,6 +184,7 @@ class EventSignal(blinker.Signal):
         self._clear_state()
         self._handlers.clear()
         self._hand_overs = self._sampled_hand_overs = ()
+        self._heard = False
         self._changed()
 
     def record(self, recorder: SpanRecorder | None) -> None:

@@ -130,7 +130,7 @@ class Spill:
         if self._full is not None and not self.write_out():
             return None
         try:
-            frame = self._frames.encode(event)
+            frame = self._encode(event)
         except Exception as error:
             self._tell(
                 type(event),
@@ -148,6 +148,12 @@ class Spill:
             )  # fmt: skip
             return None
         return frame
+
+    def _encode(self, event: Event) -> bytes:
+        try:
+            return self._frames.encode(event)
+        except UnicodeEncodeError:  # as of a path that is no UTF-8
+            return self._frames.pickled(event)
 
     def add(self, frame: bytes, event: Event) -> None:
         """Append a frame."""

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from eventloop.background import Background
 from eventloop.catalogue import declared_events, event_name, find_event
 from eventloop.costs import HandlerCost, SubscriberCost
+from eventloop.deferred import Posted, Stamped
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.handler import Handler, Takes, calling_convention, handler_name, is_coroutine_function
+from eventloop.lane import Route
 from eventloop.plan import Dispatch
+from eventloop.router import charge
 from eventloop.routing import RouteTable
 from eventloop.signal import EventSignal
 from eventloop.spans import SpanRecorder
 from eventloop.subscription import Options, PlanRow, Subscription, SubscriptionStats, handler_row
 from eventloop.timing import Budget, Timing
+
+logger = logging.getLogger("eventloop")
 
 _HEALTH = (HandlerFailed, EventsDropped, SlowHandler)
 _ENDED = 256
@@ -45,6 +52,8 @@ class Subscribers:
         self._lock = threading.RLock()
         self._recorder: SpanRecorder | None = None
         self._held: dict[type[Event], list[Event]] = {}
+        self._noting = 0  # flushes that wait for what subscribers emit
+        self._told_late = False  # that an event came after the close
         self._ended: dict[tuple[str, str], Handler] = {}  # by event and name, what costs are told of
 
     # --- coming and going ----------------------------------------------------------------------------------
@@ -64,7 +73,7 @@ class Subscribers:
         """
         background = options.offload is not None or is_coroutine_function(fn)
         takes = calling_convention(fn, background=background)
-        wildcard, types = _types(fn, events, background=background)
+        wildcard, types = _types(name or handler_name(fn), events, background=background)
         if background:
             self._background.route_now(_ROUTE_SECONDS)  # what was emitted before is not for the new one
         with self._lock:
@@ -161,6 +170,7 @@ class Subscribers:
 
     def stats(self) -> list[SubscriptionStats]:
         """One record a subscription, up to now as far as the inbox was routed."""
+        self.sweep()
         for signal in self.signals.values():
             signal.settle()
         return [subscription.account() for subscription in self._subscriptions]
@@ -187,6 +197,7 @@ class Subscribers:
     def settle(self) -> None:
         """Bring every account up to date."""
         self._background.route_now(_ROUTE_SECONDS)
+        self.sweep()
         for signal in self.signals.values():
             signal.settle()
 
@@ -214,20 +225,83 @@ class Subscribers:
             for each in held:
                 signal.hand_over(each)
 
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Within the block the background is told which events its own subscribers emit."""
+        self._note(1)
+        try:
+            yield
+        finally:
+            self._note(-1)
+
+    def _note(self, more: int) -> None:
+        with self._lock:
+            self._noting += more
+            self.refresh_routes()
+
+    # --- after the close -----------------------------------------------------------------------------------
+
+    def refuse(self, event_types: Iterable[type[Event]]) -> None:
+        """Somebody posts events of these types that nobody will make: one of each is counted as dropped."""
+        table = RouteTable(self._subscriptions, self._types_of)
+        for event_type in event_types:
+            if lanes := [route.lane for route in table.all(event_type) if route.lane.lose()]:
+                self._tell_late(event_type, [lane.name for lane in lanes])
+
+    def sweep(self) -> None:
+        """Count what was emitted just when the background had ended."""
+        inbox = self._background.inbox
+        while self._background.finished and inbox:
+            with suppress(IndexError):  # another thread may do the same
+                item = inbox.popleft()
+                event = item.event if isinstance(item, Stamped) else item
+                if isinstance(event, Event):
+                    self.signal(type(event)).hand_over(event)
+                elif isinstance(event, Posted):
+                    self.refuse(event.types)
+                else:
+                    event()
+
+    def _refuse(self, routes: list[Route], event: Event) -> None:
+        """Stands where an event is handed over while the bus is open."""
+        ask = not any(route.lane.hangs_in_filter for route in routes)
+        if names := [route.lane.name for route in routes if charge(event, route, ask=ask)]:
+            self._tell_late(type(event), names)
+
+    def _tell_late(self, event_type: type[Event], names: list[str]) -> None:
+        if not self._told_late:
+            self._told_late = True
+            logger.warning(
+                "%s was emitted after the bus was closed: it is dropped and counted for %s, as is all that follows. Close "
+                "the bus when everything is emitted, or look at bus.closed before", event_name(event_type), ", ".join(names),
+            )  # fmt: skip
+
     # --- inside --------------------------------------------------------------------------------------------
 
     def refresh_routes(self) -> None:
         """Tell every signal, and the background, which subscribers in the background it has."""
-        table = RouteTable(() if self._background.finished else self._subscriptions, self._types_of)
+        table = RouteTable(self._subscriptions, self._types_of)
         background = self._background
+        if background.finished:
+            self._refuse_all(table)
+            return
+        hand_over = background.hand_over_noted if self._noting else background.inbox.append
         for event_type, signal in self.signals.items():
             gates = [background.gate(r.lane, r.passes) for r in table.gated(event_type)]
-            inbox = [background.inbox.append] if table.routed(event_type) else []
-            stamped = [background.hand_over_stamped] if inbox else []
+            inbox = [hand_over] if table.routed(event_type) else []
+            stamped = [background.hand_over_stamped] if inbox and not self._noting else inbox
             if event_type in self._held and (gates or inbox):
                 gates, inbox, stamped = [self._held[event_type].append], [], []
-            signal.hand_over_to((*gates, *inbox), (*gates, *stamped))
+            hand_overs = (*gates, *inbox)
+            signal.hand_over_to(hand_overs, (*gates, *stamped), heard=bool(hand_overs))
         background.set_routes(table.by_type())
+        self._refresh_mail()
+
+    def _refuse_all(self, table: RouteTable) -> None:
+        for event_type, signal in self.signals.items():
+            routes = table.all(event_type)
+            refuse = (partial(self._refuse, routes),) if routes else ()
+            signal.hand_over_to(refuse, refuse, heard=False)
         self._refresh_mail()
 
     def _refresh_mail(self) -> None:
@@ -301,16 +375,16 @@ class Subscribers:
 
 
 def _types(
-    fn: Callable[..., Any], events: tuple[str | type[Event], ...], *, background: bool
+    name: str, events: tuple[str | type[Event], ...], *, background: bool
 ) -> tuple[bool, tuple[type[Event], ...]]:
-    """Whether `fn` hears everything, else which events."""
+    """Whether a subscriber hears everything, else which events."""
     if not events:
-        raise TypeError(f"{handler_name(fn)} subscribes to no event: name at least one, or '*' for all")
+        raise TypeError(f"{name} subscribes to no event: name at least one, or '*' for all")
     types = tuple(dict.fromkeys(find_event(e) for e in events if e != "*"))
     for event_type in types:
         if event_type.background_born and not background:
             raise TypeError(
-                f"{handler_name(fn)} is a sync handler, but {event_name(event_type)} is made in the background, "
+                f"{name} is a sync handler, but {event_name(event_type)} is made in the background, "
                 "when the training thread has moved on: read trainer.metrics instead, or subscribe a coroutine "
                 "function"
             )

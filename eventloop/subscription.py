@@ -55,19 +55,50 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     peak_queued: int
     """The most that ever waited, in queue and file."""
     error: str = ""
-    """The last error, and whether the subscriber was ended by it."""
+    """The last error, and whether the subscriber was ended by it; or in what it is stuck, after a flush or a close has
+    waited for it in vain."""
     spilled: int = 0
     """How many were more than its queue could take, and waited encoded; see `overflow="spill"`."""
 
+    @property
+    def shortfall(self) -> str:
+        """What a background subscriber did not get, or did not manage, in words; "" when that is nothing."""
+        if self.runs_on == "sync" or not (self.dropped or self.failed or self.queued or self.error):
+            return ""
+        error = f" - {self.error}" if self.error else ""
+        return f"{self.name}: {self.dropped:,} dropped, {self.failed:,} failed, {self.queued:,} left{error}"
+
+
+REPORT_LINES = 8
+"""How many subscribers a `DrainReport` names when it is printed."""
+
 
 class DrainReport(msgspec.Struct, frozen=True):
-    """What `flush` and `close` return; true when everything emitted before was dealt with in time."""
+    """What `flush` and `close` return; true when everything emitted before was dealt with in time.
+
+    That says nothing of what became of it: see `complete`. Printed, it tells who did not get everything.
+    """
 
     complete: bool
+    """True when nothing of that was still on its way when the time was over: each event had been delivered, or had
+    failed, or had been dropped. So it is true also where events failed or were dropped, which `stats` counts. False says
+    that time ran out: something was left, or subscribers that were being closed still emitted."""
     stats: list[SubscriptionStats]
+    """One record a subscription, in order of registration."""
 
     def __bool__(self) -> bool:
         return self.complete
+
+    def __str__(self) -> str:
+        short = [(stats, text) for stats in self.stats if (text := stats.shortfall)]
+        delivered = sum(stats.delivered for stats in self.stats if stats.runs_on != "sync")
+        head = f"{'dealt with in time' if self.complete else 'time ran out'}: {delivered:,} delivered"
+        if not short:
+            return f"{head}, none dropped, none failed, none left"
+        lines = [f"{text} ({stats.delivered:,} delivered)" for stats, text in short[:REPORT_LINES]]
+        if (more := len(short) - REPORT_LINES) > 0:
+            lines.append(f"and {more} more")
+        return "\n  ".join([f"{head}, not everything:", *lines])
 
 
 class PlanRow(msgspec.Struct, frozen=True):
@@ -131,10 +162,10 @@ def make_options(
     """
     number = get_priority(priority)
     check_filter(every, start, once, when)
-    _check_lane(lane)
+    check_lane(lane)
     if name is not None and not (isinstance(name, str) and name.strip()):
         raise TypeError(f"name must be a text that is not empty, got {name!r}")
-    name = handler_name(fn)
+    name = name or handler_name(fn)
     checked = _check_offload(name, offload)
     if offload and is_coroutine_function(fn):
         raise ValueError(
@@ -185,7 +216,12 @@ def _check_offload(name: str, offload: str | None) -> Offload | None:
     return "thread" if offload else None
 
 
-def _check_lane(lane: LaneOptions) -> None:
+def check_lane(lane: LaneOptions) -> None:
+    """How a background subscriber is fed.
+
+    Raises:
+        TypeError, ValueError: an option that is none: see the message.
+    """
     if isinstance(lane.queue, bool) or not isinstance(lane.queue, int):
         raise TypeError(f"queue must be an int, got {lane.queue!r}")
     if lane.queue < 1:
@@ -307,11 +343,12 @@ class Subscription:
             calls = sum(handler.calls for handler in self.handlers.values())
             seconds = sum(handler.timing.estimate(handler.calls) for handler in self.handlers.values())
             return SubscriptionStats(self.name, self.event, "sync", calls, seconds, calls, 0, 0, 0, 0)
-        ended = f"[{lane.ended_by}]" if lane.ended_by else ""
-        now = lane.account
+        now, reason = lane.account, lane.ended_by
+        ended = f"[{reason}]" if reason and (reason != "closed" or now.queued) else ""  # else nothing is left
+        error = f"{ended} {'; '.join(filter(None, (lane.last_error, lane.stuck)))}".strip()
         return SubscriptionStats(
             self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped, now.failed,
-            now.queued, now.peak, f"{ended} {lane.last_error}".strip(), now.spilled,
+            now.queued, now.peak, error, now.spilled,
         )  # fmt: skip
 
     def cost(self) -> SubscriberCost:

@@ -12,6 +12,9 @@ from eventloop.subscription import SubscriptionStats
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
+NAMES = 10
+"""Of the metrics with values that could not be read, so many are named."""
+
 
 def cost_table(stats: list[SubscriptionStats], iterations: int, iteration_seconds: float) -> str:
     """What each synchronous handler cost: microseconds per iteration, and its share of one. What is called once in
@@ -77,16 +80,19 @@ def summarize(trainer: Trainer) -> str:
     blocks = [breakdown(trainer), cost_table(stats, clock.iterations, mean)]
     if any(s.runs_on != "sync" for s in stats):
         blocks.append(delivery_table(stats))
-    losses = shortfalls(stats)
+    losses = shortfalls(stats) + _unread(dict(trainer.metrics.unreadable))
     if losses:
         blocks.append("\n".join(["not everything was delivered:", *(f"  {line}" for line in losses)]))
     return "\n\n".join(blocks)
 
 
+def _unread(values: dict[str, int]) -> list[str]:
+    """A line for the values of metrics that could not be read, and so were not logged."""
+    counts = ", ".join(f"{name} ({count:,})" for name, count in [*values.items()][:NAMES])
+    more = f", and {len(values) - NAMES} names more" if len(values) > NAMES else ""
+    return [f"metrics: values that could not be read: {counts}{more}"] if values else []
+
+
 def shortfalls(stats: list[SubscriptionStats]) -> list[str]:
     """One line for each background subscriber that did not get, or did not manage, everything."""
-    return [
-        f"{s.name}: {s.dropped:,} dropped, {s.failed:,} failed, {s.queued:,} left{f' - {s.error}' if s.error else ''}"
-        for s in stats
-        if s.runs_on != "sync" and (s.dropped or s.failed or s.queued or s.error)
-    ]
+    return [text for s in stats if (text := s.shortfall)]

@@ -67,6 +67,10 @@ class SupervisedLane(Lane):
     def _busy(self) -> bool:
         return bool(self._flights.sent or self._unflushed or self._close_sent)
 
+    def _under_way(self) -> tuple[float, float]:
+        since = self._since
+        return (since, monotonic() - since) if self._ready and self._busy else (0.0, 0.0)
+
     def _overdue(self) -> float:
         """Seconds until the worker has been at one thing for too long."""
         if self._ready and not self._busy:

@@ -54,8 +54,10 @@ def pack(fn: Callable[..., object], on_flush: Callback = None, on_close: Callbac
     try:
         _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump((fn, on_flush, on_close))
     except Exception as error:  # a `__reduce__` may raise anything
+        owner = owner_of(fn)
+        name = handler_name(fn) if owner is None else type(owner).__name__  # of a writer: its method is ours
         raise TypeError(
-            f"{handler_name(fn)} cannot be sent to a worker process: {error}. A worker imports what it calls and "
+            f"{name} cannot be sent to a worker process: {error}. A worker imports what it calls and "
             "knows nothing else of this process: pass a function of a module, or a writer whose class is in a "
             "module and whose arguments pickle; or use offload='thread'"
         ) from error

@@ -2,22 +2,25 @@
 
 The first line is the header, with the version. Of each window the spans of the training thread follow, in chunks,
 then the line `window`, which says that they are whole; then those of the background, as they end, and `closed`. So a
-run that was killed behind its window has it, and a file that was cut short says where. A resumed run appends.
+run that was killed behind its window has it, and a file that was cut short says where. A resumed run appends; what a
+kill left of half a line is removed first.
 Times are `perf_counter`'s, in seconds.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 
 import msgspec
 
+from eventloop.appending import open_appending, write_all
 from eventloop.handler import RunsOn
-from eventloop.jsonl_format import UNREADABLE
+from eventloop.jsonl_format import UNREADABLE, is_torn
 from eventloop.spans import Depth, Span, SpanRecorder
+from eventloop.surrogates import without_surrogates
 
 FILE_NAME = "trace.jsonl"
 FORMAT = "eventloop trace"
@@ -143,7 +146,7 @@ class TraceAppender:
 
     def write_window(self, facts: WindowFacts, recorder: SpanRecorder) -> None:
         """Write what the training thread has recorded, and that it is all of it."""
-        with _open_appending(self.path) as file:
+        with open_appending(self.path, is_torn) as file:
             if not os.fstat(file.fileno()).st_size:
                 self._write(file, [HEADER])
             self._write_new(file, facts.key, recorder)
@@ -151,7 +154,7 @@ class TraceAppender:
 
     def close_window(self, key: int, recorder: SpanRecorder) -> None:
         """Write what the background has recorded since, and that it is all of it."""
-        with _open_appending(self.path) as file:
+        with open_appending(self.path, is_torn) as file:
             self._write_new(file, key, recorder)
             self._write(file, [Closed(key=key, lost=recorder.lost)])
 
@@ -168,20 +171,12 @@ class TraceAppender:
         self._write(file, [Tracks(key, dict(recorder.threads), dict(recorder.lanes))])
         self._spans[key], self._depths[key] = last, deepest
 
-    def _write(self, file: FileIO, lines: Iterable[Line]) -> None:
-        left = memoryview(self._encoder.encode_lines(lines))
-        while left:
-            left = left[file.write(left) :]
-
-
-def _open_appending(path: Path) -> FileIO:
-    """Open the file; a last line that a kill cut short is ended first."""
-    file = FileIO(path, "ab+")
-    if os.fstat(file.fileno()).st_size:
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            file.write(b"\n")
-    return file
+    def _write(self, file: FileIO, lines: Sequence[Line]) -> None:
+        try:
+            data = self._encoder.encode_lines(lines)
+        except UnicodeEncodeError:  # as the name of a folder that is no UTF-8
+            data = self._encoder.encode_lines(without_surrogates(msgspec.to_builtins(lines)))
+        write_all(file, data)
 
 
 # --- reading -----------------------------------------------------------------------------------------------

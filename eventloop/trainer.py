@@ -167,6 +167,7 @@ class Trainer:
         rehearsal = self.bus.rehearsal
         self.work_dir = make_work_dir(work_dir, None if rehearsal is None else rehearsal.lead(self.bus))
         self.checkpoint_dir = self.work_dir
+        """Where the checkpoint hook saves; of several the first."""
         self.facts = CurrentRun(facts_of(self))
         self.hooks, self.writers = attach_all(self, [*hooks, *custom_hooks], writers, default_hooks or {})
 
@@ -293,8 +294,9 @@ class Trainer:
 
         Args:
             path: "auto" for the newest whole checkpoint of the run, "best" for its best one, or a path; a name alone,
-                as "iter_50", is also looked for among the run's. A training that begins after another than "auto"
-                leaves what is newer behind, durably: from then on "auto" stays on its line.
+                as "iter_50", is also looked for among the run's. Those are in the directories of all checkpoint hooks.
+                A training that begins after another than "auto" leaves what is newer behind, durably: from then on
+                "auto" stays on its line.
             changed: what to do where the trainer was built with other settings than the checkpoint's run:
                 hyper-parameters of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch
                 size, lengths of loader and data set, number of processes, autocast. "refuse" lists them. "keep" goes

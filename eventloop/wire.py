@@ -8,6 +8,7 @@ An event whose class no worker can import, as it is of the program itself, becom
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import struct
@@ -15,13 +16,16 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import IntEnum
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import msgspec
 
 from eventloop.events import Event
 from eventloop.frames import Frames
+from eventloop.surrogates import escaped
 from eventloop.target import find, why_not_importable
+from eventloop.unencodable import Unencodable, why_not
 
 _HEADER = struct.Struct("<BQQ")
 _BLOCK = 1 << 20
@@ -59,7 +63,8 @@ class Frame(NamedTuple):
 class Setup(msgspec.Struct, frozen=True):
     """The first message to a worker."""
 
-    path: list[str]
+    path: list[bytes]
+    """As the file system has it: the name of a folder need not be a text."""
     target: bytes
     stop_on_error: bool
 
@@ -148,20 +153,26 @@ class EventEncoder:
         """Append the frames of an event.
 
         Raises:
-            Exception: it neither encodes nor pickles.
+            Unencodable: it neither encodes nor pickles, or its pickle would be of no use to a worker.
         """
+        try:
+            self._encode(event, into)
+        except Exception as error:
+            raise Unencodable([why_not(event, error, _pickled)], of=1) from error
+
+    def _encode(self, event: Event, into: list[bytes]) -> None:
         kind = type(event)
         if kind not in self._announced:
             self._announce(kind, into)
         likeness = self._likenesses.get(kind)
         if likeness is not None:
             fields = {name: getattr(event, name) for name in kind.__struct_fields__}
-            into.append(frame(Kind.LIKENESS, likeness, pickle.dumps(fields)))
+            into.append(frame(Kind.LIKENESS, likeness, _pickled(fields)))
             return
         try:
             into.append(frame(Kind.EVENT, 0, self._frames.encode(event)))
         except Exception:
-            into.append(frame(Kind.PICKLED, 0, pickle.dumps(event)))
+            into.append(frame(Kind.PICKLED, 0, _pickled(event)))
 
     def _announce(self, kind: type[Event], into: list[bytes]) -> None:
         described = _describe(kind)
@@ -170,7 +181,9 @@ class EventEncoder:
         else:
             try:
                 self._frames.enter(kind)
-            except TypeError:  # a field that msgpack knows nothing of: all its events are pickled
+            except (
+                Exception
+            ):  # a field that msgpack knows nothing of, or whose type is nowhere: its events are pickled
                 self._announced.add(kind)
                 return
         self._announced.add(kind)
@@ -205,6 +218,20 @@ class EventDecoder:
         return decoded
 
 
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType | type) and obj.__module__ == "__main__":
+            raise pickle.PicklingError(why_not_importable(obj))
+        return NotImplemented
+
+
+def _pickled(value: object) -> bytes:
+    """What a worker can unpickle: nothing of the program itself, which it does not run again."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
 def _describe(kind: type[Event]) -> _Type:
     if not why_not_importable(kind):
         return _Type(kind.__module__, kind.__qualname__)
@@ -231,7 +258,8 @@ def pack_error(error: BaseException, seconds: float = 0.0) -> bytes:
         pickle.loads(candidate)
         pickled = candidate
     text = "".join(traceback.format_exception(error)).rstrip()
-    return msgspec.msgpack.encode(Failure(f"{type(error).__name__}: {error}", text, pickled, seconds))
+    said = escaped(f"{type(error).__name__}: {error}")  # it may name a file whose path is no UTF-8
+    return msgspec.msgpack.encode(Failure(said, escaped(text), pickled, seconds))
 
 
 def unpack_error(body: bytes) -> tuple[BaseException, float]:

@@ -1,4 +1,4 @@
-"""The process of a subscriber with `offload="process"`: `python -m eventloop.worker`, started by `worker_process`.
+"""The process of a subscriber with `offload="process"`, started by `worker_process`.
 
 It imports what it is told to call and nothing else of the program, no torch unless that needs it. Commands come on
 standard input, which the handler then finds empty; what it prints goes where the program's prints go. It ends by a
@@ -23,6 +23,7 @@ import msgspec
 from eventloop.events import Event
 from eventloop.meter import DELIVERY_PERIOD, WARM_UP
 from eventloop.target import Target, owner_of, unpack
+from eventloop.unencodable import bad_events
 from eventloop.wire import EventDecoder, Frame, Inbox, Kind, Progress, Setup, frame, pack_error
 
 ACK_SECONDS = 0.05
@@ -91,7 +92,7 @@ class Worker:
             return False
         try:
             setup = msgspec.msgpack.decode(message.body, type=Setup)
-            sys.path[:] = setup.path
+            sys.path[:] = map(os.fsdecode, setup.path)
             self._stop_on_error = setup.stop_on_error
             self._target = unpack(setup.target)
         except BaseException as error:  # a module may well call sys.exit
@@ -141,7 +142,7 @@ class Worker:
             self._acks.send(
                 frame(Kind.FAILED, len(messages), pack_error(error, seconds)), failed=len(messages)
             )
-            self._stopped = self._stop_on_error
+            self._stopped = self._stop_on_error and not bad_events(error, len(messages))
         else:
             self._acks.done(len(messages), began, perf_counter() - began)
 

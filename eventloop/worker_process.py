@@ -6,13 +6,12 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from weakref import WeakSet
 
+from eventloop.launch import Home, command
 from eventloop.wire import Frame, Inbox
 
 PIPE_BYTES = 1 << 20
@@ -26,22 +25,23 @@ class WorkerProcess:
     """A child process and two pipes. It is no fork, and does not run the program's main script: it knows what it is
     sent. All methods but `kill` are for one thread.
 
+    Args:
+        home: where it starts.
+
     Raises:
         OSError: no process could be started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home) -> None:
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
         os.set_blocking(self._commands, False)
         _enlarge(self._commands)
-        package = str(Path(__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
         try:
             with _signals_held():
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "eventloop.worker", str(answers), str(os.getpid())],
-                    stdin=commands, pass_fds=[answers], env={**os.environ, "PYTHONPATH": path},
+                    command("eventloop.worker", home, str(answers), str(os.getpid())),
+                    stdin=commands, pass_fds=[answers], cwd=home.cwd,
                 )  # fmt: skip
         except BaseException:
             os.close(self._commands)

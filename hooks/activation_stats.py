@@ -10,6 +10,7 @@ import torch
 from eventloop.events import AfterTrain, BeforeTrain
 from eventloop.hooks.hook import Hook
 from eventloop.module_hooks import ModuleSubscription, match_modules
+from eventloop.options import check_bools
 from eventloop.schedule import positive
 from eventloop.weights import unwrap
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class ActivationStats(Hook):
     """Every `interval` iterations puts, for each module, `activation/<name>/mean`, `/std` and `/near_zero`, the
     fraction of outputs within `threshold` of 0 (fastai's measure of dead units), and with `histogram` their
-    distribution. Between those iterations the modules carry no hook.
+    distribution. Between those iterations the modules carry no hook; a compiled model runs eagerly in them.
 
         ActivationStats("layers.*", interval=500)
 
@@ -33,6 +34,7 @@ class ActivationStats(Hook):
         histogram: put the outputs themselves, too.
 
     Raises:
+        TypeError: `histogram` is no bool, or `interval` no int.
         ValueError: `interval` or `threshold` is not positive, or (when the trainer is built) a pattern that
             matches no module.
     """
@@ -45,6 +47,7 @@ class ActivationStats(Hook):
         histogram: bool = False,
     ) -> None:
         positive("interval", interval)
+        check_bools(histogram=histogram)
         if not threshold > 0:
             raise ValueError(f"threshold must be above 0, got {threshold!r}")
         self._modules, self._interval = modules, interval

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from eventloop.hooks.average_pairs import Pairs, tracked
+from eventloop.options import check_bools
 
 logger = logging.getLogger("eventloop")
 
@@ -39,7 +40,7 @@ class BaseAveragedModel(nn.Module):
 
     Args:
         model: the model to average; it is copied, without gradients.
-        interval: average at every so many calls of `update_parameters`.
+        interval: average at every so many calls of `update_parameters`; buffers that are copied are at each.
         device: where the average is kept; by default where each of the model's tensors is. Another device costs
             a copy to it at each update, for which the training thread waits.
         update_buffers: average the floating point buffers too, such as batch norm's running statistics. By
@@ -65,8 +66,7 @@ class BaseAveragedModel(nn.Module):
             raise TypeError(f"interval must be an int, got {interval!r}")
         if interval < 1:
             raise ValueError(f"interval must be at least 1, got {interval}")
-        if not isinstance(update_buffers, bool):
-            raise TypeError(f"update_buffers must be True or False, got {update_buffers!r}")
+        check_bools(update_buffers=update_buffers)
         self.interval = interval
         self.device = None if device is None else torch.device(device)
         self.update_buffers = update_buffers
@@ -101,9 +101,10 @@ class BaseAveragedModel(nn.Module):
             RuntimeError: `model` is another one, and cannot be copied.
         """
         steps = self.steps
-        if steps % self.interval == 0:
+        due = steps % self.interval == 0
+        if due or self.copy_buffers:
             pairs = self.pairs_with(model)
-            for averages, sources in pairs.averaged():
+            for averages, sources in pairs.averaged() if due else ():
                 if steps == 0:
                     torch._foreach_copy_(averages, sources)
                 else:

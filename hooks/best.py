@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Literal, NamedTuple, cast
 
 from eventloop.catalogue import suggest
@@ -16,6 +17,8 @@ _GREATER = {
     "acc", "accuracy", "top", "top1", "top5", "ar", "auc", "auroc", "precision", "recall", "f1", "map", "mdice",
     "dice", "miou", "iou", "macc", "aacc", "psnr", "ssim", "bleu", "rouge", "kappa",
 }  # fmt: skip
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+"""`ROC`, `Accuracy`, `acc`, `50`."""
 
 
 class Best(NamedTuple):
@@ -149,14 +152,24 @@ def infer_rule(metric: str) -> Rule:
     Raises:
         ValueError: the name says neither.
     """
-    words = set(re.split(r"[^a-z0-9]+", metric.lower()))
+    words = _words(metric)
     if words & _LESS:
         return "less"
-    if words & _GREATER or any(word.startswith("ar@") for word in metric.lower().split("/")):
+    if words & _GREATER:
         return "greater"
     raise ValueError(
         f"cannot tell from its name whether more {metric!r} is better: say rule='greater' or 'less'"
     )
+
+
+def _words(metric: str) -> set[str]:
+    """The words of a name, which end at separators, digits and changes of case: `val_top5acc`, `BalancedAccuracy`. As
+    `mAP50`, `meanIoU` and `f1` have them within a word, neighbours also stand for one together."""
+    words = set[str]()
+    for chunk in re.split(r"[^A-Za-z0-9]+", metric):
+        parts = _PART.findall(chunk)
+        words.update("".join(parts[i:j]).lower() for i, j in combinations(range(len(parts) + 1), 2))
+    return words
 
 
 def is_better(score: float, than: float | None, rule: Rule) -> bool:

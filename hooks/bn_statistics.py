@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from copy import copy
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
-from torch.utils.data import DataLoader
 
+from eventloop.hooks.apart import PutBack, apart, keeps_place, load_back
 from eventloop.hooks.bn_population import Population, count_of, merge_ranks
+from eventloop.loaders import length_of
 from eventloop.loops import to_device
-from eventloop.rng import random_state, set_random_state
+from eventloop.module_hooks import eagerly
+from eventloop.options import check_bools
 from eventloop.weights import unwrap
 
 Forward = Callable[[torch.nn.Module, Any], Any]
@@ -45,6 +45,7 @@ def update_bn_stats(
     device: torch.device | None = None,
     unbiased: bool = False,
     stop: Callable[[], bool] = bool,
+    put_back: PutBack = load_back,
 ) -> int:
     """Put the mean and variance of everything a pass brings to each batch norm layer into its running statistics.
 
@@ -57,8 +58,9 @@ def update_bn_stats(
 
     The model runs as it is set, in training mode, and only layers in training mode are updated, by what they are given
     in that mode; those that no batch reaches keep what they have. All else is afterwards, also after an error, what it was: other buffers,
-    `num_batches_tracked`, momentum, modes, random states, and the loader's place: a `DataLoader` is run as a copy.
-    A dataset that is itself changed by being read cannot be put back.
+    `num_batches_tracked`, momentum, modes, random states, and the loader's place: a `DataLoader` is run as a copy, and
+    what has `state_dict` and `load_state_dict` is given its state back. A loader or dataset that is itself changed by
+    being read and has no such state cannot be put back; of a loader's own numbers a warning says so.
 
     Args:
         num_iters: batches to run; a shorter loader is started again. None for one whole pass.
@@ -69,14 +71,18 @@ def update_bn_stats(
         unbiased: divide the variance by the number of values less one, as PyTorch's layers do for their running
             one; by default it is that of the population, divided by their number, as fvcore's is.
         stop: asked before each batch; True ends the pass, and nothing is changed.
+        put_back: given a loader that the pass has moved, and the state it had before; by default it loads that. Whoever
+            is in the midst of a pass over it, and wants to go on, has to open it anew then.
 
     Returns:
         The number of batches run here; 0 when there is no such layer, or the pass was stopped.
 
     Raises:
+        TypeError: `unbiased` is neither True nor False.
         ValueError: the loader is empty, or is too short an iterator, which cannot be started again.
         RuntimeError: the loader of another rank failed. All ranks of a process group must make the call.
     """
+    check_bools(unbiased=unbiased)
     layers = get_bn_modules(model)
     if not layers:
         return 0
@@ -85,16 +91,17 @@ def update_bn_stats(
     inner = unwrap(model)
     together = any(isinstance(layer, SyncBatchNorm) for layer in layers)
     with ExitStack() as kept:
-        kept.enter_context(_random_state_kept(data_loader))
+        loader = kept.enter_context(apart(data_loader, put_back))
         kept.enter_context(_model_kept(inner))
         kept.enter_context(_telling(told))
-        kept.enter_context(_eagerly())
+        kept.enter_context(eagerly)
         for layer, population in zip(layers, populations, strict=True):
             record = _record_told if layer in told else _record
             kept.callback(record(layer, population).remove)
+        batches = kept.enter_context(closing(_batches(loader, num_iters)))
         ran = 0
         try:
-            for batch in _agreed(_batches(_apart(data_loader), num_iters), stop, together=together):
+            for batch in _agreed(batches, stop, together=together):
                 (forward or forward_inputs)(inner, to_device(batch, device))
                 ran += 1
         except _Stopped:
@@ -185,8 +192,12 @@ def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased:
 # --- the batches -------------------------------------------------------------------------------------------
 
 
-def _batches(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
-    given = 0
+def _batches(loader: Iterable[Any], limit: int | None) -> Generator[Any]:
+    """So many batches, or a whole pass. Where the loader goes on where it is, the first pass is the rest of one, of which
+    nothing may be left, and as many as it has make a whole."""
+    if limit is None and keeps_place(loader):
+        limit = length_of(loader)
+    given, ended = 0, False
     while True:
         before = given
         for batch in loader:
@@ -194,6 +205,9 @@ def _batches(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
             given += 1
             if given == limit:
                 return
+        if given == 0 and not ended:
+            ended = True
+            continue
         if given == 0:
             raise ValueError("precise statistics need a batch, and the data loader gave none: it is empty")
         if limit is None:
@@ -248,26 +262,7 @@ def _sum_over_ranks(*flags: bool) -> list[int]:
     return [int(number) for number in tensor.tolist()]
 
 
-def _apart(loader: Iterable[Any]) -> Iterable[Any]:
-    """The loader for a pass of its own: persistent workers serve one pass at a time, which may be training's."""
-    if not isinstance(loader, DataLoader):
-        return loader
-    apart = copy(loader)
-    apart._iterator = None
-    return apart
-
-
 # --- what is put back --------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _random_state_kept(loader: Iterable[Any]) -> Iterator[None]:
-    """The global random states, and those of the loader's own generators."""
-    state = random_state(loader)
-    try:
-        yield
-    finally:
-        set_random_state(loader, state)
 
 
 @contextmanager
@@ -288,11 +283,6 @@ def _model_kept(model: torch.nn.Module) -> Iterator[None]:
             buffer.copy_(value)
             if getattr(module, name) is not buffer:
                 setattr(module, name, buffer)
-
-
-def _eagerly() -> AbstractContextManager[Any]:
-    """Compiled parts were traced without the hooks that look at the layers' inputs, and would not call them."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _tensor(buffer: torch.Tensor | None) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -16,16 +15,20 @@ from eventloop.events import (
     AfterTrainEpoch,
     AfterTrainIter,
     AfterValEpoch,
+    BeforeRun,
     BeforeTrain,
 )
+from eventloop.hooks.beside import note_where_to_resume, refuse_twin, sequences, where_to_resume
 from eventloop.hooks.best import Best, BestMetrics, Rule, file_part
 from eventloop.hooks.checkpoint_options import WhenBusy, check_options, folder_template
-from eventloop.hooks.hook import Hook
+from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.kept import Going, Kept
-from eventloop.hooks.labels import Labels, note_where_it_went_back
+from eventloop.hooks.labels import Labels, note_where_it_went_back, warn_of_another_run
+from eventloop.hooks.late import tell_late
 from eventloop.hooks.publish import PublishedFormat, Publisher
 from eventloop.hooks.saves import Saves, Saving
 from eventloop.manifest import Label
+from eventloop.options import check_bools, check_optional_bools
 from eventloop.priority import Priority
 from eventloop.ranks import of_rank_0, several
 from eventloop.saver import Saver
@@ -36,8 +39,6 @@ from eventloop.unfinished import remove_dead
 if TYPE_CHECKING:
     from eventloop.position import Within
     from eventloop.trainer import Trainer
-
-logger = logging.getLogger("eventloop")
 
 T = TypeVar("T")
 
@@ -52,17 +53,19 @@ class CheckpointHook(Hook):
     backward pass run, everything else at once; a thread writes it, in a longer run a process. `checkpoint_saved` is
     emitted when the bytes are durable, `checkpoint_failed` when they are not, in the first iteration after. The best
     ones and those of the end of a run are waited for; a second Ctrl-C leaves them to the process, or gives them up.
-    Nothing older is removed before its successor is durable.
+    Nothing older is removed before its successor is durable. Several such hooks, each with a `filename_tmpl` or `out_dir`
+    of its own, save in one order, and `resume` looks into the directories of all.
 
     Args:
         interval: save every so many epochs or iterations; -1 never.
-        by_epoch: the unit of `interval`; by default that of the run.
+        by_epoch: the unit of `interval`, and of the names; by default that of the run.
         save_begin: the epoch or iteration from which `interval` is counted.
         save_last: save at the end of the run too, also when it is stopped.
         max_keep_ckpts: keep the newest so many, -1 all. The best one does not count, nor what a run left behind that
             went back to an earlier one.
         save_best: a metric of the validation, several, or "auto" for its first; the best of each is saved beside
-            the others, whole, so it can be resumed from too.
+            the others, whole, so it can be resumed from too. Validations of a training count, those also that a handler
+            or a hand-written loop asks for; `trainer.val()` before or after it saves nothing and removes nothing.
         rule: "greater" or "less", for all of them or one each; by default told from the metric's name.
         greater_keys, less_keys: parts of metrics' names that tell so, before the rules known here.
         published_keys: at the end of the run the last checkpoint and the best ones are written once more with these
@@ -108,6 +111,10 @@ class CheckpointHook(Hook):
         when_busy: WhenBusy = "wait",
     ) -> None:
         check_options(interval, save_begin, max_keep_ckpts, overlap, when_busy)
+        check_optional_bools(by_epoch=by_epoch)
+        check_bools(
+            save_last=save_last, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler
+        )
         self._interval, self._by_epoch, self._begin = interval, by_epoch, save_begin
         self._save_last, self._kept = save_last, Kept(max_keep_ckpts)
         self._watched = BestMetrics(save_best, rule, greater_keys, less_keys)
@@ -121,10 +128,13 @@ class CheckpointHook(Hook):
         self._template = folder_template(filename_tmpl)
         self._overlap, self._when_busy = overlap, when_busy
         self.directory = Path()
+        self.naming = self._template, by_epoch
+        self.can_be_resumed = not self._left_out
         self.bests: dict[str, Best] = {}
-        self._validated: list[Mapping[str, float]] = []  # validations of weights that are not to be saved yet
+        self._training = False
+        self._validated: list[tuple[Mapping[str, float], int]] = []  # of weights that are not to be saved yet
         self._passed_iter = self._passed_epoch = -1  # whose end this hook has seen
-        self._labels = Labels()
+        self.labels = Labels()
         self.saves = Saves(self._new_saver, self._saved, self._failed)
 
     @property
@@ -148,44 +158,42 @@ class CheckpointHook(Hook):
             )
         work_dir = trainer.work_dir
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
-        trainer.checkpoint_dir = self.directory
-        self._refuse_twin(trainer)
+        self.naming = self._template, self._by_epoch
+        trainer.state.saves_in(self.directory)
+        refuse_twin(self, _beside(trainer))
         self._publisher.check(trainer.model)
         if self._watched and trainer.val_loader is None:
             raise ValueError(
                 f"save_best={', '.join(self._watched.metrics)!r} needs a validation: give the Trainer a val_loader"
             )
+        if self._interval > 0:
+            tell_late(self, "after_train_epoch" if self._by_epoch else "after_train_iter", trainer.hooks)
 
-    def _refuse_twin(self, trainer: Trainer) -> None:
-        for hook in trainer.hooks:
-            if not isinstance(hook, CheckpointHook) or hook is self or hook.directory != self.directory:
-                continue
-            if hook._template == self._template and hook._by_epoch == self._by_epoch:
-                raise ValueError(
-                    f"two CheckpointHooks write the same names in {self.directory}, and would remove each other's: "
-                    "give one of them another filename_tmpl or out_dir"
-                )
+    @on(priority=Priority.LOWEST)
+    def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
+        """What was validated so far is no part of a training of this run."""
+        self._training = False
+        self._validated.clear()
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Look at what is there: remove what saves that were killed have left, and note it when the run went back to
-        an earlier checkpoint. Say so when this run's files will lie among another's."""
-        self._validated.clear()
+        an earlier checkpoint. Say so when this run's files will lie among another's. From here on validations count;
+        those that handlers before this one asked for do too."""
         self._passed_iter = self._passed_epoch = -1
-        if trainer.rank != 0:
-            return
+        self._training = True
+        if trainer.rank == 0:
+            self._look_around(trainer)
+        self._save_validated(trainer)
+
+    def _look_around(self, trainer: Trainer) -> None:
         remove_dead(self.directory)
-        found = self._labels.look_around(self.directory)
+        found = self.labels.look_around(self.directory)
         self._kept.only([path.name for path in found.manifests])
-        resumed = trainer.state.went_back_to
-        if resumed is not None and note_where_it_went_back(found, self.directory, resumed):
-            trainer.state.went_back_to = None
-        there = found.paths
-        if trainer.iter == 0 and there:
-            logger.warning(
-                "%s holds checkpoints of another run, %s the newest: this one begins anew and will overwrite those "
-                "of the same names; trainer.resume() would go on with it, another work_dir keeps them apart",
-                self.directory, there[-1].name,
-            )  # fmt: skip
+        resumed, trainer.state.went_back_to = trainer.state.went_back_to, None
+        if resumed is not None:
+            note_where_it_went_back(trainer.state.directories, resumed)
+        if trainer.iter == 0:
+            warn_of_another_run(found, self.directory)
 
     # --- when ----------------------------------------------------------------------------------------------
 
@@ -211,7 +219,8 @@ class CheckpointHook(Hook):
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
         """Keep the scores for the manifests, and save when one is the best so far. A validation that a handler asked for
         within an iteration, or at the end of an epoch, is of weights that are saved when this hook's turn comes: before,
-        the others have not done their part, such as the step of a scheduler.
+        the others have not done their part, such as the step of a scheduler. Outside of a training, whose weights they
+        are is not known: somebody may have loaded them to compare.
 
         Raises:
             KeyError: the validation has no such metric (with a suggestion).
@@ -219,13 +228,9 @@ class CheckpointHook(Hook):
         if event.reason != COMPLETED:
             return
         within = trainer.within
-        self._labels.validated(event.metrics, trainer.iter + (within == "iter"))
-        if not self._watched:
-            return
-        self._watched.settle(event.metrics)
-        self._validated.append(event.metrics)
+        self._validated.append((event.metrics, trainer.iter + (within == "iter")))
         passed = {
-            "": True,
+            "": self._training,
             "iter": self._passed_iter == trainer.iter,
             "epoch": self._passed_epoch == trainer.epoch,
         }
@@ -233,9 +238,13 @@ class CheckpointHook(Hook):
             self._save_validated(trainer)
 
     def _save_validated(self, trainer: Trainer) -> None:
-        """Save for each validation that has a best score."""
+        """Note each validation, and save if it has a best score."""
         validated, self._validated = self._validated, []
-        for metrics in validated:
+        for metrics, iteration in validated:
+            self.labels.validated(metrics, iteration)
+            if not self._watched:
+                continue
+            self._watched.settle(metrics)
             due = _decided(trainer, self._watched.better(metrics, self.bests))
             for metric in due:
                 name = self._best_name(trainer, metric)
@@ -245,30 +254,30 @@ class CheckpointHook(Hook):
                 self.bests = _decided(trainer, self.bests)
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
+        by_epoch = bool(self._by_epoch)
         done = trainer.epoch + (trainer.within == "epoch"), trainer.iter + (trainer.within == "iter")
-        number = self._name(done[0] if trainer.by_epoch else done[1], by_epoch=trainer.by_epoch)
-        return f"best_{file_part(metric)}_{number}"
+        return f"best_{file_part(metric)}_{self._name(done[0] if by_epoch else done[1], by_epoch=by_epoch)}"
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Save at the end, unless an error ended it, and wait until everything is durable."""
+        self._training = False
         if ends_at_once(trainer):
             return
-        self.saves.finish(trainer)  # a save that failed is tried once more
-        if event.reason == ERROR and trainer.failure is not None and trainer.rank == 0 and not self._left_out:
-            trainer.failure.add_note(self._where_to_resume())
+        for hook in _beside(trainer):  # what is the newest is known when all are
+            hook.saves.finish(trainer)  # a save that failed is tried once more
+        if event.reason == ERROR and trainer.rank == 0:
+            note_where_to_resume(trainer.failure, _beside(trainer))
         at_end = self._save_last and event.reason not in (ERROR, LEFT) and trainer.iter > 0
         if at_end and _decided(trainer, trainer.iter != self._kept.saved_at):
             whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
             number = trainer.epoch if whole_epochs else trainer.iter
             self._save(trainer, self._name(number, by_epoch=whole_epochs))
         self.saves.finish(trainer)
-        if event.reason != ERROR and self.saves.newest and not self._left_out:
-            trainer.where_to_resume = self._where_to_resume()
+        if event.reason != ERROR and self.saves.newest is not None and self.can_be_resumed:
+            trainer.where_to_resume = where_to_resume(_beside(trainer))
         if self._publisher and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
             names = dict.fromkeys([*self._kept.names[-1:], *(best.name for best in self.bests.values())])
-            for name in names:
-                if (made := self._publisher.publish(self.directory / name, trainer.model)) is not None:
-                    logger.info("published %s", made)
+            self._publisher.publish_all(self._paths([*names]), trainer.model)
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
         """Let the writing thread and process go."""
@@ -339,11 +348,8 @@ class CheckpointHook(Hook):
         return self.saves.busy and self._when_busy == "skip"
 
     def _label(self, trainer: Trainer, best: str) -> Label:
-        if not self._labels.sequence:  # a validation without a training before it
-            self._labels.look_around(self.directory)
-        beside = [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
-        sequences = [hook._labels.sequence for hook in beside if hook.directory == self.directory]
-        return self._labels.make(sequences, {best: self._watched.rule_of(best)} if best else {})
+        rules = {best: self._watched.rule_of(best)} if best else {}
+        return self.labels.make(sequences(_beside(trainer)), rules)
 
     def _saved(self, saving: Saving) -> None:
         if saving.bests is None:
@@ -359,14 +365,9 @@ class CheckpointHook(Hook):
         else:
             self.bests = bests
 
-    def _where_to_resume(self) -> str:
-        """What to tell with an error that ended the training; a resumed run has the names of the one before."""
-        known = [*(best.name for best in self.bests.values()), *self._kept.durable]
-        if self.saves.newest or known:
-            return (
-                f"the newest checkpoint to resume from is {self.saves.newest or self.directory / known[-1]}"
-            )
-        return f"there is no checkpoint to resume from in {self.directory}: none was saved before this error"
+    def known(self) -> list[Path]:
+        """What it has saved and keeps, in the run that was resumed too."""
+        return [*self._paths(self._kept.durable), *self._paths([best.name for best in self.bests.values()])]
 
     def _outdone(self, former: Mapping[str, Best]) -> list[str]:
         """Of the former best ones those that are no longer."""
@@ -382,7 +383,7 @@ class CheckpointHook(Hook):
     def state_dict(self) -> dict[str, Any]:
         """The files it keeps, the best ones and the last validation."""
         return {
-            **self._labels.state_dict(),
+            **self.labels.state_dict(),
             "kept": self._kept.names,
             "bests": {metric: list(best) for metric, best in self.bests.items()},
         }
@@ -390,10 +391,14 @@ class CheckpointHook(Hook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on pruning and comparing where the saved run was; a metric that is not watched is not compared with."""
         self._kept.load(state["kept"])
-        self._labels.load_state_dict(state)
+        self.labels.load_state_dict(state)
         bests = {metric: Best(*values) for metric, values in state["bests"].items()}
         order = self._watched.metrics if self._watched.metrics != ["auto"] else [*bests]
         self.bests = {metric: bests[metric] for metric in order if metric in bests}
+
+
+def _beside(trainer: Trainer) -> list[CheckpointHook]:
+    return [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
 
 
 def _decided(trainer: Trainer, own: T) -> T:

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from eventloop.catalogue import suggest
 from eventloop.checkpoint import SUFFIXES
+from eventloop.options import check_bools
 
 WhenBusy = Literal["wait", "skip", "replace"]
 
@@ -24,8 +25,7 @@ def check_options(
             raise ValueError(f"{name} must be -1 or a positive int, got {value!r}")
     if isinstance(save_begin, bool) or not isinstance(save_begin, int) or save_begin < 0:
         raise ValueError(f"save_begin must be an int of at least 0, got {save_begin!r}")
-    if not isinstance(overlap, bool):
-        raise TypeError(f"overlap must be True or False, got {overlap!r}")
+    check_bools(overlap=overlap)
     if when_busy not in get_args(WhenBusy):
         raise ValueError(f"unknown when_busy {when_busy!r}{suggest(str(when_busy), [*get_args(WhenBusy)])}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from time import monotonic
@@ -85,10 +86,12 @@ class CostsHook(Hook):
         self._due = monotonic() + self._wait
         if trainer.rank != 0 or (self._writing is not None and self._writing.is_alive()):
             return
-        self._writing = threading.Thread(
+        writing = threading.Thread(
             target=_try_to_write, args=(trainer, run_costs(trainer)), name="eventloop costs", daemon=True
         )
-        self._writing.start()
+        with suppress(RuntimeError):  # there is none left: the next write has it all
+            writing.start()
+            self._writing = writing
 
     def _write_last(self, trainer: Trainer) -> None:
         if self._writing is not None:

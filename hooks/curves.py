@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from eventloop.catalogue import suggest
+from eventloop.options import check_bools
 from eventloop.param_groups import number
 from eventloop.schedule import positive
 
@@ -173,6 +174,7 @@ class OneCycle:
             raise TypeError(f"pct_start must be a float between 0 and 1, got {pct_start!r}")
         self._pct = number("pct_start", pct_start, least=0, most=1)
         self._anneal = find_anneal(anneal_strategy)
+        check_bools(three_phase=three_phase)
         self._three = three_phase
 
     def value(self, start: float, peak: float, last: float, progress: int, total: int) -> float:

@@ -14,6 +14,7 @@ from eventloop.catalogue import suggest
 from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
 from eventloop.hooks.best import Rule, infer_rule
 from eventloop.hooks.hook import Hook
+from eventloop.options import check_bools
 from eventloop.priority import Priority
 from eventloop.schedule import positive
 
@@ -70,6 +71,7 @@ class EarlyStoppingHook(Hook):
         if not isinstance(monitor, str) or not monitor:
             raise TypeError(f"monitor must be the name of a metric, got {monitor!r}")
         positive("patience", patience)
+        check_bools(strict=strict, check_finite=check_finite)
         _check_numbers(min_delta, stopping_threshold)
         if rule is not None:
             _check_word("rule", rule, ["greater", "less"])

@@ -32,8 +32,11 @@ from eventloop.hooks import average_checkpoint
 from eventloop.hooks.average_config import arguments_of, average_config, build_average, is_own
 from eventloop.hooks.average_swap import Swap
 from eventloop.hooks.averages import BaseAveragedModel
+from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.hook import Hook
+from eventloop.hooks.late import refuse_late
 from eventloop.optimizers import named_optimizers
+from eventloop.options import check_bools
 from eventloop.weights import unwrap
 
 if TYPE_CHECKING:
@@ -81,6 +84,7 @@ class EMAHook(Hook):
         begin_epoch: int = 0,
         **arguments: Any,
     ) -> None:
+        check_bools(strict_load=strict_load)
         _check_begin("begin_iter", begin_iter)
         _check_begin("begin_epoch", begin_epoch)
         if begin_iter and begin_epoch:
@@ -100,10 +104,12 @@ class EMAHook(Hook):
         self._began_at = 0
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a beginning that never comes, and arguments that an average of your own refuses.
+        """Refuse a beginning that never comes, a place behind the checkpoint, and arguments that an average of your own
+        refuses.
 
         Raises:
-            ValueError: `begin_epoch` in a run measured in iterations, or a beginning after the end.
+            ValueError: `begin_epoch` in a run measured in iterations, a beginning after the end, or a priority behind
+                that of a `CheckpointHook`.
         """
         if self._begin_epoch and not trainer.by_epoch:
             raise ValueError(
@@ -116,6 +122,7 @@ class EMAHook(Hook):
         ):
             if end is not None and begin > end:
                 raise ValueError(f"EMAHook({name}={begin}) would never begin: the run ends at {end}")
+        refuse_late(self, [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)], trainer.hooks)
         if not is_own(self._config) and not _lazy(unwrap(trainer.model)):
             self._average = self._build(unwrap(trainer.model))
 

@@ -8,6 +8,7 @@ import torch
 
 from eventloop.bus import Bus
 from eventloop.hooks.hook import Hook
+from eventloop.options import check_bools
 
 if TYPE_CHECKING:
     from eventloop.hooks.points import EpochEvent, IterEvent
@@ -34,9 +35,7 @@ class EmptyCacheHook(Hook):
         self, before_epoch: bool = False, after_epoch: bool = True, after_iter: bool = False
     ) -> None:
         self._when = {"before_epoch": before_epoch, "after_epoch": after_epoch, "after_iter": after_iter}
-        for name, value in self._when.items():
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {value!r}")
+        check_bools(**self._when)
 
     def attach(self, bus: Bus) -> None:
         """Subscribe what is switched on."""

@@ -20,6 +20,7 @@ from eventloop.events import (
     BeforeVal,
 )
 from eventloop.hooks.hook import Hook, on
+from eventloop.options import check_bools
 from eventloop.priority import Priority
 from eventloop.schedule import positive
 
@@ -79,8 +80,7 @@ class GarbageCollectionHook(Hook):
 
     def __init__(self, interval: int = 10, freeze: bool = True) -> None:
         positive("interval", interval)
-        if not isinstance(freeze, bool):
-            raise TypeError(f"freeze must be True or False, got {freeze!r}")
+        check_bools(freeze=freeze)
         self._interval, self._freeze = interval, freeze
         self._settled = False
         """What lasts is frozen, or is not to be: full collections cost what they cost."""

@@ -97,9 +97,7 @@ class Hook(Points):
             check_budget(type(self).__name__, self.budget_us)
         for method_name, events in self._points.items():
             method = getattr(self, method_name)
-            options = dict(getattr(method, _MARK, {}))
-            if options.get("priority") is None:
-                options["priority"] = self.priority
+            options = {**getattr(method, _MARK, {}), "priority": priority_of(self, method)}
             if options.get("budget_us") is None:
                 options["budget_us"] = self.budget_us
             # one subscription a method: `once` means once, and an async method hears its events in their order
@@ -159,6 +157,12 @@ class Hook(Points):
         return trainer.max_iters is not None and trainer.iter + 1 == trainer.max_iters
 
 
+def priority_of(hook: Hook, method: Callable[..., Any]) -> Priority | int | str:
+    """That of one of its methods: its own, by `on`, or the hook's."""
+    own: Priority | int | str | None = getattr(method, _MARK, {}).get("priority")
+    return hook.priority if own is None else own
+
+
 def _every(counted: int, n: int) -> bool:
     return n > 0 and counted >= 0 and counted % n == 0
 
@@ -167,9 +171,11 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
     """Find what a hook class overrides.
 
     Raises:
-        TypeError: a method that looks like a point and is none, or two methods for one event.
+        TypeError: a method that looks like a point and is none, MMEngine's with an underscore among them, or two
+            methods for one event.
     """
     names = [event_name(event_type) for event_type in declared_events()]
+    _refuse_mmengines(cls)
     served: dict[str, str] = {}
     for method in _own_methods(cls):
         if method in GENERIC:
@@ -203,6 +209,16 @@ def _own_methods(cls: type[Hook]) -> list[str]:
         if callable(value) and not inherited and (public or hasattr(value, _MARK)):
             found.append(attribute)
     return found
+
+
+def _refuse_mmengines(cls: type[Hook]) -> None:
+    """MMEngine's hooks override `_before_epoch(self, runner, mode)`; here nobody would call it."""
+    for method in GENERIC:
+        if callable(getattr(cls, f"_{method}", None)):
+            raise TypeError(
+                f"{cls.__name__}._{method} is MMEngine's and would never be called: here it is "
+                f"{method}(self, trainer, event), where event.mode says which mode (a helper of yours needs another name)"
+            )
 
 
 def _refuse_near_miss(cls: type[Hook], method: str, names: list[str]) -> None:

@@ -10,6 +10,7 @@ from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.hooks.hook import on
 from eventloop.hooks.iter_timer import IterTimerHook
 from eventloop.hooks.report import report
+from eventloop.options import check_bools
 from eventloop.priority import Priority
 
 if TYPE_CHECKING:
@@ -36,11 +37,12 @@ class IterationTimer(IterTimerHook):
         ignore_warmup_time: False counts and puts them like all others.
 
     Raises:
-        TypeError, ValueError: `warmup_iter` is no int of at least 0.
+        TypeError, ValueError: `warmup_iter` is no int of at least 0, or `ignore_warmup_time` no bool.
     """
 
     def __init__(self, warmup_iter: int = 3, ignore_warmup_time: bool = True) -> None:
         super().__init__()
+        check_bools(ignore_warmup_time=ignore_warmup_time)
         if isinstance(warmup_iter, bool) or not isinstance(warmup_iter, int):
             raise TypeError(f"warmup_iter must be an int, got {warmup_iter!r}")
         if warmup_iter < 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,15 @@ class Labels:
     """Makes the labels, and knows the last validation, whose scores every checkpoint after it has."""
 
     def __init__(self) -> None:
-        self.sequence = 0
-        """Of the last label; 0 while nobody has looked into the directory."""
+        self.sequence = -1
+        """Of the last label in the directory; -1 while nobody has looked into it."""
         self._metrics: dict[str, float] = {}
         self._validated_at: int | None = None
 
     def look_around(self, directory: Path) -> Found:
         """Read what is in the directory, so that what is saved from now on comes after it."""
         found = scan(directory)
-        self.sequence = max((m.sequence for m in found.manifests.values()), default=0)
+        self.sequence = found.last
         return found
 
     def validated(self, metrics: Mapping[str, float], iteration: int) -> None:
@@ -34,7 +34,8 @@ class Labels:
         self._metrics, self._validated_at = dict(metrics), iteration
 
     def make(self, beside: Iterable[int], best: Mapping[str, Rule]) -> Label:
-        """The label of the next one; `beside` are the sequences of all hooks that save in its directory."""
+        """The label of the next one; `beside` are the sequences of all hooks of the run, whose checkpoints have one
+        order, wherever they lie."""
         self.sequence = 1 + max(beside)
         metrics = {metric: score(float(value)) for metric, value in self._metrics.items()}
         return Label(
@@ -51,19 +52,31 @@ class Labels:
         self._validated_at = state.get("validated_at")
 
 
-def note_where_it_went_back(found: Found, directory: Path, resumed: Path) -> bool:
-    """Training begins after a resume from a checkpoint that was chosen: if it is one of the directory, and not the
-    newest, note that durably, so that `resume("auto")` goes on from there until the run has saved. Where that cannot
+def note_where_it_went_back(directories: Sequence[Path], resumed: Path) -> None:
+    """Training begins after a resume from a checkpoint that was chosen: if it is one of the run's directories, and not
+    the newest, note that durably, so that `resume("auto")` goes on from there until the run has saved. Where that cannot
     be written the run goes on, and the log says so."""
     name = resumed.stem if resumed.suffix in SUFFIXES and not resumed.is_file() else resumed.name
-    path = directory / name
-    if resumed.resolve().parent != directory.resolve() or path not in found.manifests:
-        return False
+    found = scan(*directories)
+    places = [place for place in directories if place.resolve() == resumed.resolve().parent]
+    path = next((place / name for place in places if place / name in found.manifests), None)
+    if path is None:
+        return
     try:
-        return go_back(found, path)
+        go_back(found, path)
     except OSError as error:
+        newest = scan(*directories).paths[-1]
         logger.warning(
             '%s could not note that the run goes on from %s: until it has saved, resume("auto") would take %s: %s',
-            directory, name, found.paths[-1].name, error,
+            path.parent, path.name, found.name_of(newest), error,
         )  # fmt: skip
-        return False
+
+
+def warn_of_another_run(found: Found, directory: Path) -> None:
+    """A run begins anew: say so when its files will lie among another's."""
+    if found.paths:
+        logger.warning(
+            "%s holds checkpoints of another run, %s the newest: this one begins anew and will overwrite those "
+            "of the same names; trainer.resume() would go on with it, another work_dir keeps them apart",
+            directory, found.paths[-1].name,
+        )  # fmt: skip

@@ -3,76 +3,25 @@
 from __future__ import annotations
 
 import logging
-import statistics
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic, sleep
+from typing import Any
 
 from msgspec.structs import replace
 
 from eventloop.catalogue import suggest
 from eventloop.events import Event, ScalarsLogged
+from eventloop.hooks.log_windows import Result, Window, window_of
 from eventloop.packet import Packet, Row
-from eventloop.reducer import Reduced
+from eventloop.reducer import WAIT_SECONDS, Reduced
 
 logger = logging.getLogger("eventloop")
 
-Method = Callable[[Sequence[float]], float]
-
+LOOK_SECONDS = 0.001
+"""How often a checkpoint looks whether the ranks have answered."""
 _KEYS = ["data_src", "method_name", "window_size", "log_name"]
-_METHODS: dict[str, Method] = {
-    "mean": statistics.fmean, "min": min, "max": max, "median": statistics.median, "current": lambda values: values[-1],
-}  # fmt: skip
-_RUNNING = ("mean", "min", "max", "current")
-"""What needs no value but a few sums: windows that have no bound are of these."""
-
-
-class _Window(Protocol):
-    """The values that a statistic is of."""
-
-    def take(self, value: float, epoch: int) -> None:
-        """One more."""
-
-    def result(self) -> float:
-        """The statistic of them."""
-
-
-class _Last:
-    """Of the last `size` values."""
-
-    def __init__(self, method: Method, size: int) -> None:
-        self._method, self._values = method, deque[float](maxlen=size)
-
-    def take(self, value: float, epoch: int) -> None:
-        """See `_Window`."""
-        self._values.append(value)
-
-    def result(self) -> float:
-        """See `_Window`."""
-        return float(self._method(tuple(self._values)))
-
-
-class _Running:
-    """Of all values, or of those of the epoch that is running."""
-
-    def __init__(self, method: str, *, by_epoch: bool) -> None:
-        self._method, self._by_epoch, self._epoch = method, by_epoch, -1
-        self._count, self._sum, self._least, self._most, self._current = 0, 0.0, 0.0, 0.0, 0.0
-
-    def take(self, value: float, epoch: int) -> None:
-        """See `_Window`."""
-        if not self._count or (self._by_epoch and epoch != self._epoch):
-            self._count, self._sum, self._least, self._most, self._epoch = 0, 0.0, value, value, epoch
-        self._count += 1
-        self._sum += value
-        self._least, self._most, self._current = min(self._least, value), max(self._most, value), value
-
-    def result(self) -> float:
-        """See `_Window`."""
-        results = {
-            "mean": self._sum / self._count, "min": self._least, "max": self._most, "current": self._current,
-        }  # fmt: skip
-        return results[self._method]
 
 
 class Statistic:
@@ -97,12 +46,20 @@ class Statistic:
         self.name: str = config.get("log_name") or self.source
         self.size = config.get("window_size", "global")
         self._failed = False
-        self.window = _window(config.get("method_name", "mean"), self.size)
+        self._method = config.get("method_name", "mean")
+        self.window = self._empty()
 
-    def result(self) -> float | None:
-        """What it is now; None where a function of the user's failed, which is told once."""
+    def _empty(self) -> Window:
+        return window_of(self._method, self.size)
+
+    def take(self, rows: Iterable[Row]) -> bool:
+        """Take what these rows have of its source; False where they have nothing."""
+        return _take(self.source, self.window, rows)
+
+    def number(self, result: Result) -> float | None:
+        """What a result of the window is; None where a function of the user's failed, which is told once."""
         try:
-            return self.window.result()
+            return float(result())
         except Exception:
             if not self._failed:
                 logger.exception(
@@ -111,23 +68,20 @@ class Statistic:
             self._failed = True
             return None
 
+    def state_dict(self, pending: Iterable[Row]) -> dict[str, Any]:
+        """Its values, and those of rows that it has yet to take."""
+        window = self._empty()
+        window.load_state_dict(self.window.state_dict())
+        _take(self.source, window, pending)
+        return {"source": self.source, "window": window.kind, **window.state_dict()}
 
-def _window(method: object, size: object) -> _Window:
-    if not callable(method) and method not in _METHODS:
-        raise ValueError(
-            f"method_name must be one of {', '.join(_METHODS)} or a function of the values, got "
-            f"{method!r}{suggest(str(method), [*_METHODS])}"
-        )
-    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
-        return _Last(method if callable(method) else _METHODS[str(method)], size)
-    if size not in ("epoch", "global"):
-        raise ValueError(f'window_size must be a positive int, "epoch" or "global", got {size!r}')
-    if method not in _RUNNING:
-        raise ValueError(
-            f"method_name={method!r} needs the values themselves, which are not kept without bound: give it a "
-            f"window_size, or one of {', '.join(_RUNNING)}"
-        )
-    return _Running(str(method), by_epoch=size == "epoch")
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> bool:
+        """Go on with the values of a state; begin anew, and return False, without one of its source and window."""
+        self.window = self._empty()
+        if state is None or (state["source"], state["window"]) != (self.source, self.window.kind):
+            return False
+        self.window.load_state_dict(state)
+        return True
 
 
 class LogStatistics:
@@ -149,36 +103,46 @@ class LogStatistics:
             raise ValueError(
                 f"log_name={taken.name!r} of custom_cfg is the name of what is put: choose another"
             )
+        self._posted: deque[Reckoned] = deque()  # and not taken
+        self._turn = threading.Lock()
 
     def reckon(self, packet: Packet | Reduced) -> Reckoned:
-        """The packet, with them."""
-        return Reckoned(packet, self)
+        """The packet, with them; packets are taken in this order."""
+        reckoned = Reckoned(packet, self)
+        self._posted.append(reckoned)
+        return reckoned
 
-    def of(self, rows: Sequence[Row], events: list[Event]) -> list[Event]:
-        """The events with the statistics after these rows, each at the last iteration that has its source."""
-        told = [event for event in events if isinstance(event, ScalarsLogged) and event.mode == "train"]
-        scalars = {id(event): dict(event.scalars) for event in told}
-        for entry in self.entries:
-            if not _take(entry, rows):
-                continue
-            if (result := entry.result()) is None:
-                continue
-            own = [event for event in told if entry.source in event.scalars]
-            for event in own if entry.name == entry.source else ():
-                del scalars[id(event)][entry.name]
-            scalars[id(own[-1])][entry.name] = result
-        changed = [replace(e, scalars=scalars[id(e)]) if id(e) in scalars else e for e in events]
-        return [event for event in changed if not isinstance(event, ScalarsLogged) or event.scalars]
+    def take(self, last: Reckoned | None = None) -> None:
+        """Take the packets up to this one, or all of them; waits for the device if need be."""
+        with self._turn:  # a state is made on the training thread
+            while self._posted and (last is None or not last.taken):
+                self._posted.popleft().be_taken(self.entries)
+
+    def state_dict(self, pending: Sequence[Row]) -> dict[str, Any]:
+        """Of each its values up to now, those that are not logged yet among them: of what was posted the means over the
+        ranks, where it is reduced, which they are waited for, and `pending`, which was not, as it is."""
+        for reckoned in [*self._posted]:
+            reckoned.wait_for_ranks()
+        self.take()
+        return {entry.name: entry.state_dict(pending) for entry in self.entries}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the saved run was; what it did not have begins anew."""
+        self.take()  # what was posted before belongs to what is replaced
+        anew = [entry.name for entry in self.entries if not entry.load_state_dict(state.get(entry.name))]
+        if anew:
+            logger.warning(
+                "of custom_cfg %s begins anew: the checkpoint has no values of that name, source and window",
+                ", ".join(anew),
+            )
 
 
-def _take(entry: Statistic, rows: Sequence[Row]) -> int:
-    """Let it have its values in these rows; returns how many there are."""
-    taken = 0
-    for row in rows:
-        if entry.source in row.shape.names and row.phase.mode == "train":
-            entry.window.take(row.scalars()[entry.source], row.phase.epoch)
-            taken += 1
-    return taken
+def _take(source: str, window: Window, rows: Iterable[Row]) -> bool:
+    """Let a window have what the rows have of its source; False where they have nothing."""
+    own = [row for row in rows if source in row.shape.names and row.phase.mode == "train"]
+    for row in own:
+        window.take(row.scalars()[source], row.phase.epoch)
+    return bool(own)
 
 
 class Reckoned:
@@ -186,14 +150,41 @@ class Reckoned:
 
     def __init__(self, packet: Packet | Reduced, statistics: LogStatistics) -> None:
         self._packet, self._statistics = packet, statistics
+        self._results: list[tuple[Statistic, Result]] = []
+        self.taken = False
 
     def ready(self) -> bool:
         """True when the values are on the host."""
         return self._packet.ready()
 
+    def wait_for_ranks(self) -> None:
+        """Wait until the values are those of all ranks, or will not be."""
+        if isinstance(self._packet, Reduced):
+            end = monotonic() + WAIT_SECONDS
+            while not self._packet.ready() and monotonic() < end:
+                sleep(LOOK_SECONDS)
+
+    def be_taken(self, entries: Iterable[Statistic]) -> None:
+        """Let statistics take its values. What they are then is worked out later: it may be a function of the user's."""
+        self.taken = True
+        rows = self._packet.settled()
+        self._results = [(entry, entry.window.result()) for entry in entries if entry.take(rows)]
+
     def events(self) -> list[Event]:
-        """Those of the packet, with the statistics."""
-        return self._statistics.of(self._packet.rows, self._packet.events())
+        """Those of the packet, with the statistics after it, each at the last iteration that has its source."""
+        events: list[Event] = self._packet.events()
+        self._statistics.take(self)
+        told = [event for event in events if isinstance(event, ScalarsLogged) and event.mode == "train"]
+        scalars = {id(event): dict(event.scalars) for event in told}
+        for entry, result in self._results:
+            if (number := entry.number(result)) is None:
+                continue
+            own = [event for event in told if entry.source in event.scalars]
+            for event in own if entry.name == entry.source else ():
+                del scalars[id(event)][entry.name]
+            scalars[id(own[-1])][entry.name] = number
+        changed = [replace(e, scalars=scalars[id(e)]) if id(e) in scalars else e for e in events]
+        return [event for event in changed if not isinstance(event, ScalarsLogged) or event.scalars]
 
 
 def refuse_epochs(entries: Iterable[Statistic], *, by_epoch: bool) -> None:

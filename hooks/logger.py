@@ -22,6 +22,7 @@ from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.log_files import copy_logs
 from eventloop.hooks.log_statistics import LogStatistics, refuse_epochs
 from eventloop.optimizers import named_values
+from eventloop.options import check_bools, check_path
 from eventloop.packet import Packet
 from eventloop.priority import Priority
 from eventloop.reducer import LAST, Reduced, Reducer
@@ -29,6 +30,7 @@ from eventloop.schedule import positive
 from eventloop.scopes import ERROR
 
 if TYPE_CHECKING:
+    from eventloop.metrics import EventStorage
     from eventloop.trainer import Trainer
 
 
@@ -56,7 +58,8 @@ class LoggerHook(Hook):
         custom_cfg: MMEngine's, for other statistics of a training's numbers than the mean of the interval:
             `[dict(data_src="loss", method_name="mean", window_size=100, log_name="loss_smooth")]`. Methods are mean, min,
             max, current, and with an int as window median and any function of the values; windows an int, "epoch" or
-            "global", the default. Without `log_name` it takes the place of the mean. They begin anew in each process.
+            "global", the default. Without `log_name` it takes the place of the mean. Their values are in the checkpoints, and
+            a resumed run goes on with them.
         reduce: log a training's numbers as their means over all ranks, each of its iteration. All ranks need it then, and
             log alike; a value that not every rank put stays that of its own. The ranks talk in the background, and
             `trainer.metrics` of each keeps its own values. Where one does not answer for 30 s, or at the end of a run for
@@ -65,8 +68,8 @@ class LoggerHook(Hook):
             With that of `data_time`, `time` is no longer the sum of its parts.
 
     Raises:
-        TypeError, ValueError: `interval` is no positive int; `custom_cfg` says something that is not there; `reduce` is
-            no bool, or `reduce_max` no names.
+        TypeError, ValueError: `interval` is no positive int; `custom_cfg` says something that is not there;
+            `ignore_last` or `reduce` is no bool, `out_dir` no path, or `reduce_max` no names.
     """
 
     priority = Priority.BELOW_NORMAL
@@ -82,11 +85,15 @@ class LoggerHook(Hook):
         reduce_max: Sequence[str] = REDUCE_MAX,
     ) -> None:
         positive("interval", interval)
+        check_bools(ignore_last=ignore_last)
         _check_reduce(reduce, reduce_max)
         self._reducer = Reducer(reduce_max) if reduce else None
         self._statistics = LogStatistics(custom_cfg) if custom_cfg else None
+        self._metrics: EventStorage | None = None
         self._interval = interval
         self._ignore_last = ignore_last
+        if out_dir is not None:
+            check_path("out_dir", out_dir)
         self._out_dir = None if out_dir is None else Path(out_dir)
         self._ended_well = False
         self._out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
@@ -97,6 +104,7 @@ class LoggerHook(Hook):
         Raises:
             ValueError: the trainer has another LoggerHook; `custom_cfg` has a window of an epoch in a run of iterations.
         """
+        self._metrics = trainer.metrics
         if self._statistics is not None:
             refuse_epochs(self._statistics.entries, by_epoch=trainer.by_epoch)
         if sum(isinstance(hook, LoggerHook) for hook in trainer.hooks) > 1:
@@ -108,7 +116,8 @@ class LoggerHook(Hook):
     @on(priority=BEHIND_THE_SIGNALS)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Start the background, which the first log would otherwise do, in the middle of an iteration; and be told when
-        more is put than waits for an interval, or for the end of a validation."""
+        more is put than waits for an interval, or for the end of a validation, and when something is left at the run's
+        very end."""
         self._ended_well = False
         if self._out_dir is not None and trainer.rank == 0:
             trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
@@ -140,13 +149,13 @@ class LoggerHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Log what other hooks put at the end, and what a validation or test of its own put."""
+        """Log what other hooks put at the end, and what a validation or test of its own put; what comes after this is
+        logged by the run itself, which relieves the metrics."""
         self._log_rest(trainer)
         if self._reducer is not None and event.reason == ERROR:
             self._reducer.stop()
         elif self._reducer is not None:
             self._reducer.hurry(trainer.bus.drain_timeout / 2)
-        trainer.metrics.relieve = None  # it holds the trainer, which holds it
         self._ended_well = event.reason != ERROR
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
@@ -156,6 +165,23 @@ class LoggerHook(Hook):
     def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
         """Log the metrics of a test."""
         self._log_metrics(trainer, "test", event.metrics)
+
+    @property
+    def stateful(self) -> bool:
+        """True with `custom_cfg`, whose statistics are of values that were logged before."""
+        return self._statistics is not None or type(self).state_dict is not LoggerHook.state_dict
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values of the statistics, up to now. Waits for those that are still on the device; and with `reduce` for
+        the other ranks, but for what was put since the last log: of that it has this rank's own."""
+        if self._statistics is None:
+            return {}
+        return self._statistics.state_dict([] if self._metrics is None else self._metrics.read_pending())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the values of a state; a statistic that it does not have begins anew."""
+        if self._statistics is not None:
+            self._statistics.load_state_dict(state)
 
     def _copy_logs(
         self, trainer: Trainer, out_dir: Path, kind: type[BaseException] | None, *error: object

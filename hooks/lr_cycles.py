@@ -181,5 +181,5 @@ def refuse_by_epoch(name: str, by_epoch: bool) -> None:
     Raises:
         ValueError: naming the policy.
     """
-    if by_epoch:
+    if by_epoch is True:  # what is no bool is refused with the other arguments
         raise ValueError(f"{name} goes by iteration, got by_epoch={by_epoch!r}: leave it out")

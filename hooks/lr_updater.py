@@ -12,6 +12,7 @@ from eventloop.catalogue import suggest
 from eventloop.events import COMPLETED, AfterTrain, BeforeRun, BeforeTrainEpoch, BeforeTrainIter
 from eventloop.hooks.hook import Hook
 from eventloop.optimizers import named_optimizers
+from eventloop.options import check_bools
 from eventloop.param_groups import Group, check_has_value, groups_of, initial_value, number, write_value
 from eventloop.param_schedulers import build_schedulers
 from eventloop.position import length_of
@@ -46,6 +47,7 @@ class ParamUpdaterHook(Hook):
     ) -> None:  # fmt: skip
         if not isinstance(by_epoch, bool):
             raise TypeError(f"by_epoch must be True (epochs) or False (iterations), got {by_epoch!r}")
+        check_bools(warmup_by_epoch=warmup_by_epoch)
         if warmup is not None:
             if warmup not in WARMUPS:
                 raise ValueError(f"unknown warmup {warmup!r}{suggest(str(warmup), [*WARMUPS])}")

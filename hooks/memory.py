@@ -11,6 +11,7 @@ import torch
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.report import report
+from eventloop.options import check_bools
 from eventloop.schedule import positive
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class MemoryHook(Hook):
         device: the CUDA device to ask; by default the trainer's, else the one of the model's first parameter.
 
     Raises:
-        TypeError, ValueError: `interval` is no positive int, or `device` no CUDA device.
+        TypeError, ValueError: `interval` is no positive int, `device` no CUDA device, or another option no bool.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class MemoryHook(Hook):
         summary: bool = False,
     ) -> None:
         positive("interval", interval)
+        check_bools(reset_peak=reset_peak, summary=summary)
         self._interval, self._reset_peak, self._summary = interval, reset_peak, summary
         self._given = None if device is None else torch.device(device)
         if self._given is not None and self._given.type != "cuda":

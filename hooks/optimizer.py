@@ -14,6 +14,7 @@ from eventloop.hooks.anomalous import AnomalousParams
 from eventloop.hooks.grad_clip import GradClip
 from eventloop.hooks.hook import Hook
 from eventloop.optimizers import named_optimizers, named_values
+from eventloop.options import check_bools
 from eventloop.priority import Priority
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class OptimizerHook(Hook):
             change. It walks the graph in every iteration, which is slow.
 
     Raises:
-        TypeError, ValueError: `grad_clip` has an unknown type or argument, or lacks its bound.
+        TypeError, ValueError: `grad_clip` has an unknown type or argument, or lacks its bound; or `detect_anomalous_params`
+            is no bool.
     """
 
     priority = Priority.HIGH
@@ -51,6 +53,7 @@ class OptimizerHook(Hook):
     def __init__(
         self, grad_clip: Mapping[str, Any] | None = None, detect_anomalous_params: bool = False
     ) -> None:
+        check_bools(detect_anomalous_params=detect_anomalous_params)
         self._clip = None if grad_clip is None else GradClip(grad_clip)
         self._anomalous = AnomalousParams() if detect_anomalous_params else None
         self._others = 0.0  # seconds of other handlers within this one's iteration

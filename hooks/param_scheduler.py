@@ -19,6 +19,7 @@ from eventloop.events import (
 )
 from eventloop.hooks.hook import Hook
 from eventloop.lean_step import stepper
+from eventloop.options import check_bools
 from eventloop.param_schedulers import build_schedulers, check_windows
 from eventloop.priority import Priority
 from eventloop.windows import PlateauWindow
@@ -43,6 +44,9 @@ class ParamSchedulerHook(Hook):
         monitor: the metric `ReduceLROnPlateau` is stepped with, after each validation; one with an attribute
             `monitor` has its own.
 
+    Raises:
+        TypeError: `by_epoch` is no bool.
+
     Warns:
         UserWarning: a window reaches past the run; or a scheduler counted in iterations would be done within a tenth of the run, and fits the
             number of epochs: it was probably meant by epoch.
@@ -51,6 +55,7 @@ class ParamSchedulerHook(Hook):
     priority = Priority.LOW
 
     def __init__(self, by_epoch: bool = False, monitor: str = "loss") -> None:
+        check_bools(by_epoch=by_epoch)
         self._by_epoch = by_epoch
         self._monitor = monitor
         self._each_iter: list[Callable[[], object]] = []

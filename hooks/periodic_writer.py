@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 from eventloop.hooks.logger import REDUCE_MAX, LoggerHook
-from eventloop.registry import build
+from eventloop.options import check_bools
+from eventloop.registry import WRITERS, build
 from eventloop.run import Run
 from eventloop.schedule import positive
 
@@ -46,10 +47,11 @@ class PeriodicWriter(LoggerHook):
         reduce_max: Sequence[str] = REDUCE_MAX,
     ) -> None:
         positive("period", period)
+        check_bools(by_epoch=by_epoch)
         super().__init__(period, ignore_last=False, reduce=reduce, reduce_max=reduce_max)
         self._by_epoch = by_epoch
         several = writers if isinstance(writers, list | tuple) else [writers]
-        self.writers: list[Any] = [build(w) if isinstance(w, Mapping) else w for w in several]
+        self.writers: list[Any] = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in several]
         for writer in self.writers:
             _check_writer(writer)
         self._facts: Callable[[], Run] | None = None

@@ -16,6 +16,7 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTestIter, BeforeTestEpoch, BeforeTestIter
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.report import report
+from eventloop.options import check_bools
 from eventloop.position import length_of
 from eventloop.priority import Priority
 from eventloop.schedule import positive
@@ -97,7 +98,7 @@ class TestHook(Hook):
             which runs ahead of the device; with it the device waits for the host.
 
     Raises:
-        TypeError, ValueError: `logperiod` is no positive int, or `num_warmup` no int of at least 0.
+        TypeError, ValueError: `logperiod` is no positive int, `num_warmup` no int of at least 0, or `synchronize` no bool.
     """
 
     __test__ = False  # no test class, whatever pytest makes of the name
@@ -107,6 +108,7 @@ class TestHook(Hook):
         self, cfg_filename: str = "", logperiod: int = 10, num_warmup: int = 5, *, synchronize: bool = False
     ) -> None:
         positive("logperiod", logperiod)
+        check_bools(synchronize=synchronize)
         if isinstance(num_warmup, bool) or not isinstance(num_warmup, int):
             raise TypeError(f"num_warmup must be an int, got {num_warmup!r}")
         if num_warmup < 0:

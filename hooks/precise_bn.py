@@ -14,6 +14,7 @@ from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeT
 from eventloop.hooks.bn_statistics import Forward, get_bn_modules, update_bn_stats
 from eventloop.hooks.hook import Hook
 from eventloop.metrics import EventStorage
+from eventloop.options import check_bools, check_optional_bools
 from eventloop.weights import unwrap
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class PreciseBN(Hook):
     Args:
         interval: run every so many epochs or iterations; -1 only at the end of the run.
         num_iter: batches to run; a shorter loader is started again. None for one whole pass.
-        data_loader: by default the train loader, run beside training's own pass, whose order stays what it is.
+        data_loader: by default the train loader, run beside training's own pass, whose order stays what it is. One that
+            keeps its own place, and is no `DataLoader`, needs `state_dict` and `load_state_dict` for that.
         by_epoch: the unit of `interval`; by default that of the run.
         forward: `(model, batch)`, without gradients. By default the trainer's `train_step`, or the model on the
             inputs of `(inputs, target)`. What hooks do around a training step, such as autocast, is not done here.
@@ -60,6 +62,8 @@ class PreciseBN(Hook):
         forward: Forward | None = None,
         unbiased: bool = False,
     ) -> None:
+        check_optional_bools(by_epoch=by_epoch)
+        check_bools(unbiased=unbiased)
         _check_number("interval", interval, -1, "-1, for only at the end,")
         _check_number("num_iter", num_iter, None, "None, for a whole pass,")
         if forward is not None and not callable(forward):
@@ -148,7 +152,7 @@ class PreciseBN(Hook):
         with trainer.clock.excluding(), _aside(trainer):
             ran = update_bn_stats(
                 trainer.model, loader, self._num_iter, forward=self._forward_of(trainer), device=trainer.device,
-                unbiased=self._unbiased, stop=lambda: trainer.asked_to_stop,
+                unbiased=self._unbiased, stop=lambda: trainer.asked_to_stop, put_back=trainer.position.put_back,
             )  # fmt: skip
         names = {layer: name for name, layer in unwrap(trainer.model).named_modules()}
         self._missed = [] if ran else [names[layer] for layer in layers]

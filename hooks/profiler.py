@@ -18,6 +18,7 @@ from eventloop.catalogue import suggest
 from eventloop.events import AfterTrain, AfterTrainEpoch, AfterTrainIter, BeforeTrainEpoch
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.report import report
+from eventloop.options import check_bools, check_optional_bools
 from eventloop.position import length_of
 from eventloop.priority import Priority
 from eventloop.schedule import positive
@@ -83,6 +84,12 @@ class ProfilerHook(Hook):
         json_trace_path: str | PathLike[str] | None = None,
     ) -> None:
         positive("profile_times", profile_times)
+        check_optional_bools(by_epoch=by_epoch)
+        flags = {
+            "record_shapes": record_shapes, "profile_memory": profile_memory,
+            "with_stack": with_stack, "with_flops": with_flops,
+        }  # fmt: skip
+        check_bools(activity_with_cpu=activity_with_cpu, activity_with_cuda=activity_with_cuda, **flags)
         self._by_epoch, self._times = by_epoch, profile_times
         if isinstance(on_trace_ready, str | PathLike):
             if json_trace_path is not None:
@@ -93,9 +100,7 @@ class ProfilerHook(Hook):
         self._json_path = None if json_trace_path is None else Path(json_trace_path)
         self._options: dict[str, Any] = {
             "activities": _activities(cpu=activity_with_cpu, cuda=activity_with_cuda),
-            "schedule": _schedule(schedule),
-            "record_shapes": record_shapes, "profile_memory": profile_memory,
-            "with_stack": with_stack, "with_flops": with_flops,
+            "schedule": _schedule(schedule), **flags,
         }  # fmt: skip
         self._needs = _steps_to_first_trace(schedule)
         self._profile: profile | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -69,6 +69,12 @@ class Publisher:
             shared_names(state, "the model's state_dict")
         except CheckpointError as error:
             raise ValueError(str(error)) from None
+
+    def publish_all(self, paths: Iterable[Path], model: torch.nn.Module) -> None:
+        """`publish` each, and log where."""
+        for path in paths:
+            if (made := self.publish(path, model)) is not None:
+                logger.info("published %s", made)
 
     def publish(self, path: Path, model: torch.nn.Module) -> Path | None:
         """Publish a checkpoint, and return where; None where it has nothing to publish.

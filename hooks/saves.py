@@ -22,13 +22,15 @@ logger = logging.getLogger("eventloop")
 
 
 class Saving(NamedTuple):
-    """A checkpoint on its way to the disk, the iteration it is of; of a best one the best ones before it."""
+    """A checkpoint on its way to the disk, the iteration it is of, its label's sequence; of a best one the best ones
+    before it."""
 
     path: Path
     began: float
     written: Promise[Written]
     bests: dict[str, Best] | None
     iter: int
+    sequence: int
 
 
 class Saves:
@@ -49,8 +51,8 @@ class Saves:
         self.saver: Saver | None = None
         self.under_way: list[Saving] = []
         """The one that is being written first."""
-        self.newest = ""
-        """The last one that became durable in this process, for people."""
+        self.newest: Saving | None = None
+        """The last one that became durable in this process."""
         self._left_out = 0  # skipped or replaced in this run
 
     @property
@@ -81,7 +83,8 @@ class Saves:
         later = trainer.copying.may_come_later if overlap else None
         written = self.saver.save(state, job, later=later, also=also)
         trainer.copying.begin(self.saver.join)
-        self.under_way.append(Saving(job.path, began, written, bests, int(state["meta"]["iter"])))
+        iteration = int(state["meta"]["iter"])
+        self.under_way.append(Saving(job.path, began, written, bests, iteration, job.label.sequence))
 
     def report_done(self, trainer: Trainer) -> None:
         """Report those that have become durable, or have failed."""
@@ -160,7 +163,7 @@ class Saves:
             self._fail(trainer, saving, f"{type(error).__name__}: {error}")
             return
         self.under_way.remove(saving)  # not before: Ctrl-C leaves it as it is
-        self.newest = f"{path} (iteration {saving.iter})"
+        self.newest = saving
         self._saved(saving)
         trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=durable - saving.began)
 

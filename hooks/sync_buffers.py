@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from eventloop.events import AfterTrainEpoch, BeforeTestEpoch, BeforeValEpoch
+from eventloop.events import AfterTrainEpoch, BeforeTestEpoch, BeforeTrain, BeforeValEpoch
 from eventloop.hooks.hook import Hook, on
 from eventloop.priority import Priority
 from eventloop.scopes import ERROR, LEFT
@@ -34,6 +34,10 @@ class SyncBuffersHook(Hook):
     def __init__(self) -> None:
         self._synced_at = -1
 
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Begin anew: the trainer may have gone back to a checkpoint, and come by the same iterations again."""
+        self._synced_at = -1
+
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """Sync, unless an error ended the epoch: the other ranks may not be here."""
         if event.reason not in (ERROR, LEFT) and trainer.bus.failing is None:
@@ -50,9 +54,11 @@ class SyncBuffersHook(Hook):
         self._sync(trainer)
 
     def _sync(self, trainer: Trainer) -> None:
-        if trainer.world_size > 1 and self._synced_at != trainer.iter:
+        # within an iteration its number tells nothing: it is that of the boundary before it, until it is completed
+        within = trainer.metrics.in_iteration
+        if trainer.world_size > 1 and (within or self._synced_at != trainer.iter):
             sync_buffers(trainer.model.buffers())
-            self._synced_at = trainer.iter
+            self._synced_at = -1 if within else trainer.iter
 
 
 @torch.no_grad()

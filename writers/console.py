@@ -25,6 +25,7 @@ from eventloop.events import (
     StopRequested,
     TextLogged,
 )
+from eventloop.options import check_optional_bools
 from eventloop.run import Run
 from eventloop.terminal import drop_output
 from eventloop.writers.lines import Pace, notice, score_line, train_line
@@ -53,7 +54,7 @@ class ConsoleWriter(Writer):
         stream: where to write; standard output, as it is when the run begins, by default.
 
     Raises:
-        ValueError: `interval` is below 1.
+        TypeError, ValueError: `interval` is no positive int, or `progress` neither True nor False nor None.
         ImportError: `progress=True` and rich is not installed.
     """
 
@@ -65,8 +66,11 @@ class ConsoleWriter(Writer):
     def __init__(
         self, interval: int = 10, *, progress: bool | None = None, stream: TextIO | None = None
     ) -> None:
+        if isinstance(interval, bool) or not isinstance(interval, int):
+            raise TypeError(f"interval must be an int, got {interval!r}")
         if interval < 1:
             raise ValueError(f"interval must be at least 1 iteration, got {interval}")
+        check_optional_bools(progress=progress)
         self.interval = interval
         self.progress = progress
         self.stream = stream

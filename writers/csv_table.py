@@ -17,12 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 
-from eventloop.writers.appending import replacing, torn_end, write_all
+from eventloop.appending import cut_torn_line, replacing, write_all
+from eventloop.surrogates import without_surrogates
 
 logger = logging.getLogger("eventloop")
 
 KEYS = ("mode", "step", "iter", "epoch")
 """The first columns. `mode` and `step` tell rows apart."""
+_FIRST = ",".join(KEYS)
 SMALL = 1 << 18
 """Bytes of a file that is cheap enough to be rewritten whenever there is a reason to: some milliseconds."""
 
@@ -63,11 +65,13 @@ class Table:
 
     def add(self, rows: Mapping[Key, Mapping[str, str]]) -> None:
         """Append rows, cells by column; the columns grow as needed, empty in earlier rows. What a row of the same
-        key has already stays, unless the new row has it too."""
+        key has already stays, unless the new row has it too. Lone surrogates in names become escapes."""
         if not rows:
             return
-        known = set(self.columns)
-        new = list(dict.fromkeys(name for row in rows.values() for name in row if name not in known))
+        new = self._new_columns(rows)
+        if not _is_text([*new, *(mode for mode, _ in rows)]):
+            rows = without_surrogates(rows)
+            new = self._new_columns(rows)
         self.columns += new
         empty = not self._size()
         if new and not empty:
@@ -78,6 +82,10 @@ class Table:
             self._note(mode, step)
         if self._tangled and self._worth_merging():
             self.merge()
+
+    def _new_columns(self, rows: Mapping[Key, Mapping[str, str]]) -> list[str]:
+        known = set(self.columns)
+        return list(dict.fromkeys(name for row in rows.values() for name in row if name not in known))
 
     def merge(self) -> None:
         """Make it one row per key, in order, if it is not."""
@@ -198,7 +206,12 @@ class Table:
                 yield cells[0], int(cells[1]), cells
 
     def _read_header(self) -> list[str]:
-        with open(self.path, encoding="utf-8", newline="") as file:
+        """The columns; none, or any, where a kill left a part of the first line."""
+        # a kill may have cut a letter in two
+        with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
+            if _FIRST.startswith(file.read(len(_FIRST) + 1)):
+                return []
+            file.seek(0)
             header = next(csv.reader(file), [])
         if tuple(header[: len(KEYS)]) != KEYS:
             raise ValueError(
@@ -210,13 +223,22 @@ class Table:
     def _cut_torn_row(self) -> int:
         """Remove a last row that lacks its end: nobody can tell 0.12 from the beginning of 0.1234. Returns the bytes
         that are left."""
-        with open(self.path, "rb+") as file:
-            torn = torn_end(file)
-            size = file.seek(0, os.SEEK_END) - len(torn)
-            if torn:
-                file.truncate(size)
-                logger.warning("%s: the last row was cut short and is left out: %r", self.path, torn[:80])
-            return size
+        with FileIO(self.path, "rb+") as file:
+            if torn := cut_torn_line(file.fileno(), bool):
+                logger.warning(
+                    "%s: the last row was cut short and is left out: %r (%s bytes are removed)",
+                    self.path, torn[:80], f"{len(torn):,}",
+                )  # fmt: skip
+            return os.fstat(file.fileno()).st_size
+
+
+def _is_text(names: Sequence[str]) -> bool:
+    """Whether UTF-8 has bytes for all of them."""
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _overlay(cells: Cells, later: Cells) -> Cells:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.jsonl_format import key_of
+from eventloop.options import check_path
 from eventloop.run import Run
 from eventloop.writers.csv_table import Key, Table
 from eventloop.writers.writer import Writer
@@ -40,12 +41,16 @@ class CSVWriter(Writer):
     Args:
         filename: relative to the run's work_dir, or absolute.
         name: what reports call the writer; needed for a second one.
+
+    Raises:
+        TypeError: `filename` is no path.
     """
 
     events = (ScalarsLogged, BeforeTrain)
     batch = 64
 
     def __init__(self, filename: str | PathLike[str] = "metrics.csv", *, name: str | None = None) -> None:
+        check_path("filename", filename)
         self.filename = filename
         self.name = name
         self._table: Table | None = None

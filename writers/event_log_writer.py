@@ -9,22 +9,41 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import FileIO
+from math import inf
 from os import PathLike
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import msgspec
 
+from eventloop.appending import write_all
 from eventloop.bus import Bus
-from eventloop.catalogue import event_name, find_event
+from eventloop.catalogue import event_name, find_event, several
 from eventloop.events import Event
-from eventloop.log_format import FILE_NAME, HEADER, RUN_TAG, find_end, pack, read_header
+from eventloop.log_format import (
+    FILE_NAME,
+    HEADER,
+    PLACE_EVERY,
+    RUN_TAG,
+    LogEnd,
+    find_end,
+    pack,
+    place_record,
+    read_header,
+)
+from eventloop.options import check_path
 from eventloop.run import Run
 from eventloop.subscription import Subscription
-from eventloop.writers.appending import write_all
+from eventloop.surrogates import escaped
+from eventloop.unencodable import BadEvent, Unencodable, why_not
+from eventloop.writers.plain import encodable, plain
 from eventloop.writers.writer import Writer
 
 logger = logging.getLogger("eventloop")
+
+_NO_ENCODING = (TypeError, ValueError, OverflowError, RecursionError)
+"""What msgpack raises of a value it has nothing for; the text of such a value is written."""
 
 
 class EventLogWriter(Writer):
@@ -34,11 +53,17 @@ class EventLogWriter(Writer):
         Trainer(..., writers=[ConsoleWriter(), EventLogWriter()], work_dir="runs/digits")
 
         eventloop replay runs/digits --to tensorboard      # or, in Python:
+
+        from eventloop import replay
         replay("runs/digits", bus, only="scalars_logged")
 
     `eventloop.log_format` describes the format, `read_events` reads it. A resumed run appends, and the sequence goes on; what a
     kill or a full disk left of half a record is removed first. Iterations that are run again are in the log again,
     behind another `before_run`.
+
+    An event that cannot be encoded, as one with a tensor in it, is left out and has no number; it is counted as failed
+    and named in the log. A field of any other type that msgpack does not know is its text. A text that is no UTF-8, as a
+    path may be, has escapes in place of its lone surrogates: `\\udcff`.
 
     What was written survives a kill of the process; after `fsync_interval` seconds, and after `flush`, it survives a
     crash of the machine. Syncing has a thread of its own, so that a slow disk holds up no writing. After a write that
@@ -51,7 +76,7 @@ class EventLogWriter(Writer):
         name: what reports call the writer; needed for a second one.
 
     Raises:
-        TypeError, ValueError: an unknown event, or a negative interval. When it is attached: `EventLogError`, the
+        TypeError, ValueError: an unknown event, a negative interval, or no path. When it is attached: `EventLogError`, the
             file that is there is no event log.
     """
 
@@ -66,15 +91,15 @@ class EventLogWriter(Writer):
         fsync_interval: float | None = 1.0,
         name: str | None = None,
     ) -> None:
+        check_path("filename", filename)
         self.filename = filename
-        chosen = (events,) if isinstance(events, str | type) else tuple(events)
-        self.events = tuple("*" if event == "*" else find_event(event) for event in chosen)
+        self.events = tuple("*" if event == "*" else find_event(event) for event in several(events))
         self.fsync_interval = _check_interval(fsync_interval)
         self.name = name
-        self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+        self._encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
         self._file: FileIO | None = None
         self._sync: _Sync | None = None
-        self._size = self._sequence = self._rank = 0
+        self._size = self._sequence = self._rank = self._placed = 0
         self._tags: dict[type[Event], str] = {}
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
@@ -86,7 +111,7 @@ class EventLogWriter(Writer):
 
     def open(self, run: Run) -> None:
         path = Path(run.work_dir, self.filename)
-        self._file, self._size, self._sequence = _open_log(path)
+        self._file, (self._size, self._sequence, self._placed) = _open_log(path)
         self._rank = run.rank
         if self.fsync_interval is not None:
             _sync_directory(path.parent)  # or a new file may have its bytes after a crash, and no name
@@ -99,12 +124,19 @@ class EventLogWriter(Writer):
     def write_batch(self, events: list[Event]) -> None:
         now = time.time()
         records = []
+        bad: list[BadEvent] = []
         for event in events:
             kind = type(event)
             tag = self._tags.get(kind) or self._tags.setdefault(kind, event_name(kind))
-            records.append(self._record(now, tag, event))
-            self._sequence += 1
+            try:
+                records.append(self._record(now, tag, event))
+            except Exception as error:  # of this event alone: the next one has its number
+                bad.append(why_not(event, error, lambda value: self._encode(self._in_words(value))))
+            else:
+                self._sequence += 1
         self._append(b"".join(records))
+        if bad:
+            raise Unencodable(bad, of=len(events))
 
     def flush(self) -> None:
         if self._sync is not None:
@@ -123,22 +155,34 @@ class EventLogWriter(Writer):
     def _record(self, now: float, tag: str, body: Event | Run) -> bytes:
         try:
             payload = self._encode((tag, self._sequence, now, self._rank, body))
-        except (TypeError, ValueError, OverflowError, RecursionError):  # one such event must not end the log
-            payload = self._encode((tag, self._sequence, now, self._rank, self._in_words(body)))
+        except _NO_ENCODING:  # one such event must not end the log
+            fields = {name: self._in_words(value) for name, value in msgspec.structs.asdict(body).items()}
+            payload = self._encode((tag, self._sequence, now, self._rank, fields))
         return pack(payload) + payload
 
-    def _in_words(self, body: Event | Run) -> dict[str, Any]:
-        """The fields, as texts where msgpack has nothing for them."""
-        fields = msgspec.structs.asdict(body)
-        for name, value in fields.items():
-            try:
-                self._encode(value)
-            except (TypeError, ValueError, OverflowError, RecursionError):
-                fields[name] = str(value)
-        return fields
+    def _in_words(self, value: Any) -> Any:
+        """A field, as text where msgpack has nothing for it, and with escapes in place of lone surrogates."""
+        try:
+            self._encode(value)
+        except UnicodeEncodeError:
+            value = encodable(value)
+            return value if self._is_encodable(value) else escaped(str(value))
+        except _NO_ENCODING:
+            return escaped(str(value))
+        return value
+
+    def _is_encodable(self, value: Any) -> bool:
+        try:
+            self._encode(value)
+        except _NO_ENCODING:
+            return False
+        return True
 
     def _append(self, data: bytes) -> None:
         assert self._file is not None
+        place = self._size + len(data)
+        if due := place - self._placed >= PLACE_EVERY:
+            data += place_record(place, self._sequence, time.time(), self._rank)
         try:
             write_all(self._file, data)
         except OSError:
@@ -146,6 +190,8 @@ class EventLogWriter(Writer):
                 self._file.truncate(self._size)
             raise
         self._size += len(data)
+        if due:
+            self._placed = place
         if self._sync is not None:
             self._sync.soon()
 
@@ -162,6 +208,7 @@ class _Sync:
         self._descriptor = descriptor
         self._interval = interval
         self._timer: threading.Timer | None = None
+        self._synced = -inf  # when it was synced here, for want of a thread
         self._error: OSError | None = None
 
     def soon(self) -> None:
@@ -170,10 +217,7 @@ class _Sync:
         if not self._interval:
             os.fsync(self._descriptor)
         elif self._timer is None:
-            self._timer = threading.Timer(self._interval, self._run)
-            self._timer.daemon = True
-            self._timer.name = "eventloop fsync"
-            self._timer.start()
+            self._start_timer()
 
     def now(self) -> None:
         """Sync."""
@@ -187,6 +231,20 @@ class _Sync:
             timer.join()
         self.now()
 
+    def _start_timer(self) -> None:
+        self._timer = timer = threading.Timer(self._interval, self._run)
+        timer.daemon = True
+        timer.name = "eventloop fsync"
+        try:
+            timer.start()
+        except RuntimeError:  # at the interpreter's exit Python 3.12 starts none
+            self._timer = None
+            if (
+                monotonic() - self._synced >= self._interval
+            ):  # not at each write: `close` will have no time left
+                os.fsync(self._descriptor)
+                self._synced = monotonic()
+
     def _run(self) -> None:
         self._timer = None  # first: what is written meanwhile needs another one
         try:
@@ -199,8 +257,8 @@ class _Sync:
             raise self._error
 
 
-def _open_log(path: Path) -> tuple[FileIO, int, int]:
-    """Open a log to append to, or make one: the file, its size, and the sequence number of the next event.
+def _open_log(path: Path) -> tuple[FileIO, LogEnd]:
+    """Open a log to append to, or make one.
 
     Raises:
         EventLogError: what is there is no event log.
@@ -214,18 +272,18 @@ def _open_log(path: Path) -> tuple[FileIO, int, int]:
             if size:
                 file.truncate(0)
             write_all(file, HEADER)
-            return file, len(HEADER), 0
-        end, sequence = find_end(file, size)
-        if end < size:
-            file.truncate(end)
+            return file, LogEnd(len(HEADER), 0, len(HEADER))
+        end = find_end(file, size)
+        if end.offset < size:
+            file.truncate(end.offset)
             logger.warning(
                 "%s: the last %s bytes were no whole record and are removed: a kill or a full disk cut it short",
-                path, f"{size - end:,}",
+                path, f"{size - end.offset:,}",
             )  # fmt: skip
     except BaseException:
         file.close()
         raise
-    return file, end, sequence
+    return file, end
 
 
 def _sync_directory(directory: Path) -> None:
@@ -244,8 +302,3 @@ def _check_interval(interval: Any) -> float | None:
     if not 0 <= interval < threading.TIMEOUT_MAX:
         raise ValueError(f"fsync_interval must be 0 seconds or more, got {interval}")
     return float(interval)
-
-
-def _plain(value: Any) -> Any:
-    """What msgspec has no encoding for: a number of numpy, or anything as its text."""
-    return value.item() if hasattr(value, "item") else str(value)

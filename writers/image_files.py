@@ -7,12 +7,13 @@ from os import PathLike
 from pathlib import Path
 from types import ModuleType
 
+from eventloop.appending import replacing
 from eventloop.events import Event, ImageLogged
+from eventloop.options import check_path
 from eventloop.run import Run
-from eventloop.writers.appending import replacing
 from eventloop.writers.writer import Writer
 
-_UNSAFE = re.compile(r'[\x00-\x1f\x7f%<>:"\\|?*]|^\.+$|^\.|[. ]$')
+_UNSAFE = re.compile(r'[\x00-\x1f\x7f%<>:"\\|?*\ud800-\udfff]|^\.+$|^\.|[. ]$')
 
 
 class ImageFileWriter(Writer):
@@ -20,8 +21,8 @@ class ImageFileWriter(Writer):
 
         Trainer(..., hooks=[VisualizationHook(interval=50)], writers=[ImageFileWriter()], work_dir="runs/digits")
 
-    A "/" in a name makes folders. A character that some file system refuses is written as in a URL (`%3A` for ":"),
-    and a name never leads out of the folder. A second image of a name and step is `{step}_1.png`, and so on; a
+    A "/" in a name makes folders. A character that some file system refuses is written as in a URL (`%3A` for ":"; a lone
+    surrogate, which no text in UTF-8 has, is `%DCFF`), and a name never leads out of the folder. A second image of a name and step is `{step}_1.png`, and so on; a
     resumed run writes over the images of the steps it does again. A file is whole as soon as it is there.
 
     Args:
@@ -30,11 +31,13 @@ class ImageFileWriter(Writer):
 
     Raises:
         ImportError: Pillow is not installed.
+        TypeError: `folder` is no path.
     """
 
     events = (ImageLogged,)
 
     def __init__(self, folder: str | PathLike[str] = "images", *, name: str | None = None) -> None:
+        check_path("folder", folder)
         self.folder = folder
         self.name = name
         self._lib = _import_library()

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from eventloop.catalogue import find_event
+from eventloop.appending import open_appending, write_all
+from eventloop.catalogue import find_event, several
 from eventloop.events import (
     AfterLoadCheckpoint,
     AfterRun,
@@ -28,9 +29,11 @@ from eventloop.events import (
     StopRequested,
     TextLogged,
 )
-from eventloop.jsonl_format import FILE_NAME, is_reserved, key_of, marked, unmarked
+from eventloop.jsonl_format import FILE_NAME, is_reserved, is_torn, key_of, marked, unmarked
+from eventloop.options import check_path
 from eventloop.run import Run
-from eventloop.writers.appending import open_appending, write_all
+from eventloop.unencodable import BadEvent, Unencodable, why_not
+from eventloop.writers.plain import encodable, plain
 from eventloop.writers.writer import Writer
 
 
@@ -49,8 +52,12 @@ class JSONLWriter(Writer):
     "NaN", "Infinity" and "-Infinity", which `read_jsonl` turns back; a text of these very words gets a "~" in
     front. A metric named like a reserved key is written as `scalars/<name>`.
 
+    An event that has no JSON form, as one with a tensor in it, is left out, counted as failed and named in the log. A
+    text that is no UTF-8, as a path may be, has escapes in place of its lone surrogates: `\\udcff`.
+
     A resumed run appends. Iterations that are run again have a second line; the `before_run` line in between
-    says where it went on. What was written survives a kill of the process, though not of the machine.
+    says where it went on. What was written survives a kill of the process, though not of the machine; what a kill or a
+    full disk left of half a line is removed when the file is opened again.
 
     Args:
         filename: relative to the run's work_dir, or absolute.
@@ -58,7 +65,7 @@ class JSONLWriter(Writer):
         name: what reports call the writer; needed for a second one.
 
     Raises:
-        TypeError, ValueError: an unknown event.
+        TypeError, ValueError: an unknown event, or `filename` is no path.
     """
 
     events: tuple[str | type[Event], ...] = (
@@ -74,23 +81,45 @@ class JSONLWriter(Writer):
         events: str | type[Event] | Sequence[str | type[Event]] | None = None,
         name: str | None = None,
     ) -> None:
+        check_path("filename", filename)
         self.filename = filename
         self.name = name
         if events is not None:
-            chosen = (events,) if isinstance(events, str | type) else tuple(events)
-            self.events = tuple("*" if event == "*" else find_event(event) for event in chosen)
-        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+            self.events = tuple("*" if event == "*" else find_event(event) for event in several(events))
+        self._encoder = msgspec.json.Encoder(enc_hook=plain)
         self._file: FileIO | None = None
 
     def open(self, run: Run) -> None:
-        self._file = open_appending(Path(run.work_dir, self.filename))
+        self._file = open_appending(Path(run.work_dir, self.filename), is_torn)
 
     def write(self, event: Event) -> None:
         self.write_batch([event])
 
     def write_batch(self, events: list[Event]) -> None:
         assert self._file is not None
-        write_all(self._file, self._encoder.encode_lines([_row(event) for event in events]))
+        bad: list[BadEvent] = []
+        try:
+            lines = self._encoder.encode_lines([_row(event) for event in events])
+        except Exception:  # of one of them: the others have their lines
+            lines = b"".join(self._lines(events, bad))
+        write_all(self._file, lines)
+        if bad:
+            raise Unencodable(bad, of=len(events))
+
+    def _lines(self, events: list[Event], bad: list[BadEvent]) -> Iterator[bytes]:
+        for event in events:
+            try:
+                line = self._encode(_row(event)) + b"\n"
+            except Exception as error:
+                bad.append(why_not(event, error, self._encode))
+            else:
+                yield line
+
+    def _encode(self, value: Any) -> bytes:
+        try:
+            return self._encoder.encode(value)
+        except UnicodeEncodeError:
+            return self._encoder.encode(encodable(value))
 
     def close(self) -> None:
         if self._file is not None:
@@ -117,7 +146,7 @@ def read_jsonl(path: str | PathLike[str]) -> Iterator[dict[str, Any]]:
 
 def _row(event: Event) -> dict[str, Any]:
     if not isinstance(event, ScalarsLogged):
-        line: dict[str, Any] = marked(msgspec.to_builtins(event, enc_hook=_plain))
+        line: dict[str, Any] = marked(msgspec.to_builtins(event, enc_hook=plain))
         return line
     row: dict[str, Any] = {"mode": event.mode, "step": event.step, "iter": event.iter, "epoch": event.epoch}
     scalars = event.scalars
@@ -129,8 +158,3 @@ def _row(event: Event) -> dict[str, Any]:
         finite = value - value == 0  # false for NaN and the infinities, at the cost of one subtraction
         row[key_of(name)] = value if finite else marked(float(value))
     return row
-
-
-def _plain(value: Any) -> Any:
-    """What msgspec has no encoding for: a number of numpy, or anything as its text."""
-    return value.item() if hasattr(value, "item") else str(value)

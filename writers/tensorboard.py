@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from eventloop.appending import write_all
 from eventloop.bus import Bus
 from eventloop.events import (
     AfterRun,
@@ -25,11 +26,12 @@ from eventloop.events import (
     ScalarsLogged,
     TextLogged,
 )
+from eventloop.options import check_path
 from eventloop.run import Run
 from eventloop.subscription import Subscription
-from eventloop.writers.appending import write_all
+from eventloop.writers.checks import check_place
 from eventloop.writers.handover import Handover
-from eventloop.writers.writer import Writer, check_place
+from eventloop.writers.writer import Writer
 
 
 class Begun(msgspec.Struct):
@@ -113,6 +115,8 @@ class TensorBoardWriter(Writer):
     ) -> None:
         if offload is not None:
             self.offload = check_place(offload)
+        if log_dir is not None:
+            check_path("log_dir", log_dir)
         self.log_dir = log_dir
         self.name = name
         self.hparams = _check_hparams(hparams)
@@ -215,6 +219,7 @@ class TensorBoardWriter(Writer):
         writer: TensorBoardWriter = self._made_with()
         writer._get_run, writer._handover, writer._begun = self._get_run, handover, self._begun
         writer.log_dir, writer.budget_us = self.log_dir, self.budget_us
+        writer.stall_timeout, writer.on_error = self.stall_timeout, self.on_error
         return writer._subscribe(bus, "process", name=f"{self._called}, in a process", when=handover.wanted)
 
     def worker_facts(self) -> Run:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from eventloop.options import check_bools
+
 if TYPE_CHECKING:
     import torch
 
@@ -25,8 +27,10 @@ def trace_graph(model: torch.nn.Module, inputs: Any, *, strict: bool = True) -> 
 
     Raises:
         ImportError: tensorboard is not installed.
+        TypeError: `strict` is neither True nor False.
         RuntimeError: the model cannot be traced; the cause says why.
     """
+    check_bools(strict=strict)
     try:
         from torch.utils.tensorboard._pytorch_graph import graph
     except ImportError as error:

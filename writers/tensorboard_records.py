@@ -18,6 +18,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
 from eventloop.events import AfterRun, HistogramLogged, ImageLogged, RunInfo, ScalarsLogged, TextLogged
+from eventloop.surrogates import escaped
 from eventloop.writers.pixels import pixels, png, values
 from eventloop.writers.tfrecord import frame
 
@@ -69,7 +70,7 @@ class Scalars:
             self._records.clear()
         record = Record()
         mode, *names = key
-        values = [record.summary.value.add(tag=f"{mode}/{name}") for name in names]
+        values = [record.summary.value.add(tag=escaped(f"{mode}/{name}")) for name in names]
         self._records[key] = record, values
         return record, values
 
@@ -99,7 +100,7 @@ def image(event: ImageLogged) -> Any:
     array = pixels(event)
     record = Record(wall_time=time.time(), step=event.step)
     height, width, channels = array.shape
-    value = record.summary.value.add(tag=f"{event.mode}/{event.name}").image
+    value = record.summary.value.add(tag=escaped(f"{event.mode}/{event.name}")).image
     value.height, value.width, value.colorspace = height, width, channels
     value.encoded_image_string = png(array)
     return record
@@ -113,7 +114,7 @@ def histogram(event: HistogramLogged, bins: int | str) -> Any:
     """
     array = values(event).ravel().astype(np.float64)
     finite = array[np.isfinite(array)]
-    tag = f"{event.mode}/{event.name}"
+    tag = escaped(f"{event.mode}/{event.name}")
     record = Record(wall_time=time.time(), step=event.step)
     if finite.size < array.size:
         record.summary.value.add(tag=f"{tag}/nonfinite", simple_value=array.size - finite.size)
@@ -132,15 +133,18 @@ def hparams(chosen: Mapping[str, HParam], metrics: Sequence[str]) -> list[Any]:
     kinds = {bool: "BOOL", int: "FLOAT64", float: "FLOAT64", str: "STRING"}
     experiment = api_pb2.Experiment(
         hparam_infos=[
-            api_pb2.HParamInfo(name=name, type=api_pb2.DataType.Value(f"DATA_TYPE_{kinds[type(value)]}"))
+            api_pb2.HParamInfo(
+                name=escaped(name), type=api_pb2.DataType.Value(f"DATA_TYPE_{kinds[type(value)]}")
+            )
             for name, value in chosen.items()
         ],
-        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics],
+        metric_infos=[api_pb2.MetricInfo(name=api_pb2.MetricName(tag=escaped(tag))) for tag in metrics],
     )
     start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
     for name, value in chosen.items():
         fields = {bool: "bool_value", str: "string_value"}
-        setattr(start.hparams[name], fields.get(type(value), "number_value"), value)
+        known = escaped(value) if isinstance(value, str) else value
+        setattr(start.hparams[escaped(name)], fields.get(type(value), "number_value"), known)
     return [
         _hparams_record(metadata.EXPERIMENT_TAG, experiment=experiment),
         _hparams_record(metadata.SESSION_START_INFO_TAG, session_start_info=start),
@@ -164,11 +168,11 @@ def _hparams_record(tag: str, **data: Any) -> Any:
 
 def _text(tag: str, content: str, step: int) -> Any:
     record = Record(wall_time=time.time(), step=step)
-    value = record.summary.value.add(tag=tag)
+    value = record.summary.value.add(tag=escaped(tag))
     value.metadata.plugin_data.plugin_name = "text"
     value.tensor.dtype = DT_STRING
     value.tensor.tensor_shape.dim.add(size=1)
-    value.tensor.string_val.append(content.encode())
+    value.tensor.string_val.append(escaped(content).encode())
     return record
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from eventloop.surrogates import escaped
+
 Curve = dict[int, float]
 """The value at each step."""
 
@@ -25,7 +27,8 @@ class Panels:
     panels = Panels("localhost", 8097, env="digits", timeout=5.0)
     panels.append("loss", "train", {10: 0.5, 20: 0.25})
 
-    Every method raises ConnectionError when the server does not answer in time, or answers with an error.
+    Lone surrogates in names become escapes. Every method raises ConnectionError when the server does not answer in
+    time, or answers with an error.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class Panels:
         self.url = f"{server}:{port}{base_url.rstrip('/')}"
         # send=False: the constructor asks nothing of the server, and starts no thread that listens to it
         self._client: Any = visdom.Visdom(
-            server=server, port=port, base_url=base_url, env=env, raise_exceptions=True, send=False,
+            server=server, port=port, base_url=base_url, env=escaped(env), raise_exceptions=True, send=False,
             use_incoming_socket=False,
         )  # fmt: skip
         self._client.send = True
@@ -71,6 +74,7 @@ class Panels:
 
     def read(self, name: str, mode: str) -> Curve:
         """What the server has of a curve."""
+        name, mode = escaped(name), escaped(mode)
         exists = self._client.win_exists(name)
         if exists is None:
             raise ConnectionError(f"the visdom server at {self.url} does not say whether it has {name!r}")
@@ -93,6 +97,7 @@ class Panels:
         self._draw(name, mode, points, "replace")
 
     def _draw(self, name: str, mode: str, points: Curve, update: str) -> None:
+        name, mode = escaped(name), escaped(mode)
         # an infinity is no JSON, and would blank the whole window: like NaN, it is a gap in the curve
         heights = [y if math.isfinite(y) else math.nan for y in points.values()]
         reply = self._client.line(

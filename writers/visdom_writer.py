@@ -17,8 +17,9 @@ from typing import Any
 
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.run import Run
+from eventloop.writers.checks import check_place
 from eventloop.writers.lines import is_rate
-from eventloop.writers.writer import Writer, check_place
+from eventloop.writers.writer import Writer
 
 logger = logging.getLogger("eventloop")
 
@@ -86,7 +87,11 @@ class VisdomWriter(Writer):
     ) -> None:
         if offload is not None:
             self.offload = check_place(offload)
-        _check(window_size=window_size, backlog=backlog)
+        _check(port=port, window_size=window_size, backlog=backlog)
+        _check_seconds("timeout", timeout, zero=False)
+        _check_seconds("retry_interval", retry_interval, zero=True)
+        _check_texts(host=host, base_url=base_url)
+        _check_texts(optional=True, env=env, username=username, password=password)
         self.window_size = window_size
         self.interested_keys = _check_keys(interested_keys)
         self.env = env
@@ -263,6 +268,21 @@ def _check(**counts: Any) -> None:
             raise TypeError(f"{name} must be an int, got {count!r}")
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
+
+
+def _check_seconds(name: str, seconds: Any, *, zero: bool) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{name} must be a number of seconds, got {seconds!r}")
+    if not (seconds > 0 or (zero and seconds == 0)):
+        raise ValueError(f"{name} must be {'at least' if zero else 'above'} 0 seconds, got {seconds}")
+
+
+def _check_texts(*, optional: bool = False, **texts: Any) -> None:
+    for name, text in texts.items():
+        if not isinstance(text, str) and not (optional and text is None):
+            raise TypeError(
+                f"{name} must be a str{' or None' if optional else ''}, got {type(text).__name__}"
+            )
 
 
 def _check_keys(keys: Any) -> frozenset[str] | None:

@@ -10,14 +10,15 @@ from typing import Any, ClassVar
 import msgspec
 
 from eventloop.bus import Bus
+from eventloop.catalogue import several
 from eventloop.events import Event, ScalarsLogged
 from eventloop.filters import Predicate
-from eventloop.lane_options import Overflow
+from eventloop.lane_options import OnError, Overflow
 from eventloop.run import Run
-from eventloop.subscription import Subscription, check_budget
+from eventloop.subscription import Subscription
 from eventloop.target import pack
-
-PLACES = ("auto", "thread", "process")
+from eventloop.unencodable import BadEvent, Unencodable
+from eventloop.writers.checks import check_attributes, check_signatures, check_writes
 
 
 class Writer:
@@ -37,6 +38,10 @@ class Writer:
             def write(self, event):
                 print(event.step, event.scalars["loss"])
 
+    How it is fed its attributes say, of the class or of one writer: `events`, `offload`, `queue`, `overflow`, `batch`,
+    `budget_us`, `stall_timeout`, `on_error`, `name`; see below. What is wrong with them, or with the methods, is an error
+    where the class is defined, or where the writer is attached.
+
     A writer that is heavy in Python runs in a process: `writer.offload = "process"`, or the same in its class; with
     "auto" where a process can have it, and on a thread where not. There it is made anew from its class and the arguments of its constructor, which must pickle; the class must be in a
     module, and what was set on the writer since does not reach it. When its process dies another one goes on: it
@@ -44,7 +49,7 @@ class Writer:
     """
 
     events: tuple[str | type[Event], ...] = (ScalarsLogged,)
-    """What `write` is called with: classes or names, or "*" for every event."""
+    """What `write` is called with: classes or names, one or several, or "*" for every event."""
     offload: str = "thread"
     """Where its methods run: on a "thread" of its own, in a "process", or "auto": there if it can be sent there."""
     queue: ClassVar[int] = 16_384
@@ -54,6 +59,11 @@ class Writer:
     of the training may wait for a batch's Python: on a thread, keep it to some 0.3 ms."""
     budget_us: float | None = None
     """What the p99 of its deliveries should stay under, in microseconds; see `bus.on`."""
+    stall_timeout: float = 60.0
+    """Seconds that a call of one of its methods may last; then it is reported, and no longer waited for."""
+    on_error: OnError = "disable"
+    """What an error of its own does: "disable" the writer, "log" and go on, or "raise" on the training thread; see
+    `bus.on`."""
     name: str | None = None
     """What reports call it; the class's name by default. Two writers of a class on one bus need two names."""
 
@@ -62,8 +72,10 @@ class Writer:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if cls.budget_us is not None:
-            check_budget(cls.__name__, cls.budget_us)
+        if isinstance(cls.events, str | type):
+            cls.events = several(cls.events)
+        check_signatures(cls, Writer)
+        check_attributes(cls, cls.__name__)
         if "__init__" in vars(cls):
             setattr(cls, "__init__", _remembering(cls.__init__))  # noqa: B010  # mypy knows no other way
 
@@ -71,7 +83,7 @@ class Writer:
         """Subscribe to the bus. `run` is asked for the facts of the run when the first event arrives.
 
         Raises:
-            TypeError, ValueError: a name that is taken, or a bad option, as `budget_us`.
+            TypeError, ValueError: it has no `write`, a name that is taken, or a bad attribute, as `events`.
         """
         self._get_run = run
         return self._subscribe(bus, self._place())
@@ -89,9 +101,15 @@ class Writer:
 
     def write_batch(self, events: list[Event]) -> None:
         """Write several events at once, where that is cheaper; only called where `batch` is not False. If it raises,
-        all of them count as failed."""
+        all of them count as failed; if that is an `Unencodable`, those that it names."""
+        bad: list[BadEvent] = []
         for event in events:
-            self.write(event)
+            try:
+                self.write(event)
+            except Unencodable as error:
+                bad += error.events
+        if bad:
+            raise Unencodable(bad, of=len(events))
 
     def flush(self) -> None:
         """Make what was written visible to readers."""
@@ -108,12 +126,12 @@ class Writer:
         when: Predicate | None = None,
         batch: bool | int | None = None,
     ) -> Subscription:
-        if self.budget_us is not None:
-            check_budget(self._called, self.budget_us)
+        check_attributes(self, self._called)
+        check_writes(self, Writer)
         return bus.subscribe(
-            self._deliver, *self.events, name=name or self._called, offload=offload, when=when, queue=self.queue,
+            self._deliver, *several(self.events), name=name or self._called, offload=offload, when=when, queue=self.queue,
             overflow=self.overflow, batch=self.batch if batch is None else batch, budget_us=self.budget_us, on_flush=self._flush,
-            on_close=self._close,
+            on_close=self._close, stall_timeout=self.stall_timeout, on_error=self.on_error,
         )  # fmt: skip
 
     @property
@@ -169,18 +187,6 @@ class Writer:
         if self._opened:
             self._opened = False
             self.close()
-
-
-def check_place(offload: Any) -> str:
-    """The `offload` of a writer.
-
-    Raises:
-        ValueError: it is none of `PLACES`.
-    """
-    if offload not in PLACES:
-        raise ValueError(f"offload must be one of {', '.join(map(repr, PLACES))}, got {offload!r}")
-    place: str = offload
-    return place
 
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:

@@ -8,9 +8,13 @@ import sys
 import threading
 from pathlib import Path
 from time import sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.events import AfterTrainIter, Event
+from eventloop.unencodable import BadEvent, Unencodable
+
+if TYPE_CHECKING:
+    from nowhere import Nothing  # type: ignore[import-not-found]
 
 
 class MealServed(Event):
@@ -18,6 +22,12 @@ class MealServed(Event):
 
     dish: str
     place: Path = Path()
+
+
+class NowhereTyped(Event):
+    """A user's event with a type that nobody can find at run time."""
+
+    value: Nothing | None = None
 
 
 def log(line: object) -> None:
@@ -37,6 +47,16 @@ def note_slowly(event: AfterTrainIter) -> None:
 
 def note_batch(events: list[AfterTrainIter]) -> None:
     log(" ".join(str(event.iter) for event in events))
+
+
+def note_even(events: AfterTrainIter | list[AfterTrainIter]) -> None:
+    several = events if isinstance(events, list) else [events]
+    for event in several:
+        if event.iter % 2 == 0:
+            log(event.iter)
+    bad = [BadEvent("after_train_iter", "iter", "it is odd") for event in several if event.iter % 2]
+    if bad:
+        raise Unencodable(bad, of=len(several))
 
 
 def note_pid(event: Event) -> None:
@@ -77,6 +97,10 @@ class Stubborn(Exception):
 def fail(event: AfterTrainIter) -> None:
     log(event.iter)
     raise Chosen(f"no to {event.iter}")
+
+
+def fail_over_a_path(event: AfterTrainIter) -> None:
+    raise Stubborn(os.fsdecode(b"no caf\xe9"), "never")
 
 
 def fail_stubbornly(event: AfterTrainIter) -> None:

@@ -101,6 +101,60 @@ def test_raise_raises_at_the_close(kind: str) -> None:
     assert subscription.stats.delivered == 2
 
 
+@pytest.mark.parametrize(("kind", "where"), [("loop", "loop"), ("thread", "thread")])
+def test_raise_says_whose_error_it_is(bus: Bus, kind: str, where: str) -> None:
+    """A note names the subscriber, the event and its counters, as that of a synchronous handler does."""
+    subscribe(bus, kind, odd_fails, on_error="raise", name="picky")
+    emit(bus, 2)
+    bus.flush(DEADLINE)
+
+    with pytest.raises(ValueError, match="no 1") as caught:
+        bus.poll()
+    assert caught.value.__notes__ == [
+        f"raised by background subscriber picky ({where}) on {AfterTrainIter(iter=1)!r}"
+    ]
+
+
+def test_raise_at_the_close_says_whose_error_it_is(held: Held) -> None:
+    """Of a batch the note has the first event, and their number."""
+
+    def fails(events: list[Event]) -> None:
+        held(events)
+        raise ValueError("no batch")
+
+    bus = Bus()
+    bus.subscribe(fails, "after_train_iter", offload="thread", on_error="raise", batch=True, name="picky")
+    emit(bus, 1)
+    assert held.entered.wait(DEADLINE)
+    emit(bus, 3)
+    bus.stats()
+    held.let_go()
+
+    notes = []
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no batch") as caught:
+            bus.close(DEADLINE)
+        notes += caught.value.__notes__
+    first = f"raised by background subscriber picky (thread) on {AfterTrainIter(iter=0)!r}"
+    assert notes == [first, f"{first}, the first of a batch of 3"]
+
+
+@pytest.mark.parametrize("what", ["on_flush", "on_close"])
+def test_raise_says_in_which_callback_an_error_is(what: str) -> None:
+    """An error that is no event's has the callback in its note."""
+
+    def fails() -> None:
+        raise OSError("disk full")
+
+    bus = Bus()
+    subscribe(bus, "thread", lambda event: None, on_error="raise", name="picky", **{what: fails})
+    bus.flush(DEADLINE)
+
+    with pytest.raises(OSError, match="disk full") as caught:
+        bus.close(DEADLINE)
+    assert caught.value.__notes__ == [f"raised by background subscriber picky (thread) in {what}"]
+
+
 def fails_inside_and_in_the_background() -> None:
     with Bus() as bus:
         subscribe(bus, "thread", odd_fails, on_error="raise")

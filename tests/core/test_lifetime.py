@@ -7,11 +7,16 @@ import os
 import pickle
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter
+from tests import no_threads
+from tests.conftest import DEADLINE
+from tests.no_threads import AT_EXIT
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -233,3 +238,50 @@ def test_what_holds_a_bus_cannot_be_pickled(bus: Bus) -> None:
     """The error comes through whatever holds it."""
     with pytest.raises(TypeError, match="a Bus cannot be pickled"):
         pickle.dumps({"dataset": SimpleNamespace(bus=bus)})
+
+
+# --- where no thread can be started ------------------------------------------------------------------------
+
+
+def test_exit_drains_where_no_thread_starts(python: Run, tmp_path: Path) -> None:
+    """As from its main thread's end on in Python 3.12: tasks, threads and processes are served, also one whose
+    worker starts only then."""
+    program = (
+        SETUP
+        + AT_EXIT
+        + """
+from tests.core import process_handlers
+bus.subscribe(task, "after_train_iter")
+bus.subscribe(function, "after_train_iter", offload="thread", queue=16)
+bus.subscribe(process_handlers.note, "after_train_iter", offload="process")
+for i in range(100):
+    bus.emit(AfterTrainIter(iter=i))
+"""
+    )
+
+    printed = lines(python(program, LOG=str(tmp_path / "log")))
+
+    for kind in ("task", "thread"):
+        assert [line for line in printed if line.startswith(kind)] == [f"{kind} {i}" for i in range(100)]
+    assert (tmp_path / "log").read_text().split() == [str(i) for i in range(100)]
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_subscriber_without_a_thread_is_refused(monkeypatch: pytest.MonkeyPatch, running: bool) -> None:
+    """The line that subscribed it says why, and a close has nothing to wait for, whether the loop ran or not."""
+    seen: list[int] = []
+
+    async def task(event: AfterTrainIter) -> None:
+        seen.append(event.iter)
+
+    bus = Bus(drain_timeout=DEADLINE)
+    if running:
+        bus.subscribe(task, "after_train_iter")
+    no_threads.refuse(monkeypatch)
+    with pytest.raises(RuntimeError, match="can't create new thread at interpreter shutdown"):
+        bus.subscribe(print, "after_train_iter", offload="thread")
+    bus.emit(AfterTrainIter(iter=3))
+
+    assert bus.close(DEADLINE).complete
+    assert seen == ([3] if running else [])
+    assert [stats.name for stats in bus.stats()] == (["task"] if running else [])

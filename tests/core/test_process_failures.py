@@ -10,7 +10,7 @@ from time import monotonic
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import HandlerFailed
+from eventloop.events import AfterTrainIter, HandlerFailed
 from eventloop.process_lane import IN_FLIGHT
 from eventloop.supervision import DEATHS_IN_A_ROW
 from eventloop.wire import WorkerTraceback
@@ -210,6 +210,9 @@ def test_error_is_raised_on_the_training_thread(bus: Bus, start: Start) -> None:
 
     with pytest.raises(handlers.Chosen, match="no to 0") as caught:
         bus.poll()
+    assert caught.value.__notes__ == [
+        f"raised by background subscriber far (process) on {AfterTrainIter(iter=0)!r}"
+    ]
     assert isinstance(caught.value.__cause__, WorkerTraceback)
     assert "in fail" in str(caught.value.__cause__)
 
@@ -222,6 +225,16 @@ def test_exception_that_does_not_pickle_comes_as_its_text(bus: Bus, start: Start
 
     with pytest.raises(RuntimeError, match=r"Stubborn: no"):
         bus.poll()
+
+
+def test_error_that_quotes_a_path_which_is_no_utf8(bus: Bus, start: Start) -> None:
+    """It comes, with an escape in its text, and costs no worker."""
+    far = start(handlers.fail_over_a_path, on_error="log")
+    emit(bus, 3)
+    bus.flush(DEADLINE)
+
+    assert (far.stats.failed, lane_of(far).deaths) == (3, 0)
+    assert far.stats.error == r"RuntimeError: Stubborn: no caf\udce9"
 
 
 def test_system_exit_in_a_handler_is_its_own_affair(bus: Bus, start: Start) -> None:

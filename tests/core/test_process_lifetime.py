@@ -226,3 +226,69 @@ assert sub.lane.deaths == 0
 
     assert (err, ran.returncode) == ("", 0)
     assert logged(tmp_path)[-1] == "closed"
+
+
+def test_worker_is_where_it_was_subscribed(script: Script, tmp_path: Path) -> None:
+    """Also one that is started after a change of directory: it finds modules by a relative path, and files."""
+    ran = script(
+        """
+sys.path[0] = "."
+bus = Bus()
+sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process")
+os.chdir("/")
+emit(bus, 1)
+assert bus.flush(20)
+os.kill(sub.lane.worker.pid, 9)
+emit(bus, 3)
+assert bus.close(20)
+"""
+    )
+    _, err = ran.communicate(timeout=60)
+    lines = [line.split() for line in logged(tmp_path)]
+
+    assert ("is started again" in err, ran.returncode) == (True, 0)
+    assert [iteration for _, iteration in lines] == ["0", "0", "1", "2"]
+    assert len({pid for pid, _ in lines}) == 2
+
+
+def test_worker_starts_though_its_folder_was_removed(script: Script, tmp_path: Path) -> None:
+    """In the one that the program is in by then."""
+    ran = script(
+        """
+os.mkdir("gone")
+os.chdir("gone")
+bus = Bus()
+sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process")
+assert sub.lane.wait_ready(20)
+os.chdir("..")
+os.rmdir("gone")
+os.kill(sub.lane.worker.pid, 9)
+emit(bus, 3)
+assert bus.close(20)
+"""
+    )
+    _, err = ran.communicate(timeout=60)
+
+    assert ("is started again" in err, ran.returncode) == (True, 0)
+    assert [line.split()[-1] for line in logged(tmp_path)] == ["0", "1", "2"]
+
+
+def test_folder_of_handlers_may_have_any_name(script: Script, tmp_path: Path) -> None:
+    """A file system has bytes, which need not be UTF-8."""
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    os.mkdir(folder)
+    Path(folder, "odd_handlers.py").write_text(HANDLERS, encoding="utf-8")
+    ran = script(
+        """
+sys.path.append(os.fsdecode(os.getcwdb() + b"/caf\\xe9"))
+import odd_handlers
+bus = Bus()
+sub = bus.subscribe(odd_handlers.note, "after_train_iter", offload="process")
+emit(bus, 1)
+assert bus.close(20)
+"""
+    )
+    _, err = ran.communicate(timeout=60)
+
+    assert (err, ran.returncode) == ("", 0)
+    assert len(logged(tmp_path)) == 1

@@ -320,6 +320,16 @@ def test_a_writers_error_is_raised_after_it_was_closed(record: Record) -> None:
     assert writer.calls[1:] == ["close"]
 
 
+def test_a_writer_may_name_one_event_alone(record: Record) -> None:
+    """A text is one name."""
+    writer = Kept()
+    writer.events = "after_val_epoch"  # type: ignore[assignment]
+
+    replay(record(), writer)
+
+    assert writer.calls[1:] == [EVENTS[5], "flush", "close"]
+
+
 # --- what is reported and refused -------------------------------------------------------------------------
 
 
@@ -364,3 +374,18 @@ def test_reading_and_replaying_load_no_torch(python: Callable[..., Any]) -> None
     )
 
     assert (ran.stdout.split(), ran.stderr) == ([], "")
+
+
+@pytest.mark.parametrize(
+    "before", ["", "import eventloop.replay", "from eventloop.replay import ReplayReport"]
+)
+def test_replay_is_the_function_whatever_was_imported_before(before: str, python: Callable[..., Any]) -> None:
+    """`from eventloop import replay` and `from eventloop.replay import replay` are one, and the module has the rest."""
+    ran = python(
+        f"{before}\nfrom eventloop import read_events, replay\nimport eventloop, eventloop.replay as again, importlib\n"
+        "from eventloop.replay import ReplayReport, replay as other\n"
+        "module = importlib.import_module('eventloop.replay')\n"
+        "print(replay is other is again is eventloop.replay is module.replay, ReplayReport is module.ReplayReport)"
+    )
+
+    assert (ran.stdout, ran.stderr) == ("True True\n", "")

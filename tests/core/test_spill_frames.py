@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from datetime import UTC, datetime
 from typing import Any
 
@@ -121,6 +122,36 @@ def test_event_kept_elsewhere_comes_in_its_place() -> None:
     data = frames.encode(BeforeRun()) + Frames.ELSEWHERE + frames.encode(AfterVal())
 
     assert list(frames.decode(data, [kept])) == [BeforeRun(), kept, AfterVal()]
+
+
+def test_event_with_a_lone_surrogate_is_pickled() -> None:
+    """Between others, it comes back equal."""
+    frames = Frames()
+    odd = [
+        CheckpointFailed(error="\ud800"),
+        ScalarsLogged(scalars={"\udcff": 1.0}),
+        Anything(value=["\udcff", (1,)]),
+    ]
+    data = frames.encode(BeforeRun()) + b"".join(map(frames.pickled, odd)) + frames.encode(AfterVal())
+
+    assert list(frames.decode(data, [])) == [BeforeRun(), *odd, AfterVal()]
+
+
+def test_damaged_pickle_is_an_error_in_its_place() -> None:
+    """The others are read."""
+    frames = Frames()
+    good, odd = frames.encode(AfterVal()), frames.pickled(CheckpointFailed(error="\ud800"))
+
+    first, bad, last = frames.decode(good + odd[:8] + b"\x00" * (len(odd) - 8) + good, [])
+
+    assert (first, last) == (AfterVal(), AfterVal())
+    assert isinstance(bad, pickle.UnpicklingError)
+
+
+def test_what_is_not_plain_is_not_pickled() -> None:
+    """A tensor, say, which would be copied, and waited for."""
+    with pytest.raises(TypeError, match=r"Encoding objects of type numpy\.ndarray is unsupported"):
+        Frames().pickled(Anything(value=["\ud800", np.zeros(2)]))
 
 
 def test_damaged_event_is_an_error_in_its_place() -> None:

@@ -205,6 +205,7 @@ MUTANTS = (
     ),
     Mutant("hidden ones are looked at", "shelf.py", '"[!.]*"', '"*"'),
     Mutant("the order of names", "shelf.py", "(manifests[path].sequence, manifests[path].iter)", "0"),
+    Mutant("a sequence is given twice", "shelf.py", ", *(turn.newest for turn in turns)", "", tests=LINE),
     # --- the line
     Mutant(
         "no sync of the line's bytes",

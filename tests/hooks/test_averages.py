@@ -235,6 +235,21 @@ def test_buffers_are_copied() -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("make", OURS)
+def test_buffers_are_copied_between_two_updates(make: Any) -> None:
+    """With an interval they are the model's after each call, as MMEngine's; the weights wait for the interval."""
+    model = conv_net()
+    average, means = make(model, interval=3), []
+
+    for seed in range(3):
+        walk(model, seed)
+        average.update_parameters(model)
+        means.append(torch.equal(inside(average)[1].running_mean, model[1].running_mean))
+
+    assert means == [True] * 3
+    assert not torch.equal(inside(average)[0].weight, model[0].weight)
+
+
 def test_update_buffers_averages_statistics_and_copies_integers() -> None:
     """With `update_buffers` running means follow the formula; `num_batches_tracked` is the model's."""
     model = conv_net()

@@ -33,7 +33,40 @@ def test_losses_are_less(metric: str) -> None:
     assert infer_rule(metric) == "less"
 
 
-@pytest.mark.parametrize("metric", ["quality", "stop", "heatmap", "glossy", "", "auto"])
+@pytest.mark.parametrize(
+    "metric",
+    ["mAP50", "acc5", "top3", "precision50", "BalancedAccuracy", "meanIoU", "val_top1acc", "F1Score"],
+)
+def test_digits_and_changes_of_case_end_a_word(metric: str) -> None:
+    """What MMEngine finds as a part of a name is found where it is a word of it."""
+    assert infer_rule(metric) == "greater"
+
+
+@pytest.mark.parametrize(
+    "metric", ["loss1", "valLoss", "MSELoss", "top5error", "heatMapLoss", "AccLoss", "l1loss"]
+)
+def test_losses_win_there_too(metric: str) -> None:
+    """A word for losses wins over a score's, wherever words end."""
+    assert infer_rule(metric) == "less"
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "quality",
+        "stop",
+        "heatmap",
+        "glossy",
+        "",
+        "auto",
+        "stop1",
+        "heatmap50",
+        "Stopwatch",
+        "GlossyImages",
+        "f",
+        "1",
+    ],
+)
 def test_name_that_says_neither_is_an_error(metric: str) -> None:
     """Half a word does not count; the error asks for the rule."""
     with pytest.raises(

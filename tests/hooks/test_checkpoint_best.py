@@ -128,6 +128,19 @@ def test_best_of_a_run_of_iterations_is_named_by_them(
     assert files() == ["best_acc_iter_4"]
 
 
+@pytest.mark.parametrize(
+    ("options", "best"), [({}, "best_acc_iter_8"), ({"filename_tmpl": "it_{}.pth"}, "best_acc_it_8")]
+)
+def test_best_is_named_by_the_hooks_own_unit(
+    make_trainer: Make, scripted: Scripted, files: Files, options: dict[str, Any], best: str
+) -> None:
+    """A hook that counts iterations names its best by them, in a run of epochs too."""
+    hook = CheckpointHook(interval=8, by_epoch=False, save_best="acc", **options)
+    make_trainer(max_epochs=2, hooks=[hook], **scripted(0.25, 0.5)).train()
+
+    assert set(files()) == {best, best.removeprefix("best_acc_")}
+
+
 def test_template_names_the_best_too(best_of: Callable[..., CheckpointHook], files: Files) -> None:
     """The metric goes before it."""
     best_of(0.5, filename_tmpl="model_{}.pth")

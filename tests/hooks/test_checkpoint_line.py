@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.checkpoint import load_newest
+from eventloop.checkpoint import load_newest, remove_checkpoint, scan
 from eventloop.hooks import CheckpointHook
 from eventloop.line import LINE, Turn, read_turns
 from eventloop.trainer import Trainer
@@ -124,6 +124,21 @@ def test_the_first_of_two_hooks_notes_it(make_trainer: Make, tmp_path: Path) -> 
 
     assert len(read_turns(tmp_path / "run")) == 1
     assert load_newest(tmp_path / "run")[0].name == "epoch_1"
+
+
+def test_what_was_left_behind_is_removed(run: Run, tmp_path: Path) -> None:
+    """Somebody prunes a run that went back: what it saves next is on its line all the same."""
+    run(save_best=None).train()
+    second = run(6, save_best=None)
+    second.resume(tmp_path / "run" / "epoch_1")
+    killed(second)
+    for path in scan(tmp_path / "run").abandoned:
+        remove_checkpoint(path)
+
+    third = run(4, save_best=None)
+    assert third.resume("auto").name == "epoch_1"
+    third.train()
+    assert load_newest(tmp_path / "run")[0].name == "epoch_4"
 
 
 def test_a_note_that_cannot_be_written(

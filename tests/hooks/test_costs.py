@@ -19,7 +19,7 @@ from eventloop.hooks import costs as costs_module
 from eventloop.hooks.hook import on
 from eventloop.trainer import Trainer
 from eventloop.writers import JSONLWriter
-from tests import forked
+from tests import forked, no_threads
 
 Make = Callable[..., Trainer]
 
@@ -140,6 +140,17 @@ def test_a_run_under_way_has_a_record(make_trainer: Make) -> None:
     assert read_costs(trainer.work_dir).complete
 
 
+def test_a_record_that_no_thread_writes(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As once the main thread has ended in Python 3.12: the training goes on, and the last record is there."""
+    no_threads.refuse(monkeypatch, "eventloop costs")
+    trainer = make_trainer(default_hooks={"costs": {"interval": 1e-9}})
+
+    trainer.train()
+
+    costs = read_costs(trainer.work_dir)
+    assert (costs.complete, costs.phases.iterations) == (True, 4)
+
+
 def test_a_killed_run_has_a_record(tmp_path: Path) -> None:
     """SIGKILL leaves the last one that was written, whole."""
     script = textwrap.dedent(f"""
@@ -168,7 +179,7 @@ def test_a_directory_that_is_gone_costs_a_warning(
     make_trainer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run itself ends as it would."""
-    trainer = make_trainer()
+    trainer = make_trainer(default_hooks={"trace": None})  # whose file would make the directory again
     trainer.work_dir = trainer.work_dir / "gone"
 
     trainer.train()

@@ -70,6 +70,14 @@ def test_misspelled_point_is_refused_where_it_is_defined(misspelled: str, meant:
         define(**{misspelled: nothing})
 
 
+@pytest.mark.parametrize("point", ["before_epoch", "after_epoch", "before_iter", "after_iter"])
+def test_mmengines_points_with_an_underscore_are_refused(point: str) -> None:
+    """MMEngine's `_before_epoch(self, runner, mode)` would never be called: the class says which name to use instead."""
+    message = rf"MyHook\._{point} is MMEngine's and would never be called: here it is {point}\(self, trainer, event\)"
+    with pytest.raises(TypeError, match=message):
+        define(**{f"_{point}": nothing})
+
+
 def test_other_public_and_private_methods_are_allowed(bus: Bus) -> None:
     """Methods that do not look like events are the hook's own business."""
     define(compute=nothing, _after_something=nothing, after_train=nothing)().attach(bus)

@@ -126,21 +126,70 @@ def test_leftovers_of_a_crashed_run_are_logged(make_trainer: Make, record_scalar
 
 
 @pytest.mark.parametrize("event", ["after_train", "after_run"])
+@pytest.mark.parametrize("priority", ["VERY_LOW", "LOWEST"])
 def test_values_put_in_closing_hooks_are_logged(
-    make_trainer: Make, record_scalars: Record, event: str
+    make_trainer: Make, record_scalars: Record, event: str, priority: str
 ) -> None:
-    """What a hook puts at the very end, after the logger's own place, reaches the writers."""
+    """What a hook puts at the very end, after the logger's own place, reaches the writers; also where it comes after
+    every handler of the logger's."""
 
     def late(self: Hook, trainer: Trainer, event: Any) -> None:
         trainer.metrics.put_scalar("late", 1.0)
 
-    closing = type("Closing", (Hook,), {"priority": "VERY_LOW", event: late})
+    closing = type("Closing", (Hook,), {"priority": priority, event: late})
     trainer = make_trainer(hooks=[closing()])
     seen = record_scalars(trainer)
 
     trainer.train()
 
     assert [logged.scalars["late"] for logged in seen if "late" in logged.scalars] == [1.0]
+
+
+def put_last(trainer: Trainer, event: Any) -> None:
+    """A handler that puts a number and an image."""
+    trainer.metrics.put_scalar("late", 2.0)
+    trainer.metrics.put_image("late", torch.zeros(1, 2, 2))
+
+
+@pytest.mark.parametrize("logger", [LoggerHook, PeriodicWriter])
+def test_what_is_put_behind_the_logger_is_logged_once(
+    make_trainer: Make, record_scalars: Record, scripted: Callable[..., Any], logger: Callable[[], Hook]
+) -> None:
+    """Numbers and images of the last handler of after_run, in a run of each kind, beside what the logger itself logs."""
+    trainer = make_trainer(hooks=[logger()], **scripted(0.5, 0.5))
+    images: list[ImageLogged] = []
+    trainer.bus.subscribe(images.append, "image_logged", offload="thread")
+    trainer.bus.subscribe(lambda trainer, e: trainer.metrics.put_scalar("early", 1.0), "after_run")
+    trainer.bus.subscribe(put_last, "after_run", priority="LOWEST")
+    seen = record_scalars(trainer)
+
+    for run in (trainer.train, trainer.val):
+        run()
+        ends = [event.scalars for event in seen if not event.scalars.keys().isdisjoint({"early", "late"})]
+        assert (ends, len(images)) == ([{"early": 1.0}, {"late": 2.0}], 1)
+        assert trainer.metrics.pending == trainer.metrics.pending_media == 0
+        seen.clear()
+        images.clear()
+
+
+def test_an_error_of_a_handler_does_not_keep_back_what_others_put(
+    make_trainer: Make, record_scalars: Record
+) -> None:
+    """Of a run whose after_run fails everything is logged, and the metrics hold the trainer no longer."""
+
+    def fail(trainer: Trainer, event: Any) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    trainer = make_trainer(hooks=[LoggerHook()])
+    trainer.bus.subscribe(fail, "after_run")
+    trainer.bus.subscribe(put_last, "after_run", priority="LOWEST")
+    seen = record_scalars(trainer)
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert seen[-1].scalars == {"late": 2.0}
+    assert trainer.metrics.relieve is None
 
 
 def test_values_put_by_a_lone_validation_are_logged(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from eventloop.hooks import EMAHook
+from eventloop.events import BeforeTrainIter
+from eventloop.hooks import CheckpointHook, EMAHook, Hook
 from eventloop.hooks import sync_buffers as module
 from eventloop.hooks.sync_buffers import SyncBuffersHook
+from eventloop.loops import SkipIteration
 from eventloop.trainer import Trainer
 
 Make = Callable[..., Trainer]
@@ -34,9 +37,9 @@ def test_nothing_without_a_group(make_trainer: Make) -> None:
 def synced_at(monkeypatch: pytest.MonkeyPatch, make_trainer: Make) -> Callable[..., list[int]]:
     """Train as one of two ranks, and return the completed iterations at which buffers were synced."""
 
-    def train(*, fail: bool = False, **options: Any) -> list[int]:
+    def train(*, fail: bool = False, more: Sequence[Hook] = (), **options: Any) -> list[int]:
         at: list[int] = []
-        trainer = make_trainer(hooks=[SyncBuffersHook()], batches=3, **options)
+        trainer = make_trainer(hooks=[SyncBuffersHook(), *more], batches=3, **options)
         trainer.world_size = 2
         monkeypatch.setattr(module, "sync_buffers", lambda buffers: at.append(trainer.iter))
         if fail:
@@ -62,6 +65,58 @@ def test_once_an_epoch(synced_at: Any, scripted: Any) -> None:
 def test_before_validations_in_mid_epoch(synced_at: Any, scripted: Any) -> None:
     """A run measured in iterations is one epoch: there it syncs before each validation, and at the end."""
     assert synced_at(max_iters=5, val_interval=2, **scripted(0.1, 0.2, 0.3)) == [2, 4, 5]
+
+
+def test_within_an_iteration(
+    monkeypatch: pytest.MonkeyPatch, make_trainer: Make, scripted: Callable[..., Any]
+) -> None:
+    """A validation that a handler asks for within an iteration has what its forward pass moved synced, right after a
+    validation at the boundary too; the boundary behind it is synced again."""
+    at: list[tuple[int, bool]] = []
+    trainer = make_trainer(
+        hooks=[SyncBuffersHook()], batches=3, max_iters=6, val_interval=3, **scripted(0.1, 0.2, 0.3, 0.4)
+    )
+    trainer.world_size = 2
+    monkeypatch.setattr(
+        module, "sync_buffers", lambda buffers: at.append((trainer.iter, trainer.metrics.in_iteration))
+    )
+    for priority in (20, 95):
+        trainer.bus.subscribe(
+            lambda trainer, event: trainer.val() if event.iter == 3 else None,
+            "after_train_iter",
+            priority=priority,
+        )
+
+    trainer.train()
+
+    assert at == [(3, False), (3, True), (3, True), (6, False)]
+
+
+def test_a_skipped_batch_is_no_iteration(synced_at: Any, scripted: Any) -> None:
+    """On a rank whose last batch is skipped the end of the epoch is synced as often as on the others."""
+
+    class Skip(Hook):
+        def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
+            if event.batch_idx == 2:
+                raise SkipIteration
+
+    assert synced_at(more=[Skip()], max_epochs=2, **scripted(0.1, 0.2)) == [2, 4]
+
+
+def test_after_going_back(monkeypatch: pytest.MonkeyPatch, make_trainer: Make, tmp_path: Path) -> None:
+    """A trainer that goes back to a checkpoint syncs at the iterations it comes by once more."""
+    at: list[int] = []
+    trainer = make_trainer(hooks=[SyncBuffersHook(), CheckpointHook(interval=1)], batches=3, max_epochs=2)
+    trainer.train()
+    trainer.world_size = 2
+    monkeypatch.setattr(module, "sync_buffers", lambda buffers: at.append(trainer.iter))
+    for _ in range(2):
+        trainer.world_size = 1
+        trainer.resume(tmp_path / "run" / "epoch_1")
+        trainer.world_size = 2
+        trainer.train()
+
+    assert at == [6, 6]
 
 
 @pytest.mark.parametrize("update_buffers", [False, True])

@@ -21,9 +21,10 @@ from eventloop import SkipIteration
 from eventloop.device_clock import DeviceClock
 from eventloop.hooks import CheckpointHook, Hook, TraceHook
 from eventloop.spans import SAVER, Span, SpanRecorder
-from eventloop.trace_file import FILE_NAME, Window, read_trace
+from eventloop.trace_file import FILE_NAME, TraceAppender, Window, WindowFacts, read_trace
 from eventloop.trainer import Trainer
 from eventloop.writers import JSONLWriter
+from tests import no_threads
 from tests.conftest import DEADLINE
 from tests.forked import ROOT, Forked
 
@@ -400,6 +401,22 @@ def test_a_file_that_cannot_be_written_ends_nothing(
     assert said[0].startswith("the trace was not written to ")
 
 
+def test_a_trace_that_no_thread_writes(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As once the main thread has ended in Python 3.12: the training goes on, and it is said once."""
+    no_threads.refuse(monkeypatch, "eventloop trace")
+    trainer = make_trainer(batches=8, hooks=[TraceHook(1, 1, every=2)])
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        trainer.train()
+
+    assert trainer.iter == 8
+    (said,) = (r.message for r in caplog.records if "trace" in r.message)
+    assert said.startswith("the trace was not written to ")
+    assert said.endswith(f": {no_threads.REFUSAL}")
+
+
 def test_who_records_by_hand_has_the_bus(make_trainer: Make, caplog: pytest.LogCaptureFixture) -> None:
     """The window is left out, with a warning that names it; the next one is recorded."""
     trainer = make_trainer(batches=12, hooks=[TraceHook(windows=[(2, 4), (6, 8)])])
@@ -455,19 +472,55 @@ def test_a_killed_run_has_its_window(tmp_path: Path) -> None:
     assert [s.iter for s in spans_of(window, "iteration")] == list(range(20, 40))
 
 
-def test_a_line_that_a_kill_cut_short_is_ended_first(make_trainer: Make) -> None:
-    """What a run appends is not spoilt by the one before."""
+def test_a_line_that_a_kill_cut_short_is_removed_first(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a run appends is not spoilt by the one before; the log says once what was removed, and each line is one."""
     first = make_trainer(batches=4)
     first.train()
     file = first.work_dir / FILE_NAME
-    file.write_bytes(file.read_bytes()[:-7])
+    whole, _, last = file.read_bytes().removesuffix(b"\n").rpartition(b"\n")
+    file.write_bytes(whole + b"\n" + last[:-7])
 
     make_trainer(batches=4).train()
 
+    assert [line for line in caplog.messages if "trace" in line] == [
+        f"{file}: the last {len(last) - 7} bytes were no whole line and are removed: a kill or a full disk cut it short"
+    ]
     trace = read_trace(first.work_dir)
-    assert trace.torn
+    assert not trace.torn
     assert [window.closed for window in trace.windows] == [False, True]
     assert [len(spans_of(window, "iteration")) for window in trace.windows] == [4, 4]
+
+
+def test_a_header_that_a_kill_cut_short_is_written_again(make_trainer: Make) -> None:
+    """The file of a run that was killed at once can be appended to, and read."""
+    first = make_trainer(batches=4)
+    first.work_dir.mkdir(exist_ok=True)
+    (first.work_dir / FILE_NAME).write_bytes(b'{"line":"head')
+
+    first.train()
+
+    trace = read_trace(first.work_dir)
+    assert (len(trace.windows), trace.torn) == (1, False)
+
+
+def test_a_folder_that_is_no_utf8_has_a_trace(tmp_path: Path) -> None:
+    """The name of the run has escapes in it."""
+    directory = tmp_path / os.fsdecode(b"caf\xe9")
+    directory.mkdir()
+    facts = WindowFacts(
+        key=1, run=directory.name, first_iter=0, iterations=1, complete=True, began=0.0, ended=1.0, thread=7, pid=9
+    )  # fmt: skip
+    recorder = SpanRecorder(10)
+
+    appender = TraceAppender(directory)
+    appender.write_window(facts, recorder)
+    appender.close_window(1, recorder)
+
+    (window,) = read_trace(directory).windows
+    assert window.facts is not None
+    assert (window.facts.run, window.facts.thread, window.closed) == ("caf\\udce9", 7, True)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,31 @@ def test_no_best(tmp_path: Path) -> None:
         FileNotFoundError, match="holds no best checkpoint of 'acuracy': did you mean 'accuracy'"
     ):
         load_best(tmp_path, "acuracy")
+
+
+# --- several directories -----------------------------------------------------------------------------------
+
+
+def test_of_several_directories(tmp_path: Path) -> None:
+    """The newest and the best of all are found, by what their manifests say."""
+    left, right = tmp_path / "left", tmp_path / "right"
+    for place, sequence, value in [(left, 1, 0.25), (right, 2, 0.75), (left, 3, 0.5)]:
+        save_best(place, sequence, "acc", value)
+
+    assert load_newest([left, right])[0] == load_newest([str(right), str(left)])[0] == left / "best_acc_3"
+    assert load_best([left, right])[0] == load_best([right, left])[0] == right / "best_acc_2"
+
+
+def test_several_directories_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In what is said of them, and with each checkpoint, since names may be in both."""
+    left, right = tmp_path / "left", tmp_path / "right"
+    both = re.escape(f"{left} and {right}")
+    with pytest.raises(FileNotFoundError, match=f"{both} hold no checkpoint to resume from$"):
+        load_newest([left, right])
+    with pytest.raises(FileNotFoundError, match=f"{both} hold no best checkpoint at all"):
+        load_best([left, right])
+
+    save(left, "epoch_1", 1)
+    save_checkpoint({"state_dict": {}}, right / "epoch_1", Label(sequence=2))
+    assert load_newest([left, right], ("meta",))[0] == left / "epoch_1"
+    assert f"passed over for {left / 'epoch_1'}: {right / 'epoch_1'} has no meta" in caplog.text

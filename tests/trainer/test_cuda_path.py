@@ -35,7 +35,14 @@ class OnCuda(torch.Tensor):
         return True
 
 
-def on_cuda(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+class Odd(OnCuda):
+    """One of a layout that PyTorch cannot reshape."""
+
+    def reshape(self, *shape: Any) -> torch.Tensor:
+        raise NotImplementedError("reshape is not implemented for this layout")
+
+
+def on_cuda(value: complex, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A number on the fake device."""
     return torch.tensor(value, dtype=dtype).as_subclass(OnCuda)
 
@@ -199,6 +206,31 @@ def test_one_copy_for_an_interval(device: Device) -> None:
     assert not packet.ready()
     assert device.calls == ["pin", "record on the stream of cuda:0", "query"]
     assert packet.events()[0].scalars == {"loss": 4.5, "score": 1.0}  # type: ignore[attr-defined]
+
+
+def test_a_value_of_a_device_that_cannot_be_read_is_lost_alone(device: Device) -> None:
+    """The others are read one by one, once the copies of all are there; nothing is read where it is collected."""
+    storage = EventStorage()
+    storage.put_scalars({"loss": 1.0, "z": 1.0})
+    storage.put_scalars({"loss": on_cuda(3.0), "z": on_cuda(1j, torch.complex64)})
+    packet = storage.collect()
+    started = list(device.calls)
+
+    assert packet.events()[0].scalars == {"loss": 2.0, "z": 1.0}  # type: ignore[attr-defined]
+    assert storage.unreadable == {"z": 1}
+    assert started == ["pin", "record on the stream of cuda:0"] * 2
+    assert device.calls[-2:] == ["synchronize", "synchronize"]
+
+
+def test_what_cannot_be_stacked_on_a_device_fails_no_step(device: Device) -> None:
+    """A number of an odd layout under a name that was seen before is collected as the others, and read by itself."""
+    storage = EventStorage()
+    storage.put_scalars({"loss": 1.0, "z": 1.0})
+    storage.put_scalars({"loss": on_cuda(3.0), "z": torch.tensor(3.0).as_subclass(Odd)})
+    packet = storage.collect()
+
+    assert packet.events()[0].scalars == {"loss": 2.0, "z": 2.0}  # type: ignore[attr-defined]
+    assert device.waited
 
 
 def test_a_packet_read_early_does_not_wait_for_later_ones(device: Device) -> None:

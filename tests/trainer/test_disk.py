@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from io import FileIO
@@ -12,7 +13,10 @@ from typing import Any, cast
 import pytest
 
 from eventloop.disk import BESIDE, PIECE, Disk, SaveGivenUp, Sink, make_directories, write_file
+from tests import no_threads
 from tests.trainer.recording_disk import RecordingDisk
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Slow(Disk):
@@ -90,6 +94,40 @@ def test_a_file_that_takes_nothing(sink: Callable[..., Sink], size: int) -> None
     with pytest.raises(OSError, match="the file takes no more bytes"):
         into.write(pattern(size))
     assert isinstance(into.failure, OSError)
+
+
+AT_EXIT = """
+import atexit, hashlib, sys
+from pathlib import Path
+from eventloop.disk import BESIDE, write_file
+data = [bytes([i]) * (2 * BESIDE) for i in range(3)]
+def save():
+    entry = write_file(Path("state"), lambda sink: [sink.write(part) for part in data])
+    print(entry.bytes == 6 * BESIDE, entry.sha256 == hashlib.sha256(b"".join(data)).hexdigest())
+atexit.register(save)
+"""
+
+
+@pytest.mark.parametrize("threads", ["", no_threads.AT_EXIT])
+def test_a_file_that_is_written_at_the_exit(python: Run, tmp_path: Path, threads: str) -> None:
+    """It is hashed before it is written where nobody hashes beside: once the main thread has ended executors take nothing
+    more, and Python 3.12 starts no thread."""
+    ran = python(AT_EXIT + threads)
+
+    assert (ran.stdout, ran.stderr) == ("True True\n", "")
+
+
+def test_a_piece_that_no_thread_hashes_is_hashed_once(
+    sink: Callable[..., Sink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the system has threads again for the next piece."""
+    into = sink()
+    with monkeypatch.context() as patched:
+        no_threads.refuse(patched)
+        into.write(pattern(BESIDE))
+    into.write(pattern(2 * BESIDE))
+
+    assert into.entry().sha256 == hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest()
 
 
 def test_given_up_between_pieces(sink: Callable[..., Sink]) -> None:

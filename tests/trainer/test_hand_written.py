@@ -138,9 +138,10 @@ def test_a_body_that_is_left_is_told_of(
     leave_by_break(trainer)
 
     assert trainer.iter == 1
-    assert [record.getMessage() for record in caplog.records if "left within" in record.message] == [
-        f"iteration 1 was left within its body, by break, return or an exception: {step}; "
-        'trainer.stop("...") ends the loop once an iteration is done'
+    told = [record.getMessage() for record in caplog.records if "left within" in record.message]
+    assert told == [
+        f'iteration 1 was left within its body, by break, return or an exception: {step}; trainer.stop("...") ends '
+        "the loop once an iteration is done"
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,37 @@ def test_back_to_what_was_left_behind(tmp_path: Path) -> None:
     assert back(tmp_path, 3)
     assert names(tmp_path) == ["4", "1", "2", "3"]
     assert read_turns(tmp_path) == (Turn(1, 3), Turn(3, 4))
+
+
+def test_a_sequence_is_given_once(tmp_path: Path) -> None:
+    """Also that of a checkpoint which was left behind, and is there no more: what is saved next is on the line."""
+    save(tmp_path, 1, 2, 3)
+    back(tmp_path, 1)
+    for name in ("2", "3"):
+        shutil.rmtree(tmp_path / name)
+
+    assert scan(tmp_path).last == 3
+    save(tmp_path, 4)
+    assert names(tmp_path) == ["1", "4"]
+    assert scan(tmp_path / "none").last == 0
+
+
+def test_several_directories_have_one_line(tmp_path: Path) -> None:
+    """A run that goes back leaves behind what is newer in each of them; each says so by itself, and is gone on in."""
+    left, right = tmp_path / "left", tmp_path / "right"
+    save(left, 1, 3, 5)
+    save(right, 2, 4)
+    found = scan(left, right)
+    assert [path.name for path in found.paths] == ["1", "2", "3", "4", "5"]
+
+    assert go_back(found, left / "3")
+    assert not go_back(scan(left, right), left / "3")
+    found = scan(left, right)
+    assert [path.name for path in found.paths] == ["4", "5", "1", "2", "3"]
+    assert found.left_behind(left / "3") == [str(right / "4"), str(left / "5")]
+    assert (names(left), names(right)) == (["5", "1", "3"], ["4", "2"])
+    save(right, 6)
+    assert names(right) == ["4", "2", "6"]
 
 
 def test_the_newest_of_the_line_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

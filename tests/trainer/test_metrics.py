@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -51,9 +52,56 @@ def test_history_is_bounded_and_its_global_average_is_not() -> None:
 def test_empty_history() -> None:
     """Asked for a number, an empty history is an error that says so."""
     empty = HistoryBuffer()
-    for ask in (empty.latest, lambda: empty.avg(1), lambda: empty.median(1), lambda: empty.global_avg):
+    for ask in (
+        empty.latest, empty.current, empty.mean, empty.min, empty.max, lambda: empty.avg(1),
+        lambda: empty.median(1), lambda: empty.global_avg,
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="the history is empty"):
             ask()
+
+
+def test_mmengines_statistics() -> None:
+    """`mean`, `min` and `max` are of a window, in iterations as every window is, or of all that is kept."""
+    history = HistoryBuffer(max_length=4)
+    for iteration, value in enumerate([9.0, 4.0, 1.0, 3.0, 2.0]):
+        history.update(value, 10 * iteration)
+
+    assert (history.mean(20), history.min(20), history.max(window_size=30)) == (2.5, 2.0, 3.0)
+    assert (history.mean(), history.min(), history.max(), history.current()) == (2.5, 1.0, 4.0, 2.0)
+    assert history.statistics("max", 20) == 3.0
+    assert history.statistics("mean", window_size=1) == history.statistics("current") == 2.0
+
+
+@pytest.mark.parametrize("values", [[1.0, float("nan")], [float("nan"), 1.0]])
+def test_the_extremes_of_a_history_with_a_nan(values: list[float]) -> None:
+    """Wherever it stands, a NaN in the window is what the least and the greatest are."""
+    history = HistoryBuffer()
+    for value in values:
+        history.update(value)
+
+    assert math.isnan(history.min())
+    assert math.isnan(history.max())
+
+
+def test_a_statistic_that_is_not_there() -> None:
+    """Its name is refused with the one that was meant."""
+    history = HistoryBuffer()
+    history.update(1.0)
+
+    with pytest.raises(ValueError, match="a history has no statistic 'maen': did you mean 'mean'"):
+        history.statistics("maen")
+
+
+def test_values_without_an_iteration() -> None:
+    """As in fvcore the iteration may be left out: the values count on, from 0 or from the last one that was given."""
+    history = HistoryBuffer()
+    for value in (1.0, 2.0):
+        history.update(value)
+    history.update(3.0, 10)
+    history.update(4.0)
+
+    assert history.values() == [(1.0, 0), (2.0, 1), (3.0, 10), (4.0, 11)]
+    assert history.avg(2) == 3.5
 
 
 def test_a_window_of_nothing() -> None:
@@ -61,8 +109,9 @@ def test_a_window_of_nothing() -> None:
     history = HistoryBuffer()
     history.update(1.0, 0)
 
-    with pytest.raises(ValueError, match="a window must be at least 1 iteration long, got 0"):
-        history.avg(0)
+    for ask in (history.avg, history.median, history.mean, history.min, history.max):
+        with pytest.raises(ValueError, match="a window must be at least 1 iteration long, got 0"):
+            ask(0)
 
 
 def test_history_without_room() -> None:
@@ -390,6 +439,10 @@ def test_tensors_of_a_cpu_are_not_kept_for_long() -> None:
     """Where nobody collects, or seldom, tensors on the CPU become numbers after a while; those of a device do not, for
     that would wait for it."""
     storage = EventStorage()
+    storage.put_scalars(
+        {"a": 1.0, "b": 1.0}
+    )  # as names that are new are looked at: a meta tensor stands for a device's
+    storage.collect()
     for storage.iter in range(LOOK_EVERY + 1):
         storage.put_scalar("loss", torch.tensor(float(storage.iter)))
         storage.put_scalars({"a": torch.tensor(1.0), "b": torch.empty((), device="meta")})

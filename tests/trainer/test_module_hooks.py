@@ -168,6 +168,16 @@ def test_an_error_in_a_step_leaves_no_hook(trainer: Trainer) -> None:
         ((nn.Linear, "head"), TypeError, "bus.on_module needs a torch.nn.Module, got <class"),
         ((Net(), "heat"), ValueError, "no module of Net matches 'heat': did you mean 'head'"),
         (
+            (Net(), []),
+            ValueError,
+            r"no module is chosen: the pattern is \[\]; give the name of one, a pattern such",
+        ),
+        (
+            (nn.Linear(2, 1), "*"),
+            ValueError,
+            r"no module of Linear matches '\*': it has none inside it; give the model that it is a part of$",
+        ),
+        (
             (Net(), "head", "foward"),
             ValueError,
             "unknown kind of module hook 'foward': did you mean 'forward'",

@@ -116,8 +116,9 @@ def test_a_rate_in_a_tensor_is_read_by_nobody_but_the_optimizer(
         [PeriodicWriter([JSONLWriter()], period=2)],
         [PeriodicWriter([JSONLWriter()], period=2, by_epoch=True)],
         [ActivationStats("*", interval=2, histogram=True), LoggerHook(interval=1)],
+        [LoggerHook(interval=1, custom_cfg=[{"data_src": "loss", "window_size": 3}])],
     ],
-    ids=["IterationTimer", "PeriodicWriter", "PeriodicWriter by epoch", "ActivationStats"],
+    ids=["IterationTimer", "PeriodicWriter", "PeriodicWriter by epoch", "ActivationStats", "custom_cfg"],
 )
 def test_hooks_that_measure_read_no_tensor(
     make_trainer: MakeTrainer, reads: Reads, hooks: Sequence[Any]

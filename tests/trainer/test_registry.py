@@ -11,7 +11,7 @@ import pytest
 
 from eventloop import register
 from eventloop.checkpoint import find_checkpoints
-from eventloop.hooks import CheckpointHook, Hook, LoggerHook
+from eventloop.hooks import CheckpointHook, Hook, LoggerHook, PeriodicWriter
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.writers import JSONLWriter, Writer
 from tests.trainer.conftest import MakeTrainer
@@ -190,6 +190,47 @@ def test_a_registry_of_each_kind() -> None:
     assert (find_class("mine"), find_class("MyWriter")) == (MyHook, MyWriter)
     assert HOOKS.find("MyWriter") is None
     assert "JSONLWriter" in WRITERS.names()
+
+
+def test_only_what_can_be_built_is_listed(make_trainer: MakeTrainer) -> None:
+    """Hooks where a hook is expected, writers where a writer is: no base, and nothing that is beside them."""
+    register(Named)
+    for names, kind in ((HOOKS.names(), Hook), (WRITERS.names(), Writer)):
+        found = [find_class(name) for name in names]
+        assert all(issubclass(cls, kind) and cls is not kind for cls in found)
+    hooks, writers = ", ".join(sorted(HOOKS.names())), ", ".join(sorted(WRITERS.names()))
+
+    with pytest.raises(
+        ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register makes your own"
+    ):
+        make_trainer(hooks=[{"type": "Slow"}])
+    with pytest.raises(
+        ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register makes your own"
+    ):
+        make_trainer(default_hooks={"mine": {"type": "Slow"}})
+    with pytest.raises(
+        ValueError, match=f"^unknown type 'Slow': known are {writers}; @register makes your own"
+    ):
+        make_trainer(writers=[{"type": "Slow"}])
+    with pytest.raises(
+        ValueError, match=f"^unknown type 'Slow': known are {writers}; @register makes your own"
+    ):
+        PeriodicWriter([{"type": "Slow"}])
+
+
+def test_a_name_of_the_other_kind_is_suggested(make_trainer: MakeTrainer) -> None:
+    """What was meant comes before where it goes, which the next error says."""
+    with pytest.raises(ValueError, match="unknown type 'JSONLWritr': did you mean 'JSONLWriter'"):
+        make_trainer(hooks=[{"type": "JSONLWritr"}])
+    with pytest.raises(TypeError, match=r"got JSONLWriter, which is a writer: it goes to writers=\[...\]"):
+        make_trainer(hooks=[{"type": "JSONLWriter"}])
+
+
+@pytest.mark.parametrize("name", ["on_rank", "get_bn_modules", "read_jsonl"])
+def test_a_function_is_no_type(name: str) -> None:
+    """Also where it is exported beside hooks and writers."""
+    with pytest.raises(ValueError, match=f"unknown type '{name}'"):
+        build({"type": name})
 
 
 PLUGIN = """

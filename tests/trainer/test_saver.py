@@ -16,6 +16,7 @@ from eventloop.manifest import Label, TensorEntry, read_manifest
 from eventloop.saver import Also, Saver, SaveReplacedError, State
 from eventloop.saver_client import Job
 from eventloop.snapshot import ChangedWhileCopiedError
+from tests import no_threads
 from tests.trainer.saving import DEADLINE, Gate, Late, a_state, assert_same, nothing_is_small, pointers, write
 
 Make = Callable[..., Saver]
@@ -34,6 +35,23 @@ def test_young_saver_writes_on_a_thread(tmp_path: Path) -> None:
     assert written.bytes == read_manifest(tmp_path / "a").files["state.pth"].bytes
     assert read_manifest(tmp_path / "a").sequence == 4
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_without_a_thread_the_caller_writes(
+    make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """As once the main thread has ended in Python 3.12; also what a thread would have copied beside the next step."""
+    no_threads.refuse(monkeypatch)
+    if not small:
+        nothing_is_small(monkeypatch)
+    saver, state = make_saver(), a_state(1.0)
+
+    for name in ("a", "b"):
+        written = saver.save(state, Job(tmp_path / name), later=lambda: pointers(state))
+        assert written.done()
+        assert_same(load_checkpoint(tmp_path / name), 1.0)
+    assert saver.abandon() == ""
 
 
 @pytest.mark.parametrize("small", [True, False])

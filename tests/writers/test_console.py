@@ -300,6 +300,13 @@ def test_an_interval_below_one_is_refused() -> None:
         ConsoleWriter(0)
 
 
+@pytest.mark.parametrize("interval", ["5", 2.5, True])
+def test_an_interval_that_is_no_int_is_refused(interval: Any) -> None:
+    """At the line that wrote it, with what came."""
+    with pytest.raises(TypeError, match=f"interval must be an int, got {interval!r}"):
+        ConsoleWriter(interval)
+
+
 def test_a_bar_without_rich_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks for the bar is told what to install."""
     without_rich(monkeypatch)

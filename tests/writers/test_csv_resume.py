@@ -15,6 +15,7 @@ import pytest
 from eventloop.bus import Bus
 from eventloop.events import BeforeTrain, ScalarsLogged
 from eventloop.subscription import SubscriptionStats
+from eventloop.writers.csv_table import Table
 from eventloop.writers.csv_writer import CSVWriter
 from tests.writers.csv_rows import one_by_one, rows, train, val, write
 
@@ -87,6 +88,7 @@ def test_a_torn_last_row_is_left_out_and_reported(
 
     assert [(row["step"], row["loss"]) for row in rows(path)] == [("1", "0.5"), ("3", "0.25")]
     assert "metrics.csv: the last row was cut short and is left out: b'train,2,1,0,0.12'" in caplog.text
+    assert "(16 bytes are removed)" in caplog.text
 
 
 def test_a_torn_header_is_begun_again(attach: Attach, path: Path) -> None:
@@ -96,6 +98,24 @@ def test_a_torn_header_is_begun_again(attach: Attach, path: Path) -> None:
     write(attach(CSVWriter()), *train(3, loss=0.25))
 
     assert [(row["step"], row["loss"]) for row in rows(path)] == [("3", "0.25")]
+
+
+def test_a_file_that_was_cut_anywhere_is_gone_on_with(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Within its first line too, or within a letter: whole rows stay, and one warning tells of the rest."""
+    whole = "mode,step,iter,epoch,verlust_größe\ntrain,1,0,0,0.5\ntrain,2,1,0,0.25\n".encode()
+    for end in range(len(whole) + 1):
+        path.write_bytes(whole[:end])
+        caplog.clear()
+
+        table = Table(path)
+        table.add({("train", 3): {"iter": "2", "epoch": "0", "verlust_größe": "0.125"}})
+        table.close()
+
+        kept = max(0, whole[:end].count(b"\n") - 1)
+        assert [row["step"] for row in rows(path)] == [*["1", "2"][:kept], "3"]
+        torn = len(whole[:end].rpartition(b"\n")[2])
+        assert len(caplog.messages) == bool(torn)
+        assert not torn or f"({torn} bytes are removed)" in caplog.text
 
 
 def test_rows_that_a_kill_left_in_disorder_are_merged(attach: Attach, path: Path) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -30,7 +30,9 @@ from eventloop.events import (
 from eventloop.log_format import BLOCK, HEADER, MAGIC, EventLogError, pack
 from eventloop.run import Run
 from eventloop.subscription import SubscriptionStats
+from eventloop.writers import event_log_writer
 from eventloop.writers.event_log_writer import EventLogWriter
+from tests import no_threads
 from tests.conftest import DEADLINE
 
 Attach = Callable[..., Bus]
@@ -206,6 +208,56 @@ def test_an_event_with_other_fields_is_counted(attach: Attach, path: Path) -> No
 
     assert [record.event for record in reader] == scalars(1)
     assert reader.unreadable == {"scalars_logged": 1, "folder_filled": 1}
+
+
+class Measured(Event):
+    """An event whose class has its own opinion of its values."""
+
+    length: int = 0
+    unit: Unit | None = None
+
+    def __post_init__(self) -> None:
+        if self.length < 0:
+            raise RuntimeError("on purpose")
+
+
+class Unit:
+    """A type that msgpack does not know, and that not every text makes."""
+
+    SIZES: ClassVar[dict[str, float]] = {"m": 1.0}
+
+    def __init__(self, name: str) -> None:
+        self.size = self.SIZES[name]
+
+
+def test_an_event_that_its_class_refuses_is_counted(attach: Attach, path: Path) -> None:
+    """Whatever its `__post_init__`, or what makes its fields, raises: the event is unreadable, and no other."""
+    write(attach(EventLogWriter()), *scalars(1))
+    append(path, "measured", length=-1)
+    append(path, "measured", unit="yd")
+    append(path, "measured", length=2, unit="m")
+
+    reader = read_events(path)
+    records = list(reader)
+
+    assert [record.tag for record in records] == ["scalars_logged", "measured"]
+    assert reader.unreadable == {"measured": 2}
+
+
+class TypedNowhere(Event):
+    """An event with a type that nobody can find at run time."""
+
+    value: math.nowhere | None = None  # type: ignore[name-defined]
+
+
+def test_an_event_with_a_type_that_is_nowhere_is_counted(attach: Attach, path: Path) -> None:
+    """Nobody can decode it, as if nothing declared it."""
+    write(attach(EventLogWriter()), *scalars(1), TypedNowhere(), *scalars(2))
+
+    reader = read_events(path)
+
+    assert [record.event for record in reader] == scalars(1, 2)
+    assert reader.unknown == {"typed_nowhere": 1}
 
 
 def test_only_reads_some_events(attach: Attach, path: Path) -> None:
@@ -458,6 +510,26 @@ def test_interval_none_never_syncs(attach: Attach, synced: Synced) -> None:
     write(attach(EventLogWriter(fsync_interval=None)), *scalars(1))
 
     assert synced.calls == 0
+
+
+def test_without_a_thread_writes_sync_themselves(
+    path: Path, synced: Synced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none can be started: one write in each interval, so that a slow disk holds up the others no more than it
+    must; and the close."""
+    no_threads.refuse(monkeypatch)
+    now = [1000.0]
+    monkeypatch.setattr(event_log_writer, "monotonic", lambda: now[0])
+    writer = EventLogWriter(fsync_interval=10.0)
+    writer.open(Run(work_dir=str(path.parent)))
+    calls = []
+    for now[0] in (1001.0, 1009.0, 1010.0, 1011.0):
+        writer.write_batch(scalars(1))
+        calls.append(synced.calls)
+    writer.close()
+
+    assert calls == [1, 1, 2, 2]
+    assert (synced.calls, synced.size) == (3, path.stat().st_size)
 
 
 def test_a_failed_sync_is_no_secret(attach: Attach, account: Account, synced: Synced) -> None:

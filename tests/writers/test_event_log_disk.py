@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from eventloop import Trainer
+from eventloop.appending import write_all
 from eventloop.event_log import read_events
 from eventloop.events import HandlerFailed
 from eventloop.hooks.hook import Hook
 from eventloop.writers import JSONLWriter, TensorBoardWriter
-from eventloop.writers.appending import write_all
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.writer import Writer
 from tests.trainer.conftest import batches, tiny_model

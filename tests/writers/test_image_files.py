@@ -127,6 +127,7 @@ def test_a_resumed_run_writes_over_the_steps_it_runs_again(attach: Attach, tmp_p
         (".hidden", "%2Ehidden"),
         ("", "%"),
         ("nul\x00", "nul%00"),
+        ("caf\udce9", "caf%DCE9"),
     ],
 )
 def test_names_stay_inside_the_folder(attach: Attach, tmp_path: Path, name: str, folder: str) -> None:

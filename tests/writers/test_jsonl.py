@@ -41,6 +41,14 @@ def write(bus: Bus, *events: Event) -> None:
     bus.close()
 
 
+def append(work_dir: Path, *events: Event) -> None:
+    """Open the file again, and write to it."""
+    writer = JSONLWriter()
+    writer.open(Run(work_dir=str(work_dir)))
+    writer.write_batch(list(events))
+    writer.close()
+
+
 def rows(path: Path) -> list[dict[str, Any]]:
     return list(read_jsonl(path))
 
@@ -176,15 +184,76 @@ def test_a_resumed_run_appends(attach: Attach, path: Path) -> None:
     assert [row["step"] for row in rows(path)] == [1, 2]
 
 
-def test_a_torn_last_line_is_ended_and_reported(attach: Attach, path: Path) -> None:
-    """After a kill in the middle of a line the next run starts on a new one; readers are told of the torn one."""
+def test_a_torn_last_line_is_reported_to_readers(path: Path) -> None:
+    """Of a run that was killed in the middle of a line they get the others."""
     path.write_text('{"mode":"train","step":1}\n{"mode":"tra')
-    write(attach(JSONLWriter()), ScalarsLogged(step=2))
 
     with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 2 was cut short and is left out: b'\{"):
         steps = [row["step"] for row in read_jsonl(path)]
 
-    assert steps == [1, 2]
+    assert steps == [1]
+
+
+def test_a_torn_last_line_is_removed(tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Wherever a kill cut it, the next opening leaves whole lines, says once how many bytes it removed, and goes on."""
+    first, line = b'{"mode":"train","step":1}\n', '{"mode":"val","step":2,"scalars/a b":"é"}'.encode()
+    for end in range(1, len(line)):
+        path.write_bytes(first + line[:end])
+        caplog.clear()
+
+        append(tmp_path, ScalarsLogged(step=3))
+
+        assert [json.loads(text)["step"] for text in path.read_bytes().splitlines()] == [1, 3]
+        assert caplog.messages == [
+            f"{path}: the last {end} bytes were no whole line and are removed: a kill or a full disk cut it short"
+        ]
+
+
+def test_a_torn_line_longer_than_what_is_read_at_once_is_removed(tmp_path: Path, path: Path) -> None:
+    """As that of an image; also where it is all there is."""
+    for whole in (b"", b'{"step":1}\n'):
+        path.write_bytes(whole + b'{"event":"image_logged","data":"' + b"A" * 300_000)
+
+        append(tmp_path)
+
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("zeros", [b"\0" * 9, b'{"mode":"tr' + b"\0" * 9], ids=["alone", "in a line"])
+def test_zeros_that_a_crash_left_are_removed(tmp_path: Path, path: Path, zeros: bytes) -> None:
+    """A file may be as long as it was before the machine went down, and lack its last bytes."""
+    path.write_bytes(b'{"step":1}\n' + zeros)
+
+    append(tmp_path)
+
+    assert path.read_bytes() == b'{"step":1}\n'
+
+
+@pytest.mark.parametrize(
+    "last",
+    [b'{"a": 1e999}', b"a line of another program", b" {", b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"],
+    ids=["whole", "text", "no line of ours", "nested"],
+)
+def test_a_last_line_that_is_not_torn_is_ended(
+    tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture, last: bytes
+) -> None:
+    """Nothing is removed that a kill of a writer cannot have left."""
+    path.write_bytes(last)
+
+    append(tmp_path)
+
+    assert (path.read_bytes(), caplog.messages) == (last + b"\n", [])
+
+
+def test_a_fifo_gets_the_lines(tmp_path: Path, path: Path) -> None:
+    """Another program may read them as they come."""
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    append(tmp_path, ScalarsLogged(step=2))
+
+    with open(reader, "rb") as file:
+        assert json.loads(file.read())["step"] == 2
 
 
 def test_a_last_line_that_lacks_only_its_end_is_kept(attach: Attach, path: Path) -> None:

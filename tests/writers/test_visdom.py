@@ -82,6 +82,21 @@ def test_every_value_is_on_the_server(attach: Attach, make: Make, server: Server
     assert sorted(server.windows(env)) == sorted(names)
 
 
+def test_names_that_are_no_utf8(attach: Attach, make: Make, server: Server, tmp_path: Path) -> None:
+    """Panel and environment have escapes in their names, and the other panels are there."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    bus = attach(make(offload="thread"), work_dir=str(folder))
+
+    for step in (1, 2, 3):
+        bus.emit(ScalarsLogged(step=step, scalars={"loss\udce9": 0.5, "b": 0.25}))
+        assert bus.flush()
+    bus.close()
+
+    assert server.curve("caf\\udce9", "loss\\udce9") == [(1, 0.5), (2, 0.5), (3, 0.5)]
+    assert server.curve("caf\\udce9", "b") == [(1, 0.25), (2, 0.25), (3, 0.25)]
+
+
 def test_values_are_appended_flush_by_flush(attach: Attach, make: Make, server: Server, env: str) -> None:
     """After each bus.flush the server has all that was logged so far."""
     bus = attach(make())
@@ -288,6 +303,16 @@ def test_another_kind_of_server_is_refused(attach: Attach, account: Account, tmp
         ({"window_size": 0}, ValueError, "window_size must be at least 1, got 0"),
         ({"window_size": 2.5}, TypeError, "window_size must be an int, got 2.5"),
         ({"backlog": True}, TypeError, "backlog must be an int, got True"),
+        ({"port": "x"}, TypeError, "port must be an int, got 'x'"),
+        ({"port": 0}, ValueError, "port must be at least 1, got 0"),
+        ({"host": 5}, TypeError, "host must be a str, got int"),
+        ({"base_url": None}, TypeError, "base_url must be a str, got NoneType"),
+        ({"env": 3}, TypeError, "env must be a str or None, got int"),
+        ({"username": "me", "password": 3}, TypeError, "password must be a str or None, got int"),
+        ({"timeout": "x"}, TypeError, "timeout must be a number of seconds, got 'x'"),
+        ({"timeout": 0}, ValueError, "timeout must be above 0 seconds, got 0"),
+        ({"retry_interval": True}, TypeError, "retry_interval must be a number of seconds, got True"),
+        ({"retry_interval": -1}, ValueError, "retry_interval must be at least 0 seconds, got -1"),
         ({"interested_keys": "loss"}, TypeError, r"interested_keys must be a list of names .*, got 'loss'"),
         (
             {"interested_keys": []},

@@ -1,0 +1,100 @@
+"""A file that only grows, without a buffer of its own: what was written survives a kill of the process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO
+
+logger = logging.getLogger("eventloop")
+
+_BLOCK = 1 << 16
+
+
+def open_appending(path: Path, is_torn: Callable[[bytes], bool]) -> FileIO:
+    """Open a file of lines to append to, and make its folder. What a kill or a full disk left of a line is removed
+    first, with a warning; a last line that lacks its end for another reason gets it.
+
+    Args:
+        is_torn: tells of such a line whether it is the beginning of one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = FileIO(path, "ab+")
+    try:
+        if removed := cut_torn_line(file.fileno(), is_torn):
+            logger.warning(
+                "%s: the last %s bytes were no whole line and are removed: a kill or a full disk cut it short",
+                path, f"{len(removed):,}",
+            )  # fmt: skip
+        if _unended_line(file.fileno())[1]:
+            write_all(file, b"\n")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Write all of `data`: one system call, more only where the first one fell short."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A new file that takes the name `path` when the block ends. Whoever reads `path` meanwhile finds the old file
+    or the whole new one, also after a kill, and with `durable` after a crash of the machine. An error leaves the
+    old file, and nothing else.
+
+        with replacing(path) as file:
+            file.write(data)
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def cut_torn_line(descriptor: int, is_torn: Callable[[bytes], bool]) -> bytes:
+    """Remove a last line that lacks its end, if `is_torn` says so of it; returns what was removed. A file that is no
+    regular one, or may only grow, stays as it is."""
+    while True:
+        begin, line = _unended_line(descriptor)
+        if not line or not is_torn(line):
+            return b""
+        # where it has another size by now, another program is at this very line: look again
+        if os.fstat(descriptor).st_size == begin + len(line):
+            try:
+                os.ftruncate(descriptor, begin)
+            except PermissionError:
+                return b""
+            return line
+
+
+def _unended_line(descriptor: int) -> tuple[int, bytes]:
+    """Where the last line of a regular file begins, and its bytes; none if it has its end."""
+    status = os.fstat(descriptor)
+    begin = status.st_size if stat.S_ISREG(status.st_mode) else 0
+    blocks: list[bytes] = []
+    while begin:
+        size = min(_BLOCK, begin)
+        block = os.pread(descriptor, size, begin - size)
+        _, newline, tail = block.rpartition(b"\n")
+        blocks.append(tail)
+        begin -= len(tail)
+        if newline or len(block) < size:  # or somebody makes it shorter meanwhile
+            break
+    return begin, b"".join(reversed(blocks))

@@ -1,0 +1,289 @@
+"""Waiting for what was emitted, and the end of it: what a flush and a close do, on any thread but the background's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from time import monotonic, perf_counter
+
+from eventloop.doorbell import Doorbell
+from eventloop.ending import Ending
+from eventloop.events import Event, EventsDropped, HandlerFailed
+from eventloop.health import Health
+from eventloop.lane import Lane
+from eventloop.router import Item, Router
+from eventloop.runners import TaskLane
+from eventloop.waiting import Latch
+
+logger = logging.getLogger("eventloop")
+
+POLL_SECONDS = 0.2
+"""How often the loop looks at its inbox, where nobody asks it to; and who waits for it at what it cannot do itself."""
+HELD_SECONDS = 3 * POLL_SECONDS
+"""A loop that has not looked for so long may be held, by a coroutine that does not come back."""
+REST_SECONDS = 1.0
+"""How long a close waits, at most, for filters to be asked about what it routes itself."""
+
+
+class Draining(ABC):
+    """The inbox and the lanes, as who waits for them sees them; `Background` feeds them."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[Item] = deque()
+        self.lanes: list[Lane] = []
+        self.health = Health(self._tell)
+        self.closed = False  # it takes no more subscribers
+        self.finished = False  # it delivers no more: `close` has come to its end
+        self.tells_losses = True
+        """A close logs what was lost; False while somebody else does."""
+        self._router = Router(self.health.latest)
+        self._doorbell = Doorbell(self.inbox, self._ring)
+        self._thread: threading.Thread | None = None  # the loop's
+        self._coroutines: set[TaskLane] = set()  # coroutine subscribers' lanes that have not ended
+        self._looked_at = 0.0  # when the loop last did, by `monotonic`
+        self._emission: object = object()  # another one with all that is emitted here, as far as that is seen
+        self._tidings: deque[tuple[Event, Lane | None]] = deque()  # health events, and whom they are not for
+        self._awaited: set[Latch] = set()  # set once what was emitted before is routed
+        self._closer = threading.RLock()  # of the thread that is closing; released by nobody else
+        self._close: Ending | None = None  # what that has got to
+        self._complete = True  # what a close returned
+        self._stopping = False
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Make the loop look at its inbox now."""
+
+    @abstractmethod
+    def _ring(self) -> None:
+        """Make it look soon; on a subscriber's thread."""
+
+    @abstractmethod
+    def _call_soon(self, fn: Callable[[], object]) -> None:
+        """Have the loop call something."""
+
+    def on_background_thread(self) -> bool:
+        """True on the loop's thread and on the lanes' threads: nobody may wait for the background there."""
+        current = threading.current_thread()
+        return current is self._thread or current.name.startswith("eventloop ")
+
+    def route_now(self, timeout: float) -> bool:
+        """Wait until everything handed over so far has reached the lanes' queues."""
+        if self._thread is None or self._stopping or self.on_background_thread():
+            return not self.inbox
+        reached = Latch()
+        self.inbox.append(reached.set)
+        self._awaited.add(reached)
+        try:
+            self.wake()
+            return self._wait(reached.wait, monotonic() + timeout)
+        finally:
+            self._awaited.discard(reached)
+
+    def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
+        """Wait until everything emitted so far is delivered and flushed; False when that took too long. What subscribers
+        emit meanwhile is waited for, too: while `noting` is entered, events come by `hand_over_noted`."""
+        deadline = monotonic() + timeout
+        flushed: dict[Lane, int] = {}
+        before = self._emission, self._doorbell.noticed
+        complete = self._flush_lanes(flushed, deadline, timeout)
+        if complete and before != (self._emission, self._doorbell.noticed):
+            with noting:
+                emission = None
+                while emission is not self._emission and not self._gave_up_coroutine():
+                    emission = self._emission
+                    if not self._flush_lanes(flushed, deadline, timeout):
+                        break
+        return complete
+
+    def _gave_up_coroutine(self) -> bool:
+        """True where one that stalled may hold the loop: nobody waits for that."""
+        return any(lane.ended_by == "stalled" for lane in self._coroutines.copy())
+
+    def _flush_lanes(self, flushed: dict[Lane, int], deadline: float, timeout: float) -> bool:
+        """Flush the lanes that were given something since they were `flushed`: at first all."""
+        complete = self.route_now(deadline - monotonic())
+        if self.health.tell_drops(self.lanes):
+            complete = self.route_now(deadline - monotonic()) and complete
+        waiting: list[tuple[Lane, int]] = []
+        for lane in self.lanes:
+            if not lane.done and flushed.get(lane) != (routed := lane.routed):
+                flushed[lane] = routed
+                waiting.append((lane, lane.flush_soon()))
+        for lane, number in waiting:
+            if not self._wait(partial(lane.wait_flushed, number=number), deadline):
+                lane.waited_in_vain(timeout)
+                complete = False
+        if complete:
+            self.health.tell_drops(self.lanes)  # for the next time, if there was anything
+        return complete
+
+    def close(self, timeout: float) -> bool:
+        """Deliver what was handed over, close every lane, stop the thread; False when the deadline came first.
+
+        What a signal has interrupted the next call goes on with; a call during another thread's waits for that one."""
+        deadline = monotonic() + timeout
+        self.closed = True
+        try:
+            if not self._wait(lambda seconds: self._closer.acquire(timeout=seconds), deadline):
+                return False
+            if not self.finished:
+                self._drain(deadline, timeout)
+            return self._complete
+        finally:
+            with suppress(RuntimeError):  # a signal, or the deadline, came before it was this thread's
+                self._closer.release()
+
+    def _drain(self, deadline: float, timeout: float) -> None:
+        """A signal may end this anywhere: what it has done does no harm a second time."""
+        if self._thread is None:
+            self.finished = True
+            return
+        ending = self._close
+        if ending is None or not self._stopping:
+            self._complete = False  # until it is known
+            ending = self._begin_to_end(deadline, timeout)
+            self._complete = self._deliver_rest(ending)
+            for lane in self.lanes:
+                lane.abandon()
+            self._stopping = True
+        self.wake()
+        self._thread.join(max(0.1, min(deadline, ending.held_until) - monotonic()))
+        self._route_rest()  # what was emitted meanwhile: the lanes count it as dropped
+        if not self._complete:
+            took = monotonic() - (deadline - timeout)
+            _tell_end(ending, timeout if took >= timeout else round(took, 1))
+        self._tell_losses()
+        self._let_go()
+        self.finished = True
+
+    def _begin_to_end(self, deadline: float, timeout: float) -> Ending:
+        listening = {*self._router.lanes_of((HandlerFailed, EventsDropped))}
+        ending = Ending(
+            list(self.lanes), listening, deadline, timeout,
+            left=lambda: bool(self._tidings) or self._router.left(self.inbox), tell_drops=lambda: self.health.tell_drops(self.lanes),
+        )  # fmt: skip
+        if monotonic() - self._looked_at > HELD_SECONDS:
+            waits = [ending.until(lane) for lane in self._coroutines.copy() if lane.waited]
+            ending.held_until = max(waits, default=deadline)
+        return ending
+
+    def _deliver_rest(self, ending: Ending) -> bool:
+        for lane in ending.lanes:
+            lane.hurry()
+        routed = self.route_now(min(ending.deadline, ending.held_until) - monotonic())
+        self._close = ending
+        self.wake()
+        complete = routed
+        for lane in ending.lanes:
+            complete = self._wait_closed(lane, ending, held=not routed) and complete  # by a coroutine
+        complete = complete and self.route_now(ending.deadline - monotonic()) and not ending.cut_short
+        return complete and not any(lane.queued for lane in ending.lanes)
+
+    def _wait_closed(self, lane: Lane, ending: Ending, *, held: bool) -> bool:
+        """As `_wait`, of a lane that is told by the loop when it may end, or here where the loop is held."""
+        while True:
+            if held:
+                self._route_rest()
+                self._wake_lanes()
+            while ending.look(certain=held):
+                pass
+            left = min(ending.next_look(), until := ending.until(lane)) - monotonic()
+            if lane.wait_closed(max(0.0, min(POLL_SECONDS, left))):
+                return True
+            self._check_stalls()
+            self.wake()
+            if monotonic() >= until:
+                lane.waited_in_vain(ending.timeout)
+                return False
+
+    def _tell_losses(self) -> None:
+        losses = [text for lane in self.lanes if (text := lane.new_losses())]
+        if losses and self.tells_losses:
+            logger.warning(
+                "the bus is closed, and not everything was delivered: %s. bus.stats() tells more",
+                "; ".join(losses),
+            )
+
+    def forget_losses(self) -> None:
+        """Somebody has told of what was lost so far."""
+        for lane in list(self.lanes):
+            lane.new_losses()
+
+    def _wait(self, wait: Callable[[float], bool], deadline: float) -> bool:
+        """Wait in slices: whoever waits for a coroutine that holds the loop has to find it stalled himself."""
+        while not wait(max(0.0, min(POLL_SECONDS, deadline - monotonic()))):
+            self._check_stalls()
+            if monotonic() >= deadline:
+                return False
+        return True
+
+    def _route_rest(self) -> None:
+        """A filter is foreign code, and who closes has a deadline: where it does not return, nobody's is asked."""
+        router = self._router
+        if router.asks and router.filters and router.left(self.inbox):
+            router.asks = self._ask_about_rest()
+        self._route_tidings()
+        router.route_rest(self.inbox)
+        for lane in self.lanes:
+            lane.end_asking()
+
+    def _ask_about_rest(self) -> bool:
+        thread = threading.Thread(
+            target=self._router.route_rest, args=(self.inbox,), name="eventloop rest", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # an interpreter that ends starts none
+            return False
+
+        def ended(seconds: float) -> bool:
+            thread.join(seconds)
+            return not thread.is_alive() or self._router.stuck
+
+        self._wait(ended, monotonic() + REST_SECONDS)
+        return not thread.is_alive()
+
+    def _tell(self, event: Event, but: Lane | None) -> None:
+        """Have a health event routed; any thread."""
+        self._tidings.append((event, but))
+        if self._router.routes.get(type(event)):
+            self._emission = object()
+        self._call_soon(self._route_tidings)
+
+    def _route_tidings(self) -> None:
+        while self._tidings:
+            with suppress(IndexError):  # one that closes may take them too
+                event, but = self._tidings.popleft()
+                self._router.route(event, but)
+
+    def _wake_lanes(self) -> None:
+        for lane in self.lanes:
+            if lane.buffer:
+                lane.wake()
+
+    def _check_stalls(self) -> None:
+        now = perf_counter()
+        for lane in self.lanes:
+            lane.check(now)
+
+    def _let_go(self) -> None:
+        self._router.routes = {}
+        self.lanes, self._close = [], None  # a subscriber may well hold the bus, which this outlives
+
+
+def _tell_end(ending: Ending, seconds: float) -> None:
+    left = [lane for lane in ending.lanes if lane.queued]
+    if ending.cut_short and not left:
+        logger.warning(
+            "closed after %g s, while subscribers went on emitting: the rest of that was dropped", seconds
+        )
+        return
+    names = ", ".join(
+        f"{lane.name} ({lane.queued})" + (f", {lane.stuck}" if lane.stuck else "") for lane in left
+    )
+    logger.warning("closed after %g s; events left undelivered: %s", seconds, names or "none")

@@ -1,0 +1,79 @@
+"""Several hooks of one trainer that save: names that do not collide, one order, and one word on which is the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from eventloop.hooks.labels import Labels
+from eventloop.hooks.saves import Saves
+from eventloop.manifest import CheckpointError, read_manifest
+
+
+class Beside(Protocol):
+    """What each of them knows."""
+
+    directory: Path
+    labels: Labels
+    saves: Saves
+    naming: tuple[str | None, bool | None]
+    """What tells its names from those of another in its directory: the template, and the unit."""
+    can_be_resumed: bool
+    """False where something is left out of what it saves."""
+
+    def known(self) -> list[Path]:
+        """What it has saved, in the run that was resumed too."""
+
+
+def refuse_twin(own: Beside, hooks: Sequence[Beside]) -> None:
+    """Refuse two that write the same names.
+
+    Raises:
+        ValueError: see the message.
+    """
+    for hook in hooks:
+        if hook is not own and hook.directory == own.directory and hook.naming == own.naming:
+            raise ValueError(
+                f"two CheckpointHooks write the same names in {own.directory}, and would remove each other's: "
+                "give one of them another filename_tmpl or out_dir"
+            )
+
+
+def sequences(hooks: Sequence[Beside]) -> list[int]:
+    """The last of each, looked up where its turn at the beginning is still to come."""
+    for hook in hooks:
+        if hook.labels.sequence < 0:
+            hook.labels.look_around(hook.directory)
+    return [hook.labels.sequence for hook in hooks]
+
+
+def where_to_resume(hooks: Sequence[Beside]) -> str:
+    """Name the newest checkpoint that can be resumed from, for people; "" where there is none. Where none was saved in
+    this process it is one that a resumed run has from the run before."""
+    hooks = [hook for hook in hooks if hook.can_be_resumed]
+    saved = [hook.saves.newest for hook in hooks if hook.saves.newest is not None]
+    if saved:
+        newest = max(saved, key=lambda saving: saving.sequence)
+        return f"the newest checkpoint to resume from is {newest.path} (iteration {newest.iter})"
+    known: dict[Path, int] = {}
+    for path in (path for hook in hooks for path in hook.known()):
+        with suppress(CheckpointError):  # it is not there, or damaged
+            known[path] = read_manifest(path).sequence
+    if known:
+        return f"the newest checkpoint to resume from is {max(known, key=lambda path: known[path])}"
+    return ""
+
+
+def note_where_to_resume(failure: BaseException | None, hooks: Sequence[Beside]) -> None:
+    """Say it with the error that ended a training, once for all hooks; nothing where none of them saves what can be
+    resumed from."""
+    places = dict.fromkeys(str(hook.directory) for hook in hooks if hook.can_be_resumed)
+    if failure is None or not places:
+        return
+    note = where_to_resume(hooks) or (
+        f"there is no checkpoint to resume from in {' or '.join(places)}: none was saved before this error"
+    )
+    if note not in getattr(failure, "__notes__", ()):  # by the hook before
+        failure.add_note(note)

@@ -1,0 +1,254 @@
+"""`eventloop replay` of logs that are damaged, empty, or hold events of the user's own, and what it is not told."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from eventloop import cli
+from eventloop.bus import Bus
+from eventloop.events import BeforeTrain, Event, ScalarsLogged
+from eventloop.log_format import HEADER, MARK, pack
+from eventloop.run import Run
+from eventloop.writers import EventLogWriter
+
+EVENTS: list[Event] = [
+    BeforeTrain(max_epochs=2),
+    *(ScalarsLogged(step=n, scalars={"loss": 0.5}) for n in range(3)),
+]
+Says = Callable[[], str]
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The log of a run with four events, within the current directory."""
+    monkeypatch.chdir(tmp_path)
+    with Bus() as bus:
+        EventLogWriter().attach(bus, lambda: Run(work_dir="run"))
+        for event in EVENTS:
+            bus.emit(event)
+    return Path("run", "events.evl")
+
+
+@pytest.fixture
+def odd(log: Path) -> Path:
+    """The same with two events that nobody here declares."""
+    for sequence in (4, 5):
+        payload = msgspec.msgpack.encode(("quaint", sequence, 0.0, 0, {"t": 7}))
+        with log.open("ab") as file:
+            file.write(pack(payload) + payload)
+    return log
+
+
+@pytest.fixture
+def says(capsys: pytest.CaptureFixture[str]) -> Says:
+    """What the command has said on standard error, which is all it says."""
+
+    def read() -> str:
+        said = capsys.readouterr()
+        assert said.out == ""
+        return said.err
+
+    return read
+
+
+def replay(*arguments: object) -> int:
+    """The command, in this process."""
+    return cli.main(["replay", *map(str, arguments)])
+
+
+# --- damaged and empty logs -------------------------------------------------------------------------------
+
+
+def test_damaged_bytes_in_the_middle_are_exit_code_1(log: Path, says: Says) -> None:
+    """What is whole is replayed, and what is not is said."""
+    data = log.read_bytes()
+    starts = [match.start() for match in re.finditer(re.escape(MARK), data)]
+    log.write_bytes(data[: starts[2] - 3] + b"\0" + data[starts[2] - 2 :])
+
+    assert replay(log, "--to", "csv") == 1
+
+    damaged = starts[2] - starts[1]
+    assert says() == (
+        "eventloop: 3 events replayed into run/replay/metrics.csv, 0 left out; "
+        f"{damaged} bytes in the middle of the log are damaged, and what they held is lost\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no event: the run was killed before it wrote one, or is about to write it"),
+        (HEADER, "holds no event: the run was killed before it wrote one, or is about to write it"),
+        (HEADER[:3], "holds no whole event: 3 of its bytes are torn or damaged"),
+        (HEADER + MARK, "holds no whole event: 4 of its bytes are torn or damaged"),
+    ],
+)
+def test_a_log_without_an_event_is_exit_code_2(content: bytes, message: str, log: Path, says: Says) -> None:
+    """There is nothing to tell of, as in the other commands; no file is made, and none is named."""
+    log.write_bytes(content)
+
+    assert replay(log, "--to", "csv") == 2
+
+    assert says() == f"eventloop: run/events.evl {message} (--traceback shows where)\n"
+    assert [path.name for path in Path("run").iterdir()] == ["events.evl"]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        replay(log, "--to", "csv", "--traceback")
+
+
+def test_a_file_that_was_not_made_is_not_named(log: Path, says: Says) -> None:
+    """The log has events, but none of those that were asked for."""
+    assert replay(log, "--to", "jsonl", "--only", "stop_requested") == 0
+
+    assert says() == "eventloop: 0 events replayed, 4 left out\n"
+    assert not Path("run", "replay").exists()
+
+
+def test_one_event_is_one(log: Path, says: Says) -> None:
+    """The sentence has the right number."""
+    assert replay(log, "--to", "jsonl", "--only", "before_train") == 0
+
+    assert says() == "eventloop: 1 event replayed into run/replay/metrics.jsonl, 3 left out\n"
+
+
+def test_a_console_makes_no_file(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """However it is named."""
+    Path("run", "replay").mkdir()
+    Path("run", "replay", "earlier").touch()
+
+    assert replay(log, "--to", "ConsoleWriter") == 0
+
+    assert " into " not in capsys.readouterr().err
+
+
+# --- the user's own events --------------------------------------------------------------------------------
+
+
+def test_unknown_events_are_counted_with_what_to_do(odd: Path, says: Says) -> None:
+    """The closing line names the option that makes them known."""
+    assert replay(odd, "--to", "csv") == 0
+
+    assert says().endswith(
+        "; 2 of an unknown type: quaint (2); --import MODULE imports the module that declares them\n"
+    )
+
+
+def test_an_unknown_event_that_the_log_holds(odd: Path, says: Says) -> None:
+    """Asked for by name it is refused with how many there are, and what to do; misspelt, with its name."""
+    assert replay(odd, "--to", "jsonl", "--only", "quaint") == 2
+    assert says().startswith(
+        "eventloop: unknown event 'quaint', of which the log has 2: --import MODULE imports the module that declares it"
+    )
+    assert replay(odd, "--to", "jsonl", "--only", "quain") == 2
+    assert says().startswith("eventloop: unknown event 'quain': did you mean 'quaint'?")
+    assert replay(odd, "--to", "jsonl", "--only", "nothing_like_it") == 2
+    assert "unknown event 'nothing_like_it': known are after_backward, " in (said := says())
+    assert ", quaint, " in said
+
+
+MODULES = {
+    "own_events.py": "from eventloop import Event\nclass Quaint(Event):\n    t: int = 0\n",
+    "own_writers.py": (
+        "from eventloop import WRITERS\nfrom eventloop.writers import Writer\n@WRITERS.register\n"
+        "class Shows(Writer):\n    events = '*'\n    def write(self, event):\n        print(event)\n"
+    ),
+}
+
+
+def test_imported_modules_declare_events_and_register_writers(odd: Path) -> None:
+    """Found in the current directory, where Python itself does not look: `-P`, and the installed command."""
+    for name, source in MODULES.items():
+        Path(name).write_text(source)
+
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "eventloop", "replay", odd, "--to", "Shows", "--only", "quaint",
+         "--import", "own_events", "--import", "own_writers"],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "Quaint(t=7)\n" * 2
+    assert ran.stderr == "eventloop: 2 events replayed, 4 left out\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("nowhere_at_all", "there is no such module here, nor among those that are installed"),
+        ("nowhere.at_all", "there is no such module here, nor among those that are installed"),
+        ("broken.py", "give its name as an import has it, broken"),
+        ("broken", "ZeroDivisionError: division by zero"),
+        ("lacks", "ModuleNotFoundError: No module named 'l'"),
+        ("ends", "SystemExit: 3"),
+        ("twoline", "ValueError: one two"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(module: str, message: str, log: Path, says: Says) -> None:
+    """It is one line and exit code 2, however it fails, and `sys.path` is as it was."""
+    sources = {
+        "broken.py": "1 / 0", "lacks.py": "import l", "ends.py": "raise SystemExit(3)",
+        "twoline.py": "raise ValueError('one\\ntwo')",
+    }  # fmt: skip
+    for name, source in sources.items():
+        Path(name).write_text(source)
+    path = [*sys.path]
+
+    assert replay(log, "--to", "csv", "--import", module) == 2
+
+    assert says() == f"eventloop: --import {module} failed: {message} (--traceback shows where)\n"
+    assert sys.path == path
+    with pytest.raises(ImportError, match=re.escape(f"--import {module} failed: ")):
+        replay(log, "--to", "csv", "--import", module, "--traceback")
+
+
+# --- RUN --------------------------------------------------------------------------------------------------
+
+SWALLOWED = ": --only takes all the words behind it, 'run' too; put that first:"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], ""),
+        (["--only", "scalars_logged", "nowhere"], ": put it first, --only takes all the words behind it"),
+        (
+            ["--only", "scalars_logged", "after_run", "run"],
+            f"{SWALLOWED} eventloop replay run --to csv --only scalars_logged after_run",
+        ),
+        (
+            ["--only", "run"],
+            f"{SWALLOWED} eventloop replay run --to csv",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("log")
+def test_a_missing_run_is_told(arguments: list[str], message: str, says: Says) -> None:
+    """Where --only has taken it the line says how to write that."""
+    assert replay("--to", "csv", *arguments) == 2
+
+    missing = "no RUN is given, the run's directory or its event log"
+    assert says() == f"eventloop: {missing}{message} (--traceback shows where)\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["{run}", "--to", "jsonl", "--only", "scalars_logged"],
+        ["--to", "jsonl", "{run}", "--only", "scalars_logged"],
+        ["--only", "scalars_logged", "--to", "jsonl", "{run}"],
+        ["--to", "jsonl", "--only", "scalars_logged", "--", "{run}"],
+    ],
+)
+def test_the_run_may_stand_anywhere_else(arguments: list[str], log: Path, says: Says) -> None:
+    """Before, between and behind options that take a word of their own."""
+    assert replay(*(word.format(run=log) for word in arguments)) == 0
+
+    assert says() == "eventloop: 3 events replayed into run/replay/metrics.jsonl, 1 left out\n"

@@ -1,0 +1,71 @@
+"""Files that only grow: what a kill left of a last line is removed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventloop.appending import cut_torn_line, open_appending
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lines"
+
+
+@pytest.fixture
+def descriptor(path: Path) -> Iterator[int]:
+    """Of the file, to read and to write."""
+    path.write_bytes(b"one\ntw")
+    opened = os.open(path, os.O_RDWR)
+    yield opened
+    os.close(opened)
+
+
+def test_a_torn_line_is_cut(path: Path, descriptor: int) -> None:
+    """It is what is returned."""
+    assert cut_torn_line(descriptor, lambda line: line == b"tw") == b"tw"
+    assert path.read_bytes() == b"one\n"
+    assert cut_torn_line(descriptor, bool) == b""
+
+
+def test_a_line_that_another_program_goes_on_with_is_not_torn(path: Path, descriptor: int) -> None:
+    """What came between the look and the cut is not lost."""
+    seen = []
+
+    def is_torn(line: bytes) -> bool:
+        seen.append(line)
+        with open(path, "ab") as other:
+            other.write(b"o\nthr" if len(seen) == 1 else b"ee\n")
+        return True
+
+    assert cut_torn_line(descriptor, is_torn) == b""
+    assert seen == [b"tw", b"thr"]
+    assert path.read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_a_file_that_becomes_shorter_is_looked_at_again(path: Path, descriptor: int) -> None:
+    """Nothing is cut at a place that was reckoned from what is there no more."""
+
+    def is_torn(line: bytes) -> bool:
+        path.write_bytes(b"one\n")
+        return True
+
+    assert cut_torn_line(descriptor, is_torn) == b""
+    assert path.read_bytes() == b"one\n"
+
+
+def test_a_file_that_may_only_grow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its torn line is ended, so that the next one stands alone."""
+    path.write_bytes(b"one\ntw")
+
+    def refused(descriptor: int, size: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.ftruncate", refused)
+    open_appending(path, bool).close()
+
+    assert path.read_bytes() == b"one\ntw\n"

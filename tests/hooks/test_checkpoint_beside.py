@@ -1,0 +1,242 @@
+"""CheckpointHook: several of them in one trainer, in directories of their own."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop import cli
+from eventloop.checkpoint import load_newest
+from eventloop.hooks import CheckpointHook
+from eventloop.line import write_turns
+from eventloop.manifest import read_manifest
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+Scripted = Callable[..., dict[str, Any]]
+Run = Callable[..., Trainer]
+
+
+@pytest.fixture
+def run(make_trainer: Make, tmp_path: Path) -> Run:
+    """A trainer of six epochs of four iterations that saves each, and by a second hook what its options say in an archive."""
+
+    def make(archive: dict[str, Any], first: dict[str, Any] | None = None, **options: Any) -> Trainer:
+        hooks = [
+            CheckpointHook(**{"interval": 1, "save_last": False, **(first or {})}),
+            CheckpointHook(**{"save_last": False, "out_dir": tmp_path / "archive", **archive}),
+        ]
+        return make_trainer(**{"max_epochs": 6, "hooks": hooks, **options})
+
+    return make
+
+
+def crashed(trainer: Trainer, *, epochs: int) -> list[str]:
+    """What is said of resuming when an error ends a run after so many epochs of this trainer."""
+    trainer.bus.subscribe(
+        lambda event: 1 / 0, "before_train_epoch", start=epochs + trainer.epoch, name="fails"
+    )
+    with pytest.raises(ZeroDivisionError) as failed:
+        trainer.train()
+    return [note for note in failed.value.__notes__ if "resume" in note]
+
+
+@pytest.mark.parametrize(
+    ("archive", "first", "newest"),
+    [
+        ({"interval": 2}, {}, "run/epoch_3"),
+        ({"interval": 5}, {}, "run/epoch_3"),
+        ({"interval": 1}, {"interval": 2}, "archive/run/epoch_3"),
+        ({"interval": 7, "by_epoch": False}, {"interval": 5}, "archive/run/iter_7"),
+        ({"interval": 1, "save_optimizer": False}, {"interval": 2}, "run/epoch_2"),
+    ],
+)
+def test_auto_takes_the_newest_of_all(
+    run: Run, tmp_path: Path, archive: dict[str, Any], first: dict[str, Any], newest: str
+) -> None:
+    """Whichever hook saved it, of those that can be resumed from; and an error says the same, in one note."""
+    notes = crashed(run(archive, first), epochs=3)
+
+    resumed = run(archive, first)
+    assert resumed.resume("auto") == tmp_path / newest
+    expected = f"the newest checkpoint to resume from is {tmp_path / newest}"
+    assert notes == [f"{expected} (iteration {resumed.iter})"]
+    again = crashed(resumed, epochs=0)  # before its own first save it names the one of the run before
+    assert again == [expected]
+
+
+def test_the_order_is_that_of_saving(run: Run, tmp_path: Path) -> None:
+    """In a resumed run too, with a hook that was not there before."""
+    crashed(run({"interval": 2}, hooks=[CheckpointHook(interval=1)]), epochs=2)
+    second = run({"interval": 1})
+    second.resume("auto")
+    crashed(second, epochs=2)
+
+    order = {
+        read_manifest(path.parent).sequence: str(path.parent.relative_to(tmp_path))
+        for path in tmp_path.rglob("manifest.json")
+    }
+    assert [order[key] for key in sorted(order)] == [
+        "run/epoch_1", "run/epoch_2", "run/epoch_3", "archive/run/epoch_3", "run/epoch_4", "archive/run/epoch_4",
+    ]  # fmt: skip
+    assert sorted(order) == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_saved_before_a_hooks_turn_is_in_that_order(
+    run: Run, scripted: Scripted, tmp_path: Path
+) -> None:
+    """The first hook saves at the beginning of the training, when the second has not looked into its directory yet."""
+    archive: dict[str, Any] = {"interval": 1}
+    crashed(run(archive, {"interval": 6}), epochs=2)
+    second = run(archive, {"interval": 6, "save_best": "acc"}, **scripted(*[0.5] * 6))
+    second.resume("auto")
+    second.bus.subscribe(lambda trainer, event: trainer.val(), "before_train")
+    crashed(second, epochs=0)
+
+    assert read_manifest(tmp_path / "run" / "best_acc_epoch_2").sequence == 3
+    assert run(archive).resume("auto") == tmp_path / "run" / "best_acc_epoch_2"
+
+
+def test_the_best_of_all(run: Run, scripted: Scripted, tmp_path: Path) -> None:
+    """Is found where the hook that watches the scores saves."""
+    archive = {"interval": -1, "save_best": "acc"}
+    crashed(run(archive, **scripted(0.25, 0.75, 0.5)), epochs=3)
+
+    resumed = run({"interval": 2})
+    assert resumed.resume("best") == tmp_path / "archive" / "run" / "best_acc_epoch_2"
+    assert resumed.epoch == 2
+
+
+def test_the_first_hooks_directory_is_the_trainers(run: Run, tmp_path: Path) -> None:
+    """`checkpoint_dir` is where the run's checkpoints are, apart from what a second hook saves elsewhere."""
+    trainer = run({"interval": 2})
+
+    assert trainer.checkpoint_dir == tmp_path / "run"
+    assert trainer.state.directories == [tmp_path / "run", tmp_path / "archive" / "run"]
+
+
+def test_a_directory_under_two_names_is_one(run: Run, tmp_path: Path) -> None:
+    """What lies in it is looked at once."""
+    out_dir = tmp_path / "archive" / ".."
+    trainer = run({"interval": 2, "out_dir": out_dir, "filename_tmpl": "second_{}"})
+
+    assert trainer.state.directories == [tmp_path / "run"]
+
+
+def test_a_name_is_looked_for_in_all(run: Run, tmp_path: Path) -> None:
+    """The first hook's comes first; an error names every place."""
+    archive: dict[str, Any] = {"interval": 2, "by_epoch": False}
+    crashed(run(archive), epochs=2)
+
+    assert run(archive).resume("iter_4") == tmp_path / "archive" / "run" / "iter_4"
+    shutil.copytree(tmp_path / "run" / "epoch_1", tmp_path / "archive" / "run" / "epoch_1")
+    assert run(archive).resume("epoch_1") == tmp_path / "run" / "epoch_1"
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"no checkpoint at iter_44, nor .* in .*run or .*archive/run: did you mean 'iter_4'",
+    ):
+        run(archive).resume("iter_44")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "left", "then"),
+    [
+        ("run/epoch_1", ["run/epoch_2", "archive/run/epoch_2", "run/epoch_3"], "archive/run/epoch_2"),
+        ("run/epoch_2", ["archive/run/epoch_2", "run/epoch_3"], "run/epoch_3"),
+        ("archive/run/epoch_2", ["run/epoch_3"], "run/epoch_3"),
+    ],
+)
+def test_going_back_leaves_behind_what_is_newer_in_all(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, chosen: str, left: list[str], then: str
+) -> None:
+    """`resume("auto")` goes on from where the run went back to, and then with what it saves."""
+    archive = {"interval": 2}
+    crashed(run(archive), epochs=3)
+    second = run(archive)
+    second.resume(tmp_path / chosen)
+    crashed(second, epochs=0)
+
+    third = run(archive)
+    assert third.resume("auto") == tmp_path / chosen
+    assert f"left behind are {', '.join(str(tmp_path / each) for each in left)}" in caplog.text
+    crashed(third, epochs=1)
+    assert run(archive).resume("auto") == tmp_path / then
+
+
+def test_a_note_that_cannot_be_written_in_one_of_them(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says which checkpoint would be taken then."""
+    crashed(run({"interval": 2}), epochs=3)
+    second = run({"interval": 2})
+    second.resume(tmp_path / "run" / "epoch_1")
+
+    def full(directory: Path, *arguments: Any) -> None:
+        if directory != tmp_path / "run":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_turns(directory, *arguments)
+
+    monkeypatch.setattr("eventloop.shelf.write_turns", full)
+    crashed(second, epochs=0)
+
+    newest = tmp_path / "archive" / "run" / "epoch_2"
+    assert (
+        f"{tmp_path / 'run'} could not note that the run goes on from epoch_1: until it has saved, "
+        f'resume("auto") would take {newest}: [Errno 28] No space left on device'
+    ) in caplog.text
+    assert run({"interval": 2}).resume("auto") == newest
+
+
+def test_a_hook_alone_goes_on_with_the_line(run: Run, tmp_path: Path) -> None:
+    """A run that went back with two hooks, and is gone on with by one, saves what is newer than all of it."""
+    archive = {"interval": 1}
+    crashed(run(archive), epochs=3)
+    second = run(archive)
+    second.resume(tmp_path / "run" / "epoch_1")
+    crashed(second, epochs=0)
+
+    third = run(archive, hooks=[CheckpointHook(interval=1, save_last=False)])
+    third.resume("auto")
+    crashed(third, epochs=1)
+
+    assert load_newest(tmp_path / "run")[0].name == "epoch_2"
+    assert run(archive).resume("auto") == tmp_path / "run" / "epoch_2"
+
+
+def test_none_was_saved(run: Run, tmp_path: Path) -> None:
+    """One note says so, with both places."""
+    (note,) = crashed(run({"interval": 2}), epochs=0)
+
+    places = f"{tmp_path / 'run'} or {tmp_path / 'archive' / 'run'}"
+    assert note == f"there is no checkpoint to resume from in {places}: none was saved before this error"
+
+
+def test_a_run_that_was_stopped_names_the_newest_of_all(run: Run, tmp_path: Path) -> None:
+    """Not the last one of the hook that ends last."""
+    trainer = run({"interval": 2}, {"save_last": True})
+    trainer.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "after_train_epoch", start=2)
+    trainer.train()
+
+    assert (
+        trainer.where_to_resume
+        == f"the newest checkpoint to resume from is {tmp_path / 'run' / 'epoch_3'} (iteration 12)"
+    )
+
+
+@pytest.mark.parametrize(("place", "newest"), [("run", "epoch_3"), ("archive/run", "epoch_2")])
+def test_each_directory_is_listed(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, newest: str
+) -> None:
+    """`eventloop checkpoints` tells of a directory, whatever is in the other."""
+    crashed(run({"interval": 2}), epochs=3)
+
+    assert cli.main(["checkpoints", str(tmp_path / place), "--verify", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert [each["name"] for each in listed if each["newest"]] == [newest]
+    assert all(each["whole"] for each in listed)

@@ -1,0 +1,148 @@
+"""CheckpointHook: which validations can make, or replace, a best checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.checkpoint import load_checkpoint
+from eventloop.hooks import CheckpointHook
+from eventloop.manifest import read_manifest
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+Scripted = Callable[..., dict[str, Any]]
+Files = Callable[..., list[str]]
+
+
+@pytest.fixture
+def run(make_trainer: Make, scripted: Scripted) -> Callable[..., Trainer]:
+    """A trainer whose validations have these scores, and which saves the best and the last of its epochs."""
+
+    def make(*scores: float, max_epochs: int = 2, **options: Any) -> Trainer:
+        hook = CheckpointHook(save_best="acc")
+        return make_trainer(**{"max_epochs": max_epochs, "hooks": [hook], **scripted(*scores), **options})
+
+    return make
+
+
+Run = Callable[..., Trainer]
+
+
+def bests(trainer: Trainer) -> list[str]:
+    """The names of the best checkpoints that are there."""
+    return sorted(path.name for path in trainer.work_dir.glob("best_*"))
+
+
+def validating(trainer: Trainer, event: str, priority: int) -> Trainer:
+    """The trainer, which validates once more at the first such event."""
+    trainer.bus.subscribe(lambda trainer, event: trainer.val(), event, priority=priority, once=True)
+    return trainer
+
+
+def test_one_after_the_training_leaves_the_best_alone(
+    run: Run, files: Files, make_trainer: Make, tmp_path: Path
+) -> None:
+    """Somebody else's weights that are loaded to be compared are no checkpoint of this run, however good they are."""
+    other = make_trainer(work_dir=tmp_path / "other", hooks=[CheckpointHook()])
+    other.train()
+    trainer = run(0.5, 0.375, 0.875)
+    trainer.train()
+    before = files()
+
+    trainer.load_checkpoint(other.work_dir / "epoch_1")
+    assert trainer.val() == {"acc": 0.875}
+
+    assert files() == before
+    assert trainer.resume("best").name == "best_acc_epoch_1"
+
+
+def test_one_before_the_training_saves_nothing(run: Run, files: Files) -> None:
+    """Who resumes and validates gets the scores; the training compares with those it has."""
+    run(0.5, 0.375).train()
+    before = files()
+    resumed = run(0.875, 0.625, 0.5625, max_epochs=4)
+    resumed.resume("auto")
+
+    assert resumed.val() == {"acc": 0.875}
+    assert files() == before
+    resumed.train()
+    assert bests(resumed) == ["best_acc_epoch_3"]
+    assert read_manifest(resumed.work_dir / "best_acc_epoch_3").metrics == {"acc": 0.625}
+
+
+def test_one_between_two_trainings_is_forgotten(run: Run) -> None:
+    """Its scores are in no manifest."""
+    trainer = run(0.5, 0.375, 0.875, 0.25, 0.125, hooks=[CheckpointHook(interval=1, save_best="acc")])
+    trainer.train()
+    trainer.val()
+    trainer.max_epochs = 4
+    trainer.train()
+
+    assert bests(trainer) == ["best_acc_epoch_1"]
+    scores = [read_manifest(trainer.work_dir / f"epoch_{n}").metrics for n in (3, 4)]
+    assert scores == [{"acc": 0.375}, {"acc": 0.25}]  # each is saved before its own validation
+
+
+def test_one_without_the_metric_is_no_error_there(run: Run, scripted: Scripted) -> None:
+    """What nobody compares needs no score."""
+    trainer = run(**scripted({"loss": 1.0}))
+
+    assert trainer.val() == {"loss": 1.0}
+    with pytest.raises(KeyError, match="save_best='acc' is no metric of the validation"):
+        validating(run(**scripted({"loss": 1.0})), "before_train", 50).train()
+
+
+@pytest.mark.parametrize(
+    ("event", "priority", "name"),
+    [
+        ("before_train", 0, "best_acc_epoch_0"),
+        ("before_train", 100, "best_acc_epoch_0"),
+        ("before_train_iter", 50, "best_acc_epoch_0"),
+        ("after_train_iter", 50, "best_acc_epoch_0"),
+        ("after_train", 0, "best_acc_epoch_1"),
+    ],
+)
+def test_one_that_a_handler_asks_for_counts(run: Run, event: str, priority: int, name: str) -> None:
+    """From the beginning of a training, whenever its handler comes, to its end; with the weights it was made of."""
+    trainer = run(0.875, val_begin=2, max_epochs=1)
+    weights = list[torch.Tensor]()
+    trainer.bus.subscribe(
+        lambda trainer, event: weights.append(trainer.model.state_dict()["weight"].clone()), "before_val"
+    )
+    validating(trainer, event, priority).train()
+
+    assert bests(trainer) == [name]
+    best = trainer.work_dir / name
+    assert read_manifest(best).metrics == {"acc": 0.875}
+    assert torch.equal(load_checkpoint(best)["state_dict"]["weight"], weights[0])
+
+
+@pytest.mark.parametrize(("event", "priority"), [("before_run", 50), ("before_run", 95), ("after_run", 100)])
+def test_one_around_the_training_does_not(run: Run, event: str, priority: int) -> None:
+    """Nor is it taken for one of the next training."""
+    trainer = validating(run(0.875, 0.75, val_begin=9, max_epochs=1), event, priority)
+    trainer.train()
+    trainer.max_epochs = 2
+    trainer.train()
+
+    assert bests(trainer) == []
+
+
+def test_a_workflow_and_a_loop_of_ones_own_are_trainings(run: Run, make_batches: Any, tmp_path: Path) -> None:
+    """Their validations count, and those in the body of the loop."""
+    workflow = run(0.5, 0.75, work_dir=tmp_path / "workflow")
+    workflow.run([("train", 1), ("val", 1)])
+    assert bests(workflow) == ["best_acc_epoch_2"]
+
+    own = run(0.75, val_begin=9, work_dir=tmp_path / "own")
+    for epoch in own.epochs():
+        for inputs, target in own.batches(make_batches(4)):
+            own.outputs = {"loss": torch.nn.functional.mse_loss(own.model(inputs), target)}
+        if epoch == 0:
+            own.val()
+    assert bests(own) == ["best_acc_epoch_1"]

@@ -1,0 +1,164 @@
+"""Hooks behind the checkpoint: what they do is not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from eventloop.hooks import CheckpointHook, EMAHook, Hook, LRScheduler, PreciseBN, on
+from eventloop.registry import build
+from eventloop.trainer import Trainer
+
+Make = Callable[..., Trainer]
+SAYS = "behind CheckpointHook (90), which saves there: what it changes then is not in that checkpoint"
+
+
+class Counter(Hook):
+    """A hook of somebody's own, with a state."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.count = state["count"]
+
+
+class CountsIters(Counter):
+    priority = "LOWEST"
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        self.count += 1
+
+
+class CountsAll(Counter):
+    @on(priority=95)
+    def after_iter(self, trainer: Trainer, event: Any) -> None:
+        self.count += 1
+
+
+class CountsEpochs(Counter):
+    priority = 91
+
+    def after_train_epoch(self, trainer: Trainer, event: Any) -> None:
+        self.count += 1
+
+
+class InTime(Counter):
+    priority = 95
+
+    @on(priority="LOW")
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        self.count += 1
+
+
+class Stateless(Hook):
+    priority = 100
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None: ...
+
+
+class InTheBackground(Counter):
+    priority = 95
+
+    async def after_train_iter(self: Hook, event: Any) -> None: ...  # type: ignore[override]
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if "behind" in line]
+
+
+@pytest.mark.parametrize(
+    ("hook", "checkpoint", "begins"),
+    [
+        (CountsIters, {"by_epoch": False}, "CountsIters has priority 100 in after_train_iter"),
+        (CountsAll, {"by_epoch": False}, "CountsAll has priority 95 in after_train_iter"),
+        (CountsEpochs, {}, "CountsEpochs has priority 91 in after_train_epoch"),
+        (lambda: at(95, PreciseBN()), {}, "PreciseBN has priority 95 in after_train_epoch"),
+        (
+            lambda: at(90, LRScheduler()),
+            {"by_epoch": False},
+            "LRScheduler has priority 90 in after_train_iter",
+        ),
+    ],
+    ids=["iter", "generic", "epoch", "PreciseBN", "LRScheduler"],
+)
+def test_late_hooks_are_told(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture, hook: Any, checkpoint: Any, begins: str
+) -> None:
+    """A hook with a state, or that moves the trainer's, which hears the event of the saves after them is named when the
+    trainer is built, with both priorities and what to do; it may mean to."""
+    make_trainer(hooks=[CheckpointHook(interval=1, **checkpoint), hook()])
+
+    (line,) = told(caplog)
+    assert line.startswith(begins)
+    assert SAYS in line
+    assert line.endswith("give it a priority below 90")
+
+
+def at(priority: int, hook: Any) -> Any:
+    """The hook with another priority."""
+    hook.priority = priority
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("hook", "checkpoint"),
+    [
+        (CountsIters, {"interval": 1}),
+        (CountsIters, {"interval": -1, "by_epoch": False}),
+        (InTime, {"interval": 1, "by_epoch": False}),
+        (Stateless, {"interval": 1, "by_epoch": False}),
+        (InTheBackground, {"interval": 1, "by_epoch": False}),
+        (
+            lambda: CheckpointHook(1, by_epoch=False, filename_tmpl="other_{}"),
+            {"interval": 1, "by_epoch": False},
+        ),
+    ],
+    ids=["epochs", "never", "in time", "stateless", "background", "checkpoint"],
+)
+def test_nothing_is_told_of_others(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture, hook: Any, checkpoint: Any
+) -> None:
+    """Saves at another event, hooks without a state, those in time, in the background, and a second CheckpointHook are
+    no reason for a warning."""
+    make_trainer(hooks=[CheckpointHook(**checkpoint), hook()])
+
+    assert told(caplog) == []
+
+
+def test_equal_priorities_run_in_their_order(make_trainer: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """Of the same priority, who is registered first has the first turn."""
+    make_trainer(hooks=[at(90, CountsIters()), CheckpointHook(interval=1, by_epoch=False)])
+    assert told(caplog) == []
+
+    make_trainer(hooks=[CheckpointHook(interval=1, by_epoch=False), at(90, CountsIters())])
+    assert len(told(caplog)) == 1
+
+
+@pytest.mark.parametrize("checkpoint", [{"interval": 1}, {"interval": 1, "by_epoch": False}, {}])
+@pytest.mark.parametrize("priority", [90, 95])
+def test_an_average_behind_the_checkpoint_is_refused(
+    make_trainer: Make, checkpoint: Any, priority: int
+) -> None:
+    """A checkpoint with the average of the iteration before is refused when the trainer is built, by any unit."""
+    hook = build({"type": "EMAHook", "priority": priority})
+
+    with pytest.raises(
+        ValueError,
+        match=rf"EMAHook has priority {priority} in after_train_iter, behind CheckpointHook \(90\): a checkpoint would "
+        "lack the last update, and a resumed run average other weights; give it a priority below 90$",
+    ):
+        make_trainer(hooks=[CheckpointHook(**checkpoint), hook])
+
+
+def test_an_average_anywhere_before_is_not(make_trainer: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """Up to the checkpoint's turn, and in runs without one, it may stand where one likes."""
+    make_trainer(hooks=[at(89, EMAHook()), CheckpointHook(interval=1, by_epoch=False)])
+    make_trainer(hooks=[at(95, EMAHook())])
+
+    assert told(caplog) == []

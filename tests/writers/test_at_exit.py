@@ -1,0 +1,87 @@
+"""Programs that end without closing their bus: what they emitted is written, though from its main thread's end on Python
+3.12 starts no thread."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eventloop.event_log import read_events
+from tests.no_threads import AT_EXIT
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+PROGRAM = """
+import logging
+from eventloop.bus import Bus
+from eventloop.events import ScalarsLogged
+from eventloop.run import Run
+from eventloop.writers import *
+logging.basicConfig(level=logging.WARNING)
+bus = Bus(drain_timeout=60.0)
+def emit(*steps):
+    for step in steps:
+        bus.emit(ScalarsLogged(step=step, iter=step - 1, scalars={"loss": 0.5}))
+"""
+LINES = {
+    "JSONLWriter()": "metrics.jsonl",
+    "CSVWriter()": "metrics.csv",
+    "ConsoleWriter(stream=open('console.txt', 'w'), progress=False)": "console.txt",
+}
+"""Writers of a line a record, and their files."""
+
+
+def steps_in(path: Path) -> list[int]:
+    reader = read_events(path)
+    steps = [record.event.step for record in reader]  # type: ignore[attr-defined]
+    assert (reader.torn, reader.damaged) == (None, 0)
+    return steps
+
+
+@pytest.mark.parametrize("first", [0, 500])
+def test_an_event_log_is_whole(python: Run, tmp_path: Path, first: int) -> None:
+    """Whether it is opened at the exit, by a program that is shorter than the bus's first look, or before."""
+    program = (
+        PROGRAM
+        + AT_EXIT
+        + f"""
+EventLogWriter(fsync_interval=0.001).attach(bus, lambda: Run(work_dir="."))
+emit(*range({first}))
+if {first}:
+    bus.flush()
+emit(*range({first}, 1000))
+"""
+    )
+
+    ran = python(program)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert steps_in(tmp_path) == list(range(1000))
+
+
+@pytest.mark.parametrize("writer", LINES)
+def test_a_file_of_lines_is_whole(python: Run, tmp_path: Path, writer: str) -> None:
+    """Every record has its line."""
+    program = f'{PROGRAM}{AT_EXIT}\n{writer}.attach(bus, lambda: Run(work_dir="."))\nemit(*range(1, 301))\n'
+
+    ran = python(program)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = (tmp_path / LINES[writer]).read_text().splitlines()
+    assert len(lines) - (writer == "CSVWriter()") == (31 if writer.startswith("Console") else 300)
+
+
+def test_a_tensorboard_file_is_whole(python: Run, tmp_path: Path) -> None:
+    """Every scalar is there."""
+    program = (
+        f'{PROGRAM}{AT_EXIT}\nTensorBoardWriter().attach(bus, lambda: Run(work_dir="."))\nemit(*range(300))\n'
+    )
+
+    ran = python(program)
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    (file,) = tmp_path.glob("tensorboard/events*")
+    assert file.read_bytes().count(b"loss") == 300
