@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import monotonic, perf_counter
@@ -108,9 +109,32 @@ class Background(Draining):
         with suppress(ValueError):  # closed, it has let go of its lanes
             self.lanes.remove(lane)
 
-    def set_routes(self, routes: dict[type[Event], tuple[Route, ...]]) -> None:
-        """Publish the whole routing table at once, so that the loop never sees half of it."""
-        self._router.routes = routes
+    def set_routes(self, routes: dict[type[Event], tuple[Route, ...]], *, in_turn: bool = False) -> None:
+        """Publish the whole routing table at once, so that the loop never sees half of it.
+
+        Args:
+            in_turn: behind what is on its way, which a loop that is held has not routed.
+        """
+        if in_turn or self._turns:
+            self.in_turn(lambda: self._set_routes(routes))
+        else:
+            self._router.routes = routes
+
+    def in_turn(self, call: Callable[[], None]) -> None:
+        """Make a call when everything that was emitted before is routed."""
+        self._turns.append(call)
+        self.inbox.append(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turns.popleft()()
+
+    def _set_routes(self, routes: dict[type[Event], tuple[Route, ...]]) -> None:
+        if not self.finished:
+            self._router.routes = routes
+
+    def on_the_way(self) -> Counter[Lane]:
+        """See `Router.on_the_way`."""
+        return self._router.on_the_way(self.inbox)
 
     # --- recording (any thread) ----------------------------------------------------------------------------
 

@@ -324,8 +324,8 @@ class Bus:
 
     def stats(self) -> list[SubscriptionStats]:
         """One record a subscription, in order of registration, exact up to this call."""
-        self._subscribers.settle()
-        return self._subscribers.stats()
+        routed = self._subscribers.settle()
+        return self._subscribers.stats(routed=routed)
 
     def handler_costs(self, wall: float = 0.0) -> list[HandlerCost]:
         """One record a synchronous handler and event: counts, and times estimated from samples.

@@ -26,6 +26,7 @@ POLL_SECONDS = 0.2
 """How often the loop looks at its inbox, where nobody asks it to; and who waits for it at what it cannot do itself."""
 HELD_SECONDS = 3 * POLL_SECONDS
 """A loop that has not looked for so long may be held, by a coroutine that does not come back."""
+REST_AT_LEAST_SECONDS = 0.1
 REST_SECONDS = 1.0
 """How long a close waits, at most, for filters to be asked about what it routes itself."""
 
@@ -48,6 +49,7 @@ class Draining(ABC):
         self._looked_at = 0.0  # when the loop last did, by `monotonic`
         self._emission: object = object()  # another one with all that is emitted here, as far as that is seen
         self._tidings: deque[tuple[Event, Lane | None]] = deque()  # health events, and whom they are not for
+        self._turns: deque[Callable[[], None]] = deque()  # calls in the inbox, of routes that may have filters
         self._awaited: set[Latch] = set()  # set once what was emitted before is routed
         self._closer = threading.RLock()  # of the thread that is closing; released by nobody else
         self._close: Ending | None = None  # what that has got to
@@ -88,32 +90,40 @@ class Draining(ABC):
         """Wait until everything emitted so far is delivered and flushed; False when that took too long. What subscribers
         emit meanwhile is waited for, too: while `noting` is entered, events come by `hand_over_noted`."""
         deadline = monotonic() + timeout
-        flushed: dict[Lane, int] = {}
+        flushed: dict[Lane, int] = {}  # and how much they had been given by then
         before = self._emission, self._doorbell.noticed
         complete = self._flush_lanes(flushed, deadline, timeout)
         if complete and before != (self._emission, self._doorbell.noticed):
             with noting:
-                emission = None
-                while emission is not self._emission and not self._gave_up_coroutine():
-                    emission = self._emission
-                    if not self._flush_lanes(flushed, deadline, timeout):
-                        break
+                # once more, but not for ever: two whose `on_flush` fails would hear of each other
+                if self._quieten(deadline, timeout) and self._flush_lanes(flushed, deadline, timeout):
+                    self._quieten(deadline, timeout)
         return complete
 
-    def _gave_up_coroutine(self) -> bool:
-        """True where one that stalled may hold the loop: nobody waits for that."""
-        return any(lane.ended_by == "stalled" for lane in self._coroutines.copy())
+    def _quieten(self, deadline: float, timeout: float) -> bool:
+        """Wait until nothing more is emitted here; False when that took too long, or a coroutine that was given up may
+        hold the loop, for which nobody waits."""
+        emission = None
+        while emission is not self._emission:
+            emission = self._emission
+            lost = any(lane.ended_by == "stalled" for lane in self._coroutines.copy())
+            if lost or not self._flush_lanes(None, deadline, timeout):
+                return False
+        return True
 
-    def _flush_lanes(self, flushed: dict[Lane, int], deadline: float, timeout: float) -> bool:
-        """Flush the lanes that were given something since they were `flushed`: at first all."""
+    def _flush_lanes(self, flushed: dict[Lane, int] | None, deadline: float, timeout: float) -> bool:
+        """Flush the lanes that were given something since they were `flushed`; with None only wait for all of them."""
         complete = self.route_now(deadline - monotonic())
         if self.health.tell_drops(self.lanes):
             complete = self.route_now(deadline - monotonic()) and complete
         waiting: list[tuple[Lane, int]] = []
         for lane in self.lanes:
-            if not lane.done and flushed.get(lane) != (routed := lane.routed):
+            routed = lane.routed
+            if lane.done or (flushed is not None and flushed.get(lane) == routed):
+                continue
+            if flushed is not None:
                 flushed[lane] = routed
-                waiting.append((lane, lane.flush_soon()))
+            waiting.append((lane, lane.flush_soon(calls=flushed is not None)))
         for lane, number in waiting:
             if not self._wait(partial(lane.wait_flushed, number=number), deadline):
                 lane.waited_in_vain(timeout)
@@ -153,7 +163,7 @@ class Draining(ABC):
             self._stopping = True
         self.wake()
         self._thread.join(max(0.1, min(deadline, ending.held_until) - monotonic()))
-        self._route_rest()  # what was emitted meanwhile: the lanes count it as dropped
+        self._route_rest(self._router.lose_rest, deadline)  # what was emitted meanwhile is dropped
         if not self._complete:
             took = monotonic() - (deadline - timeout)
             _tell_end(ending, timeout if took >= timeout else round(took, 1))
@@ -187,8 +197,8 @@ class Draining(ABC):
     def _wait_closed(self, lane: Lane, ending: Ending, *, held: bool) -> bool:
         """As `_wait`, of a lane that is told by the loop when it may end, or here where the loop is held."""
         while True:
-            if held:
-                self._route_rest()
+            if held and monotonic() < ending.deadline and not any(each.being_fed for each in ending.lanes):
+                self._route_rest(partial(self._router.route_rest, until=ending.deadline), ending.deadline)
                 self._wake_lanes()
             while ending.look(certain=held):
                 pass
@@ -222,20 +232,18 @@ class Draining(ABC):
                 return False
         return True
 
-    def _route_rest(self) -> None:
+    def _route_rest(self, route: Callable[[deque[Item]], None], deadline: float) -> None:
         """A filter is foreign code, and who closes has a deadline: where it does not return, nobody's is asked."""
         router = self._router
-        if router.asks and router.filters and router.left(self.inbox):
-            router.asks = self._ask_about_rest()
+        if router.asks and (router.filters or self._turns) and router.left(self.inbox):
+            router.asks = self._ask_about_rest(route, deadline)
         self._route_tidings()
-        router.route_rest(self.inbox)
+        route(self.inbox)
         for lane in self.lanes:
             lane.end_asking()
 
-    def _ask_about_rest(self) -> bool:
-        thread = threading.Thread(
-            target=self._router.route_rest, args=(self.inbox,), name="eventloop rest", daemon=True
-        )
+    def _ask_about_rest(self, route: Callable[[deque[Item]], None], deadline: float) -> bool:
+        thread = threading.Thread(target=route, args=(self.inbox,), name="eventloop rest", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # an interpreter that ends starts none
@@ -245,7 +253,7 @@ class Draining(ABC):
             thread.join(seconds)
             return not thread.is_alive() or self._router.stuck
 
-        self._wait(ended, monotonic() + REST_SECONDS)
+        self._wait(ended, min(monotonic() + REST_SECONDS, max(monotonic() + REST_AT_LEAST_SECONDS, deadline)))
         return not thread.is_alive()
 
     def _tell(self, event: Event, but: Lane | None) -> None:

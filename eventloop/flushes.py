@@ -33,9 +33,8 @@ class Flushes:
 
     def __init__(self) -> None:
         self._asked = self._made = 0
-        self._due: deque[tuple[int, int]] = (
-            deque()
-        )  # how many events come before it, and its number; both only grow
+        # how many events come before it, and its number, which both only grow, and whether it calls back
+        self._due: deque[tuple[int, int, bool]] = deque()
         self._bell = Bell()
 
     def __bool__(self) -> bool:
@@ -47,18 +46,21 @@ class Flushes:
         """The number of the last."""
         return self._asked
 
-    def ask(self, routed: int) -> int:
-        """Ask for one, once `routed` events are handled; returns its number. One thread at a time."""
+    def ask(self, routed: int, *, calls: bool = True) -> int:
+        """Ask for one, once `routed` events are handled; returns its number. One thread at a time. Unless it `calls`
+        back, it is complete by then."""
         self._asked += 1
-        self._due.append((routed, self._asked))
+        self._due.append((routed, self._asked, calls))
         return self._asked
 
-    def take(self, handled: int) -> int:
-        """The number of the last one that is due, which stands for those before it; 0 where none is."""
-        number = 0
+    def take(self, handled: int) -> tuple[int, bool]:
+        """The number of the last one that is due, which stands for those before it, and whether any of them calls back;
+        0 where none is."""
+        number, calls = 0, False
         while self._due and handled >= self._due[0][0]:
-            number = self._due.popleft()[1]
-        return number
+            _, number, calls_back = self._due.popleft()
+            calls = calls or calls_back
+        return number, calls
 
     def made(self, number: int) -> None:
         """That one, and those before it, are complete."""

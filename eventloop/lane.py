@@ -203,11 +203,25 @@ class Lane(ABC):
             self._turn_away(event)
         return True
 
+    def lose_many(self, event_type: type[Event], count: int) -> None:
+        """The same with so many events of a type, all of which it wanted."""
+        with self._account:
+            self.accepted += count
+            self.dropped += count
+            self._turned_away += count
+            if event_type is EventsDropped:
+                self._drops_told += count
+
     def _turn_away(self, event: Event | None) -> None:
         self.dropped += 1
         self._turned_away += 1
         if type(event) is EventsDropped:  # told, it would be dropped here again, and that told, for ever
             self._drops_told += 1
+
+    @property
+    def being_fed(self) -> bool:
+        """True while a thread puts an event in, which it may do for as long as the disk under the spill file takes."""
+        return self._feeding.locked()
 
     @property
     def hangs_in_filter(self) -> bool:
@@ -285,11 +299,11 @@ class Lane(ABC):
 
     # --- draining and ending -------------------------------------------------------------------------------
 
-    def flush_soon(self) -> int:
+    def flush_soon(self, *, calls: bool = True) -> int:
         """Ask the lane to run `on_flush` once all that was accepted so far is out of its queue; returns the number of
-        this flush."""
+        this flush. Unless it `calls` back it is only waited for."""
         with self._account:
-            number = self._flushes.ask(self.routed)
+            number = self._flushes.ask(self.routed, calls=calls)
         self.wake()
         return number
 
@@ -545,11 +559,14 @@ class Lane(ABC):
         return new
 
     def _flush_if_due(self) -> None:
-        if self._flushes and (number := self._flushes.take(self.handled)):
-            self._flush(number)
+        if self._flushes:
+            number, calls = self._flushes.take(self.handled)
+            if number:
+                self._flush(number, calls=calls)
 
-    def _flush(self, number: int) -> None:
-        self._call_back(self.options.on_flush, "on_flush")
+    def _flush(self, number: int, *, calls: bool) -> None:
+        if calls:
+            self._call_back(self.options.on_flush, "on_flush")
         self._flushes.made(number)
 
     def _finish(self) -> None:

@@ -20,6 +20,8 @@ _buses: weakref.WeakSet[Bus] = weakref.WeakSet()
 _open: dict[Background, tuple[float, weakref.ref[Bus]]] = {}
 """Background sides that may still owe somebody an event, with the seconds each may take to deliver at exit, and its bus."""
 
+EXIT_AT_LEAST_SECONDS = 0.5
+"""What a bus gets at exit when others have taken all the time: most have delivered everything by then, and end."""
 FORK_SECONDS = 1.0
 """How long a fork may wait, in all, for threads that are writing a log line."""
 
@@ -40,10 +42,13 @@ def forget(background: Background) -> None:
 
 @atexit.register
 def _drain_all() -> None:
-    for background, (timeout, alive) in list(_open.items()):
+    """Each within its own time, all of them within the longest: while one is waited for the others deliver."""
+    buses = list(_open.items())
+    until = monotonic() + max((timeout for _, (timeout, _) in buses), default=0.0)
+    for background, (timeout, alive) in buses:
         bus = alive()
         end = background.close if bus is None else bus.end
-        end(timeout)
+        end(min(timeout, max(EXIT_AT_LEAST_SECONDS, round(until - monotonic(), 1))))
 
 
 def _silence_all() -> None:

@@ -214,8 +214,8 @@ class ProcessLane(SupervisedLane):
             worker.push(*frames)
             self._flights.forget_next()
 
-    def _flush(self, number: int) -> None:
-        if self.worker is None:  # what the flush waited for is acknowledged
+    def _flush(self, number: int, *, calls: bool) -> None:
+        if self.worker is None or not (calls or self._unflushed):  # what it waited for is acknowledged
             self._flushes.made(number)
         else:
             self._ask(frame(Kind.FLUSH))

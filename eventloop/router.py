@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from math import inf
+from time import monotonic
 from typing import TypeVar
 
 from eventloop.deferred import Posted, Stamped
@@ -63,8 +66,10 @@ class Router:
                     self.route_run()
                 continue
             prompt = isinstance(item, Posted) and getattr(item.deferred, "prompt", False)
-            if not prompt:
+            if not prompt and self.run:  # back, not in hand: where that hangs, a close counts what is left
+                self.waiting.appendleft(item)
                 self.route_run()
+                continue
             if isinstance(item, Stamped):
                 self.route(item.event, emitted=item.emitted)
             elif not isinstance(item, Posted):
@@ -153,20 +158,51 @@ class Router:
         """True when there is something to route."""
         return bool(self.run or self.asking or self.waiting or inbox)
 
-    def route_rest(self, inbox: deque[Item]) -> None:
-        """Route what a loop that is held, or has ended, leaves; any thread."""
+    def route_rest(self, inbox: deque[Item], until: float = inf) -> None:
+        """Route what a loop that is held leaves, up to a time by `monotonic`; any thread."""
         self._ask()
-        while queue := self.run or self.waiting or inbox:
-            try:  # another thread may take them too
-                item: Item = queue.popleft()
-            except IndexError:
-                continue
-            if isinstance(item, Stamped):
-                item = item.event
+        for item in self._rest(inbox):
             if isinstance(item, Event):
                 self.route(item)
             else:
                 self.drop(item)
+            if monotonic() >= until:
+                return
+
+    def on_the_way(self, inbox: deque[Item]) -> Counter[Lane]:
+        """How many events each lane will be given that has no filter to ask; of a loop that is held, from any thread."""
+        counts: Counter[Lane] = Counter()
+        for item in [*_copy_of(self.run), *_copy_of(self.waiting), *_copy_of(inbox)]:
+            event = item.event if isinstance(item, Stamped) else item
+            if isinstance(event, Event):
+                counts.update(
+                    route.lane for route in self.routes.get(type(event), ()) if route.passes is None and not route.lane.paused
+                )  # fmt: skip
+        return counts
+
+    def lose_rest(self, inbox: deque[Item]) -> None:
+        """Charge everybody with what is left once nobody takes anything any more; any thread. Where there is no filter
+        to ask events are counted together: there may be as many as the inbox holds, and who closes has a deadline."""
+        self._ask()
+        counts: Counter[type[Event]] = Counter()
+        for item in self._rest(inbox):
+            if not isinstance(item, Event) or any(r.passes for r in self.routes.get(type(item), ())):
+                self.drop(item)
+            else:
+                counts[type(item)] += 1
+        for event_type, count in counts.items():
+            for route in self.routes.get(event_type, ()):
+                if not route.lane.paused:
+                    route.lane.lose_many(event_type, count)
+
+    def _rest(self, inbox: deque[Item]) -> Iterator[Item]:
+        """What there is now; not what is emitted meanwhile, which may never end."""
+        left = len(self.run) + len(self.waiting) + len(inbox)
+        while left > 0 and (queue := self.run or self.waiting or inbox):
+            left -= 1
+            with suppress(IndexError):  # another thread may take them too
+                item: Item = queue.popleft()
+                yield item.event if isinstance(item, Stamped) else item
 
     def drop(self, item: Item, *, ask: bool = True) -> None:
         """Charge those who would have been given it, or make the call; any thread. Without `ask` all who have a filter
@@ -204,6 +240,12 @@ def charge(event: Event, route: Route, *, ask: bool) -> bool:
     """Count an event that a subscriber is not given as dropped; False where it did not want it. Without `ask` its filter
     is not asked whether it did."""
     return not route.lane.paused and route.lane.lose(event, route.passes if ask else None)
+
+
+def _copy_of(items: deque[T]) -> list[T]:
+    while True:
+        with suppress(RuntimeError):  # somebody has emitted meanwhile
+            return [*items]
 
 
 def _next(items: deque[T]) -> T | None:

@@ -182,9 +182,9 @@ class ThreadLane(Lane):
             return self._delivered(error)
         return self._delivered(None)
 
-    def _flush(self, number: int) -> None:
+    def _flush(self, number: int, *, calls: bool) -> None:
         self._look_back()
-        super()._flush(number)
+        super()._flush(number, calls=calls)
 
     def _look_back(self) -> None:
         """Ring for what was emitted by the deliveries of this turn so far."""

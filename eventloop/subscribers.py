@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -15,7 +16,7 @@ from eventloop.costs import HandlerCost, SubscriberCost
 from eventloop.deferred import Posted, Stamped
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.handler import Handler, Takes, calling_convention, handler_name, is_coroutine_function
-from eventloop.lane import Route
+from eventloop.lane import Lane, Route
 from eventloop.plan import Dispatch
 from eventloop.router import charge
 from eventloop.routing import RouteTable
@@ -74,8 +75,7 @@ class Subscribers:
         background = options.offload is not None or is_coroutine_function(fn)
         takes = calling_convention(fn, background=background)
         wildcard, types = _types(name or handler_name(fn), events, background=background)
-        if background:
-            self._background.route_now(_ROUTE_SECONDS)  # what was emitted before is not for the new one
+        routed = not background or self._background.route_now(_ROUTE_SECONDS)
         with self._lock:
             subscription = Subscription(
                 self, fn, types, wildcard=wildcard, name=self._unique(name, handler_name(fn)), options=options,
@@ -91,16 +91,17 @@ class Subscribers:
             self._subscriptions.append(subscription)
             for event_type in self._types_of(subscription):
                 self._attach(subscription, event_type, takes)
-            if background:
-                self.refresh_routes()
+            if background:  # what was emitted before is not for the new one
+                self.refresh_routes(in_turn=not routed)
             else:
                 self._refresh_mail()
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
         """Take a subscription off the bus; `Subscription.cancel` calls this."""
+        routed = True
         if subscription.lane is not None and subscription.active:
-            self._background.route_now(_ROUTE_SECONDS)  # what was emitted before goes into its account
+            routed = self._background.route_now(_ROUTE_SECONDS)
         with self._lock:
             if not subscription.active:
                 return
@@ -112,21 +113,28 @@ class Subscribers:
                 self._ended[signal.name, handler.name] = handler.remains()
             while len(self._ended) > _ENDED:
                 del self._ended[next(iter(self._ended))]
-            if subscription.lane is not None:
-                self.refresh_routes()
+            if subscription.lane is not None:  # what was emitted before goes into its account
+                self.refresh_routes(in_turn=not routed)
                 self._background.remove_lane(subscription.lane)
 
     def refresh(self, subscription: Subscription) -> None:
         """Apply a change of `subscription.paused`."""
         if subscription.lane is not None:
-            self._background.route_now(_ROUTE_SECONDS)  # what was emitted before is treated as it was then
-            subscription.lane.paused = subscription.paused
+            self._pause(subscription.lane, subscription.paused)
         for event_type, handler in subscription.handlers.items():
             signal = self.signals[event_type]
             if subscription.paused:
                 signal.disconnect(handler)
             elif subscription.active:
                 signal.reconnect(handler)
+
+    def _pause(self, lane: Lane, paused: bool) -> None:
+        """What was emitted before is treated as it was then."""
+        gated = lane.options.overflow == "block"  # fed at the emit
+        if self._background.route_now(_ROUTE_SECONDS) or gated:
+            lane.paused = paused
+        else:
+            self._background.in_turn(lambda: setattr(lane, "paused", paused))
 
     def of(self, fn: Callable[..., Any]) -> list[Subscription]:
         """The subscriptions of a function."""
@@ -168,12 +176,14 @@ class Subscribers:
         ]
         return rows
 
-    def stats(self) -> list[SubscriptionStats]:
-        """One record a subscription, up to now as far as the inbox was routed."""
+    def stats(self, *, routed: bool = True) -> list[SubscriptionStats]:
+        """One record a subscription, up to now as far as the inbox was routed; where a loop that is held has not, with
+        what is on the way."""
         self.sweep()
         for signal in self.signals.values():
             signal.settle()
-        return [subscription.account() for subscription in self._subscriptions]
+        way = Counter[Lane]() if routed else self._background.on_the_way()
+        return [each.account(way[each.lane] if each.lane else 0) for each in self._subscriptions]
 
     def handler_costs(self, wall: float) -> list[HandlerCost]:
         """One record a synchronous handler, those connected blinker's way included, in the order they run; then the
@@ -191,15 +201,17 @@ class Subscribers:
 
     def stats_of(self, subscription: Subscription) -> SubscriptionStats:
         """The record of one subscription, up to now."""
-        self.settle()
-        return subscription.account()
+        routed, lane = self.settle(), subscription.lane
+        way = 0 if routed or lane is None else self._background.on_the_way()[lane]
+        return subscription.account(way)
 
-    def settle(self) -> None:
-        """Bring every account up to date."""
-        self._background.route_now(_ROUTE_SECONDS)
+    def settle(self) -> bool:
+        """Bring every account up to date; False where the loop is held, and events are still on their way."""
+        routed = self._background.route_now(_ROUTE_SECONDS)
         self.sweep()
         for signal in self.signals.values():
             signal.settle()
+        return routed
 
     def record(self, recorder: SpanRecorder | None) -> None:
         """Let every synchronous handler leave spans with a recorder, or with none any more."""
@@ -278,8 +290,9 @@ class Subscribers:
 
     # --- inside --------------------------------------------------------------------------------------------
 
-    def refresh_routes(self) -> None:
-        """Tell every signal, and the background, which subscribers in the background it has."""
+    def refresh_routes(self, *, in_turn: bool = False) -> None:
+        """Tell every signal, and the background, which subscribers in the background it has; `in_turn` as for
+        `Background.set_routes`."""
         table = RouteTable(self._subscriptions, self._types_of)
         background = self._background
         if background.finished:
@@ -294,7 +307,7 @@ class Subscribers:
                 gates, inbox, stamped = [self._held[event_type].append], [], []
             hand_overs = (*gates, *inbox)
             signal.hand_over_to(hand_overs, (*gates, *stamped), heard=bool(hand_overs))
-        background.set_routes(table.by_type())
+        background.set_routes(table.by_type(), in_turn=in_turn)
         self._refresh_mail()
 
     def _refuse_all(self, table: RouteTable) -> None:

@@ -76,7 +76,7 @@ REPORT_LINES = 8
 class DrainReport(msgspec.Struct, frozen=True):
     """What `flush` and `close` return; true when everything emitted before was dealt with in time.
 
-    That says nothing of what became of it: see `complete`. Printed, it tells who did not get everything.
+    That says nothing of what became of it, which `ok` does: see `complete`. Printed, it tells who did not get everything.
     """
 
     complete: bool
@@ -88,6 +88,11 @@ class DrainReport(msgspec.Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return self.complete
+
+    @property
+    def ok(self) -> bool:
+        """True when everything was delivered: nothing was dropped, has failed or is left, and nobody was disabled."""
+        return self.complete and not any(stats.shortfall for stats in self.stats)
 
     def __str__(self) -> str:
         short = [(stats, text) for stats in self.stats if (text := stats.shortfall)]
@@ -336,8 +341,8 @@ class Subscription:
             in_microseconds(options.budget),
         )  # fmt: skip
 
-    def account(self) -> SubscriptionStats:
-        """Its record, as far as the signals were settled and the inbox was routed."""
+    def account(self, on_the_way: int = 0) -> SubscriptionStats:
+        """Its record, as far as the signals were settled and the inbox was routed, and so many events that it was not."""
         lane = self.lane
         if lane is None:
             calls = sum(handler.calls for handler in self.handlers.values())
@@ -348,7 +353,7 @@ class Subscription:
         error = f"{ended} {'; '.join(filter(None, (lane.last_error, lane.stuck)))}".strip()
         return SubscriptionStats(
             self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped, now.failed,
-            now.queued, now.peak, error, now.spilled,
+            now.queued + on_the_way, now.peak, error, now.spilled,
         )  # fmt: skip
 
     def cost(self) -> SubscriberCost:

@@ -272,6 +272,26 @@ def test_flush_delivers_what_is_emitted_when_it_flushes(bus: Bus) -> None:
     assert (calls, seen) == ([1], [Echo(n=1)])
 
 
+def test_two_whose_flushes_fail_do_not_keep_each_other_busy(bus: Bus) -> None:
+    """The report of one's failure brings the other to flush once more, and that is all."""
+    calls: list[str] = []
+
+    def fails_as(name: str) -> Callable[[], None]:
+        def flush() -> None:
+            calls.append(name)
+            raise OSError("disk full")
+
+        return flush
+
+    for name in ("a", "b"):
+        bus.subscribe(lambda event: None, "*", offload="thread", name=name, on_flush=fails_as(name))
+    bus.emit(Hop(n=1))
+
+    assert bus.flush(DEADLINE).complete
+    assert sorted(calls) == ["a", "a", "b", "b"]
+    assert [stats.queued for stats in bus.stats()] == [0, 0]
+
+
 def fails(event: Any) -> None:
     raise ValueError(f"no {event.iter}")
 

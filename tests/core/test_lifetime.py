@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from eventloop import lifetime
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 from tests import no_threads
@@ -30,6 +31,28 @@ async def task(event):
 def function(event):
     print("thread", event.iter, flush=True)
 """
+
+
+def test_the_exit_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bus has its own time, and all of them no more than the longest: while one is waited for the others deliver.
+    The last ones get what a close needs."""
+    now, given = 0.0, list[float]()
+
+    class Hangs:
+        finished = False
+
+        def close(self, timeout: float) -> None:
+            nonlocal now
+            given.append(timeout)
+            now += timeout
+
+    buses = {Hangs(): (timeout, lambda: None) for timeout in (3.0, 10.0, 10.0, 2.0)}
+    monkeypatch.setattr(lifetime, "_open", buses)
+    monkeypatch.setattr(lifetime, "monotonic", lambda: now)
+
+    lifetime._drain_all()
+
+    assert given == [3.0, 7.0, lifetime.EXIT_AT_LEAST_SECONDS, lifetime.EXIT_AT_LEAST_SECONDS]
 
 
 def lines(ran: subprocess.CompletedProcess[str]) -> list[str]:

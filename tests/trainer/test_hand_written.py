@@ -139,10 +139,8 @@ def test_a_body_that_is_left_is_told_of(
 
     assert trainer.iter == 1
     told = [record.getMessage() for record in caplog.records if "left within" in record.message]
-    assert told == [
-        f'iteration 1 was left within its body, by break, return or an exception: {step}; trainer.stop("...") ends '
-        "the loop once an iteration is done"
-    ]
+    why = f"iteration 1 was left within its body, by break, return or an exception: {step}; "
+    assert told == [why + 'trainer.stop("...") ends the loop once an iteration is done']
 
 
 def test_a_body_that_is_left_before_it_did_anything(

@@ -1,0 +1,179 @@
+"""The background loop is held, by a coroutine that blocks it: nothing that was emitted is missing from an account."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, BeforeRun
+from eventloop.spill import Segment
+from eventloop.subscription import Subscription
+from tests.conftest import DEADLINE
+from tests.core.process_support import until
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+COUNT = 100
+
+
+class HeldBus:
+    """A bus whose loop is held until `let_go`, and a subscriber that was not given anything yet."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("eventloop.subscribers._ROUTE_SECONDS", 0.01)
+        self.bus, self.seen = Bus(drain_timeout=DEADLINE), list[int]()
+        self._holds, self._go = threading.Event(), threading.Event()
+
+        @self.bus.on("before_run")
+        async def hold(event: BeforeRun) -> None:
+            self._holds.set()
+            self._go.wait(DEADLINE)
+
+        self.subscription = self.subscribe("first")
+        self.bus.emit(BeforeRun())
+        self.bus.flush(0.0)
+        assert self._holds.wait(DEADLINE)
+
+    def subscribe(self, name: str) -> Subscription:
+        return self.bus.subscribe(
+            lambda event: self.seen.append(event.iter), "after_train_iter", offload="thread", name=name
+        )
+
+    def emit(self, start: int = 0) -> None:
+        for number in range(start, start + COUNT):
+            self.bus.emit(AfterTrainIter(iter=number))
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldBus]:
+    held = HeldBus(monkeypatch)
+    yield held
+    held.let_go()
+    held.bus.close()
+
+
+def account(subscription: Subscription) -> tuple[int, int, int]:
+    """Delivered, dropped, left."""
+    stats = subscription.stats
+    return stats.delivered, stats.dropped, stats.queued
+
+
+def test_what_is_on_the_way_is_left(held: HeldBus) -> None:
+    """Of a subscription, and of the bus."""
+    held.emit()
+
+    assert account(held.subscription) == (0, 0, COUNT)
+    assert [stats.queued for stats in held.bus.stats() if stats.name == "first"] == [COUNT]
+
+
+def test_who_cancels_is_charged_with_what_was_on_the_way(held: HeldBus) -> None:
+    """It is dropped, as what waits in a queue is."""
+    held.emit()
+    held.subscription.cancel()
+    held.emit()
+    held.let_go()
+    held.bus.close()
+
+    assert account(held.subscription) == (0, COUNT, 0)
+    assert held.seen == []
+
+
+def test_who_pauses_is_given_what_came_before(held: HeldBus) -> None:
+    """And what comes after it has gone on; nothing between."""
+    held.emit(0)
+    held.subscription.pause()
+    held.emit(COUNT)
+    held.subscription.resume()
+    held.emit(2 * COUNT)
+    held.let_go()
+    held.bus.close()
+
+    assert held.seen == [*range(COUNT), *range(2 * COUNT, 3 * COUNT)]
+    assert account(held.subscription) == (2 * COUNT, 0, 0)
+
+
+def test_who_comes_is_not_given_what_came_before(held: HeldBus) -> None:
+    """Its own events begin with its subscription; those of others change by nothing."""
+    held.emit(0)
+    late = held.subscribe("late")
+    held.emit(COUNT)
+    held.let_go()
+    held.bus.close()
+
+    assert account(late) == (COUNT, 0, 0)
+    assert account(held.subscription) == (2 * COUNT, 0, 0)
+
+
+def test_a_disk_that_hangs_holds_no_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop is held in the spill file: who closes does not go where it is, and counts what is left."""
+    hangs, go = threading.Event(), threading.Event()
+    append = Segment.append
+
+    def slow(segment: Segment, data: bytes) -> int:
+        hangs.set()
+        assert go.wait(DEADLINE)
+        return append(segment, data)
+
+    monkeypatch.setattr(Segment, "append", slow)
+    monkeypatch.setattr("eventloop.subscribers._ROUTE_SECONDS", 0.01)
+    bus = Bus()
+    entered, leave = threading.Event(), threading.Event()
+
+    def waits(event: AfterTrainIter) -> None:
+        entered.set()
+        assert leave.wait(DEADLINE)
+
+    subscription = bus.subscribe(waits, "after_train_iter", offload="thread", queue=1)
+    bus.emit(AfterTrainIter(iter=0))
+    assert entered.wait(DEADLINE)
+    for number in range(3000):  # more than are kept in memory before they are written
+        bus.emit(AfterTrainIter(iter=number))
+    bus.flush(0.0)
+    assert hangs.wait(DEADLINE)
+    bus.emit(AfterTrainIter(iter=3000))
+
+    report = bus.close(0.1)
+    closed_first = not go.is_set()
+    go.set()
+    leave.set()
+
+    assert closed_first
+    assert not report.complete
+    until(lambda: sum(account(subscription)) == 3002)  # what the loop had in its hands, too
+
+
+ON_AND_ON = """
+import threading, time
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter
+
+bus = Bus(drain_timeout=0.5)
+emitted = threading.Event()
+for number in range(3):
+    bus.subscribe(lambda event: None, "after_train_iter", offload="thread", name=f"subscriber {number}")
+
+def emit():
+    while True:
+        for _ in range(1000):
+            bus.emit(AfterTrainIter())
+        emitted.set()
+
+threading.Thread(target=emit, daemon=True).start()
+emitted.wait(50)
+"""
+
+
+@pytest.mark.parametrize("end", ["bus.close(0.1)\nprint('closed', flush=True)\nimport os\nos._exit(0)", ""])
+def test_who_emits_on_and_on_keeps_no_close_from_its_end(python: Run, end: str) -> None:
+    """What is emitted while it ends is dropped and counted; neither a close nor an exit waits for the last of it."""
+    ran = python(ON_AND_ON + end)
+
+    assert ran.returncode == 0
+    assert ran.stdout == ("closed\n" if end else "")
