@@ -106,6 +106,7 @@ class Background(Draining):
         """End a lane whose subscription was cancelled."""
         lane.give_up("cancelled")
         lane.release()
+        self.health.tell_drops([lane])  # nobody looks at it any more
         with suppress(ValueError):  # closed, it has let go of its lanes
             self.lanes.remove(lane)
 

@@ -49,7 +49,7 @@ class Draining(ABC):
         self._looked_at = 0.0  # when the loop last did, by `monotonic`
         self._emission: object = object()  # another one with all that is emitted here, as far as that is seen
         self._tidings: deque[tuple[Event, Lane | None]] = deque()  # health events, and whom they are not for
-        self._turns: deque[Callable[[], None]] = deque()  # calls in the inbox, of routes that may have filters
+        self._turns: deque[Callable[[], None]] = deque()  # calls in the inbox: routes, which may have filters
         self._awaited: set[Latch] = set()  # set once what was emitted before is routed
         self._closer = threading.RLock()  # of the thread that is closing; released by nobody else
         self._close: Ending | None = None  # what that has got to

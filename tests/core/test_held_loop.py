@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, BeforeRun
+from eventloop.events import AfterTrainIter, BeforeRun, EventsDropped
 from eventloop.spill import Segment
 from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE
@@ -109,6 +109,31 @@ def test_who_comes_is_not_given_what_came_before(held: HeldBus) -> None:
 
     assert account(late) == (COUNT, 0, 0)
     assert account(held.subscription) == (2 * COUNT, 0, 0)
+
+
+def test_what_a_cancel_drops_is_told() -> None:
+    """All of it, also what was dropped within a second after the last time that was told."""
+    bus, told = Bus(), list[EventsDropped]()
+    bus.subscribe(told.append, "events_dropped")
+    entered, leave = threading.Event(), threading.Event()
+
+    def waits(event: AfterTrainIter) -> None:
+        entered.set()
+        assert leave.wait(DEADLINE)
+
+    subscription = bus.subscribe(
+        waits, "after_train_iter", offload="thread", queue=10, overflow="drop_newest"
+    )
+    for number in range(COUNT):
+        bus.emit(AfterTrainIter(iter=number))
+    bus.flush(0.0)
+    assert entered.wait(DEADLINE)
+    subscription.cancel()
+    leave.set()
+    bus.close(DEADLINE)
+    bus.poll()
+
+    assert sum(event.count for event in told) == subscription.stats.dropped >= COUNT - 1
 
 
 def test_a_disk_that_hangs_holds_no_close(monkeypatch: pytest.MonkeyPatch) -> None:
