@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -63,6 +64,7 @@ class Background(Draining):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._wake: anyio.Event | None = None
+        self._routings = self._routed = 0  # tables there were, and which of them is in use
         self._hurried = False  # woken by `relieve` since it last looked
         self._rung = False  # asked for a look by a subscriber's thread since
         self._ending = False
@@ -114,12 +116,14 @@ class Background(Draining):
         """Publish the whole routing table at once, so that the loop never sees half of it.
 
         Args:
-            in_turn: behind what is on its way, which a loop that is held has not routed.
+            in_turn: behind what is on its way, which a loop that is held has not routed. Not on the background's own
+                threads: what is subscribed in a filter is for the event that is being asked about, and all after it.
         """
-        if in_turn or self._turns:
-            self.in_turn(lambda: self._set_routes(routes))
+        self._routings += 1
+        if (in_turn or self._turns) and not self.on_background_thread():
+            self.in_turn(partial(self._set_routes, routes, self._routings))
         else:
-            self._router.routes = routes
+            self._set_routes(routes, self._routings)
 
     def in_turn(self, call: Callable[[], None]) -> None:
         """Make a call when everything that was emitted before is routed."""
@@ -129,9 +133,9 @@ class Background(Draining):
     def _take_turn(self) -> None:
         self._turns.popleft()()
 
-    def _set_routes(self, routes: dict[type[Event], tuple[Route, ...]]) -> None:
-        if not self.finished:
-            self._router.routes = routes
+    def _set_routes(self, routes: dict[type[Event], tuple[Route, ...]], number: int) -> None:
+        if number > self._routed and not self.finished:
+            self._router.routes, self._routed = routes, number
 
     def on_the_way(self) -> Counter[Lane]:
         """See `Router.on_the_way`."""

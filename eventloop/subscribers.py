@@ -131,7 +131,7 @@ class Subscribers:
     def _pause(self, lane: Lane, paused: bool) -> None:
         """What was emitted before is treated as it was then."""
         gated = lane.options.overflow == "block"  # fed at the emit
-        if self._background.route_now(_ROUTE_SECONDS) or gated:
+        if self._background.route_now(_ROUTE_SECONDS) or gated or self._background.on_background_thread():
             lane.paused = paused
         else:
             self._background.in_turn(lambda: setattr(lane, "paused", paused))
