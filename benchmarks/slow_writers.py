@@ -58,8 +58,8 @@ BURN_EVERY = 40
 """Steps from one write that burns to the next."""
 AFTER = 20
 """Steps after a medium whose time is charged to it."""
-APART = 3 * AFTER
-"""Steps from one medium to the next; in the middle of them, so many steps without one are the comparison."""
+APART = 10 * AFTER
+"""Steps from one medium to the next; the last of them are the comparison, when a bare thread is done with it, too."""
 
 
 class SlowWriter(Writer):
