@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import torch
 
+import eventloop
 from eventloop.bus import Bus
 from eventloop.launch import Home
 from tests.conftest import DEADLINE
@@ -23,7 +24,7 @@ from tests.core.process_support import Lines, Start, emit
 
 pytest_plugins = ("tests.core.process_fixtures",)
 
-PACKAGE = Path(__file__).parents[2] / "eventloop"
+PACKAGE = Path(eventloop.__file__).parent
 LIBRARIES = sorted({str(Path(str(m.__file__)).parents[1]) for m in (anyio, blinker, msgspec, torch)})
 STDLIB = os.__file__.removesuffix("os.py")
 
