@@ -9,7 +9,7 @@ the same run:
 - a writer that sleeps 50 ms over each write, one write every 10 steps (a slow disk, a remote file system);
 - a writer that burns 20 ms of Python over each write, one write every 40 steps (an image, a checksum, a slow client);
 - an image of 512x512 or a histogram of 100,000 values: what it adds to the call and the 20 steps after it;
-- JSON lines, TensorBoard, the event log and a console, 10 scalars in every step (by hand: without the log).
+- JSON lines, TensorBoard, the event log (not by hand) and a console, 10 scalars in every step.
 
 A turn is so many steps of one training, which goes on where it ended. Cases take turns in interleaved rounds; what a
 turn left to the background is finished untimed before the next one begins. A case is compared with the same loop
@@ -240,11 +240,8 @@ def burning(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], d
         "by hand, burning on a bare thread": partial(by_hand, every=BURN_EVERY, burns=work, thread=True),
     }
     taken = measure(cases, options.steps, options.rounds, options.warm_up)
-    bare, hand_bare, process, *_ = cases
-    found = {
-        name: ratios(taken[name], taken[bare if name.startswith("eventloop") else hand_bare])
-        for name in [*cases][2:]
-    }
+    bare, hand_bare, process, *_ = names = [*cases]
+    found = {n: ratios(taken[n], taken[bare if n.startswith("eventloop") else hand_bare]) for n in names[2:]}
     return (
         ratio_rows(found),
         [goal("burning writer in a process: mean", 1.05, found[process][2])],

@@ -14,7 +14,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -64,7 +63,6 @@ class Background(Draining):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._wake: anyio.Event | None = None
-        self._routings = self._routed = 0  # tables there were, and which of them is in use
         self._hurried = False  # woken by `relieve` since it last looked
         self._rung = False  # asked for a look by a subscriber's thread since
         self._ending = False
@@ -119,23 +117,15 @@ class Background(Draining):
             in_turn: behind what is on its way, which a loop that is held has not routed. Not on the background's own
                 threads: what is subscribed in a filter is for the event that is being asked about, and all after it.
         """
-        self._routings += 1
-        if (in_turn or self._turns) and not self.on_background_thread():
-            self.in_turn(partial(self._set_routes, routes, self._routings))
+        publish = self._router.publish(routes)
+        if (in_turn or self._router.coming) and not self.on_background_thread():
+            self.in_turn(publish)
         else:
-            self._set_routes(routes, self._routings)
+            publish()
 
     def in_turn(self, call: Callable[[], None]) -> None:
         """Make a call when everything that was emitted before is routed."""
-        self._turns.append(call)
-        self.inbox.append(self._take_turn)
-
-    def _take_turn(self) -> None:
-        self._turns.popleft()()
-
-    def _set_routes(self, routes: dict[type[Event], tuple[Route, ...]], number: int) -> None:
-        if number > self._routed and not self.finished:
-            self._router.routes, self._routed = routes, number
+        self.inbox.append(call)
 
     def on_the_way(self) -> Counter[Lane]:
         """See `Router.on_the_way`."""

@@ -294,12 +294,16 @@ class Bus:
         Raises:
             Exception: the error of a subscriber with `on_error="raise"`.
         """
-        health = self.health
-        while health.mail:
-            event = health.mail.popleft()
+        self.deliver_mail(trainer)
+        if self.health.errors:
+            raise self.health.errors.popleft()
+
+    def deliver_mail(self, trainer: Any = None) -> None:
+        """The health events of `poll`, and no errors: what a run's end does, whose close raises these itself."""
+        mail = self.health.mail
+        while mail:
+            event = mail.popleft()
             self.signal(type(event)).run_sync(event, trainer)
-        if health.errors:
-            raise health.errors.popleft()
 
     # --- looking -------------------------------------------------------------------------------------------
 

@@ -26,9 +26,10 @@ POLL_SECONDS = 0.2
 """How often the loop looks at its inbox, where nobody asks it to; and who waits for it at what it cannot do itself."""
 HELD_SECONDS = 3 * POLL_SECONDS
 """A loop that has not looked for so long may be held, by a coroutine that does not come back."""
-REST_AT_LEAST_SECONDS = 0.1
 REST_SECONDS = 1.0
 """How long a close waits, at most, for filters to be asked about what it routes itself."""
+REST_AT_LEAST_SECONDS = 0.1
+"""What they get where its time is over."""
 
 
 class Draining(ABC):
@@ -49,7 +50,6 @@ class Draining(ABC):
         self._looked_at = 0.0  # when the loop last did, by `monotonic`
         self._emission: object = object()  # another one with all that is emitted here, as far as that is seen
         self._tidings: deque[tuple[Event, Lane | None]] = deque()  # health events, and whom they are not for
-        self._turns: deque[Callable[[], None]] = deque()  # calls in the inbox: routes, which may have filters
         self._awaited: set[Latch] = set()  # set once what was emitted before is routed
         self._closer = threading.RLock()  # of the thread that is closing; released by nobody else
         self._close: Ending | None = None  # what that has got to
@@ -235,7 +235,7 @@ class Draining(ABC):
     def _route_rest(self, route: Callable[[deque[Item]], None], deadline: float) -> None:
         """A filter is foreign code, and who closes has a deadline: where it does not return, nobody's is asked."""
         router = self._router
-        if router.asks and (router.filters or self._turns) and router.left(self.inbox):
+        if router.asks and (router.filters or router.coming) and router.left(self.inbox):
             router.asks = self._ask_about_rest(route, deadline)
         self._route_tidings()
         route(self.inbox)
@@ -280,7 +280,7 @@ class Draining(ABC):
             lane.check(now)
 
     def _let_go(self) -> None:
-        self._router.routes = {}
+        self._router.close()
         self.lanes, self._close = [], None  # a subscriber may well hold the bus, which this outlives
 
 
@@ -288,8 +288,9 @@ def _tell_end(ending: Ending, seconds: float) -> None:
     left = [lane for lane in ending.lanes if lane.queued]
     if ending.cut_short and not left:
         logger.warning(
-            "closed after %g s, while subscribers went on emitting: the rest of that was dropped", seconds
-        )
+            "closed after %g s; what had not reached its subscribers by then was dropped: they, or others, went on "
+            "emitting, or something held the loop", seconds,
+        )  # fmt: skip
         return
     names = ", ".join(
         f"{lane.name} ({lane.queued})" + (f", {lane.stuck}" if lane.stuck else "") for lane in left

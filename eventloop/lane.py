@@ -1,7 +1,6 @@
-"""One background subscriber: its bounded queue, what happens when that is full, and its account.
+"""One background subscriber: its bounded queue, what happens when that is full, and how it ends.
 
-For every lane, at any moment, `accepted == delivered + failed + dropped + queued`; `queued` includes the
-delivery under way, and what has spilled to a file.
+Of its account `queued` includes the delivery under way, and what has spilled to a file.
 """
 
 from __future__ import annotations
@@ -12,14 +11,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from eventloop.asking import HANGS_SECONDS, Asking, is_signal
 from eventloop.doorbell import Doorbell
-from eventloop.events import Event, EventsDropped
+from eventloop.events import Event
 from eventloop.filters import Passes
 from eventloop.flushes import Flushes, InVain
 from eventloop.handler import RunsOn
+from eventloop.lane_account import LaneAccount
 from eventloop.lane_options import LaneOptions
 from eventloop.meter import DELIVERY_PERIOD, WARM_UP
 from eventloop.spans import SpanRecorder
@@ -38,30 +38,15 @@ STUCK_SECONDS = 1.0
 Delivery = Event | list[Event]
 
 
-class Account(NamedTuple):
-    """What became of a lane's events at one moment; see the module for what adds up."""
-
-    calls: int
-    seconds: float
-    delivered: int
-    dropped: int
-    failed: int
-    queued: int
-    peak: int
-    spilled: int
-
-
-class Lane(ABC):
+class Lane(LaneAccount, ABC):
     """The queue and the account; `TaskLane` and `ThreadLane` say what takes events out of it."""
 
     runs_on: ClassVar[RunsOn]
 
     def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
-        self.name = name
+        super().__init__(name)
         self.options = options
         self.buffer: deque[Event] = deque()
-        self.accepted = self.delivered = self.failed = self.dropped = self.calls = self.peak = 0
-        self.seconds = 0.0
         self.busy = Timing()  # of sampled deliveries; the longest is that of all
         self.waits = Waits()  # of sampled events, from their emit to the begin of their delivery
         self.budget: Budget | None = None
@@ -79,46 +64,22 @@ class Lane(ABC):
         self._calling = ""  # the callback under way, unless it was told that it stalled
         self._item: Delivery | None = None  # what is being delivered
         self._in_flight = 0  # how many of its events are not accounted for
-        self._turned_away = 0  # dropped, or failed in the filter, although older events stay in the queue
         self._closing = False  # somebody waits for its end
         self._no_more = False  # nothing comes any more: with an empty queue it ends
         self._flushes = Flushes()
         self._in_vain = InVain()
         self._asking = Asking()
         self._mute = False  # its filter hung: it is asked no more
-        self._account = threading.Lock()
         self._spill = Spill(name, self._capacity, self._account)  # stays empty with another policy
         self._spills = options.overflow == "spill"
         self._feeding = threading.Lock()
         self._room = Bell()
         self._named: set[tuple[str, str]] = set()  # kinds of events that cannot be encoded, which the log has
-        self._losses_told = 0, 0  # dropped and failed
-        self._drops_told = 0
-        self._drops_told_at = float("-inf")
 
     @property
-    def queued(self) -> int:
-        """Accepted and not yet accounted for."""
-        return self.accepted - self.delivered - self.failed - self.dropped
-
-    @property
-    def routed(self) -> int:
-        """How many have come that are not turned away before older ones."""
-        return self.accepted - self._turned_away
-
-    @property
-    def handled(self) -> int:
-        """How many of those are accounted for."""
-        return self.delivered + self.failed + self.dropped - self._turned_away
-
-    @property
-    def account(self) -> Account:
-        """The account of this moment."""
-        with self._account:
-            return Account(
-                self.calls, self.seconds, self.delivered, self.dropped, self.failed, self.queued, self.peak,
-                self._spill.total,
-            )  # fmt: skip
+    def spilled(self) -> int:
+        """How many were more than the queue could take, and waited encoded."""
+        return self._spill.total
 
     @property
     def done(self) -> bool:
@@ -134,14 +95,6 @@ class Lane(ABC):
     def ended(self) -> bool:
         """True when nobody waits for it any more."""
         return self.ended_by == "stalled" or self.closed.is_set()
-
-    def new_losses(self) -> str:
-        """What was dropped or has failed, in words, where that is more than when this was last asked; else ""."""
-        now = self.account
-        lost, told = (now.dropped, now.failed), self._losses_told
-        self._losses_told = lost
-        came = now.delivered + now.dropped + now.failed + now.queued
-        return "" if lost == told else f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {came:,}"
 
     # --- the router's side ---------------------------------------------------------------------------------
 
@@ -183,7 +136,7 @@ class Lane(ABC):
             self.accepted += 1
             full = self._full()
             if self.done or (full and not (frame or self._make_room())):
-                self._turn_away(event)
+                self._turn_away(type(event), 1)
                 return
             if full and frame:
                 self._spill.add(frame, event)
@@ -198,25 +151,8 @@ class Lane(ABC):
         """Charge the lane with an event that was dropped before it reached the queue; False where it did not want it."""
         if event is not None and not self._asked(event, passes):
             return False
-        with self._account:
-            self.accepted += 1
-            self._turn_away(event)
+        self.lose_many(type(event), 1)
         return True
-
-    def lose_many(self, event_type: type[Event], count: int) -> None:
-        """The same with so many events of a type, all of which it wanted."""
-        with self._account:
-            self.accepted += count
-            self.dropped += count
-            self._turned_away += count
-            if event_type is EventsDropped:
-                self._drops_told += count
-
-    def _turn_away(self, event: Event | None) -> None:
-        self.dropped += 1
-        self._turned_away += 1
-        if type(event) is EventsDropped:  # told, it would be dropped here again, and that told, for ever
-            self._drops_told += 1
 
     @property
     def being_fed(self) -> bool:
@@ -256,13 +192,6 @@ class Lane(ABC):
     def _filter_failed(self, error: BaseException, event: Event) -> None:
         self._charge_failure()
         self._failure(error, event, 0.0)
-
-    def _charge_failure(self) -> None:
-        """Of an event that did not come as far as the queue; a flush that waits for older ones goes on waiting."""
-        with self._account:
-            self.accepted += 1
-            self.failed += 1
-            self._turned_away += 1
 
     def _full(self) -> bool:
         return len(self.buffer) >= self._capacity or self._spill.count > 0
@@ -350,16 +279,6 @@ class Lane(ABC):
     def wait_closed(self, timeout: float) -> bool:
         """Wait until the queue is empty and `on_close` has run; a stalled lane is not waited for."""
         return self.ended or self.closed.wait(timeout)
-
-    def new_drops(self, now: float, every: float) -> int:
-        """How many events were dropped since this last said so, at most once in `every` seconds."""
-        with self._account:
-            count = self.dropped - self._drops_told
-            if not count or now - self._drops_told_at < every:
-                return 0
-            self._drops_told += count
-            self._drops_told_at = now
-            return count
 
     def abandon(self) -> None:
         """Stop at the deadline of a close: what is queued stays in the account as left."""
@@ -524,12 +443,6 @@ class Lane(ABC):
         self.busy.add(seconds, weight)
         if self.budget is not None:
             self.budget.look(seconds, self.busy)
-
-    def _charge(self, error: BaseException, count: int) -> None:
-        """Enter a delivery of so many events that failed; of one with events that cannot be encoded these alone have."""
-        failed = len(bad_events(error, count)) or count
-        self.failed += failed
-        self.delivered += count - failed
 
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
         self.last_error = f"{type(error).__name__}: {error}"

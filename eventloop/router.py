@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import TypeVar
@@ -47,10 +49,30 @@ class Router:
         """Who is still to be asked about the event under way, with its `emitted`."""
         self.waiting: deque[Item] = deque()
         """Events whose values are still on their way, and all that came after them."""
+        self._published = self._in_use = 0  # routing tables, by number
         self.asks = True
         """False at the end of a close: filters are asked no more, and all who have one are charged instead."""
         self._latest = latest
         self._read = 0  # deferreds whose events were made
+
+    def publish(self, routes: dict[type[Event], tuple[Route, ...]]) -> Callable[[], None]:
+        """What puts this table to use, when it is called: at once, or in its turn behind events that were emitted before.
+        One that was overtaken by a newer does nothing, as none does after `close`."""
+        self._published += 1
+        return partial(self._use, routes, self._published)
+
+    def _use(self, routes: dict[type[Event], tuple[Route, ...]], number: int) -> None:
+        if number > self._in_use:
+            self.routes, self._in_use = routes, number
+
+    @property
+    def coming(self) -> bool:
+        """True while a table waits for its turn, which may have filters that this one has not."""
+        return self._in_use < self._published
+
+    def close(self) -> None:
+        """Let go of everybody."""
+        self._use({}, sys.maxsize)
 
     def lanes_of(self, types: Iterable[type[Event]]) -> Iterator[Lane]:
         """The lanes of those who subscribed to any of the events; any thread."""

@@ -179,6 +179,8 @@ def _drain(trainer: Trainer, *, closes: bool, at_once: bool) -> None:
             _tell_shortfalls(bus.close(AT_ONCE_SECONDS), at_once=True)
             raise
         _tell_shortfalls(report, at_once=at_once)
+    if not at_once:
+        bus.deliver_mail(trainer)  # of what failed, or was dropped, only now
 
 
 def _tell_shortfalls(report: DrainReport, *, at_once: bool) -> None:

@@ -17,7 +17,7 @@ from eventloop.hooks import CheckpointHook
 from eventloop.hooks.bn_statistics import update_bn_stats
 from eventloop.hooks.precise_bn import PreciseBN
 from eventloop.trainer import Trainer
-from tests.trainer.test_resume_samplers import Counted, Placed, Saving
+from tests.trainer.test_resume_samplers import Counted, Passes, Placed, Saving
 
 Make = Callable[..., Trainer]
 
@@ -100,24 +100,11 @@ class SavesItself(PlaceInPass, DataLoader[Any]):  # type: ignore[misc]
         PlaceInPass.__init__(self)
 
 
-class NoSampler:
+class NoSampler(Passes):
     """Decides the order, and is a Sampler by its methods alone."""
-
-    def __init__(self) -> None:
-        self._passes = 0
 
     def __len__(self) -> int:
         return COUNT
-
-    def __iter__(self) -> Iterator[int]:
-        self._passes += 1
-        return iter(random.Random(self._passes).sample(range(COUNT), COUNT))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"passes": self._passes}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._passes = state["passes"]
 
 
 class Stream(IterableDataset[Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop import Bus, Trainer
 from eventloop.events import Event
 from eventloop.saver import Saver
+from eventloop.writers.writer import Writer
 from tests.trainer import saving
 from tests.trainer.reading import Reads, watch_reads
 from tests.trainer.saving import Gate, Late, write
@@ -186,3 +188,23 @@ def default_handlers() -> Iterator[None]:
     assert {number: signal.getsignal(number) for number in numbers} == numbers
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+class Stuck(Writer):
+    """Does not return from its first event before it is let go."""
+
+    events = ("*",)
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def write(self, event: Event) -> None:
+        self.gate.wait(DEADLINE)
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    """A writer that hangs, let go at the end of the test."""
+    writer = Stuck()
+    yield writer
+    writer.gate.set()

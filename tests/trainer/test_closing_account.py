@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-
 import pytest
 
 from eventloop.events import Event, StopRequested
 from eventloop.replay import replay
 from eventloop.writers import EventLogWriter
 from eventloop.writers.writer import Writer
-from tests.trainer.conftest import DEADLINE, MakeTrainer
+from tests.trainer.conftest import MakeTrainer, Stuck
 
 
 class Kept(Writer):
@@ -33,26 +30,6 @@ class Fails(Writer):
 
     def write(self, event: Event) -> None:
         raise OSError("disk full")
-
-
-class Stuck(Writer):
-    """Does not return from its first event before it is let go."""
-
-    events = ("*",)
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-
-    def write(self, event: Event) -> None:
-        self.gate.wait(DEADLINE)
-
-
-@pytest.fixture
-def stuck() -> Iterator[Stuck]:
-    """A writer that hangs, let go at the end of the test."""
-    writer = Stuck()
-    yield writer
-    writer.gate.set()
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -141,3 +118,23 @@ def test_who_waits_beside_one_that_hangs_ends_well(
     seen = Kept()
     replay(trainer.work_dir, seen)
     assert len(seen.seen) == log.delivered
+
+
+class FailsAtItsEnd(Kept):
+    """Its last rows never reach the disk."""
+
+    def close(self) -> None:
+        raise OSError("disk full")
+
+
+def test_a_handler_hears_of_what_fails_at_the_very_end(make_trainer: MakeTrainer) -> None:
+    """A synchronous one too: no iteration follows in which it could."""
+    trainer = make_trainer(writers=[FailsAtItsEnd()], default_hooks={"checkpoint": None})
+    told: list[str] = []
+    trainer.bus.subscribe(lambda event: told.append(event.error), "handler_failed")
+    trainer.bus.subscribe(lambda event: 1 / 0, "after_train_iter", name="ends the run")
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert told == ["OSError: disk full"]

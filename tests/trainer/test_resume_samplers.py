@@ -68,11 +68,10 @@ class OwnGenerator(Ordered):
         return iter(indices)
 
 
-class Saving(Ordered):
-    """Keeps what it draws from where nobody finds it, and has a state."""
+class Passes:
+    """Each pass has an order of its own, and how many there were is the state."""
 
     def __init__(self) -> None:
-        self._hidden = [random.Random(0)]
         self._passes = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -84,6 +83,14 @@ class Saving(Ordered):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._passes = state["passes"]
+
+
+class Saving(Passes, Ordered):
+    """Keeps what it draws from where nobody finds it, and has a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hidden = [random.Random(0)]
 
 
 class Placed(Ordered):

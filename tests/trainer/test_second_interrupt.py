@@ -28,7 +28,7 @@ from eventloop.saver_client import Job, SaverProcess
 from eventloop.verify import verify_checkpoint
 from eventloop.writers.writer import Writer
 from tests.forked import ROOT, Forked
-from tests.trainer.conftest import DEADLINE, MakeTrainer, collect
+from tests.trainer.conftest import DEADLINE, MakeTrainer, Stuck, collect
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
 
@@ -50,26 +50,6 @@ class Kept(Writer):
 
     def close(self) -> None:
         self.closed = True
-
-
-class Stuck(Writer):
-    """Does not return from its first event before it is let go."""
-
-    events = ("*",)
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-
-    def write(self, event: Event) -> None:
-        self.gate.wait(DEADLINE)
-
-
-@pytest.fixture
-def stuck() -> Iterator[Stuck]:
-    """A writer that hangs, let go at the end of the test."""
-    writer = Stuck()
-    yield writer
-    writer.gate.set()
 
 
 class Hold:
