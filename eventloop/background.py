@@ -117,8 +117,9 @@ class Background(Draining):
             in_turn: behind what is on its way, which a loop that is held has not routed. Not on the background's own
                 threads: what is subscribed in a filter is for the event that is being asked about, and all after it.
         """
+        in_turn = in_turn or self._router.coming  # behind a table that waits, its successor does too
         publish = self._router.publish(routes)
-        if (in_turn or self._router.coming) and not self.on_background_thread():
+        if in_turn and not self.on_background_thread():
             self.in_turn(publish)
         else:
             publish()
