@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from tests.cli.reported_runs import (
     TRAINED,
@@ -23,27 +22,10 @@ from tests.cli.reported_runs import (
     write_lines,
 )
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ARGUMENTS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+pytest_plugins = ["tests.cli.browsers"]
+
 DEADLINE = 60.0
 """Seconds; no test waits as long while all is well."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """The machine's own; playwright's cannot be downloaded everywhere."""
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip(
-            "NO BROWSER: the pages of `eventloop report --html` were not opened; apt-get install chromium"
-        )
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 VALIDATE = """() => [...document.querySelectorAll('.chart')]
