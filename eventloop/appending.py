@@ -40,10 +40,18 @@ def open_appending(path: Path, is_torn: Callable[[bytes], bool]) -> FileIO:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write all of `data`: one system call, more only where the first one fell short."""
+    """Write all of `data`: one system call, more only where the first one fell short.
+
+    Raises:
+        OSError: it cannot be written, as to a disk that is full; it names the file.
+    """
     left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError as error:
+        error.filename = os.fspath(file.name)  # Python says it only of a file that cannot be opened
+        raise
 
 
 @contextmanager

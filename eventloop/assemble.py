@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,9 @@ import torch
 import torch.distributed as dist
 
 from eventloop.catalogue import suggest
+from eventloop.handler import handler_name
 from eventloop.optimizers import check_optimizer
+from eventloop.options import check_path
 from eventloop.position import length_of
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.run import Run
@@ -76,6 +79,30 @@ def check_trainer(
             )
 
 
+def check_signatures(**steps: object) -> None:
+    """Refuse steps that cannot be called with `(trainer, batch)`, by the names of the arguments.
+
+    Raises:
+        TypeError: one is no function, or takes something else.
+    """
+    for name, step in steps.items():
+        if step is None:
+            continue
+        if not callable(step):
+            raise TypeError(f"{name} must be a function (trainer, batch), got {step!r}")
+        try:
+            signature = inspect.signature(step)
+        except ValueError:  # some builtins have none
+            continue
+        try:
+            signature.bind(None, None)
+        except TypeError as error:
+            raise TypeError(
+                f"{name} is called with (trainer, batch), and {handler_name(step)}{signature} takes something else: "
+                f"{error}"
+            ) from error
+
+
 def check_step(trainer: Trainer) -> None:
     """Refuse to train where nothing would be trained.
 
@@ -100,8 +127,11 @@ def make_work_dir(work_dir: str | Path | None, made: list[Path] | None = None) -
         made: takes every directory that had to be made, outermost first.
 
     Raises:
+        TypeError: it is no path.
         OSError: it cannot be created, or not written.
     """
+    if work_dir is not None:
+        check_path("work_dir", work_dir)
     path = Path("runs") if work_dir is None else Path(work_dir)
     try:
         missing = [p.absolute() for p in (path, *path.parents) if not p.exists()][::-1]

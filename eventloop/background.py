@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -44,8 +44,9 @@ HURRY = 8 * CHUNK
 """Events from which on the loop takes no breath: it does not keep up."""
 STRIDE = 8
 """Events that the loop takes out of its inbox between two looks at the time."""
-INBOX_LIMIT = 65_536
-"""Events the inbox holds while the loop cannot run. What comes beyond is dropped, and counted."""
+INBOX_LIMIT = 1_048_576
+"""Events the inbox holds, some 100 MB, while the loop cannot run, or lags behind a thread that does nothing but emit.
+What comes beyond is dropped, and counted."""
 DROP_REPORT_SECONDS = 1.0
 
 
@@ -67,6 +68,7 @@ class Background(Draining):
         self._rung = False  # asked for a look by a subscriber's thread since
         self._ending = False
         self._started = Latch()
+        self._refusal: BaseException | None = None  # why it could not be started
         self._stirred = Latch()  # ends a breath
 
     # --- subscribing (any thread) --------------------------------------------------------------------------
@@ -80,9 +82,19 @@ class Background(Draining):
             TypeError: offload="process", and no process could import the subscriber.
             RuntimeError: the background side is closed, or no thread can be started, as at the exit of Python 3.12.
         """
+        closed = RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
         if self.closed:
-            raise RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
+            raise closed
         self.start()
+        lane = self._begin_lane(name, fn, options, offload)
+        if self.closed:  # another thread has just done so, perhaps without this lane
+            self.remove_lane(lane)
+            raise closed
+        return lane
+
+    def _begin_lane(
+        self, name: str, fn: Callable[..., Any], options: LaneOptions, offload: Offload | None
+    ) -> Lane:
         if offload is not None:
             own_thread = (
                 ProcessLane(name, fn, options, self.health.report)
@@ -114,12 +126,13 @@ class Background(Draining):
         """Publish the whole routing table at once, so that the loop never sees half of it.
 
         Args:
-            in_turn: behind what is on its way, which a loop that is held has not routed. Not on the background's own
-                threads: what is subscribed in a filter is for the event that is being asked about, and all after it.
+            in_turn: behind what is on its way, which a loop that is held has not routed, or a subscriber cannot wait
+                for. Not in a filter: what is subscribed there is for the event that is being asked about, and all after
+                it.
         """
         in_turn = in_turn or self._router.coming  # behind a table that waits, its successor does too
         publish = self._router.publish(routes)
-        if in_turn and not self.on_background_thread():
+        if in_turn and not self._router.asks_here:
             self.in_turn(publish)
         else:
             publish()
@@ -127,6 +140,11 @@ class Background(Draining):
     def in_turn(self, call: Callable[[], None]) -> None:
         """Make a call when everything that was emitted before is routed."""
         self.inbox.append(call)
+
+    @property
+    def asks_here(self) -> bool:
+        """See `Router.asks_here`."""
+        return self._router.asks_here
 
     def on_the_way(self) -> Counter[Lane]:
         """See `Router.on_the_way`."""
@@ -226,17 +244,39 @@ class Background(Draining):
     # --- the loop's thread ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the loop's thread, unless it runs."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=anyio.run, args=(self._main,), name="eventloop background", daemon=True
-            )
-            try:
-                self._thread.start()
-            except RuntimeError:
-                self._thread = None  # so that a close has nothing to wait for
+        """Start the loop's thread, unless it runs, or the bus is closed, and wait until it can be called; any thread.
+
+        Raises:
+            RuntimeError: no thread, or no loop, can be started.
+        """
+        if self._loop is not None:
+            return
+        with self._starting:
+            if self._thread is None and not self.finished:
+                thread = threading.Thread(target=self._run, name="eventloop background", daemon=True)
+                thread.start()
+                self._thread = thread
+            begun, started = self._thread, self._started
+        if begun is not None:
+            started.wait()
+            if self._loop is None:
+                self._could_not_start(begun)
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._main)
+        except BaseException as error:
+            if self._loop is not None:
                 raise
-            self._started.wait()
+            self._refusal = error  # there are no more descriptors, say
+        finally:
+            self._started.set()  # somebody waits
+
+    def _could_not_start(self, thread: threading.Thread) -> NoReturn:
+        with self._starting:
+            if self._thread is thread:  # another one may be, later
+                self._thread, self._started = None, Latch()
+        raise RuntimeError(f"the background loop could not be started: {self._refusal!r}") from self._refusal
 
     def _call_soon(self, fn: Callable[[], object]) -> None:
         loop = self._loop

@@ -142,8 +142,10 @@ class Bus:
             queue, overflow: how many events may wait for a background subscriber, and what happens beyond: "spill"
                 (they wait in a temporary file of at most 1 GiB), "drop_oldest", "drop_newest", "latest" (keep one),
                 "block" (the emitting thread waits). Before the queues is an inbox that the emitting thread appends to and
-                never waits for: who emits 65,536 events between two looks of the background, as a loop that does
-                nothing else, or while a coroutine blocks it, loses the oldest, which are counted as dropped.
+                never waits for. It is emptied five times a second, so a queue is given what was emitted in 0.2 s at once:
+                with less room than that it drops or spills, however fast the subscriber. The inbox has room for 1,048,576
+                events: a loop that does nothing but emit more than the background routes meanwhile, or goes on while a
+                coroutine blocks it, loses the oldest, which are counted as dropped.
             on_error: what the error of a background subscriber does: "disable" it, "log" and go on, or "raise"
                 on the training thread at the next iteration boundary.
             stall_timeout: seconds one delivery, `on_flush`, `on_close` or the `when` of one in the background may last
@@ -230,7 +232,8 @@ class Bus:
     # --- emitting ------------------------------------------------------------------------------------------
 
     def emit(self, event: Event, trainer: Any = None) -> None:
-        """Run the event's sync handlers in order, and hand it to its background subscribers.
+        """Run the event's sync handlers in order, on this thread, which may be a background subscriber's, and hand it to
+        its background subscribers. In a forked process, as a loader's worker is, nobody hears it.
 
         Raises:
             TypeError: `event` is no event.

@@ -244,12 +244,16 @@ def load_newest(
 
 
 def load_best(
-    directory: str | Path | Sequence[str | Path], metric: str | None = None, needed: Collection[str] = ()
+    directory: str | Path | Sequence[str | Path],
+    metric: str | None = None,
+    needed: Collection[str] = (),
+    prefer: Sequence[str] = (),
 ) -> tuple[Path, dict[str, Any]]:
     """The best checkpoint that is whole, as `load_newest`.
 
     Args:
-        metric: of several that were watched; by default the first one of the newest best checkpoint.
+        metric: of several that were watched; by default the first of `prefer` that was, else the first one of the
+            newest best checkpoint.
 
     Raises:
         FileNotFoundError: there is none that was saved as the best of that metric.
@@ -258,7 +262,7 @@ def load_best(
     found = scan(*places)
     known = found.watched()
     if metric is None and known:
-        metric = known[0]
+        metric = next((each for each in prefer if each in known), known[0])
     if metric not in known:
         what = f"of {metric!r}{suggest(metric, known)}" if metric and known else "at all"
         raise FileNotFoundError(

@@ -46,6 +46,7 @@ class Draining(ABC):
         self._router = Router(self.health.latest)
         self._doorbell = Doorbell(self.inbox, self._ring)
         self._thread: threading.Thread | None = None  # the loop's
+        self._starting = threading.RLock()  # held by who starts it, or finds that it never was
         self._coroutines: set[TaskLane] = set()  # coroutine subscribers' lanes that have not ended
         self._looked_at = 0.0  # when the loop last did, by `monotonic`
         self._emission: object = object()  # another one with all that is emitted here, as far as that is seen
@@ -74,9 +75,10 @@ class Draining(ABC):
         return current is self._thread or current.name.startswith("eventloop ")
 
     def route_now(self, timeout: float) -> bool:
-        """Wait until everything handed over so far has reached the lanes' queues."""
+        """Wait until everything handed over so far has reached the lanes' queues; False where it has not, as on a thread
+        of the background, which does not wait."""
         if self._thread is None or self._stopping or self.on_background_thread():
-            return not self.inbox
+            return not self._router.left(self.inbox)
         reached = Latch()
         self.inbox.append(reached.set)
         self._awaited.add(reached)
@@ -93,21 +95,31 @@ class Draining(ABC):
         flushed: dict[Lane, int] = {}  # and how much they had been given by then
         before = self._emission, self._doorbell.noticed
         complete = self._flush_lanes(flushed, deadline, timeout)
-        if complete and before != (self._emission, self._doorbell.noticed):
+        seen = before != (self._emission, self._doorbell.noticed)
+        if complete and (seen or self._fed_since(flushed, deadline)):
             with noting:
                 # once more, but not for ever: two whose `on_flush` fails would hear of each other
                 if self._quieten(deadline, timeout) and self._flush_lanes(flushed, deadline, timeout):
                     self._quieten(deadline, timeout)
         return complete
 
+    @property
+    def _may_be_held(self) -> bool:
+        """True where a coroutine was given up that may hold the loop, for which nobody waits."""
+        return any(lane.ended_by == "stalled" for lane in self._coroutines.copy())
+
+    def _fed_since(self, flushed: dict[Lane, int], deadline: float) -> bool:
+        """True where lanes were given something since they were `flushed`: what the loop has taken during a delivery
+        nobody noticed. The others may emit too, of whom a flush need not know."""
+        routed = not self._may_be_held and self.route_now(deadline - monotonic())
+        return routed and any(not lane.done and lane.routed != flushed.get(lane, 0) for lane in self.lanes)
+
     def _quieten(self, deadline: float, timeout: float) -> bool:
-        """Wait until nothing more is emitted here; False when that took too long, or a coroutine that was given up may
-        hold the loop, for which nobody waits."""
+        """Wait until nothing more is emitted here; False when that took too long, or the loop may be held."""
         emission = None
         while emission is not self._emission:
             emission = self._emission
-            lost = any(lane.ended_by == "stalled" for lane in self._coroutines.copy())
-            if lost or not self._flush_lanes(None, deadline, timeout):
+            if self._may_be_held or not self._flush_lanes(None, deadline, timeout):
                 return False
         return True
 
@@ -150,9 +162,10 @@ class Draining(ABC):
 
     def _drain(self, deadline: float, timeout: float) -> None:
         """A signal may end this anywhere: what it has done does no harm a second time."""
-        if self._thread is None:
-            self.finished = True
-            return
+        with self._starting:
+            if self._thread is None:
+                self.finished = True
+                return
         ending = self._close
         if ending is None or not self._stopping:
             self._complete = False  # until it is known
@@ -163,7 +176,7 @@ class Draining(ABC):
             self._stopping = True
         self.wake()
         self._thread.join(max(0.1, min(deadline, ending.held_until) - monotonic()))
-        self._route_rest(self._router.lose_rest, deadline)  # what was emitted meanwhile is dropped
+        self._route_rest(self._lose_rest, deadline)  # what was emitted meanwhile is dropped
         if not self._complete:
             took = monotonic() - (deadline - timeout)
             _tell_end(ending, timeout if took >= timeout else round(took, 1))
@@ -198,6 +211,7 @@ class Draining(ABC):
         """As `_wait`, of a lane that is told by the loop when it may end, or here where the loop is held."""
         while True:
             if held and monotonic() < ending.deadline and not any(each.being_fed for each in ending.lanes):
+                self._route_tidings()
                 self._route_rest(partial(self._router.route_rest, until=ending.deadline), ending.deadline)
                 self._wake_lanes()
             while ending.look(certain=held):
@@ -237,10 +251,16 @@ class Draining(ABC):
         router = self._router
         if router.asks and (router.filters or router.coming) and router.left(self.inbox):
             router.asks = self._ask_about_rest(route, deadline)
-        self._route_tidings()
         route(self.inbox)
         for lane in self.lanes:
             lane.end_asking()
+
+    def _lose_rest(self, inbox: deque[Item]) -> None:
+        """All are charged, and nobody is given anything: a lane may be held by its disk."""
+        while self._tidings:
+            with suppress(IndexError):
+                self._router.lose(*self._tidings.popleft())
+        self._router.lose_rest(inbox)
 
     def _ask_about_rest(self, route: Callable[[deque[Item]], None], deadline: float) -> bool:
         thread = threading.Thread(target=route, args=(self.inbox,), name="eventloop rest", daemon=True)

@@ -190,8 +190,15 @@ def _convention(fn: Callable[..., object], *, background: bool) -> Takes:
     return takes
 
 
-_ELSEWHERE = frozenset({"batch_idx", "data_batch", "outputs", "metrics"})
-"""Second parameters of MMEngine's hooks: given the event, such a handler would go on with the wrong thing."""
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("batch_idx", "data_batch", "outputs", "metrics"),
+        "batch_idx and metrics are the event's, batch and outputs the trainer's",
+    ),
+    "checkpoint": "the checkpoint is trainer.checkpoint",
+}
+"""Second parameters of MMEngine's hooks, and where that is found here: given the event, such a handler would go on with
+the wrong thing."""
 
 
 def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
@@ -202,13 +209,12 @@ def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if unfilled:
         raise TypeError(f"{_expected(fn, signature)}, but nobody would pass {', '.join(unfilled)}")
-    if len(required) > 2 or not (positional or variadic):
+    if not (positional or variadic):
+        raise TypeError(f"{_expected(fn, signature)}: the trainer is an argument, no attribute of a hook")
+    if len(positional) > 1 and (where := _ELSEWHERE.get(positional[1].name)):
+        raise TypeError(f"{_expected(fn, signature)}: it is MMEngine's; here {where}")
+    if len(required) > 2:
         raise TypeError(_expected(fn, signature))
-    if len(positional) > 1 and positional[1].name in _ELSEWHERE:
-        raise TypeError(
-            f"{_expected(fn, signature)}: it is MMEngine's; here batch_idx and metrics are the event's, batch and "
-            "outputs the trainer's"
-        )
     if len(required) == 2 or (variadic and not positional):
         if required and required[0] == "event":
             raise TypeError(f"{_expected(fn, signature)}: the trainer comes first")

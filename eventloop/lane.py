@@ -104,20 +104,19 @@ class Lane(LaneAccount, ABC):
         if self._asked(event, passes):
             self._accept(event, emitted)
 
-    def put_many(self, events: list[Event]) -> None:
-        """Accept events that no filter is asked about, in their order: as `put` does, with one look at the account where
-        there is room for all of them."""
+    def put_many(self, events: list[Event]) -> bool:
+        """Accept events that no filter is asked about, in their order, with one look at the account; False where there is
+        no room for all of them, and each has to be `put`, which may wait for a disk."""
         if self.paused:
-            return
+            return True
         with self._feeding, self._account:  # see `_accept`
             waiting = len(self.buffer) + len(events)
             if waiting <= self._capacity and not self._spill.count and not self.done:
                 self.accepted += len(events)
                 self.buffer.extend(events)
                 self.peak = max(self.peak, waiting)
-                return
-        for event in events:
-            self._accept(event)
+                return True
+        return False
 
     def _accept(self, event: Event, emitted: float = 0.0) -> None:
         if not self._spills:
@@ -473,7 +472,8 @@ class Lane(LaneAccount, ABC):
 
     def _flush_if_due(self) -> None:
         if self._flushes:
-            number, calls = self._flushes.take(self.handled)
+            with self._account:  # what is turned away is entered in two steps
+                number, calls = self._flushes.take(self.handled)
             if number:
                 self._flush(number, calls=calls)
 

@@ -78,9 +78,10 @@ def _events(laps: int) -> int:
 
 
 def _early_laps(lap: int) -> Iterator[bool]:
-    """The laps from one on, those of the last stage left out."""
-    stages = (
+    """The laps from one on, those of the last stage left out. All of it is C: a generator that two emitting threads draw
+    from at once is an error."""
+    stages = [
         repeat(_LAPS[period], max(0, LAPS * (i + 1) - max(lap, LAPS * i)))
         for i, period in enumerate(PERIODS[:-1])
-    )
+    ]
     return chain.from_iterable(chain.from_iterable(stages))

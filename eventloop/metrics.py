@@ -416,8 +416,11 @@ class EventStorage:
             del self._media[:half]
 
     def _begin(self, key: str | tuple[str, ...], smooth: bool, values: Sequence[Scalar]) -> Shape:
-        """Names are put together for the first time: the values, if there are any to look at, must be numbers."""
-        names = (key,) if isinstance(key, str) else key
+        """Names are put together for the first time: they must be texts, and the values, if there are any to look at,
+        numbers."""
+        names = key if isinstance(key, tuple) else (key,)
+        if wrong := [name for name in names if not isinstance(name, str)]:
+            raise TypeError(f"the name of a scalar must be a text, got {wrong[0]!r}")
         if values:
             refuse_unreadable(names, values)
         for name in names:

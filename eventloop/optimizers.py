@@ -40,6 +40,11 @@ def check_optimizer(optimizer: object) -> None:
         if optimizer is not None and not _is_optimizer(optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
         return
+    if isinstance(kind := optimizer.get("type"), str | type):
+        kind = kind if isinstance(kind, str) else kind.__name__
+        raise TypeError(
+            f"optimizer is a config, and must be an object: write torch.optim.{kind}(model.parameters(), ...)"
+        )
     if not optimizer:
         raise ValueError("optimizer is an empty mapping: pass one optimizer, a dict(name=optimizer), or None")
     for name, each in optimizer.items():

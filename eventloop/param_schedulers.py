@@ -200,6 +200,6 @@ def _find(kind: Any) -> type:
     if found is None and kind in torch_lr.__all__:
         found = getattr(torch_lr, kind)
     if found is None:
-        known = [*SCHEDULERS.names(), *torch_lr.__all__]
+        known = [*dict.fromkeys([*SCHEDULERS.names(), *torch_lr.__all__])]
         raise ValueError(f"unknown scheduler {kind!r}{suggest(str(kind), known)}")
     return found

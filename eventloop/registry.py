@@ -19,6 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, overload
 
 from eventloop.catalogue import near, suggest
+from eventloop.peer_names import CLASSES
 from eventloop.subscription import check_budget
 
 C = TypeVar("C", bound=type)
@@ -142,6 +143,8 @@ def find_class(name: str, among: Registry | None = None) -> type:
     """
     found = HOOKS.find(name) or WRITERS.find(name)
     if found is None:
+        if name in CLASSES:
+            raise ValueError(f"unknown type {name!r}: what it does elsewhere is here {CLASSES[name]}")
         both = HOOKS.names() + WRITERS.names()
         hint = near(name, both) or suggest(name, both if among is None else among.names())
         raise ValueError(f"unknown type {name!r}{hint}; @register makes your own known")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +53,15 @@ class TrainerState:
         self.went_back_to: Path | None = None
         """The checkpoint that was resumed from by name, or as the best, until somebody has noted that."""
         self._directories: list[Path] = []
+        self._watched: list[str] = []
 
-    def saves_in(self, directory: Path) -> None:
-        """A hook saves checkpoints there. All such directories are looked into; the first one is `checkpoint_dir`."""
+    def saves_in(self, directory: Path, watched: Sequence[str] = ()) -> None:
+        """A hook saves checkpoints there, and the best of the metrics it has `watched`. All such directories are looked
+        into; the first one is `checkpoint_dir`."""
         if not self._directories:
             self._trainer.checkpoint_dir = directory
         self._directories.append(directory)
+        self._watched += watched
 
     @property
     def directories(self) -> list[Path]:
@@ -188,7 +191,7 @@ class TrainerState:
         if str(path) == "auto":
             return load_newest(self.directories, NEEDED)
         if str(path) == "best":
-            return load_best(self.directories, needed=NEEDED)
+            return load_best(self.directories, needed=NEEDED, prefer=self._watched)
         place = self._place(path)
         return place, load_checkpoint(place)
 
@@ -270,7 +273,10 @@ class TrainerState:
         meta, trainer = checkpoint["meta"], self._trainer
         saved, own = meta["param_schedulers"], [type(scheduler).__name__ for scheduler in trainer.schedulers]
         if saved != own:
-            raise CheckpointError(f"{path} has the state of the schedulers {saved}, the trainer has {own}")
+            raise CheckpointError(
+                f"{path} has the state of the schedulers {saved}, the trainer has {own}: give it the same, in their order, "
+                "or load_checkpoint(path), which takes the weights alone"
+            )
         check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
 
     def _restore_counters(self, meta: Mapping[str, Any], part: Part) -> None:

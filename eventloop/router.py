@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import inf
+from threading import get_ident
 from time import monotonic
 from typing import TypeVar
 
@@ -46,9 +47,11 @@ class Router:
         self.run: deque[Event] = deque()
         """Events that are about to be routed."""
         self.asking: deque[tuple[Event, Route, float]] = deque()
-        """Who is still to be asked about the event under way, with its `emitted`."""
+        """Who is still to be asked about the event under way, or given one that may have to wait for a disk, with its
+        `emitted`."""
         self.waiting: deque[Item] = deque()
         """Events whose values are still on their way, and all that came after them."""
+        self._asker = 0  # the thread that is in a filter
         self._published = self._in_use = 0  # routing tables, by number
         self.asks = True
         """False at the end of a close: filters are asked no more, and all who have one are charged instead."""
@@ -135,22 +138,25 @@ class Router:
                 else:
                     events.append(event)
             if self.asking:
-                _hand_over(pending)
-                self._ask()
-        _hand_over(pending)
+                self._hand_over(pending)
+        self._hand_over(pending)
+
+    def _hand_over(self, pending: dict[Lane, list[Event]]) -> None:
+        for lane, events in pending.items():
+            if not lane.put_many(events):
+                route = Route(lane, None)
+                self.asking.extendleft((event, route, 0.0) for event in reversed(events))
+        pending.clear()
+        self._ask()
 
     def route(self, event: Event, but: Lane | None = None, emitted: float = 0.0) -> None:
         """Put an event into the queue of everyone who subscribed to it; `emitted` is when that was, for one whose wait
         is to be measured."""
         if event.background_born:
             self._latest[type(event)] = event
-        for route in self.routes.get(type(event), ()):
-            if route.lane is but:
-                continue
-            if route.passes is None:
-                route.lane.put(event, None, emitted)
-            else:
-                self.asking.append((event, route, emitted))
+        routes = [route for route in self.routes.get(type(event), ()) if route.lane is not but]
+        self.asking.extend((event, route, emitted) for route in routes if route.passes is None)
+        self.asking.extend((event, route, emitted) for route in routes if route.passes is not None)
         self._ask()
 
     def _ask(self) -> None:
@@ -161,15 +167,26 @@ class Router:
                 event, route, emitted = asking.popleft()
             except IndexError:
                 return
-            if self.asks:
-                route.lane.put(event, route.passes, emitted)
+            if route.passes is None:
+                route.lane.put(event, None, emitted)
+            elif self.asks:
+                former, self._asker = self._asker, get_ident()
+                try:
+                    route.lane.put(event, route.passes, emitted)
+                finally:
+                    self._asker = former
             else:
                 charge(event, route, ask=False)
 
     @property
+    def asks_here(self) -> bool:
+        """True in a filter that is asked about an event on its way."""
+        return self._asker == get_ident()
+
+    @property
     def filters(self) -> bool:
         """True when anybody has one."""
-        return any(route.passes is not None for routes in self.routes.values() for route in routes)
+        return bool(self._filtered())
 
     @property
     def stuck(self) -> bool:
@@ -193,38 +210,66 @@ class Router:
 
     def on_the_way(self, inbox: deque[Item]) -> Counter[Lane]:
         """How many events each lane will be given that has no filter to ask; of a loop that is held, from any thread."""
-        counts: Counter[Lane] = Counter()
+        counts = Counter(
+            route.lane
+            for _, route, _ in _copy_of(self.asking)
+            if route.passes is None and not route.lane.paused
+        )
+        routes, used = self.routes, self._in_use
         for item in [*_copy_of(self.run), *_copy_of(self.waiting), *_copy_of(inbox)]:
             event = item.event if isinstance(item, Stamped) else item
             if isinstance(event, Event):
                 counts.update(
-                    route.lane for route in self.routes.get(type(event), ()) if route.passes is None and not route.lane.paused
+                    route.lane for route in routes.get(type(event), ()) if route.passes is None and not route.lane.paused
                 )  # fmt: skip
+            elif isinstance(event, partial) and event.func == self._use and event.args[1] > used:
+                routes, used = event.args  # from there on
         return counts
 
     def lose_rest(self, inbox: deque[Item]) -> None:
         """Charge everybody with what is left once nobody takes anything any more; any thread. Where there is no filter
         to ask events are counted together: there may be as many as the inbox holds, and who closes has a deadline."""
-        self._ask()
+        while (entry := _next(self.asking)) is not None:
+            charge(entry[0], entry[1], ask=self.asks)
         counts: Counter[type[Event]] = Counter()
+        filtered = self._filtered()
         for item in self._rest(inbox):
-            if not isinstance(item, Event) or any(r.passes for r in self.routes.get(type(item), ())):
-                self.drop(item)
-            else:
+            if isinstance(item, Event) and type(item) not in filtered:
                 counts[type(item)] += 1
+            elif isinstance(item, Event | Posted):
+                self.drop(item)
+            else:  # a table, perhaps: what came before is not for those that it brings
+                self._lose_counted(counts)
+                self.drop(item)
+                filtered = self._filtered()
+        self._lose_counted(counts)
+
+    def _filtered(self) -> set[type[Event]]:
+        return {kind for kind, routes in self.routes.items() if any(r.passes is not None for r in routes)}
+
+    def _lose_counted(self, counts: Counter[type[Event]]) -> None:
         for event_type, count in counts.items():
             for route in self.routes.get(event_type, ()):
                 if not route.lane.paused:
                     route.lane.lose_many(event_type, count)
+        counts.clear()
 
     def _rest(self, inbox: deque[Item]) -> Iterator[Item]:
         """What there is now; not what is emitted meanwhile, which may never end."""
         left = len(self.run) + len(self.waiting) + len(inbox)
         while left > 0 and (queue := self.run or self.waiting or inbox):
             left -= 1
-            with suppress(IndexError):  # another thread may take them too
+            try:
                 item: Item = queue.popleft()
-                yield item.event if isinstance(item, Stamped) else item
+            except IndexError:  # another thread may take them too
+                continue
+            yield item.event if isinstance(item, Stamped) else item
+
+    def lose(self, event: Event, but: Lane | None = None) -> None:
+        """Charge everyone who would have been given an event; any thread."""
+        for route in self.routes.get(type(event), ()):
+            if route.lane is not but:
+                charge(event, route, ask=self.asks)
 
     def drop(self, item: Item, *, ask: bool = True) -> None:
         """Charge those who would have been given it, or make the call; any thread. Without `ask` all who have a filter
@@ -276,9 +321,3 @@ def _next(items: deque[T]) -> T | None:
         return items.popleft()
     except IndexError:
         return None
-
-
-def _hand_over(pending: dict[Lane, list[Event]]) -> None:
-    for lane, events in pending.items():
-        lane.put_many(events)
-    pending.clear()

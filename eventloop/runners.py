@@ -52,8 +52,12 @@ class TaskLane(Lane):
         self._task = _current_task()
         while not self.ended_by:
             self._ready = anyio.Event()
+            held = perf_counter()
             while (item := self._take()) is not None:
                 await self._deliver(item)
+                if perf_counter() - held > HOLD_SECONDS:  # perhaps of a coroutine that awaits nothing
+                    await asyncio.sleep(0)
+                    held = perf_counter()
             self._flush_if_due()
             if self.ended_by or (self._no_more and not self.buffer):
                 break

@@ -131,7 +131,7 @@ class Subscribers:
     def _pause(self, lane: Lane, paused: bool) -> None:
         """What was emitted before is treated as it was then."""
         gated = lane.options.overflow == "block"  # fed at the emit
-        if self._background.route_now(_ROUTE_SECONDS) or gated or self._background.on_background_thread():
+        if self._background.route_now(_ROUTE_SECONDS) or gated or self._background.asks_here:
             lane.paused = paused
         else:
             self._background.in_turn(lambda: setattr(lane, "paused", paused))
@@ -261,20 +261,34 @@ class Subscribers:
                 self._tell_late(event_type, [lane.name for lane in lanes])
 
     def sweep(self) -> None:
-        """Count what was emitted just when the background had ended."""
+        """Count what was emitted just when the background had ended, for those who are fed from the inbox; together where
+        there is no filter to ask, as it may be all that the inbox holds."""
         inbox = self._background.inbox
-        while self._background.finished and inbox:
-            with suppress(IndexError):  # another thread may do the same
+        if not (self._background.finished and inbox):
+            return
+        routes = RouteTable(self._subscriptions, self._types_of).by_type()
+        filtered = {kind for kind, concerned in routes.items() if any(route.passes for route in concerned)}
+        counts: Counter[type[Event]] = Counter()
+        with suppress(IndexError):  # another thread may do the same
+            while inbox:
                 item = inbox.popleft()
                 event = item.event if isinstance(item, Stamped) else item
-                if isinstance(event, Event):
-                    self.signal(type(event)).hand_over(event)
-                elif isinstance(event, Posted):
+                if isinstance(event, Posted):
                     self.refuse(event.types)
-                else:
+                elif not isinstance(event, Event):
                     event()
+                elif type(event) in filtered:
+                    self._refuse(routes[type(event)], event)
+                else:
+                    counts[type(event)] += 1
+        for event_type, count in counts.items():
+            lanes = [route.lane for route in routes.get(event_type, ()) if not route.lane.paused]
+            for lane in lanes:
+                lane.lose_many(event_type, count)
+            if lanes:
+                self._tell_late(event_type, [lane.name for lane in lanes])
 
-    def _refuse(self, routes: list[Route], event: Event) -> None:
+    def _refuse(self, routes: Iterable[Route], event: Event) -> None:
         """Stands where an event is handed over while the bus is open."""
         ask = not any(route.lane.hangs_in_filter for route in routes)
         if names := [route.lane.name for route in routes if charge(event, route, ask=ask)]:

@@ -8,10 +8,13 @@ from eventloop.costs import PHASES, RunCosts
 from eventloop.meter import WARM_UP
 from eventloop.render import table
 from eventloop.subscription import SubscriptionStats
+from eventloop.units import on_a_line
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
+ERROR_WIDTH = 60
+"""Of an error so much stands in a table; the line for its subscriber has all of it."""
 NAMES = 10
 """Of the metrics with values that could not be read, so many are named."""
 
@@ -36,7 +39,7 @@ def delivery_table(stats: list[SubscriptionStats]) -> str:
             s.runs_on,
             *(f"{n:,}" for n in (s.delivered, s.dropped, s.failed, s.queued)),
             f"{s.seconds:.2f}",
-            s.error,
+            on_a_line(s.error, ERROR_WIDTH),
         ]
         for s in stats
         if s.runs_on != "sync"

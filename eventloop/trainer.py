@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from eventloop.arguments import knowing_others
 from eventloop.assemble import (
     attach_all,
     check_default_hooks,
     check_lists,
+    check_signatures,
     check_step,
     check_trainer,
     facts_of,
@@ -70,7 +72,8 @@ class Trainer:
         evaluator: a metric `(preds, target) -> number`, a torchmetrics metric, or several (list or mapping).
         train_loader, val_loader, test_loader: iterables of batches.
         schedulers: PyTorch's learning rate schedulers, stepped by the param_scheduler hook.
-        max_epochs, max_iters: exactly one; it is the unit of everything that counts the run.
+        max_epochs, max_iters: exactly one; it is the unit of everything that counts the run. A trainer that only
+            tests is given one too, `max_epochs=1`.
         val_interval, val_begin, dynamic_intervals: when to validate, in that unit, as in MMEngine; by default
             every epoch, or every 1000 iterations.
         hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class takes
@@ -95,6 +98,7 @@ class Trainer:
     # What every iteration looks at, side by side: after a step of torch nothing of it is in a cache any more, and a
     # dictionary of 45 attributes is spread over dozens of lines.
 
+    @knowing_others
     def __init__(
         self,
         model: torch.nn.Module,
@@ -124,6 +128,7 @@ class Trainer:
         loaders = (train_loader, val_loader, test_loader)
         check_lists(hooks=hooks, custom_hooks=custom_hooks, writers=writers)
         check_default_hooks(default_hooks)
+        check_signatures(train_step=train_step, val_step=val_step)
         check_trainer(model, optimizer, loss_fn, train_step, max_epochs, max_iters, *loaders)
         interval = val_interval if val_interval is not None else 1 if max_epochs is not None else 1000
         schedule = ValSchedule(interval, val_begin, dynamic_intervals)
@@ -293,10 +298,10 @@ class Trainer:
         trainer.resume("auto", changed="apply")  # with the learning rate that was edited meanwhile
 
         Args:
-            path: "auto" for the newest whole checkpoint of the run, "best" for its best one, or a path; a name alone,
-                as "iter_50", is also looked for among the run's. Those are in the directories of all checkpoint hooks.
-                A training that begins after another than "auto" leaves what is newer behind, durably: from then on
-                "auto" stays on its line.
+            path: "auto" for the newest whole checkpoint of the run, "best" for its best one (of several metrics by the
+                first of `save_best`), or a path; a name alone, as "iter_50", is also looked for among the run's.
+                Those are in the directories of all checkpoint hooks. A training that begins after another than "auto"
+                leaves what is newer behind, durably: from then on "auto" stays on its line.
             changed: what to do where the trainer was built with other settings than the checkpoint's run:
                 hyper-parameters of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch
                 size, lengths of loader and data set, number of processes, autocast. "refuse" lists them. "keep" goes
@@ -397,9 +402,10 @@ class Trainer:
         self.position.evaluated = 0
 
     def completed_epoch(self) -> None:
-        """One more epoch is done."""
+        """One more epoch is done. A run of iterations ends within a pass, where a longer one goes on."""
         self.epoch = self.metrics.epoch = self.epoch + 1
-        self.batch_idx = self.position.evaluated = 0
+        if self.by_epoch or not self.position.at_end:
+            self.batch_idx = self.position.evaluated = 0
 
     def close(self) -> None:
         """Drain and close the bus; also done at interpreter exit."""

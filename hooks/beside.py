@@ -34,11 +34,25 @@ def refuse_twin(own: Beside, hooks: Sequence[Beside]) -> None:
         ValueError: see the message.
     """
     for hook in hooks:
-        if hook is not own and hook.directory == own.directory and hook.naming == own.naming:
+        if hook is not own and hook.directory == own.directory and _alike(hook.naming, own.naming):
             raise ValueError(
                 f"two CheckpointHooks write the same names in {own.directory}, and would remove each other's: "
                 "give one of them another filename_tmpl or out_dir"
             )
+
+
+def _alike(naming: tuple[str | None, bool | None], other: tuple[str | None, bool | None]) -> bool:
+    """A template has the numbers of either unit; without one the unit is in the name."""
+    return naming[0] == other[0] and (naming[0] is not None or naming[1] == other[1])
+
+
+def has_more(hooks: Sequence[Beside], own: Beside, path: Path, iteration: int) -> bool:
+    """Whether another has saved `path` at this iteration, and what can be resumed from, where what `own` would put in its
+    place cannot: a run that stops within an epoch is `iter_{n}` to those that count epochs too."""
+    saved = [hook.saves.newest for hook in hooks if hook is not own and hook.can_be_resumed]
+    return not own.can_be_resumed and any(
+        newest is not None and (newest.path, newest.iter) == (path, iteration) for newest in saved
+    )
 
 
 def sequences(hooks: Sequence[Beside]) -> list[int]:

@@ -14,7 +14,7 @@ Rule = Literal["greater", "less"]
 
 _LESS = {"loss", "error", "err", "mae", "mse", "rmse", "perplexity", "ppl", "wer", "cer", "fid", "nll"}
 _GREATER = {
-    "acc", "accuracy", "top", "top1", "top5", "ar", "auc", "auroc", "precision", "recall", "f1", "map", "mdice",
+    "acc", "accuracy", "top", "top1", "top5", "ap", "ar", "auc", "auroc", "precision", "recall", "f1", "map", "mdice",
     "dice", "miou", "iou", "macc", "aacc", "psnr", "ssim", "bleu", "rouge", "kappa",
 }  # fmt: skip
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")

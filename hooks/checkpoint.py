@@ -18,7 +18,7 @@ from eventloop.events import (
     BeforeRun,
     BeforeTrain,
 )
-from eventloop.hooks.beside import note_where_to_resume, refuse_twin, sequences, where_to_resume
+from eventloop.hooks.beside import has_more, note_where_to_resume, refuse_twin, sequences, where_to_resume
 from eventloop.hooks.best import Best, BestMetrics, Rule, file_part
 from eventloop.hooks.checkpoint_options import WhenBusy, check_options, folder_template
 from eventloop.hooks.hook import Hook, on
@@ -64,8 +64,9 @@ class CheckpointHook(Hook):
         max_keep_ckpts: keep the newest so many, -1 all. The best one does not count, nor what a run left behind that
             went back to an earlier one.
         save_best: a metric of the validation, several, or "auto" for its first; the best of each is saved beside
-            the others, whole, so it can be resumed from too. Validations of a training count, those also that a handler
-            or a hand-written loop asks for; `trainer.val()` before or after it saves nothing and removes nothing.
+            the others, whole, so it can be resumed from too; `resume("best")` goes by the first of several. Validations
+            of a training count, those also that a handler or a hand-written loop asks for; `trainer.val()` before or
+            after it saves nothing and removes nothing.
         rule: "greater" or "less", for all of them or one each; by default told from the metric's name.
         greater_keys, less_keys: parts of metrics' names that tell so, before the rules known here.
         published_keys: at the end of the run the last checkpoint and the best ones are written once more with these
@@ -132,6 +133,7 @@ class CheckpointHook(Hook):
         self.can_be_resumed = not self._left_out
         self.bests: dict[str, Best] = {}
         self._training = False
+        self._resumed = False  # from a state of a hook that watched the same several metrics
         self._validated: list[tuple[Mapping[str, float], int]] = []  # of weights that are not to be saved yet
         self._passed_iter = self._passed_epoch = -1  # whose end this hook has seen
         self.labels = Labels()
@@ -159,7 +161,7 @@ class CheckpointHook(Hook):
         work_dir = trainer.work_dir
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
         self.naming = self._template, self._by_epoch
-        trainer.state.saves_in(self.directory)
+        trainer.state.saves_in(self.directory, self._watched.metrics)
         refuse_twin(self, _beside(trainer))
         self._publisher.check(trainer.model)
         if self._watched and trainer.val_loader is None:
@@ -178,11 +180,15 @@ class CheckpointHook(Hook):
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Look at what is there: remove what saves that were killed have left, and note it when the run went back to
         an earlier checkpoint. Say so when this run's files will lie among another's. From here on validations count;
-        those that handlers before this one asked for do too."""
+        those that handlers before this one asked for do too, and the one that a checkpoint was saved after."""
         self._passed_iter = self._passed_epoch = -1
         self._training = True
         if trainer.rank == 0:
             self._look_around(trainer)
+        resumed, self._resumed = self._resumed, False
+        if resumed and (last := self.labels.last) is not None and last[1] == trainer.iter:
+            # of several best ones of one validation a kill, or a resume from the first, may lack some
+            self._validated.insert(0, last)
         self._save_validated(trainer)
 
     def _look_around(self, trainer: Trainer) -> None:
@@ -270,8 +276,9 @@ class CheckpointHook(Hook):
         at_end = self._save_last and event.reason not in (ERROR, LEFT) and trainer.iter > 0
         if at_end and _decided(trainer, trainer.iter != self._kept.saved_at):
             whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
-            number = trainer.epoch if whole_epochs else trainer.iter
-            self._save(trainer, self._name(number, by_epoch=whole_epochs))
+            name = self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
+            if not _decided(trainer, has_more(_beside(trainer), self, self.directory / name, trainer.iter)):
+                self._save(trainer, name)
         self.saves.finish(trainer)
         if event.reason != ERROR and self.saves.newest is not None and self.can_be_resumed:
             trainer.where_to_resume = where_to_resume(_beside(trainer))
@@ -381,8 +388,10 @@ class CheckpointHook(Hook):
         return (self._template or ("epoch_{}" if by_epoch else "iter_{}")).format(number)
 
     def state_dict(self) -> dict[str, Any]:
-        """The files it keeps, the best ones and the last validation."""
+        """The files it keeps, the best ones and the last validation; of several metrics their names."""
+        several = {"watched": list(self._watched.metrics)} if len(self._watched.metrics) > 1 else {}
         return {
+            **several,
             **self.labels.state_dict(),
             "kept": self._kept.names,
             "bests": {metric: list(best) for metric, best in self.bests.items()},
@@ -393,6 +402,7 @@ class CheckpointHook(Hook):
         self._kept.load(state["kept"])
         self.labels.load_state_dict(state)
         bests = {metric: Best(*values) for metric, values in state["bests"].items()}
+        self._resumed = state.get("watched") == self._watched.metrics
         order = self._watched.metrics if self._watched.metrics != ["auto"] else [*bests]
         self.bests = {metric: bests[metric] for metric in order if metric in bests}
 

@@ -128,13 +128,17 @@ class EMAHook(Hook):
 
     @property
     def ema_model(self) -> BaseAveragedModel:
-        """The average; `ema_model.module` is the model with its weights, to be exported or called.
+        """The average; `ema_model.module` is the model with its weights, to be exported or called. Before the first update
+        it has the model's own.
 
         Raises:
             RuntimeError: no training has begun.
         """
         if self._average is None or self._model is None:
             raise RuntimeError("there is no average yet: it is made when training begins")
+        if not self._average.steps:
+            self._average.update_parameters(self._model)
+            self._average.restart()
         self._average.sync_buffers(self._model)
         return self._average
 

@@ -175,6 +175,7 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
             methods for one event.
     """
     names = [event_name(event_type) for event_type in declared_events()]
+    ours = [event_name(event_type) for event_type in declared_events() if _is_ours(event_type)]
     _refuse_mmengines(cls)
     served: dict[str, str] = {}
     for method in _own_methods(cls):
@@ -183,8 +184,10 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
                 served.setdefault(event, method)
             continue
         event = ALIASES.get(method, method)
-        if event not in names:
-            _refuse_near_miss(cls, method, names)
+        # a hook of eventloop knows no events of others, who may use any name
+        known = ours if _is_ours(_author(cls, method)) else names
+        if event not in known:
+            _refuse_near_miss(cls, method, known)
             continue
         other = served.get(event, method)
         if other not in GENERIC and other != method:
@@ -197,6 +200,16 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
         if event in served:
             points.setdefault(served[event], []).append(event)
     return points
+
+
+def _is_ours(cls: type) -> bool:
+    """True for a class of eventloop's, False for one of somebody who uses it."""
+    return cls.__module__.partition(".")[0] == "eventloop"
+
+
+def _author(cls: type[Hook], method: str) -> type:
+    """The class, or the base of it, that has the method's code."""
+    return next(base for base in cls.__mro__ if method in vars(base))
 
 
 def _own_methods(cls: type[Hook]) -> list[str]:
@@ -232,6 +245,5 @@ def _refuse_near_miss(cls: type[Hook], method: str, names: list[str]) -> None:
         )
 
 
-_NO_POINTS = frozenset(
-    name for name in vars(Hook) if name.startswith(("every_", "end_", "is_")) or name in ("attach", "check")
-)
+_NO_POINTS = frozenset(vars(Hook))
+"""What every hook has, `settings` and `state_dict` as well, stands for no event, whatever events are declared."""

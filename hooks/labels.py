@@ -23,6 +23,11 @@ class Labels:
         self._metrics: dict[str, float] = {}
         self._validated_at: int | None = None
 
+    @property
+    def last(self) -> tuple[dict[str, float], int] | None:
+        """The scores of the last validation, and its iteration."""
+        return None if self._validated_at is None else (self._metrics, self._validated_at)
+
     def look_around(self, directory: Path) -> Found:
         """Read what is in the directory, so that what is saved from now on comes after it."""
         found = scan(directory)

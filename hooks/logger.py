@@ -109,8 +109,8 @@ class LoggerHook(Hook):
             refuse_epochs(self._statistics.entries, by_epoch=trainer.by_epoch)
         if sum(isinstance(hook, LoggerHook) for hook in trainer.hooks) > 1:
             raise ValueError(
-                "the trainer has two LoggerHooks, and each would send what the other waits for: keep one, and let a "
-                "writer that wants less choose by `when` or by its own interval"
+                "the trainer has two LoggerHooks (a PeriodicWriter is one), and each would send what the other waits for: "
+                "keep one, and let a writer that wants less choose by `when` or by its own interval"
             )
 
     @on(priority=BEHIND_THE_SIGNALS)

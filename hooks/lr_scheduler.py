@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, BeforeTrain
 from eventloop.hooks.param_scheduler import ParamSchedulerHook
-from eventloop.optimizers import named_values
+from eventloop.optimizers import each_optimizer, named_values
 from eventloop.param_groups import Group
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class LRScheduler(ParamSchedulerHook):
 
     The rate is that of the largest param group, in parameters; where every group has one parameter, of the first
     with the most common initial rate. With several optimizers there is a `lr/<name>` of each. It has no smoothing
-    hint: what is logged is the rate, not a mean.
+    hint: what is logged is the rate, not a mean, and of every iteration, a record each. The default hook puts none; with
+    that the logger logs the rate as often as it logs.
 
     Args:
         optimizer: whose rate is put; by default the trainer's.
@@ -74,6 +75,9 @@ class LRScheduler(ParamSchedulerHook):
         self._shown = [
             (name, representative_group(each.param_groups)) for name, each in named_values("lr", given)
         ]
+
+    def _optimizers(self, trainer: Trainer) -> list[Any]:
+        return [*super()._optimizers(trainer), *each_optimizer(self._optimizer)]
 
     def _put_lr(self, trainer: Trainer, event: AfterTrainIter) -> None:
         for name, group in self._shown:

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from eventloop.catalogue import suggest
 from eventloop.events import (
     COMPLETED,
+    AfterTrain,
     AfterTrainEpoch,
     AfterTrainIter,
     AfterValEpoch,
@@ -19,6 +20,7 @@ from eventloop.events import (
 )
 from eventloop.hooks.hook import Hook
 from eventloop.lean_step import stepper
+from eventloop.optimizers import each_optimizer
 from eventloop.options import check_bools
 from eventloop.param_schedulers import build_schedulers, check_windows
 from eventloop.priority import Priority
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 class ParamSchedulerHook(Hook):
     """Steps PyTorch's own schedulers, and windows of them, of the learning rate or of anything else: after each
-    iteration, after each epoch, or with a validation's metric.
+    iteration, after each epoch, or with the metric of a training's validation.
 
         default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True))
 
@@ -48,8 +50,9 @@ class ParamSchedulerHook(Hook):
         TypeError: `by_epoch` is no bool.
 
     Warns:
-        UserWarning: a window reaches past the run; or a scheduler counted in iterations would be done within a tenth of the run, and fits the
-            number of epochs: it was probably meant by epoch.
+        UserWarning: a window reaches past the run; a scheduler is of an optimizer that is not the trainer's; or one counted
+            in iterations would be done within a tenth of the run, and fits the number of epochs: it was probably meant
+            by epoch.
     """
 
     priority = Priority.LOW
@@ -83,6 +86,7 @@ class ParamSchedulerHook(Hook):
                     f"{name} counts epochs, and a run measured in iterations has none: leave by_epoch out and count "
                     "iterations, or give the Trainer max_epochs"
                 )
+            _warn_of_another_optimizer(scheduler, self._optimizers(trainer))
         check_windows(trainer)
 
     def settings(self) -> dict[str, Any]:
@@ -99,6 +103,10 @@ class ParamSchedulerHook(Hook):
         self._each_iter = [stepper(s) for s in each_iter]
         for scheduler in each_iter:
             _warn_if_meant_by_epoch(scheduler, trainer.max_epochs, trainer.max_iters)
+
+    def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
+        """What is validated from here on steps nothing."""
+        self._plateaus = []
 
     def optimizer_step_skipped(self, trainer: Trainer, event: OptimizerStepSkipped) -> None:
         """Remember that this iteration made no step."""
@@ -135,6 +143,10 @@ class ParamSchedulerHook(Hook):
                 )
             scheduler.step(event.metrics[monitor])
 
+    def _optimizers(self, trainer: Trainer) -> list[Any]:
+        """Those that schedulers are expected to be of."""
+        return list(each_optimizer(trainer.optimizer))
+
     def _counts_epochs(self, scheduler: Any) -> bool:
         """PyTorch's `ReduceLROnPlateau` counts validations, which a run measured in iterations has too."""
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -145,6 +157,19 @@ class ParamSchedulerHook(Hook):
 def _watches(scheduler: Any) -> bool:
     """True for what is stepped with a metric."""
     return isinstance(scheduler, ReduceLROnPlateau | PlateauWindow)
+
+
+def _warn_of_another_optimizer(scheduler: Any, own: list[Any]) -> None:
+    groups = getattr(
+        getattr(scheduler, "optimizer", None), "param_groups", None
+    )  # a wrapped optimizer has those it wraps
+    if own and groups is not None and not any(groups is each.param_groups for each in own):
+        warnings.warn(
+            f"{type(scheduler).__name__} is of another optimizer than the trainer's, whose values it leaves as they are: "
+            "make it with the one that is passed as optimizer=...",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _warn_if_meant_by_epoch(scheduler: Any, max_epochs: int | None, max_iters: int | None) -> None:

@@ -57,7 +57,12 @@ class PeriodicWriter(LoggerHook):
         self._facts: Callable[[], Run] | None = None
 
     def check(self, trainer: Trainer) -> None:
-        """Learn what the writers are told of the run."""
+        """Learn what the writers are told of the run, and refuse a second one.
+
+        Raises:
+            ValueError: as `LoggerHook`.
+        """
+        super().check(trainer)
         self._facts = trainer.facts if trainer.rank == 0 else None
 
     def attach(self, bus: Bus) -> None:

@@ -193,7 +193,8 @@ class TestHook(Hook):
         suffix: str = "",
         log_all: bool = False,
     ) -> None:
-        """Log the line if it is due, on the logger `eventloop`.
+        """Log the line if it is due, as INFO on the logger `eventloop`, which a script shows with
+        `logging.basicConfig(level=logging.INFO)`.
 
         Args:
             cur: how many are done, 1-based; a loop that counts from 0 says `i + 1`.

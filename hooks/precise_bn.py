@@ -33,8 +33,15 @@ class PreciseBN(Hook):
     It runs after the optimizer and the schedulers, and before the checkpoint and the evaluation of the same
     epoch or iteration, so both have the precise statistics. Training itself goes on exactly as without it:
     layers in training mode normalize by their batch. A run that is stopped gets no pass at its end, and a pass
-    that a stop cuts short changes nothing: the run that goes on, or resumes, makes it before anything else. Its time counts as evaluation, in no iteration's. Where the model has
-    no layer to update, a warning is logged once, at the start.
+    that a stop cuts short changes nothing: the run that goes on, or resumes, makes it before anything else. Its time
+    counts as evaluation, in no iteration's. Where the model has no layer to update, a warning is logged once, at the
+    start.
+
+    Beside an `EMAHook` the statistics are those of the model's own weights, and the average is evaluated and saved with
+    them. Its own are made when the training is done, in the average itself:
+
+        average = ema_hook.ema_model.module
+        update_bn_stats(average.train(), loader, None)
 
     Args:
         interval: run every so many epochs or iterations; -1 only at the end of the run.
@@ -102,9 +109,17 @@ class PreciseBN(Hook):
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Make the pass that a stop cut short, before the evaluation that was to follow it."""
-        if self._missed and (self._data_loader is not None or trainer.loader is not None):
-            with _training(unwrap(trainer.model), self._missed):
-                self.update_stats(trainer)
+        if not self._missed:
+            return
+        if self._data_loader is None and trainer.loader is None:
+            logger.warning(
+                "PreciseBN cannot make the pass that a stop cut short: the loader of a hand-written loop is known when its "
+                "first epoch begins, and the evaluation that was due comes before; give PreciseBN a data_loader, or the "
+                "Trainer a train_loader"
+            )
+            return
+        with _training(unwrap(trainer.model), self._missed):
+            self.update_stats(trainer)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
         """Say so once when there is nothing to do: now layers have the modes they are trained in."""

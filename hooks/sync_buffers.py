@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from eventloop.events import AfterTrainEpoch, BeforeTestEpoch, BeforeTrain, BeforeValEpoch
+from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTestEpoch, BeforeTrain, BeforeValEpoch
 from eventloop.hooks.hook import Hook, on
 from eventloop.priority import Priority
-from eventloop.scopes import ERROR, LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,8 +38,9 @@ class SyncBuffersHook(Hook):
         self._synced_at = -1
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Sync, unless an error ended the epoch: the other ranks may not be here."""
-        if event.reason not in (ERROR, LEFT) and trainer.bus.failing is None:
+        """Sync, if the epoch is done: after an error the other ranks may not be here, and an epoch that a stop cut short
+        goes on when the run is resumed, with the buffers each rank has."""
+        if event.reason == COMPLETED and trainer.bus.failing is None:
             self._sync(trainer)
 
     @on(priority=Priority.HIGH)  # before EMAHook puts an average there: what is put back would be as it was

@@ -47,8 +47,8 @@ class ConsoleWriter(Writer):
     This is for people: programs read `JSONLWriter`'s file. When the reader of a pipe leaves, the run goes on.
 
     Args:
-        interval: training lines are at least this many iterations apart; the values in between appear in the
-            next one. The progress bar follows every event, at most ten times a second.
+        interval: training lines are at least this many iterations apart, the first comes at a multiple of it or
+            later; the values in between appear in the next one. The progress bar follows every event, at most ten times a second.
         progress: True for the bar, False for lines, None for the bar where the output is a terminal and rich
             is installed.
         stream: where to write; standard output, as it is when the run begins, by default.
@@ -140,16 +140,20 @@ class ConsoleWriter(Writer):
     def _start_over(self) -> None:
         self._pace = Pace()
         self._scalars: dict[str, float] = {}
-        self._printed: int | None = None  # the step of the last training line
+        self._printed: int | None = None  # the step of the last training line, or what the first counts from
         self._held: ScalarsLogged | None = None  # what is still to be shown
         self._ended = False
 
     def _train(self, event: ScalarsLogged) -> None:
         self._scalars.update(event.scalars)
         self._pace.update(event.scalars.get("time", 0.0))
+        if (
+            self._printed is None
+        ):  # the next multiple of `interval`: what is logged each iteration is no whole line
+            self._printed = (event.step - 1) // self.interval * self.interval
         if self._bar is not None and not self._ended:
             self._bar.show(event, self._scalars, self._pace)
-        elif self._printed is None or event.step - self._printed >= self.interval:
+        elif event.step - self._printed >= self.interval:
             self._print(event)
         else:
             self._held = event

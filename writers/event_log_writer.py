@@ -207,7 +207,8 @@ class _Sync:
     def __init__(self, descriptor: int, interval: float) -> None:
         self._descriptor = descriptor
         self._interval = interval
-        self._timer: threading.Timer | None = None
+        self._timer: threading.Timer | None = None  # that waits
+        self._last: threading.Timer | None = None  # which may be at its sync
         self._synced = -inf  # when it was synced here, for want of a thread
         self._error: OSError | None = None
 
@@ -226,9 +227,9 @@ class _Sync:
 
     def close(self) -> None:
         """Sync for the last time."""
-        if (timer := self._timer) is not None:
+        if (timer := self._last) is not None:
             timer.cancel()
-            timer.join()
+            timer.join()  # an error of the file is told once, perhaps to the timer
         self.now()
 
     def _start_timer(self) -> None:
@@ -237,6 +238,7 @@ class _Sync:
         timer.name = "eventloop fsync"
         try:
             timer.start()
+            self._last = timer
         except RuntimeError:  # at the interpreter's exit Python 3.12 starts none
             self._timer = None
             if (

@@ -111,6 +111,22 @@ def test_what_comes_in_the_moment_of_the_end_is_counted() -> None:
     assert called == [1]
 
 
+def test_what_comes_in_the_moment_of_the_end_is_counted_once() -> None:
+    """A blocking subscriber has had it at the emit, which others find in the inbox."""
+    bus = Bus()
+    gated = bus.subscribe(ignores, "after_train_iter", offload="thread", overflow="block")
+    routed = bus.subscribe(ignores, "after_train_iter", offload="thread")
+    signal = bus.signal("after_train_iter")
+    emit(bus, 1)
+    under_way = signal.dispatch  # of an emit on another thread
+    bus.close(DEADLINE)
+    under_way(AfterTrainIter(iter=1), None)
+
+    for subscription in (gated, routed):
+        stats = subscription.stats
+        assert (stats.delivered, stats.dropped, total(stats)) == (1, 1, 2)
+
+
 class Late:
     """A deferred that nobody will ask."""
 

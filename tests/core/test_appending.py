@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
-from eventloop.appending import cut_torn_line, open_appending
+from eventloop.appending import cut_torn_line, open_appending, write_all
 
 
 @pytest.fixture
@@ -69,3 +70,13 @@ def test_a_file_that_may_only_grow(path: Path, monkeypatch: pytest.MonkeyPatch) 
     open_appending(path, bool).close()
 
     assert path.read_bytes() == b"one\ntw\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_disk_that_is_full_is_told_with_the_file() -> None:
+    """The error of a write says which file it was: a run has several, on several disks."""
+    with (
+        FileIO("/dev/full", "wb") as file,
+        pytest.raises(OSError, match="No space left on device: '/dev/full'"),
+    ):
+        write_all(file, b"a line\n")

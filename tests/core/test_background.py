@@ -362,3 +362,61 @@ def test_subscriber_may_read_the_account(bus: Bus) -> None:
     bus.flush(DEADLINE)
 
     assert queued == [1]
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+@pytest.mark.parametrize("what", ["cancel", "pause"])
+def test_a_subscriber_that_ends_itself_has_had_what_came_before(bus: Bus, kind: str, what: str) -> None:
+    """What was emitted before its handler cancels, or pauses, is in its account, routed or not."""
+    entered, emitted, done = threading.Event(), threading.Event(), threading.Event()
+
+    def ends(event: AfterTrainIter) -> None:
+        if not entered.is_set():
+            entered.set()
+            assert emitted.wait(DEADLINE)
+            getattr(subscription, what)()
+            done.set()
+
+    async def task(event: AfterTrainIter) -> None:
+        ends(event)
+
+    fn, offload = (ends, "thread") if kind == "thread" else (task, None)
+    subscription = bus.subscribe(fn, "after_train_iter", offload=offload)
+    emit(bus, 1)
+    assert entered.wait(DEADLINE)
+    emit(bus, 9, start=1)
+    emitted.set()
+    assert done.wait(DEADLINE)
+    emit(bus, 5, start=10)
+    bus.flush(DEADLINE)
+
+    stats = subscription.stats
+    assert (stats.delivered, stats.dropped) == ((1, 9) if what == "cancel" else (10, 0))
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+def test_who_is_subscribed_by_a_subscriber_does_not_hear_what_came_before(bus: Bus, kind: str) -> None:
+    """Who comes in the middle of a delivery hears what is emitted from then on."""
+    entered, emitted, done = threading.Event(), threading.Event(), threading.Event()
+    late: list[Any] = []
+
+    def subscribes(event: AfterTrainIter) -> None:
+        entered.set()
+        assert emitted.wait(DEADLINE)
+        bus.subscribe(late.append, "after_train_iter", offload="thread", name=f"late {event.iter}")
+        done.set()
+
+    async def task(event: AfterTrainIter) -> None:
+        subscribes(event)
+
+    fn, offload = (subscribes, "thread") if kind == "thread" else (task, None)
+    bus.subscribe(fn, "after_train_iter", offload=offload, when=lambda event: event.iter == 0)
+    emit(bus, 1)
+    assert entered.wait(DEADLINE)
+    emit(bus, 9, start=1)
+    emitted.set()
+    assert done.wait(DEADLINE)
+    emit(bus, 2, start=10)
+    bus.flush(DEADLINE)
+
+    assert iters(late) == [10, 11]

@@ -356,3 +356,27 @@ def test_a_report_that_is_dropped_is_not_reported(bus: Bus) -> None:
 
     assert [(event.handler, event.count) for event in told] == [("fails", 4)]
     assert failed.stats.dropped == 5
+
+
+@fed_both_ways
+def test_flush_delivers_what_a_long_delivery_emits(bus: Bus, overflow: Overflow) -> None:
+    """Also where the loop has taken that long before the delivery is over."""
+    flushed, taken, seen = threading.Event(), threading.Event(), list[Event]()
+
+    def answers(event: Event) -> None:
+        bus.emit(Echo(n=1))
+        assert taken.wait(DEADLINE)
+
+    def takes_its_time(event: Event) -> None:
+        taken.set()
+        if not flushed.wait(0.2):  # unless nobody waits for it
+            seen.append(event)
+
+    bus.subscribe(answers, Hop, offload="thread")
+    bus.subscribe(takes_its_time, Echo, offload="thread", overflow=overflow)
+    bus.emit(Hop(n=1))
+    report = bus.flush(DEADLINE)
+    flushed.set()
+
+    assert seen == [Echo(n=1)]
+    assert [(stats.delivered, stats.queued) for stats in report.stats] == [(1, 0), (1, 0)]

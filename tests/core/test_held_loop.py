@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from time import perf_counter
 
 import pytest
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, BeforeRun, EventsDropped
+from eventloop.pace import HOLD_SECONDS
 from eventloop.spill import Segment
 from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE
@@ -111,6 +113,16 @@ def test_who_comes_is_not_given_what_came_before(held: HeldBus) -> None:
     assert account(held.subscription) == (2 * COUNT, 0, 0)
 
 
+def test_who_comes_meanwhile_is_owed_what_comes_then(held: HeldBus) -> None:
+    """What is on the way to a subscriber that the loop does not know of yet is in its account."""
+    held.emit()
+    late = held.subscribe("late")
+    held.emit(COUNT)
+
+    assert account(late) == (0, 0, COUNT)
+    assert account(held.subscription) == (0, 0, 2 * COUNT)
+
+
 def test_what_a_cancel_drops_is_told() -> None:
     """All of it, also what was dropped within a second after the last time that was told."""
     bus, told = Bus(), list[EventsDropped]()
@@ -174,6 +186,48 @@ def test_a_disk_that_hangs_holds_no_close(monkeypatch: pytest.MonkeyPatch) -> No
     until(lambda: sum(account(subscription)) == 3002)  # what the loop had in its hands, too
 
 
+@pytest.mark.parametrize("before", [0, 200])
+def test_what_a_hanging_disk_holds_up_is_left(monkeypatch: pytest.MonkeyPatch, before: int) -> None:
+    """The loop is held in one subscriber's spill file, with events in hand for all, one by one in the warm-up and later
+    together: each is in every account at once, and in those of the close."""
+    hangs, go = threading.Event(), threading.Event()
+
+    def slow(segment: Segment, data: bytes) -> int:
+        hangs.set()
+        assert go.wait(DEADLINE)
+        return 0
+
+    monkeypatch.setattr(Segment, "append", slow)
+    monkeypatch.setattr("eventloop.spill.CHUNK_BYTES", 100)
+    monkeypatch.setattr("eventloop.subscribers._ROUTE_SECONDS", 0.01)
+    bus, leave = Bus(), threading.Event()
+    for number in range(before):
+        bus.emit(AfterTrainIter(iter=number))
+
+    def waits(event: AfterTrainIter) -> None:
+        assert leave.wait(DEADLINE)
+
+    def fast(event: AfterTrainIter) -> None:
+        pass
+
+    behind = bus.subscribe(waits, "after_train_iter", offload="thread", queue=2)
+    beside = bus.subscribe(fast, "after_train_iter", offload="thread")
+    full = bus.subscribe(
+        waits, "after_train_iter", offload="thread", queue=1, overflow="drop_newest", name="full"
+    )
+    for number in range(1000):
+        bus.emit(AfterTrainIter(iter=number))
+    bus.flush(0.0)
+    assert hangs.wait(DEADLINE)
+    held = [sum(account(subscription)) for subscription in (behind, beside, full)]
+    bus.close(0.1)
+    closed = [sum(account(subscription)) for subscription in (behind, beside, full)]
+    go.set()
+    leave.set()
+
+    assert held == closed == [1000] * 3
+
+
 ON_AND_ON = """
 import threading, time
 from eventloop.bus import Bus
@@ -202,3 +256,27 @@ def test_who_emits_on_and_on_keeps_no_close_from_its_end(python: Run, end: str) 
 
     assert ran.returncode == 0
     assert ran.stdout == ("closed\n" if end else "")
+
+
+def test_a_coroutine_that_awaits_nothing_leaves_others_their_turns() -> None:
+    """Where one computes, delivery after delivery, the others are heard in between, not when its queue is empty."""
+    computed, heard_after = [0], list[int]()
+    with Bus(drain_timeout=DEADLINE) as bus:
+
+        @bus.on("after_train_iter")
+        async def compute(event: AfterTrainIter) -> None:
+            until = perf_counter() + 2 * HOLD_SECONDS
+            while perf_counter() < until:
+                pass
+            computed[0] += 1
+
+        @bus.on("after_train_iter", every=COUNT)
+        async def post(event: AfterTrainIter) -> None:
+            heard_after.append(computed[0])
+
+        for number in range(COUNT):
+            bus.emit(AfterTrainIter(iter=number))
+
+    assert computed == [COUNT]
+    assert len(heard_after) == 1
+    assert heard_after[0] < COUNT / 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from eventloop.bus import Bus
@@ -38,6 +40,20 @@ def test_ticker_counts_its_draws(draws: int, before: int, since: int) -> None:
         ticker.measured += next(ticker.ticks)
 
     assert ticker.settle()[0] == draws
+
+
+def test_a_draw_is_one_step_of_the_interpreter() -> None:
+    """Two threads that emit draw from the same ticker: no line of Python is run, in which they might meet."""
+    calls: list[str] = []
+    ticker = Ticker()
+    sys.setprofile(lambda frame, event, argument: calls.append(event))
+    try:
+        for _ in range(THIRD):
+            next(ticker.ticks)
+    finally:
+        sys.setprofile(None)
+
+    assert "call" not in calls
 
 
 @pytest.mark.parametrize("every", [1, 5, 100, 1000])

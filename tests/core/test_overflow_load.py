@@ -84,6 +84,23 @@ def test_far_more_events_than_fit(overflow: Any) -> None:
     assert grown < 40
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_a_million_events_in_one_go() -> None:
+    """A thread that does nothing but emit leaves the background no time to keep up; nothing is lost, in bounded memory."""
+    count, slow, before = 1_000_000, Slow(), resident_mib()
+    slow.free = True
+    with Bus(drain_timeout=DEADLINE) as bus:
+        subscription = bus.subscribe(slow, "after_train_iter", offload="thread", batch=True)
+        emit(bus, count)
+        grown = resident_mib() - before
+        bus.flush(DEADLINE)
+        stats = subscription.stats
+
+    assert (stats.delivered, stats.dropped, stats.queued) == (count, 0, 0)
+    assert slow.in_order
+    assert grown < 200
+
+
 @pytest.mark.parametrize("kind", ["loop", "thread"])
 @in_every_policy
 def test_account_is_exact_whoever_looks_whenever(kind: str, overflow: Any) -> None:

@@ -34,6 +34,9 @@ def runner_alone(runner: Any) -> None: ...
 def mmengine(runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None: ...
 
 
+def mmengine_saving(runner: Any, checkpoint: dict[str, Any]) -> None: ...
+
+
 def trainer_alone(trainer: Any) -> None:
     pass
 
@@ -92,9 +95,13 @@ def test_misspelled_name_beside_the_wildcard_is_refused(bus: Bus) -> None:
             mmengine,
             "it is MMEngine's; here batch_idx and metrics are the event's, batch and outputs the trainer's",
         ),
+        (mmengine_saving, "it is MMEngine's; here the checkpoint is trainer.checkpoint"),
         (trainer_alone, "a handler with one parameter is given the event"),
         (needs_keyword, "nobody would pass level"),
-        (nothing, r"nothing\(\).* has a wrong signature"),
+        (
+            nothing,
+            r"nothing\(\).* has a wrong signature.*: the trainer is an argument, no attribute of a hook",
+        ),
         (generator, "generator is a generator function: its body would never run"),
         (async_generator, "async_generator is a generator function: its body would never run"),
         (wants_trainer, r"must take \(event\) alone: only a sync handler, on the training thread"),

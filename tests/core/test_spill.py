@@ -71,14 +71,31 @@ def test_queue_that_is_refilled_while_it_is_looked_at_loses_nothing(
         lane._take()
 
     queue.refill = lambda: lane._spill.refill(queue)
-    if together:
-        lane.put_many([AfterTrainIter(iter=4)])
-    else:
-        lane.put(AfterTrainIter(iter=4), None)
+    event = AfterTrainIter(iter=4)
+    if not (together and lane.put_many([event])):
+        lane.put(event, None)
 
     assert lane.account.dropped == 0
     lane.give_up("closed")
     lane.release()
+
+
+def test_a_flush_is_not_taken_for_what_is_just_being_turned_away() -> None:
+    """It looks at the account at one moment: not when a drop is entered, and that it came before older ones is not."""
+    lane = ThreadLane("slow", lambda event: None, LaneOptions(), lambda *args: None, Pace())  # not started
+    lane.put(AfterTrainIter(iter=0), None)
+    number = lane.flush_soon()
+    looks = threading.Thread(target=lane._flush_if_due)
+    with lane._account:
+        lane.accepted += 1
+        lane.dropped += 1
+        looks.start()
+        looks.join(0.05)  # it may have to wait
+        lane._turned_away += 1
+    looks.join()
+
+    assert not lane.wait_flushed(0.0, number)
+    lane.give_up("closed")
 
 
 @in_both_kinds

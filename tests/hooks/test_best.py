@@ -13,7 +13,19 @@ from eventloop.hooks.best import Rule, infer_rule, is_better
     "metric",
     [
         *("acc", "accuracy", "val/acc", "top1", "top_5", "AR@100", "AUC", "precision", "recall", "f1"),
-        *("f1_score", "psnr", "iou", "mIoU", "bbox_mAP", "coco/bbox_mAP_50", "mDice", "test-aAcc", "bleu"),
+        *(
+            "f1_score",
+            "psnr",
+            "iou",
+            "mIoU",
+            "bbox_mAP",
+            "bbox/AP50",
+            "AP",
+            "coco/bbox_mAP_50",
+            "mDice",
+            "test-aAcc",
+            "bleu",
+        ),
     ],
 )
 def test_scores_are_greater(metric: str) -> None:

@@ -209,6 +209,26 @@ def test_a_hook_alone_goes_on_with_the_line(run: Run, tmp_path: Path) -> None:
     assert run(archive).resume("auto") == tmp_path / "run" / "epoch_2"
 
 
+def test_weights_alone_do_not_take_the_place_of_what_can_be_resumed(
+    make_trainer: Make, tmp_path: Path
+) -> None:
+    """A run that is stopped within an epoch is `iter_{n}` to both hooks of a directory: the state stays."""
+
+    def hooks() -> list[CheckpointHook]:
+        return [
+            CheckpointHook(interval=1),
+            CheckpointHook(interval=2, by_epoch=False, max_keep_ckpts=1, save_optimizer=False),
+        ]
+
+    for own in (hooks(), hooks()[::-1]):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        trainer = make_trainer(batches=4, max_epochs=2, hooks=own)
+        trainer.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "after_train_iter", start=6)
+        trainer.train()
+
+        assert make_trainer(max_epochs=2, hooks=hooks()).resume("auto") == tmp_path / "run" / "iter_7"
+
+
 def test_none_was_saved(run: Run, tmp_path: Path) -> None:
     """One note says so, with both places."""
     (note,) = crashed(run({"interval": 2}), epochs=0)

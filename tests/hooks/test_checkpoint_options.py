@@ -113,3 +113,12 @@ def test_hooks_that_would_remove_each_others_files(make_trainer: Callable[..., T
     trainer = make_trainer(hooks=[CheckpointHook(interval=1, max_keep_ckpts=1), seldom], max_epochs=2)
     trainer.train()
     assert sorted(path.name for path in find_checkpoints(trainer.work_dir)) == ["epoch_2", "seldom_2"]
+
+
+def test_a_template_has_no_unit(make_trainer: Callable[..., Trainer]) -> None:
+    """Epoch 4 and iteration 4 would be one checkpoint, whichever was saved last."""
+    twins = [
+        CheckpointHook(interval=1, filename_tmpl="state_{}", by_epoch=by_epoch) for by_epoch in (True, False)
+    ]
+    with pytest.raises(ValueError, match="two CheckpointHooks write the same names in"):
+        make_trainer(hooks=twins)

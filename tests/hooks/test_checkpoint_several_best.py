@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,38 @@ def test_best_scores_of_all_metrics_survive_a_resume(
         "best_acc_epoch_3",
         "best_loss_epoch_4",
     ]
+
+
+@pytest.mark.parametrize("metrics", [["acc", "loss"], ["loss", "acc"]])
+def test_resume_from_the_best_of_several(
+    train: Callable[..., Trainer], make_trainer: Make, scripted: Scripted, metrics: list[str]
+) -> None:
+    """`resume("best")` goes by the first of `save_best`, as `best` does, whichever was saved last."""
+    trained = hook_of(train(save_best=metrics, save_last=False))
+    resumed = make_trainer(max_epochs=4, hooks=[CheckpointHook(save_best=metrics)], **scripted(*SCORES))
+
+    assert resumed.resume("best").name == trained.best.name
+    assert trained.best.metric == metrics[0]
+
+
+def test_a_best_that_a_kill_left_out_is_saved_by_the_resumed_run(
+    train: Callable[..., Trainer], make_trainer: Make, scripted: Scripted, files: Files, tmp_path: Path
+) -> None:
+    """Of two best ones of one validation the first is there and the second is not: its weights are those of the first,
+    and the resumed run does not validate them again."""
+    options: dict[str, Any] = {"save_best": ["acc", "loss"], "rule": "less", "save_last": False}
+    train(**options)
+    shutil.rmtree(tmp_path / "run" / "best_loss_epoch_2")
+
+    hook = CheckpointHook(**options)
+    resumed = make_trainer(max_epochs=3, hooks=[hook], **scripted(SCORES[2]))
+    resumed.resume("best_acc_epoch_2")
+    resumed.train()
+
+    assert {m: (b.score, b.name) for m, b in hook.bests.items()} == {
+        "acc": (0.25, "best_acc_epoch_2"), "loss": (2.0, "best_loss_epoch_2"),
+    }  # fmt: skip
+    assert files() == ["best_acc_epoch_2", "best_loss_epoch_2"]
 
 
 @pytest.mark.parametrize(

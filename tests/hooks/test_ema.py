@@ -439,6 +439,24 @@ def test_ema_model_has_the_models_buffers(make_trainer: MakeTrainer) -> None:
     assert all(torch.equal(averaged[name], buffer) for name, buffer in model.named_buffers())
 
 
+@pytest.mark.parametrize("update_buffers", [False, True])
+def test_ema_model_is_the_model_before_the_first_update(
+    make_trainer: MakeTrainer, *, update_buffers: bool
+) -> None:
+    """A run that ended before averaging began gives what was trained, not what training began with."""
+    hook, model = EMAHook(begin_iter=3, update_buffers=update_buffers), norm_net()
+    trainer = make_trainer(model=model, hooks=[hook], max_iters=5)
+    trainer.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "after_train_iter", start=1)
+    trainer.train()
+
+    averaged = hook.ema_model
+
+    assert trainer.iter == 2
+    assert averaged.steps == 0
+    own = model.state_dict()
+    assert all(torch.equal(value, own[name]) for name, value in averaged.module.state_dict().items())
+
+
 def test_half_precision_model_keeps_its_average_exact(make_trainer: MakeTrainer) -> None:
     """The average of bfloat16 weights is float32, evaluated in bfloat16, and not rounded by that."""
     model = nn.Linear(2, 1).to(torch.bfloat16)

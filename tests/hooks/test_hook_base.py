@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from eventloop import catalogue
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterValIter, BeforeTrainIter, Event
-from eventloop.hooks import Hook, on
+from eventloop.hooks import Hook, TestHook, on
 from eventloop.priority import Priority
 from eventloop.trainer import Trainer
 
@@ -68,6 +69,29 @@ def test_misspelled_point_is_refused_where_it_is_defined(misspelled: str, meant:
     """A method that looks like an event and is none raises at the class statement, naming the near one."""
     with pytest.raises(TypeError, match=rf"MyHook\.{misspelled} is no event: did you mean '{meant}'\?"):
         define(**{misspelled: nothing})
+
+
+def test_events_of_others_change_no_hook_of_eventloop(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever declares events may use any name: one that is, or is near, a method of a hook that is no point
+    neither refuses the hook nor subscribes the method, in a subclass of theirs as well."""
+    monkeypatch.setattr(catalogue, "_BY_NAME", {name: [*known] for name, known in catalogue._BY_NAME.items()})
+    for name in ("Tick", "Toc", "Settings", "StateDict"):
+        type(name, (Event,), {"__module__": __name__})
+
+    class Mine(TestHook):
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    class OfTheirs(Hook):
+        def tick(self, trainer: Trainer, event: Event) -> None: ...
+
+    Mine().attach(bus)
+    OfTheirs().attach(bus)
+
+    heard = {row.name for event in ("tick", "toc", "settings", "state_dict") for row in bus.plan(event)}
+    assert heard == {"OfTheirs.tick"}
+    with pytest.raises(TypeError, match=r"MyHook\.ticks is no event: did you mean 'tick'\?"):
+        define(ticks=nothing)
 
 
 @pytest.mark.parametrize("point", ["before_epoch", "after_epoch", "before_iter", "after_iter"])

@@ -174,3 +174,11 @@ def test_rate_is_logged_once(
         (2, 0.25),
         (3, 0.125),
     ]
+
+
+def test_the_optimizer_it_is_given_may_be_another(make_trainer: MakeTrainer) -> None:
+    """A scheduler of an optimizer that is named here is not warned of."""
+    _, optimizer = linear()
+    scheduler = StepLR(optimizer, 1, 0.5)
+
+    assert make_trainer(hooks=[LRScheduler(optimizer, scheduler)]).schedulers == [scheduler]

@@ -234,6 +234,30 @@ def test_cut_validation_does_not_count(train: Train, scripted: Callable[..., dic
     assert trainer.schedulers[0].last_epoch == 0
 
 
+def test_validation_between_two_trainings_does_not_count(
+    make_trainer: Callable[..., Trainer], scripted: Callable[..., dict[str, Any]]
+) -> None:
+    """Looking at a model that was stopped does not lower the rate it goes on with."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    rates = Rates()
+    options = scripted(*[{"loss": value} for value in (1.0, 0.75, 2.0, 2.0, 0.5)])
+    trainer = make_trainer(
+        model=model, optimizer=optimizer, schedulers=[plateau(optimizer)], hooks=[rates], batches=1, max_epochs=3,
+        **options,
+    )  # fmt: skip
+    trainer.bus.subscribe(
+        lambda trainer, event: trainer.stop("enough"), "after_val_epoch", start=1, once=True
+    )
+
+    trainer.train()
+    trainer.val()
+    trainer.val()
+    trainer.train()
+
+    assert rates.used == [1.0] * 3
+
+
 def test_skipped_optimizer_step_does_not_count(train: Train) -> None:
     """After `optimizer_step_skipped` schedulers by iteration stay where they are, for that iteration."""
 
@@ -284,3 +308,22 @@ def test_scheduler_told_to_count_epochs_does_not_warn(train: Train) -> None:
 def test_no_schedulers_is_fine(train: Train) -> None:
     """A run without schedulers keeps its rate."""
     assert train()[1] == [1.0] * 4
+
+
+def test_a_scheduler_of_another_optimizer_is_warned_of(make_trainer: Callable[..., Trainer]) -> None:
+    """It would be stepped, and change nothing that is trained."""
+    other = StepLR(SGD(torch.nn.Linear(2, 1).parameters(), lr=1.0), 1)
+    with pytest.warns(
+        UserWarning, match="StepLR is of another optimizer than the trainer's, .* optimizer=..."
+    ):
+        make_trainer(schedulers=[other])
+
+
+def test_a_scheduler_of_one_of_several_optimizers(make_trainer: Callable[..., Trainer]) -> None:
+    """Each of a mapping is the trainer's own, and a trainer that has none knows nothing of others."""
+    model = torch.nn.Linear(2, 1)
+    several = {"weight": SGD([model.weight], lr=1.0), "bias": SGD([model.bias], lr=1.0)}
+    scheduler = StepLR(several["bias"], 1)
+
+    assert make_trainer(model=model, optimizer=several, schedulers=[scheduler]).schedulers == [scheduler]
+    assert make_trainer(model=model, optimizer=None, schedulers=[scheduler]).schedulers == [scheduler]

@@ -129,6 +129,12 @@ def test_it_takes_the_place_of_the_default_logger(make_trainer: Make) -> None:
     assert [type(hook) for hook in trainer.hooks if isinstance(hook, LoggerHook)] == [PeriodicWriter]
 
 
+def test_a_second_one_is_refused(make_trainer: Make) -> None:
+    """Each would write what the other waits for, at the periods of both."""
+    with pytest.raises(ValueError, match=r"two LoggerHooks \(a PeriodicWriter is one\), .* its own interval"):
+        make_trainer(hooks=[PeriodicWriter(period=2), PeriodicWriter(period=5)])
+
+
 def test_trainers_own_writers_are_fed_too(make_trainer: Make) -> None:
     """`writers=[...]` stays the place for those that want every event."""
     own, periodic = Collect(), Collect()

@@ -259,6 +259,33 @@ def test_interrupted_and_resumed(make: Make, at: int, tmp_path: Path) -> None:
     assert run("parts", resume=True) == whole
 
 
+def test_a_hand_written_loop_that_was_stopped_says_what_it_lacks(
+    make: Make, make_batches: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Resumed by another process, its loader is not known when the pass that a stop cut short should be made."""
+
+    def run(*, stop: bool, **options: Any) -> None:
+        trainer = make(
+            PreciseBN(interval=1, num_iter=2, **options), CheckpointHook(), train_loader=None, max_epochs=2
+        )
+        if stop:
+            trainer.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "after_train_iter", start=2)
+        else:
+            trainer.resume()
+        for _ in trainer.epochs():
+            for rows, target in trainer.batches(make_batches(3)):
+                trainer.outputs = {"loss": F.mse_loss(trainer.model(rows), target)}
+
+    run(stop=True)
+    run(stop=False, data_loader=make_batches(3))
+    assert "PreciseBN cannot" not in caplog.text
+
+    run(stop=True)
+    run(stop=False)
+    assert "PreciseBN cannot make the pass that a stop cut short" in caplog.text
+    assert "give PreciseBN a data_loader" in caplog.text
+
+
 def test_its_time_is_no_iterations(make: Make, clock: Any, record_scalars: Any) -> None:
     """A pass in the middle of a run counts in no iteration's time."""
 

@@ -141,6 +141,37 @@ def test_the_models_own_buffers_are_synced_before_an_average_is_put_there(
     assert all(bool((buffer == 7).all()) for buffer in model.buffers())
 
 
+@pytest.mark.parametrize(("stopped_after", "at"), [(2, [2]), (3, [3])])
+def test_an_epoch_that_was_cut_short_is_not_over(
+    monkeypatch: pytest.MonkeyPatch, make_trainer: Make, stopped_after: int, at: list[int]
+) -> None:
+    """A stop within an epoch leaves each rank its own buffers, which the run that resumes goes on with; a test behind it
+    has them synced. A stop in the epoch's last iteration ends it as any other."""
+    seen: list[int] = []
+    trainer = make_trainer(
+        hooks=[SyncBuffersHook()], batches=3, max_epochs=2, test_loader=[torch.zeros(1)],
+        val_step=lambda trainer, batch: {"acc": batch},
+    )  # fmt: skip
+    trainer.bus.subscribe(
+        lambda trainer, event: trainer.stop("enough") if event.iter + 1 == stopped_after else None,
+        "after_train_iter",
+    )
+    monkeypatch.setattr(module, "sync_buffers", lambda buffers: seen.append(trainer.iter))
+    synced = SyncBuffersHook._sync
+
+    def as_one_of_two(hook: SyncBuffersHook, trainer: Trainer) -> None:
+        monkeypatch.setattr(trainer, "world_size", 2)
+        synced(hook, trainer)
+        monkeypatch.setattr(trainer, "world_size", 1)
+
+    monkeypatch.setattr(SyncBuffersHook, "_sync", as_one_of_two)
+    trainer.train()
+    assert seen == (at if stopped_after == 3 else [])
+    trainer.test()
+
+    assert seen == at
+
+
 def test_not_after_an_error(synced_at: Any) -> None:
     """An epoch that an error ended has no collective at its end: the other ranks may not come to it."""
     assert synced_at(fail=True) == []

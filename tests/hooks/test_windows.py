@@ -581,3 +581,13 @@ def test_window_past_the_run_warns(make_trainer: MakeTrainer) -> None:
         UserWarning, match="LinearLR runs from epoch 0 to 500, and the run has 2: by_epoch=True"
     ):
         make_trainer(schedulers=[{"type": "LinearLR", "end": 500}], max_epochs=2)
+
+
+def test_unknown_schedule_names_each_known_one_once(make_trainer: MakeTrainer) -> None:
+    """What eventloop and PyTorch both have is one name."""
+    with pytest.raises(ValueError, match="unknown scheduler 'Warm': known are ") as caught:
+        make_trainer(schedulers=[{"type": "Warm"}])
+
+    known = str(caught.value).split("known are ")[1].split(", ")
+    assert {"StepLR", "CosineRestartLR", "LambdaLR"} < set(known)
+    assert len(known) == len(set(known))

@@ -82,6 +82,40 @@ class Unsized:
         ({"hooks": [{"type": 5}]}, TypeError, "type must be a class or its name, got 5"),
         ({"hooks": [CheckpointHook(save_best="accuracy")]}, ValueError, "needs a validation.*val_loader"),
         ({"evaluator": 3}, TypeError, "evaluator 'int' must be a function"),
+        (
+            {"evaluator": {"type": "Accuracy"}},
+            TypeError,
+            "evaluator 'type' must be a function .*, got 'Accuracy': a config does not make one",
+        ),
+        (
+            {"optimizer": {"type": "SGD", "lr": 0.1}},
+            TypeError,
+            r"optimizer is a config, and must be an object: write torch.optim.SGD\(model.parameters\(\), ...\)",
+        ),
+        (
+            {"optimizer": {"type": torch.optim.Adam}},
+            TypeError,
+            r"must be an object: write torch.optim.Adam\(model.parameters",
+        ),
+        ({"work_dir": 3}, TypeError, "work_dir must be a path, a str or a Path, got 3"),
+        (
+            {"train_step": lambda batch: batch},
+            TypeError,
+            r"train_step is called with \(trainer, batch\), and <lambda> .*\(batch\) takes something else: too many",
+        ),
+        ({"train_step": 3}, TypeError, r"train_step must be a function \(trainer, batch\), got 3"),
+        (
+            {"val_step": lambda trainer, batch, epoch: batch},
+            TypeError,
+            r"val_step is called with \(trainer, batch\), .* takes something else: missing a required argument: 'epoch'",
+        ),
+        (
+            {"train_dataloader": []},
+            TypeError,
+            "Trainer has no argument 'train_dataloader': MMEngine's is here train_loader=..., a loader",
+        ),
+        ({"resume": True}, TypeError, r"no argument 'resume': MMEngine's is here trainer.resume\(\"auto\"\)"),
+        ({"val_intervall": 2}, TypeError, "Trainer has no argument 'val_intervall': did you mean 'val_interval'"),
     ],
 )  # fmt: skip
 def test_refused_when_built(

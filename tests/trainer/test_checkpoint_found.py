@@ -175,11 +175,14 @@ def test_best_of_equal_scores_is_the_newest(tmp_path: Path) -> None:
 
 
 def test_best_of_several_metrics(tmp_path: Path) -> None:
-    """By default it is the metric of the newest best one; any can be asked for."""
+    """By default it is the metric of the newest best one, or the first of those preferred that is there; any can be
+    asked for."""
     save_best(tmp_path, 1, "acc", 0.5)
     save_best(tmp_path, 2, "loss", 3.0, "less")
 
     assert load_best(tmp_path)[0].name == "best_loss_2"
+    assert load_best(tmp_path, prefer=["f1", "acc", "loss"])[0].name == "best_acc_1"
+    assert load_best(tmp_path, prefer=["auto"])[0].name == "best_loss_2"
     assert load_best(tmp_path, "acc")[0].name == "best_acc_1"
 
 

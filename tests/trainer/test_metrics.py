@@ -260,6 +260,15 @@ def test_what_is_no_number(value: Any, message: str) -> None:
         EventStorage().put_scalar("x", value)
 
 
+def test_a_name_that_is_no_text() -> None:
+    """Is refused where it is put, by itself and in a mapping."""
+    names: Any = {3: 1.0}
+    with pytest.raises(TypeError, match="the name of a scalar must be a text, got 3"):
+        EventStorage().put_scalar(*names.popitem())
+    with pytest.raises(TypeError, match="the name of a scalar must be a text, got None"):
+        EventStorage().put_scalars({"x": 1.0, None: 1.0})  # type: ignore[dict-item]
+
+
 def test_one_hint_a_name() -> None:
     """A name that is smoothed here and not there would be delivered by halves."""
     storage = EventStorage()

@@ -12,6 +12,7 @@ import pytest
 from eventloop import register
 from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook, Hook, LoggerHook, PeriodicWriter
+from eventloop.peer_names import CLASSES
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.writers import JSONLWriter, Writer
 from tests.trainer.conftest import MakeTrainer
@@ -228,6 +229,24 @@ def test_a_name_of_the_other_kind_is_suggested(make_trainer: MakeTrainer) -> Non
         make_trainer(hooks=[{"type": "JSONLWritr"}])
     with pytest.raises(TypeError, match=r"got JSONLWriter, which is a writer: it goes to writers=\[...\]"):
         make_trainer(hooks=[{"type": "JSONLWriter"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("EvalHook", "the Trainer validates: val_loader="),
+        ("PeriodicCheckpointer", r"CheckpointHook\(interval="),
+    ],
+)
+def test_a_name_of_another_system_is_explained(make_trainer: MakeTrainer, name: str, here: str) -> None:
+    """What does that here need not have a name that is near, or be a hook at all."""
+    with pytest.raises(ValueError, match=f"^unknown type '{name}': what it does elsewhere is here {here}"):
+        make_trainer(hooks=[{"type": name}])
+
+
+def test_names_of_other_systems_are_none_of_eventloop() -> None:
+    """What is explained is not there under that name."""
+    assert not set(CLASSES) & {*HOOKS.names(), *WRITERS.names()}
 
 
 @pytest.mark.parametrize("name", ["on_rank", "get_bn_modules", "read_jsonl"])

@@ -268,6 +268,31 @@ def test_a_finished_run_is_prolonged(make_trainer: MakeTrainer, tmp_path: Path) 
     assert rows == [("before_train_epoch", 10, 2)]
 
 
+@pytest.mark.parametrize("save_every", [8, 100], ids=["by the interval", "at the end"])
+def test_a_finished_run_of_iterations_is_prolonged(
+    make_trainer: MakeTrainer, tmp_path: Path, save_every: int
+) -> None:
+    """It goes on within the pass that it ended in, whichever save it is resumed from, as if it had been longer from the
+    start; what the last save has of the validation at its end is not validated again."""
+    options: dict[str, Any] = {**ITERATIONS, "save_every": save_every}
+    seed()
+    whole = build(make_trainer, tmp_path / "whole", plain(), **{**options, "max_iters": 20})
+    whole.train()
+    seed()
+    build(make_trainer, tmp_path / "parts", plain(), **{**options, "max_iters": 8}).train()
+    seed(99)
+    second = build(make_trainer, tmp_path / "parts", plain(), **{**options, "max_iters": 20})
+    validations = record(second, "after_val_epoch")
+
+    second.resume(tmp_path / "parts" / "iter_8")
+    second.train()
+
+    again = [8] if save_every == 8 else []  # that one was saved before it
+    assert [iteration for _, iteration, _ in validations] == [*again, 12, 16, 20]
+    for part in ("state_dict", "optimizer", "param_schedulers", "rng"):
+        assert_same(state_of(second)[part], state_of(whole)[part])
+
+
 def test_first_event_of_a_resumed_epoch(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """A run resumed in mid-epoch begins that epoch again, with the counters of the batch that comes next."""
     first = build(make_trainer, tmp_path, plain())

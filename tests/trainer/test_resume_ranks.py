@@ -30,7 +30,7 @@ rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
 
 from eventloop import Trainer
-from eventloop.hooks import CheckpointHook
+from eventloop.hooks import CheckpointHook, SyncBuffersHook
 from eventloop.worker_rng import pack
 from tests.trainer.interrupted import Augmented, stop_after
 
@@ -55,8 +55,8 @@ def train(kind, folder, number, resume=False, stop=None):
     layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 2)
     model = DistributedDataParallel(nn.Sequential(*layers), broadcast_buffers=kind == "shuffled")
     trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        loss_fn=F.cross_entropy, train_loader=loader_of(kind), max_epochs=3, hooks=[CheckpointHook()],
-        work_dir=f"{kind}/{folder}")
+        loss_fn=F.cross_entropy, train_loader=loader_of(kind), max_epochs=3,
+        hooks=[CheckpointHook(), *([SyncBuffersHook()] if kind == "synced" else [])], work_dir=f"{kind}/{folder}")
     losses = {}
     trainer.bus.subscribe(
         lambda trainer, event: losses.update({event.iter: trainer.outputs["loss"].item()}), "after_train_iter")
@@ -71,7 +71,7 @@ def train(kind, folder, number, resume=False, stop=None):
     return {"losses": losses, "weights": digest(*weights), "buffers": digest(*buffers), "rng": digest(*pack())}
 
 said = {}
-for kind in ("workers", "shuffled"):
+for kind in ("workers", "shuffled", "synced"):
     whole = train(kind, "whole", 1)
     first = train(kind, "parts", 1, stop=7)
     dist.barrier()  # rank 0 writes
@@ -106,6 +106,15 @@ def test_each_rank_goes_on_exactly(ranks: Ranks, kind: str) -> None:
     assert ranks[0][kind]["whole"]["losses"] != ranks[1][kind]["whole"]["losses"]
     for what in ("buffers", "rng"):
         assert ranks[0][kind]["whole"][what] != ranks[1][kind]["whole"][what]
+
+
+def test_each_rank_goes_on_exactly_with_synced_buffers(ranks: Ranks) -> None:
+    """A stop within an epoch syncs nothing that the uninterrupted run does not: buffers are synced where its epochs end."""
+    for said in (rank["synced"] for rank in ranks):
+        for what in ("weights", "buffers", "rng"):
+            assert said["second"][what] == said["whole"][what], what
+    assert ranks[0]["synced"]["whole"]["buffers"] == ranks[1]["synced"]["whole"]["buffers"]
+    assert ranks[0]["synced"]["first"]["buffers"] != ranks[1]["synced"]["first"]["buffers"]
 
 
 def test_the_checkpoint_has_all_ranks(ranks: Ranks, folder: Path) -> None:

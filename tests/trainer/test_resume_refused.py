@@ -127,7 +127,10 @@ def test_weights_alone(make_trainer: MakeTrainer, saved: Path) -> None:
     [
         ({"max_epochs": None, "max_iters": 9}, "of a run measured in epochs, this trainer counts iterations"),
         ({"optimizer": torch.optim.Adam}, "is of another optimizer: SGD, the trainer has Adam"),
-        ({"schedulers": True}, r"the state of the schedulers \[\], the trainer has \['ConstantLR'\]"),
+        (
+            {"schedulers": True},
+            r"the state of the schedulers \[\], the trainer has \['ConstantLR'\]: give it the same",
+        ),
     ],
     ids=["unit", "optimizer", "schedulers"],
 )

@@ -119,7 +119,18 @@ def test_lines_keep_their_distance(attach: Attach) -> None:
 
     lines = console.lines(*(train(step, loss=1.0) for step in range(1, 12)))
 
-    assert [line.split("[")[2].split("]")[0] for line in lines] == ["1", "5", "9", "11"]
+    assert [line.split("[")[2].split("]")[0] for line in lines] == ["4", "8", "11"]
+
+
+def test_the_first_line_of_a_resumed_run_is_a_whole_one(attach: Attach) -> None:
+    """Lines stay at the multiples of `interval`, where the other values are logged: not at the first that is put."""
+    console = Console(attach, interval=10)
+
+    lines = console.lines(
+        *(train(step, lr=0.1) for step in range(38, 41)), train(40, loss=1.0), train(50, loss=0.5)
+    )
+
+    assert [line.split("[")[2].split("]")[0] for line in lines] == ["40", "50"]
 
 
 def test_values_in_between_appear_in_the_next_line(attach: Attach) -> None:

@@ -532,6 +532,36 @@ def test_without_a_thread_writes_sync_themselves(
     assert (synced.calls, synced.size) == (3, path.stat().st_size)
 
 
+def test_a_sync_that_fails_beside_a_close_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close waits for the one under way: the system tells an error of the file once, to whoever syncs it first."""
+    writer = EventLogWriter(fsync_interval=0.001)
+    writer.open(Run(work_dir=str(path.parent)))
+    began, fails, errors = threading.Event(), threading.Event(), list[BaseException]()
+
+    def fail(descriptor: int) -> None:
+        if threading.current_thread().name == "eventloop fsync":
+            began.set()
+            assert fails.wait(DEADLINE)
+            raise OSError(5, "Input/output error")
+
+    def close() -> None:
+        try:
+            writer.close()
+        except OSError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    writer.write_batch(scalars(1))
+    assert began.wait(DEADLINE)
+    closing = threading.Thread(target=close)
+    closing.start()
+    closing.join(0.05)  # one that does not wait is over by then
+    fails.set()
+    closing.join()
+
+    assert [str(error) for error in errors] == ["[Errno 5] Input/output error"]
+
+
 def test_a_failed_sync_is_no_secret(attach: Attach, account: Account, synced: Synced) -> None:
     """It ends the writer at the next write: what is on the disk nobody knows."""
     synced.error = OSError(5, "Input/output error")

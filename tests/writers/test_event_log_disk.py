@@ -139,4 +139,4 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
 
-    assert ran.stdout == "[error] OSError: [Errno 27] File too large True True None\n"
+    assert ran.stdout == "[error] OSError: [Errno 27] File too large: 'events.evl' True True None\n"
