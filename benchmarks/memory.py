@@ -7,9 +7,9 @@ the trainer does. A writer on a thread of its own sleeps on every delivery, so t
 the time and drops what is oldest. A queue, an inbox or an account that keeps what it has seen would grow with the
 number of events. What was emitted must be delivered, dropped or still queued, to the last event.
 
-How far the loop lags behind is a matter of chance, and the allocator keeps what the fullest moment took. So that
-this moment does not come half-way and look like a leak, the loop is held once, before the first look, for more
-events than that.
+The allocator keeps what the fullest moment took. So that this moment does not come half-way and look like a leak,
+the loop is held once, before the first look, for more events than it can lag behind later: the account is looked at now
+and then, which waits for it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from eventloop.subscription import Subscription
 CHECKPOINTS = 10
 LAG = 65_536
 """Events that the loop is held for, more than it lags behind when it is not."""
+LOOK = 10_000
+"""Iterations between two looks at the account, before which all that was emitted is routed."""
 GROWTH_GOAL_MIB = 2.0
 """One machine word kept for each event would be 14 MiB after the first tenth of two million. What the allocator
 keeps around such an inbox (5 MiB) differs by up to 1.5 MiB from run to run."""
@@ -62,6 +64,8 @@ def emit_iterations(bus: Bus, first: int, last: int, total: int) -> None:
         bus.emit(BeforeTrainIter(iter=i, epoch=0, batch_idx=i, max_iters=total, max_epochs=1))
         bus.emit(AfterTrainIter(iter=i, epoch=0, batch_idx=i, max_iters=total, max_epochs=1))
         bus.poll()
+        if i % LOOK == LOOK - 1:
+            bus.stats()
 
 
 def fill_the_inbox(bus: Bus, iterations: int) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from time import perf_counter
 
+from eventloop.error_text import error_text
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.lane import Delivery, Lane
 
@@ -37,7 +38,7 @@ class Health:
             if items:
                 error.add_note(_note(lane, items))
             self.errors.append(error)
-        text = f"{type(error).__name__}: {error}"
+        text = error_text(error)
         event = HandlerFailed(handler=lane.name, error=text, count=max(1, lane.failed), cost=cost)
         # who fails on a report is reported to no lane: two such would keep each other busy for ever
         self._tell(event, lane, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from eventloop.asking import HANGS_SECONDS, Asking, is_signal
 from eventloop.doorbell import Doorbell
+from eventloop.error_text import error_text
 from eventloop.events import Event
 from eventloop.filters import Passes
 from eventloop.flushes import Flushes, InVain
@@ -355,7 +356,7 @@ class Lane(LaneAccount, ABC):
             self.failed += self._in_flight
             self._in_flight = 0
         failure = RuntimeError(f"its deliveries ended with a {type(error).__name__}")
-        self.last_error = f"{type(failure).__name__}: {failure}"
+        self.last_error = error_text(failure)
         self._report(self, failure, None, 0.0)
         self.give_up("error")
         self._finish()
@@ -444,7 +445,7 @@ class Lane(LaneAccount, ABC):
             self.budget.look(seconds, self.busy)
 
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
-        self.last_error = f"{type(error).__name__}: {error}"
+        self.last_error = error_text(error)
         if bad := bad_events(error, len(item) if isinstance(item, list) else 1):
             # no fault of the subscriber: it goes on, whatever `on_error` says
             if new := self._name(bad):
@@ -512,7 +513,7 @@ class Lane(LaneAccount, ABC):
 
     def complain(self, error: BaseException, what: str) -> None:
         """Tell of an error that is no event's."""
-        self.last_error = f"{type(error).__name__}: {error} (in {what})"
+        self.last_error = f"{error_text(error)} (in {what})"
         if self.options.on_error == "raise":
             error.add_note(f"raised by background subscriber {self.name} ({self.runs_on}) in {what}")
         logger.error("background subscriber %s failed in %s", self.name, what, exc_info=error)

@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from eventloop.error_text import error_text
 from eventloop.events import Event
 from eventloop.lane import Report
 from eventloop.lane_options import LaneOptions
@@ -236,7 +237,7 @@ class ProcessLane(SupervisedLane):
                 self._worker_ready.set()
             case Kind.REFUSED:
                 error, _ = unpack_error(message.body)
-                refusal = f"its worker process could not begin: {type(error).__name__}: {error}"
+                refusal = f"its worker process could not begin: {error_text(error)}"
                 self._end_by(_because(RuntimeError(refusal), error), None)
             case Kind.DONE:
                 self._done(message)

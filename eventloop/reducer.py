@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from eventloop.error_text import error_text
 from eventloop.events import Event
 from eventloop.exchange import Kinds, Outcome, Ranks, Steps, Table, Work, exchange
 from eventloop.packet import Packet, Row
@@ -265,7 +266,7 @@ class Reducer:
         self._queue.clear()
         self._warn(
             "gone", f"rank {self._rank} logs metrics that are its own from here on: those of the other ranks cannot be "
-            f"had ({type(error).__name__}: {error})",
+            f"had ({error_text(error)})",
         )  # fmt: skip
 
     def _warn(self, about: str, text: str) -> None:

@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from eventloop.error_text import error_text
 from eventloop.terminal import drop_output
 from eventloop.units import on_a_line
 
@@ -193,7 +194,7 @@ def _import(name: str) -> None:
     try:
         import_module(name)
     except (Exception, SystemExit) as error:
-        why = f"{type(error).__name__}: {error}"
+        why = error_text(error)
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             why = "there is no such module here, nor among those that are installed"
         if name.endswith(".py"):

@@ -15,6 +15,7 @@ import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from eventloop.error_text import error_text
 from eventloop.events import (
     COMPLETED,
     AfterRun,
@@ -147,7 +148,7 @@ class RunScope(Scope):
         trainer, at_once = self.trainer, ends_at_once(self.trainer)
         closes = error is not None or trainer.ends_program
         try:
-            text = None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
+            text = None if error is None else error_text(error)
             trainer.announce(AfterRun, reason=reason, error=text)
         except KeyboardInterrupt:
             closes = at_once = True

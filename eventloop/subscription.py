@@ -42,7 +42,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     """The event's name, several joined by ", ", or "*"."""
     runs_on: RunsOn
     calls: int
-    """Invocations; exact."""
+    """Invocations; exact, but for a sync handler whose event other threads emit just now."""
     seconds: float
     """Time spent in them: measured for background subscribers, estimated from samples for sync handlers."""
     delivered: int

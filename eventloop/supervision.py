@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 from eventloop.catalogue import event_name
+from eventloop.error_text import error_text
 from eventloop.events import Event
 from eventloop.flights import Flights
 from eventloop.lane import Delivery, Lane, Report
@@ -168,7 +169,7 @@ class SupervisedLane(Lane):
 
     def _end_by(self, error: Exception, item: Delivery | None) -> None:
         """Whatever `on_error` says, nothing more can be delivered."""
-        self.last_error = f"{type(error).__name__}: {error}"
+        self.last_error = error_text(error)
         logger.error("background subscriber %s failed and is disabled", self.name, exc_info=error)
         self._drop_flights()  # first: who waits for the lane to end finds them counted
         self._report(self, error, item, 0.0)

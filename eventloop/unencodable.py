@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from eventloop.catalogue import event_name
+from eventloop.error_text import error_text
 from eventloop.events import Event
 
 
@@ -59,7 +60,7 @@ def why_not(event: Event, error: Exception, encode: Callable[[Any], object]) -> 
         except Exception as of_field:
             field, error = f"{name}, a {_type_name(getattr(event, name))}", of_field
             break
-    return BadEvent(event_name(type(event)), field, f"{type(error).__name__}: {error}")
+    return BadEvent(event_name(type(event)), field, error_text(error))
 
 
 def _type_name(value: object) -> str:

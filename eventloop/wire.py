@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from eventloop.error_text import error_text
 from eventloop.events import Event
 from eventloop.frames import Frames
 from eventloop.surrogates import escaped
@@ -258,7 +259,7 @@ def pack_error(error: BaseException, seconds: float = 0.0) -> bytes:
         pickle.loads(candidate)
         pickled = candidate
     text = "".join(traceback.format_exception(error)).rstrip()
-    said = escaped(f"{type(error).__name__}: {error}")  # it may name a file whose path is no UTF-8
+    said = escaped(error_text(error))  # it may name a file whose path is no UTF-8
     return msgspec.msgpack.encode(Failure(said, escaped(text), pickled, seconds))
 
 

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.disk import SaveGivenUp
+from eventloop.error_text import error_text
 from eventloop.events import CheckpointFailed, CheckpointSaved
 from eventloop.hooks.best import Best
 from eventloop.saver import Also, Saver, SaveReplacedError
@@ -160,7 +161,7 @@ class Saves:
             return
         except Exception as error:  # a full disk comes as an OSError, or as torch's RuntimeError
             logger.exception("checkpoint %s was not saved; older ones are intact", path)
-            self._fail(trainer, saving, f"{type(error).__name__}: {error}")
+            self._fail(trainer, saving, error_text(error))
             return
         self.under_way.remove(saving)  # not before: Ctrl-C leaves it as it is
         self.newest = saving

@@ -60,6 +60,20 @@ def test_disable_stops_delivering_after_the_first_error(
 
 
 @in_both_kinds
+def test_an_error_without_a_text_is_its_type(bus: Bus, kind: str) -> None:
+    """As of a wait that took too long; no colon stands before nothing."""
+
+    def times_out(event: Event) -> None:
+        raise TimeoutError
+
+    subscription = subscribe(bus, kind, times_out)
+    emit(bus, 1)
+    bus.flush(DEADLINE)
+
+    assert subscription.stats.error == "[error] TimeoutError"
+
+
+@in_both_kinds
 def test_log_goes_on(bus: Bus, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """With "log" every event is delivered; the 1st, 2nd, 4th, 8th ... error is logged."""
     subscription = subscribe(bus, kind, odd_fails, on_error="log", queue=100)

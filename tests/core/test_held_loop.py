@@ -16,6 +16,7 @@ from eventloop.spill import Segment
 from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE
 from tests.core.process_support import until
+from tests.core.spilling import emit
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -226,6 +227,26 @@ def test_what_a_hanging_disk_holds_up_is_left(monkeypatch: pytest.MonkeyPatch, b
     leave.set()
 
     assert held == closed == [1000] * 3
+
+
+def test_where_filters_are_asked_no_more_the_others_are_given_theirs() -> None:
+    """As in a close of whose time a filter took all: who has one is charged unasked, nobody else."""
+    seen: dict[str, list[int]] = {"asked": [], "other": []}
+    with Bus(drain_timeout=DEADLINE) as bus:
+        asked = bus.subscribe(
+            lambda event: seen["asked"].append(event.iter), AfterTrainIter, offload="thread", when=lambda event: True
+        )  # fmt: skip
+        other = bus.subscribe(
+            lambda event: seen["other"].append(event.iter), AfterTrainIter, offload="thread"
+        )
+        emit(bus, 2)
+        bus.flush(DEADLINE)
+        bus._background._router.asks = False
+        emit(bus, 3, start=2)
+        bus.flush(DEADLINE)
+
+    assert seen == {"asked": [0, 1], "other": [0, 1, 2, 3, 4]}
+    assert (asked.stats.dropped, other.stats.dropped) == (3, 0)
 
 
 ON_AND_ON = """
