@@ -170,8 +170,13 @@ def _take_from_older(damaged: Damaged, name: str) -> None:
     shutil.copy(damaged.older / name, damaged.newer / name)
 
 
+def _append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b" ")
+
+
 ON_PURPOSE: dict[str, Callable[[Damaged], object]] = {
     "the state of another checkpoint": lambda damaged: _take_from_older(damaged, PAYLOAD),
+    "a state with more behind it": lambda damaged: _append(damaged.newer / PAYLOAD),
     "a state of as many other bytes": lambda damaged: _other_bytes(damaged.newer / PAYLOAD),
     "the manifest of another checkpoint": lambda damaged: _take_from_older(damaged, MANIFEST),
     "no manifest": lambda damaged: (damaged.newer / MANIFEST).unlink(),

@@ -57,7 +57,7 @@ def test_nothing_is_executed(damaged: Damaged, directory: Path, make: Callable[[
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("the state of another checkpoint", r"is damaged: it has \d+ bytes, \d+ were saved"),
+        ("a state with more behind it", r"is damaged: it has \d+ bytes, \d+ were saved"),
         ("a state of as many other bytes", "its SHA-256 is not that of what was saved"),
         ("no manifest", "has no readable manifest.json: it was not completed"),
         ("no state", "is incomplete, state.pth cannot be read"),
