@@ -253,9 +253,12 @@ class Background(Draining):
             return
         with self._starting:
             if self._thread is None and not self.finished:
-                thread = threading.Thread(target=self._run, name="eventloop background", daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = threading.Thread(target=self._run, name="eventloop background", daemon=True)
+                try:  # known by then: a Ctrl-C may come when it runs already
+                    self._thread.start()
+                except RuntimeError:
+                    self._thread = None  # so that a close has nothing to wait for
+                    raise
             begun, started = self._thread, self._started
         if begun is not None:
             started.wait()
@@ -360,6 +363,8 @@ class Background(Draining):
             router.take()
             if perf_counter() - held > HOLD_SECONDS:
                 router.route_run()
+                if len(self.inbox) > HURRY:  # the end of this look is far off
+                    self._wake_lanes()
                 await self._breathe()
                 held = perf_counter()
         router.take()

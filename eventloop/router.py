@@ -23,6 +23,7 @@ logger = logging.getLogger("eventloop")
 T = TypeVar("T")
 Item = Event | Stamped | Posted | Callable[[], None]
 """What is handed over: an event, one whose wait is measured, one that is made later, or a call in its turn."""
+Routes = dict[type[Event], tuple[Route, ...]]
 
 
 RUN = 64
@@ -42,7 +43,7 @@ class Router:
     """
 
     def __init__(self, latest: dict[type[Event], Event]) -> None:
-        self.routes: dict[type[Event], tuple[Route, ...]] = {}
+        self.routes: Routes = {}
         """By event; replaced as a whole, so that nobody sees half of it."""
         self.run: deque[Event] = deque()
         """Events that are about to be routed."""
@@ -51,20 +52,20 @@ class Router:
         `emitted`."""
         self.waiting: deque[Item] = deque()
         """Events whose values are still on their way, and all that came after them."""
-        self._asker = 0  # the thread that is in a filter
+        self._askers: list[int] = []  # the threads that are in a filter
         self._published = self._in_use = 0  # routing tables, by number
         self.asks = True
         """False at the end of a close: filters are asked no more, and all who have one are charged instead."""
         self._latest = latest
         self._read = 0  # deferreds whose events were made
 
-    def publish(self, routes: dict[type[Event], tuple[Route, ...]]) -> Callable[[], None]:
+    def publish(self, routes: Routes) -> Callable[[], None]:
         """What puts this table to use, when it is called: at once, or in its turn behind events that were emitted before.
         One that was overtaken by a newer does nothing, as none does after `close`."""
         self._published += 1
         return partial(self._use, routes, self._published)
 
-    def _use(self, routes: dict[type[Event], tuple[Route, ...]], number: int) -> None:
+    def _use(self, routes: Routes, number: int) -> None:
         if number > self._in_use:
             self.routes, self._in_use = routes, number
 
@@ -170,18 +171,18 @@ class Router:
             if route.passes is None:
                 route.lane.put(event, None, emitted)
             elif self.asks:
-                former, self._asker = self._asker, get_ident()
+                self._askers.append(here := get_ident())
                 try:
                     route.lane.put(event, route.passes, emitted)
                 finally:
-                    self._asker = former
+                    self._askers.remove(here)
             else:
                 charge(event, route, ask=False)
 
     @property
     def asks_here(self) -> bool:
         """True in a filter that is asked about an event on its way."""
-        return self._asker == get_ident()
+        return get_ident() in self._askers
 
     @property
     def filters(self) -> bool:
@@ -216,43 +217,36 @@ class Router:
             if route.passes is None and not route.lane.paused
         )
         routes, used = self.routes, self._in_use
+        kinds: Counter[type[Event]] = Counter()  # counted together: there may be as many as the inbox holds
         for item in [*_copy_of(self.run), *_copy_of(self.waiting), *_copy_of(inbox)]:
             event = item.event if isinstance(item, Stamped) else item
             if isinstance(event, Event):
-                counts.update(
-                    route.lane for route in routes.get(type(event), ()) if route.passes is None and not route.lane.paused
-                )  # fmt: skip
+                kinds[type(event)] += 1
             elif isinstance(event, partial) and event.func == self._use and event.args[1] > used:
+                _enter(kinds, routes, counts)
                 routes, used = event.args  # from there on
+        _enter(kinds, routes, counts)
         return counts
 
     def lose_rest(self, inbox: deque[Item]) -> None:
-        """Charge everybody with what is left once nobody takes anything any more; any thread. Where there is no filter
-        to ask events are counted together: there may be as many as the inbox holds, and who closes has a deadline."""
+        """Charge everybody with what is left once nobody takes anything any more; any thread. Where no filter is asked
+        events are counted together: there may be as many as the inbox holds, and who closes has a deadline."""
         while (entry := _next(self.asking)) is not None:
             charge(entry[0], entry[1], ask=self.asks)
         counts: Counter[type[Event]] = Counter()
-        filtered = self._filtered()
+        routes, asked = self.routes, self._filtered() if self.asks else set()
         for item in self._rest(inbox):
-            if isinstance(item, Event) and type(item) not in filtered:
+            if isinstance(item, Event) and type(item) not in asked:
                 counts[type(item)] += 1
-            elif isinstance(item, Event | Posted):
-                self.drop(item)
-            else:  # a table, perhaps: what came before is not for those that it brings
-                self._lose_counted(counts)
-                self.drop(item)
-                filtered = self._filtered()
-        self._lose_counted(counts)
+                continue
+            _lose_counted(counts, routes)  # first: it may be a filter that never returns, or another table
+            self.drop(item)
+            if routes is not self.routes:
+                routes, asked = self.routes, self._filtered() if self.asks else set()
+        _lose_counted(counts, routes)
 
     def _filtered(self) -> set[type[Event]]:
         return {kind for kind, routes in self.routes.items() if any(r.passes is not None for r in routes)}
-
-    def _lose_counted(self, counts: Counter[type[Event]]) -> None:
-        for event_type, count in counts.items():
-            for route in self.routes.get(event_type, ()):
-                if not route.lane.paused:
-                    route.lane.lose_many(event_type, count)
-        counts.clear()
 
     def _rest(self, inbox: deque[Item]) -> Iterator[Item]:
         """What there is now; not what is emitted meanwhile, which may never end."""
@@ -307,6 +301,22 @@ def charge(event: Event, route: Route, *, ask: bool) -> bool:
     """Count an event that a subscriber is not given as dropped; False where it did not want it. Without `ask` its filter
     is not asked whether it did."""
     return not route.lane.paused and route.lane.lose(event, route.passes if ask else None)
+
+
+def _enter(kinds: Counter[type[Event]], routes: Routes, counts: Counter[Lane]) -> None:
+    for event_type, count in kinds.items():
+        for route in routes.get(event_type, ()):
+            if route.passes is None and not route.lane.paused:
+                counts[route.lane] += count
+    kinds.clear()
+
+
+def _lose_counted(counts: Counter[type[Event]], routes: Routes) -> None:
+    for event_type, count in counts.items():
+        for route in routes.get(event_type, ()):
+            if not route.lane.paused:
+                route.lane.lose_many(event_type, count)
+    counts.clear()
 
 
 def _copy_of(items: deque[T]) -> list[T]:

@@ -276,17 +276,24 @@ class Subscribers:
                 if isinstance(event, Posted):
                     self.refuse(event.types)
                 elif not isinstance(event, Event):
+                    self._refuse_counted(routes, counts)  # first: it may be a pause
                     event()
                 elif type(event) in filtered:
                     self._refuse(routes[type(event)], event)
                 else:
                     counts[type(event)] += 1
+        self._refuse_counted(routes, counts)
+
+    def _refuse_counted(
+        self, routes: dict[type[Event], tuple[Route, ...]], counts: Counter[type[Event]]
+    ) -> None:
         for event_type, count in counts.items():
             lanes = [route.lane for route in routes.get(event_type, ()) if not route.lane.paused]
             for lane in lanes:
                 lane.lose_many(event_type, count)
             if lanes:
                 self._tell_late(event_type, [lane.name for lane in lanes])
+        counts.clear()
 
     def _refuse(self, routes: Iterable[Route], event: Event) -> None:
         """Stands where an event is handed over while the bus is open."""

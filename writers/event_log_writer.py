@@ -208,7 +208,7 @@ class _Sync:
         self._descriptor = descriptor
         self._interval = interval
         self._timer: threading.Timer | None = None  # that waits
-        self._last: threading.Timer | None = None  # which may be at its sync
+        self._syncing = threading.Lock()  # an error of the file is told once, perhaps to the timer
         self._synced = -inf  # when it was synced here, for want of a thread
         self._error: OSError | None = None
 
@@ -222,14 +222,15 @@ class _Sync:
 
     def now(self) -> None:
         """Sync."""
-        self._raise()
-        os.fsync(self._descriptor)
+        with self._syncing:
+            self._raise()
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Sync for the last time."""
-        if (timer := self._last) is not None:
+        if (timer := self._timer) is not None:
             timer.cancel()
-            timer.join()  # an error of the file is told once, perhaps to the timer
+            timer.join()
         self.now()
 
     def _start_timer(self) -> None:
@@ -238,7 +239,6 @@ class _Sync:
         timer.name = "eventloop fsync"
         try:
             timer.start()
-            self._last = timer
         except RuntimeError:  # at the interpreter's exit Python 3.12 starts none
             self._timer = None
             if (
@@ -248,11 +248,12 @@ class _Sync:
                 self._synced = monotonic()
 
     def _run(self) -> None:
-        self._timer = None  # first: what is written meanwhile needs another one
-        try:
-            os.fsync(self._descriptor)
-        except OSError as error:
-            self._error = error
+        with self._syncing:
+            self._timer = None  # first: what is written meanwhile needs another one
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                self._error = error
 
     def _raise(self) -> None:
         if self._error is not None:

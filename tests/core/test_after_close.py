@@ -127,6 +127,21 @@ def test_what_comes_in_the_moment_of_the_end_is_counted_once() -> None:
         assert (stats.delivered, stats.dropped, total(stats)) == (1, 1, 2)
 
 
+def test_what_comes_in_the_moment_of_the_end_is_counted_as_things_were_then() -> None:
+    """A pause changes nothing for what came before it, nor a resume."""
+    bus = Bus()
+    subscription = bus.subscribe(ignores, "after_train_iter", offload="thread")
+    bus.close(DEADLINE)
+    inbox = bus._background.inbox
+    inbox.extend([AfterTrainIter(iter=0), AfterTrainIter(iter=1)])
+    subscription.pause()
+    inbox.append(AfterTrainIter(iter=2))
+    subscription.resume()
+    inbox.append(AfterTrainIter(iter=3))
+
+    assert subscription.stats.dropped == 3
+
+
 class Late:
     """A deferred that nobody will ask."""
 

@@ -9,9 +9,14 @@ from time import perf_counter
 
 import pytest
 
+from eventloop.background import HURRY
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, BeforeRun, EventsDropped
-from eventloop.pace import HOLD_SECONDS
+from eventloop.events import AfterTrainIter, AfterValIter, BeforeRun, Event, EventsDropped
+from eventloop.lane import Route
+from eventloop.lane_options import LaneOptions
+from eventloop.pace import HOLD_SECONDS, Pace
+from eventloop.router import Router
+from eventloop.runners import ThreadLane
 from eventloop.spill import Segment
 from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE
@@ -247,6 +252,81 @@ def test_where_filters_are_asked_no_more_the_others_are_given_theirs() -> None:
 
     assert seen == {"asked": [0, 1], "other": [0, 1, 2, 3, 4]}
     assert (asked.stats.dropped, other.stats.dropped) == (3, 0)
+
+
+def test_what_a_filter_that_hangs_in_a_close_holds_up_is_charged_to_all(held: HeldBus) -> None:
+    """Also what was counted before it was asked, and what would have come after: of everybody, once."""
+    hangs = threading.Event()
+
+    def wants(event: Event) -> bool:
+        return hangs.wait(DEADLINE)
+
+    asked = held.bus.subscribe(lambda event: None, "after_val_iter", offload="thread", when=wants)
+    for number in range(3):
+        held.emit(COUNT * number)
+        held.bus.emit(AfterValIter(iter=number))
+    held.bus.close(0.05)
+    of_others, of_its_own = account(held.subscription), asked.stats
+    hangs.set()
+
+    assert of_others == (0, 3 * COUNT, 0)
+    assert (of_its_own.failed, of_its_own.dropped) == (1, 2)
+
+
+def test_who_has_left_a_filter_is_in_none_although_others_are() -> None:
+    """Two threads ask, as where a close does beside the loop: whoever comes first, and goes first."""
+    router, told = Router({}), dict[int, bool]()
+    events: list[Event] = [AfterTrainIter(iter=number) for number in range(2)]
+    doors = [threading.Event(), threading.Event()]
+    entered = [threading.Event(), threading.Event()]
+
+    def wants(event: Event) -> bool:
+        number = events.index(event)
+        entered[number].set()
+        return doors[number].wait(DEADLINE)
+
+    def ask(number: int) -> None:
+        router.route(events[number])
+        told[number] = router.asks_here
+        doors[1 - number].set()
+        last.wait()
+        told[number] |= router.asks_here
+
+    lane = ThreadLane("asked", lambda event: None, LaneOptions(), lambda *args: None, Pace())  # not started
+    router.publish({AfterTrainIter: (Route(lane, wants),)})()
+    last = threading.Barrier(2, timeout=DEADLINE)
+    threads = [threading.Thread(target=ask, args=[number]) for number in range(2)]
+    for thread, has_entered in zip(threads, entered, strict=True):
+        thread.start()
+        assert has_entered.wait(DEADLINE)
+    doors[0].set()
+    for thread in threads:
+        thread.join()
+
+    assert told == {0: False, 1: False}
+    lane.give_up("closed")
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+def test_who_is_given_much_at_once_begins_before_all_of_it_is_routed(held: HeldBus, kind: str) -> None:
+    """A loop that comes back to a full inbox is at it for long: meanwhile the others have their turns."""
+    left: list[int] = []
+
+    def hears(event: AfterTrainIter) -> None:
+        if not left:
+            left.append(len(held.bus._background.inbox))
+
+    async def task(event: AfterTrainIter) -> None:
+        hears(event)
+
+    fn, offload = (hears, "thread") if kind == "thread" else (task, None)
+    held.bus.subscribe(fn, "after_train_iter", offload=offload)
+    for number in range(20 * HURRY):
+        held.bus.emit(AfterTrainIter(iter=number))
+    held.let_go()
+    held.bus.flush(DEADLINE)
+
+    assert left[0] > 0
 
 
 ON_AND_ON = """

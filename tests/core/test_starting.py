@@ -79,6 +79,27 @@ def test_a_loop_that_cannot_be_started_holds_nobody(monkeypatch: pytest.MonkeyPa
     assert subscription.stats.delivered == 3
 
 
+def test_a_ctrl_c_while_the_loop_is_started_leaves_one_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs by then: who comes later is heard by it, and a close ends it."""
+    bus, start = Bus(), threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bus.warm_up()
+    subscription = bus.subscribe(ignores, "after_train_iter")
+    emit(bus, 3)
+
+    assert len(threads_called("background")) == 1
+    assert bus.close(DEADLINE).complete
+    assert subscription.stats.delivered == 3
+    until(lambda: not threads_called("background"))
+
+
 @pytest.mark.parametrize("running", [False, True])
 def test_who_comes_while_the_bus_is_closed_is_refused(monkeypatch: pytest.MonkeyPatch, running: bool) -> None:
     """A close on another thread that does not know of a new subscriber leaves no thread of it, nor a loop's."""

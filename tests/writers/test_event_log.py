@@ -562,6 +562,42 @@ def test_a_sync_that_fails_beside_a_close_is_told(path: Path, monkeypatch: pytes
     assert [str(error) for error in errors] == ["[Errno 5] Input/output error"]
 
 
+def test_a_sync_that_outlasts_its_interval_is_told_when_it_fails(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A close waits for it also where something was written since, whose own sync waits for its turn."""
+    writer = EventLogWriter(fsync_interval=0.001)
+    writer.open(Run(work_dir=str(path.parent)))
+    began, fails, errors = threading.Event(), threading.Event(), list[BaseException]()
+
+    def fail_once(descriptor: int) -> None:
+        if threading.current_thread().name == "eventloop fsync" and not began.is_set():
+            began.set()
+            assert fails.wait(DEADLINE)
+            raise OSError(5, "Input/output error")
+
+    def close() -> None:
+        try:
+            writer.close()
+        except OSError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(os, "fsync", fail_once)
+    writer.write_batch(scalars(1))
+    assert began.wait(DEADLINE)
+    for _ in range(3):
+        writer.write_batch(scalars(1))
+    syncing = [thread for thread in threading.enumerate() if thread.name == "eventloop fsync"]
+    closing = threading.Thread(target=close)
+    closing.start()
+    closing.join(0.05)  # one that does not wait is over by then
+    fails.set()
+    closing.join()
+
+    assert [str(error) for error in errors] == ["[Errno 5] Input/output error"]
+    assert len(syncing) <= 2
+
+
 def test_a_failed_sync_is_no_secret(attach: Attach, account: Account, synced: Synced) -> None:
     """It ends the writer at the next write: what is on the disk nobody knows."""
     synced.error = OSError(5, "Input/output error")
