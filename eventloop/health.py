@@ -9,7 +9,8 @@ from time import perf_counter
 
 from eventloop.error_text import error_text
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
-from eventloop.lane import Delivery, Lane
+from eventloop.lane import Lane
+from eventloop.lane_queue import Delivery
 
 logger = logging.getLogger("eventloop")
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import anyio
 
-from eventloop.lane import Delivery, Lane, Report
+from eventloop.lane import Lane, Report
 from eventloop.lane_options import LaneOptions
+from eventloop.lane_queue import Delivery
 from eventloop.pace import HOLD_SECONDS, Pace
 from eventloop.waiting import Latch
 

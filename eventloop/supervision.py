@@ -13,8 +13,9 @@ from eventloop.catalogue import event_name
 from eventloop.error_text import error_text
 from eventloop.events import Event
 from eventloop.flights import Flights
-from eventloop.lane import Delivery, Lane, Report
+from eventloop.lane import Lane, Report
 from eventloop.lane_options import LaneOptions
+from eventloop.lane_queue import Delivery
 from eventloop.spans import SpanRecorder
 from eventloop.waiting import Latch
 from eventloop.worker_process import WorkerProcess

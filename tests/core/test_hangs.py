@@ -12,8 +12,9 @@ import pytest
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, HandlerFailed
-from eventloop.lane import Delivery, Lane
+from eventloop.lane import Lane
 from eventloop.lane_options import LaneOptions
+from eventloop.lane_queue import Delivery
 from eventloop.pace import Pace
 from eventloop.runners import ThreadLane
 from tests.conftest import DEADLINE, Held

@@ -14,8 +14,9 @@ import pytest
 from eventloop import background
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, Event, HandlerFailed, ScalarsLogged
-from eventloop.lane import Delivery, Lane
+from eventloop.lane import Lane
 from eventloop.lane_options import LaneOptions, Overflow
+from eventloop.lane_queue import Delivery
 from eventloop.pace import Pace
 from eventloop.runners import ThreadLane
 from eventloop.subscription import Subscription
