@@ -98,6 +98,15 @@ def gate() -> Iterator[Gate]:
     gate.open.set()
 
 
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """A process that is killed is waited for until it is gone, however busy the machine is: one that was not is a warning
+    in whatever test comes next."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eventloop.saver_client.KILLED_SECONDS", DEADLINE)
+        yield
+
+
 @pytest.fixture
 def make_saver(gate: Gate) -> Iterator[Callable[..., Saver]]:
     """Makes savers, with a process that is ready if it is asked for."""
