@@ -211,8 +211,7 @@ class Draining(ABC):
         """As `_wait`, of a lane that is told by the loop when it may end, or here where the loop is held."""
         while True:
             if held and monotonic() < ending.deadline and not any(each.being_fed for each in ending.lanes):
-                self._route_tidings()
-                self._route_rest(partial(self._router.route_rest, until=ending.deadline), ending.deadline)
+                self._route_rest(partial(self._give_rest, until=ending.deadline), ending.deadline)
                 self._wake_lanes()
             while ending.look(certain=held):
                 pass
@@ -249,11 +248,17 @@ class Draining(ABC):
     def _route_rest(self, route: Callable[[deque[Item]], None], deadline: float) -> None:
         """A filter is foreign code, and who closes has a deadline: where it does not return, nobody's is asked."""
         router = self._router
-        if router.asks and (router.filters or router.coming) and router.left(self.inbox):
+        left = bool(self._tidings) or router.left(self.inbox)
+        if left and router.asks and (router.filters or router.coming):
             router.asks = self._ask_about_rest(route, deadline)
         route(self.inbox)
         for lane in self.lanes:
             lane.end_asking()
+
+    def _give_rest(self, inbox: deque[Item], until: float) -> None:
+        """What a loop that is held leaves."""
+        self._route_tidings()
+        self._router.route_rest(inbox, until)
 
     def _lose_rest(self, inbox: deque[Item]) -> None:
         """All are charged, and nobody is given anything: a lane may be held by its disk."""

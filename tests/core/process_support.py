@@ -30,6 +30,14 @@ def until(condition: Callable[[], object]) -> None:
         sleep(0.002)
 
 
+def waits_long(subscription: Subscription) -> None:
+    """Somebody has waited for what it is at, in vain, and as long as `DEADLINE`: nobody waits again."""
+    assert subscription.lane is not None
+    assert 0.0 < subscription.lane.waited <= 0.2
+    began, _ = subscription.lane._under_way()
+    subscription.lane._in_vain.add(began, DEADLINE)
+
+
 def lane_of(subscription: Subscription) -> ProcessLane:
     assert isinstance(subscription.lane, ProcessLane)
     return subscription.lane

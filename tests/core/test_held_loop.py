@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from time import perf_counter
+from time import monotonic, perf_counter
 
 import pytest
 
+from eventloop import draining
 from eventloop.background import HURRY
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, AfterValIter, BeforeRun, Event, EventsDropped
+from eventloop.events import AfterTrainIter, AfterValIter, BeforeRun, Event, EventsDropped, HandlerFailed
 from eventloop.lane import Route
 from eventloop.lane_options import LaneOptions
 from eventloop.pace import HOLD_SECONDS, Pace
@@ -20,7 +21,7 @@ from eventloop.runners import ThreadLane
 from eventloop.spill import Segment
 from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE
-from tests.core.process_support import until
+from tests.core.process_support import until, waits_long
 from tests.core.spilling import emit
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -271,6 +272,36 @@ def test_what_a_filter_that_hangs_in_a_close_holds_up_is_charged_to_all(held: He
 
     assert of_others == (0, 3 * COUNT, 0)
     assert (of_its_own.failed, of_its_own.dropped) == (1, 2)
+
+
+def test_a_filter_of_health_events_that_hangs_holds_no_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who closes gives the others what a coroutine has held up, and asks nobody itself who may not come back."""
+    monkeypatch.setattr(draining, "HELD_SECONDS", 0.05)
+    bus, hangs, holds, go = Bus(), threading.Event(), threading.Event(), threading.Event()
+
+    async def hold(event: Event) -> None:
+        holds.set()
+        go.wait(DEADLINE)
+
+    holding = bus.subscribe(hold, "before_run")
+    told = bus.subscribe(
+        lambda event: None, HandlerFailed, offload="thread", when=lambda event: hangs.wait(DEADLINE)
+    )
+    bus.emit(BeforeRun())
+    bus.flush(0.0)
+    assert holds.wait(DEADLINE)
+    assert not bus.flush(0.1)
+    waits_long(holding)
+    bus._background._tell(HandlerFailed(handler="broken", error="ValueError"), None)
+    began = monotonic()
+
+    bus.close(DEADLINE)
+    took = monotonic() - began
+    hangs.set()
+    go.set()
+
+    assert took < DEADLINE / 2
+    assert (told.stats.delivered, told.stats.failed) == (0, 1)
 
 
 def test_who_has_left_a_filter_is_in_none_although_others_are() -> None:

@@ -21,7 +21,7 @@ from eventloop.runners import ThreadLane
 from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE, Held
 from tests.core import process_handlers as handlers
-from tests.core.process_support import Start, until
+from tests.core.process_support import Start, until, waits_long
 from tests.core.spilling import emit
 
 pytest_plugins = ["tests.core.process_fixtures"]
@@ -46,13 +46,6 @@ def hung(bus: Bus, held: Held, how: str) -> Subscription:
     assert not bus.flush(0.1)
     waits_long(subscription)
     return subscription
-
-
-def waits_long(subscription: Subscription) -> None:
-    assert subscription.lane is not None
-    assert 0.0 < subscription.lane.waited <= 0.2
-    began, _ = subscription.lane._under_way()
-    subscription.lane._in_vain.add(began, DEADLINE)
 
 
 @pytest.mark.parametrize("how", ["thread", "task", "blocking task"])
