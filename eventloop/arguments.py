@@ -16,11 +16,12 @@ P = ParamSpec("P")
 def knowing_others(init: Callable[P, None]) -> Callable[P, None]:
     """Have a constructor that is given an argument it does not have say which was meant."""
     parameters = inspect.signature(init).parameters
+    owner = init.__qualname__.partition(".")[0]
 
     @functools.wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
         if unknown := [name for name in kwargs if name not in parameters]:
-            raise TypeError(f"Trainer has no argument {unknown[0]!r}{_hint(unknown[0], [*parameters][1:])}")
+            raise TypeError(f"{owner} has no argument {unknown[0]!r}{_hint(unknown[0], [*parameters][1:])}")
         init(*args, **kwargs)
 
     return checked

@@ -1,7 +1,4 @@
-"""One background subscriber: what is delivered to it, what becomes of its errors, and how it ends.
-
-Of its account `queued` includes the delivery under way, and what has spilled to a file.
-"""
+"""One background subscriber: what is delivered to it, what becomes of its errors, and how it ends."""
 
 from __future__ import annotations
 

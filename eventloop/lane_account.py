@@ -1,4 +1,7 @@
-"""What became of a background subscriber's events."""
+"""What became of a background subscriber's events: at any moment `accepted == delivered + failed + dropped + queued`.
+
+`queued` includes the delivery under way, and what has spilled to a file.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from eventloop.unencodable import bad_events
 
 
 class Account(NamedTuple):
-    """What became of a lane's events at one moment; see the module for what adds up."""
+    """The counters at one moment, in events, but for `calls` and their `seconds`."""
 
     calls: int
     seconds: float
@@ -23,7 +26,7 @@ class Account(NamedTuple):
 
 
 class LaneAccount:
-    """The counters of a lane. At any moment `accepted == delivered + failed + dropped + queued`."""
+    """The counters of a lane; its lock is held where more than one of them changes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -73,7 +76,7 @@ class LaneAccount:
         return "" if lost == told else f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {came:,}"
 
     def lose_many(self, event_type: type[Event | None], count: int) -> None:
-        """The same with so many events of a type, all of which it wanted."""
+        """Charge the lane with so many events of a type that it wanted, and that were dropped before they reached its queue."""
         with self._account:
             self.accepted += count
             self._turn_away(event_type, count)

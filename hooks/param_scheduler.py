@@ -160,9 +160,8 @@ def _watches(scheduler: Any) -> bool:
 
 
 def _warn_of_another_optimizer(scheduler: Any, own: list[Any]) -> None:
-    groups = getattr(
-        getattr(scheduler, "optimizer", None), "param_groups", None
-    )  # a wrapped optimizer has those it wraps
+    optimizer = getattr(scheduler, "optimizer", None)
+    groups = getattr(optimizer, "param_groups", None)  # a wrapped optimizer has those it wraps
     if own and groups is not None and not any(groups is each.param_groups for each in own):
         warnings.warn(
             f"{type(scheduler).__name__} is of another optimizer than the trainer's, whose values it leaves as they are: "

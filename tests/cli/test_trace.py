@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from eventloop import Trainer, cli
 from eventloop.chrome_trace import chrome_trace, nested_rows
 from eventloop.events import AfterTrainIter
-from eventloop.hooks import CheckpointHook, TraceHook
+from eventloop.hooks import TraceHook
 from eventloop.spans import SAVER, Span
 from eventloop.trace_file import Window, read_trace
-from eventloop.writers import CSVWriter, JSONLWriter
+from tests.cli.traced_runs import traced
 from tests.trainer.conftest import batches, tiny_model
 
 Json = dict[str, Any]
@@ -37,13 +37,7 @@ async def look(event: AfterTrainIter) -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training with subscribers of all kinds, evaluations, checkpoints, and two windows."""
     directory = tmp_path_factory.mktemp("run")
-    model = tiny_model()
-    trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=batches(5), val_loader=batches(2), max_epochs=6, work_dir=directory,
-        writers=[JSONLWriter(), CSVWriter()],
-        hooks=[CheckpointHook(1, by_epoch=False, when_busy="wait"), TraceHook(windows=[(2, 4), (10, 20)])],
-    )  # fmt: skip
+    trainer = traced(directory, (2, 4), (10, 20))
     trainer.bus.subscribe(look, AfterTrainIter)
     trainer.train()
     trainer.close()

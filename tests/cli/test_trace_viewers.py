@@ -17,15 +17,11 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import pytest
-import torch
-import torch.nn.functional as F
 from playwright.sync_api import Browser, Page
 
-from eventloop import Trainer, cli
-from eventloop.hooks import CheckpointHook, TraceHook
-from eventloop.writers import CSVWriter, JSONLWriter
+from eventloop import cli
+from tests.cli.traced_runs import traced
 from tests.conftest import DEADLINE
-from tests.trainer.conftest import batches, tiny_model
 
 pytest_plugins = ["tests.cli.browsers"]
 
@@ -60,13 +56,7 @@ class Trace(NamedTuple):
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Of a training with writers, evaluations and checkpoints."""
     directory = tmp_path_factory.mktemp("run")
-    model = tiny_model()
-    trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=batches(5), val_loader=batches(2), max_epochs=6, work_dir=directory,
-        writers=[JSONLWriter(), CSVWriter()],
-        hooks=[CheckpointHook(1, by_epoch=False, when_busy="wait"), TraceHook(windows=[(2, 20)])],
-    )  # fmt: skip
+    trainer = traced(directory, (2, 20))
     trainer.train()
     trainer.close()
     path = directory / "trace.json"

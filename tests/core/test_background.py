@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -364,29 +364,37 @@ def test_subscriber_may_read_the_account(bus: Bus) -> None:
     assert queued == [1]
 
 
-@pytest.mark.parametrize("kind", ["loop", "thread"])
-@pytest.mark.parametrize("what", ["cancel", "pause"])
-def test_a_subscriber_that_ends_itself_has_had_what_came_before(bus: Bus, kind: str, what: str) -> None:
-    """What was emitted before its handler cancels, or pauses, is in its account, routed or not."""
+def act_in_a_delivery(bus: Bus, kind: str, act: Callable[[Subscription], object]) -> Subscription:
+    """A subscriber that acts on its first event, when nine more have been emitted."""
     entered, emitted, done = threading.Event(), threading.Event(), threading.Event()
 
-    def ends(event: AfterTrainIter) -> None:
+    def fn(event: AfterTrainIter) -> None:
         if not entered.is_set():
             entered.set()
             assert emitted.wait(DEADLINE)
-            getattr(subscription, what)()
+            act(subscription)
             done.set()
 
     async def task(event: AfterTrainIter) -> None:
-        ends(event)
+        fn(event)
 
-    fn, offload = (ends, "thread") if kind == "thread" else (task, None)
-    subscription = bus.subscribe(fn, "after_train_iter", offload=offload)
+    threaded = kind == "thread"
+    subscription = bus.subscribe(
+        fn if threaded else task, "after_train_iter", offload="thread" if threaded else None
+    )
     emit(bus, 1)
     assert entered.wait(DEADLINE)
     emit(bus, 9, start=1)
     emitted.set()
     assert done.wait(DEADLINE)
+    return subscription
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+@pytest.mark.parametrize("what", ["cancel", "pause"])
+def test_a_subscriber_that_ends_itself_has_had_what_came_before(bus: Bus, kind: str, what: str) -> None:
+    """What was emitted before its handler cancels, or pauses, is in its account, routed or not."""
+    subscription = act_in_a_delivery(bus, kind, lambda subscription: getattr(subscription, what)())
     emit(bus, 5, start=10)
     bus.flush(DEADLINE)
 
@@ -397,25 +405,11 @@ def test_a_subscriber_that_ends_itself_has_had_what_came_before(bus: Bus, kind: 
 @pytest.mark.parametrize("kind", ["loop", "thread"])
 def test_who_is_subscribed_by_a_subscriber_does_not_hear_what_came_before(bus: Bus, kind: str) -> None:
     """Who comes in the middle of a delivery hears what is emitted from then on."""
-    entered, emitted, done = threading.Event(), threading.Event(), threading.Event()
     late: list[Any] = []
 
-    def subscribes(event: AfterTrainIter) -> None:
-        entered.set()
-        assert emitted.wait(DEADLINE)
-        bus.subscribe(late.append, "after_train_iter", offload="thread", name=f"late {event.iter}")
-        done.set()
-
-    async def task(event: AfterTrainIter) -> None:
-        subscribes(event)
-
-    fn, offload = (subscribes, "thread") if kind == "thread" else (task, None)
-    bus.subscribe(fn, "after_train_iter", offload=offload, when=lambda event: event.iter == 0)
-    emit(bus, 1)
-    assert entered.wait(DEADLINE)
-    emit(bus, 9, start=1)
-    emitted.set()
-    assert done.wait(DEADLINE)
+    act_in_a_delivery(
+        bus, kind, lambda subscription: bus.subscribe(late.append, "after_train_iter", offload="thread")
+    )
     emit(bus, 2, start=10)
     bus.flush(DEADLINE)
 

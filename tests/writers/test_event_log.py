@@ -532,70 +532,68 @@ def test_without_a_thread_writes_sync_themselves(
     assert (synced.calls, synced.size) == (3, path.stat().st_size)
 
 
-def test_a_sync_that_fails_beside_a_close_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A close waits for the one under way: the system tells an error of the file once, to whoever syncs it first."""
-    writer = EventLogWriter(fsync_interval=0.001)
-    writer.open(Run(work_dir=str(path.parent)))
-    began, fails, errors = threading.Event(), threading.Event(), list[BaseException]()
+class FailingSync:
+    """Stands for `os.fsync`: the first one on the writer's own thread waits until it is let go, and fails; no other does."""
 
-    def fail(descriptor: int) -> None:
-        if threading.current_thread().name == "eventloop fsync":
-            began.set()
-            assert fails.wait(DEADLINE)
+    def __init__(self) -> None:
+        self.began, self._fails = threading.Event(), threading.Event()
+
+    def __call__(self, descriptor: int) -> None:
+        if threading.current_thread().name == "eventloop fsync" and not self.began.is_set():
+            self.began.set()
+            assert self._fails.wait(DEADLINE)
             raise OSError(5, "Input/output error")
 
-    def close() -> None:
-        try:
-            writer.close()
-        except OSError as error:
-            errors.append(error)
+    def beside_a_close(self, writer: EventLogWriter) -> list[str]:
+        """Let it fail while the writer is being closed; the errors that the close raised."""
+        errors: list[str] = []
 
-    monkeypatch.setattr(os, "fsync", fail)
+        def close() -> None:
+            try:
+                writer.close()
+            except OSError as error:
+                errors.append(str(error))
+
+        closing = threading.Thread(target=close)
+        closing.start()
+        closing.join(0.05)  # one that does not wait is over by then
+        self._fails.set()
+        closing.join(DEADLINE)
+        return errors
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> FailingSync:
+    failing = FailingSync()
+    monkeypatch.setattr(os, "fsync", failing)
+    return failing
+
+
+@pytest.fixture
+def syncing(path: Path, failing: FailingSync) -> EventLogWriter:
+    """A writer that is at a sync which is going to fail."""
+    writer = EventLogWriter(fsync_interval=0.001)
+    writer.open(Run(work_dir=str(path.parent)))
     writer.write_batch(scalars(1))
-    assert began.wait(DEADLINE)
-    closing = threading.Thread(target=close)
-    closing.start()
-    closing.join(0.05)  # one that does not wait is over by then
-    fails.set()
-    closing.join()
+    assert failing.began.wait(DEADLINE)
+    return writer
 
-    assert [str(error) for error in errors] == ["[Errno 5] Input/output error"]
+
+def test_a_sync_that_fails_beside_a_close_is_told(failing: FailingSync, syncing: EventLogWriter) -> None:
+    """A close waits for the one under way: the system tells an error of the file once, to whoever syncs it first."""
+    assert failing.beside_a_close(syncing) == ["[Errno 5] Input/output error"]
 
 
 def test_a_sync_that_outlasts_its_interval_is_told_when_it_fails(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    failing: FailingSync, syncing: EventLogWriter
 ) -> None:
     """A close waits for it also where something was written since, whose own sync waits for its turn."""
-    writer = EventLogWriter(fsync_interval=0.001)
-    writer.open(Run(work_dir=str(path.parent)))
-    began, fails, errors = threading.Event(), threading.Event(), list[BaseException]()
-
-    def fail_once(descriptor: int) -> None:
-        if threading.current_thread().name == "eventloop fsync" and not began.is_set():
-            began.set()
-            assert fails.wait(DEADLINE)
-            raise OSError(5, "Input/output error")
-
-    def close() -> None:
-        try:
-            writer.close()
-        except OSError as error:
-            errors.append(error)
-
-    monkeypatch.setattr(os, "fsync", fail_once)
-    writer.write_batch(scalars(1))
-    assert began.wait(DEADLINE)
     for _ in range(3):
-        writer.write_batch(scalars(1))
-    syncing = [thread for thread in threading.enumerate() if thread.name == "eventloop fsync"]
-    closing = threading.Thread(target=close)
-    closing.start()
-    closing.join(0.05)  # one that does not wait is over by then
-    fails.set()
-    closing.join()
+        syncing.write_batch(scalars(1))
+    threads = [thread for thread in threading.enumerate() if thread.name == "eventloop fsync"]
 
-    assert [str(error) for error in errors] == ["[Errno 5] Input/output error"]
-    assert len(syncing) <= 2
+    assert failing.beside_a_close(syncing) == ["[Errno 5] Input/output error"]
+    assert len(threads) <= 2
 
 
 def test_a_failed_sync_is_no_secret(attach: Attach, account: Account, synced: Synced) -> None:
