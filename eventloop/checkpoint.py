@@ -16,7 +16,8 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from eventloop.catalogue import suggest
 from eventloop.disk import DISK, Disk, Sink, make_directories, write_file
 from eventloop.manifest import MANIFEST, CheckpointError, Label, Manifest, encode_manifest, tensor_table
 from eventloop.shelf import (
+    LOOKS,
     PAYLOAD,
     SUFFIXES,
     Found,
@@ -60,6 +62,8 @@ __all__ = [
 logger = logging.getLogger("eventloop")
 
 _NO_LABEL = Label()
+_CHECKED_ANYWAY = "Validating sparse tensor invariants"
+"""What torch 2.15 says, whoever reads a sparse tensor safely."""
 
 
 class Serialized:
@@ -68,7 +72,9 @@ class Serialized:
     def __init__(self, state: Mapping[str, Any]) -> None:
         memory = io.BytesIO()
         torch.save(dict(state), memory)
-        self.bytes = memory.getbuffer()
+        # what the stream itself wrote into, not a copy; a view on it would be an error of the stream's, that Python
+        # 3.13 prints, where the two are collected as garbage, as after a save that failed
+        self.bytes = memory.getvalue()
         self.contents = describe(state)
 
 
@@ -80,7 +86,7 @@ def describe(state: Mapping[str, Any]) -> Manifest:
         iter=meta.get("iter", 0), epoch=meta.get("epoch", 0), batch_idx=position.get("batch_idx", 0),
         max_iters=meta.get("max_iters"), max_epochs=meta.get("max_epochs"),
         time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), eventloop=__version__, torch=str(torch.__version__),
-        keys=tuple(state), tensors=tuple(tensor_table(state)),
+        keys=tuple(map(str, state)), tensors=tuple(tensor_table(state)),
     )  # fmt: skip
 
 
@@ -211,11 +217,17 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
 
 def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]:
     try:
-        state = torch.load(file, map_location=map_location, weights_only=True)
+        # warnings are passed on afterwards: a program may make errors of them, and such a one is no damage
+        with warnings.catch_warnings(record=True) as noted:
+            warnings.simplefilter("always")
+            state = torch.load(file, map_location=map_location, weights_only=True)
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
     if not isinstance(state, dict) or "state_dict" not in state:
         raise CheckpointError(f"{path} is no checkpoint of eventloop: expected a mapping with a 'state_dict'")
+    for each in noted:
+        if not str(each.message).startswith(_CHECKED_ANYWAY):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     return state
 
 
@@ -231,9 +243,7 @@ def load_newest(
     Raises:
         FileNotFoundError: there is none.
     """
-    places = _places(directory)
-    found = scan(*places)
-    path, state = _first_whole(places, found, found.paths[::-1], needed)
+    found, path, state = _first_whole(_places(directory), lambda found: found.paths[::-1], needed)
     if left := found.left_behind(path):
         logger.warning(
             "%s is the newest on the line that was last gone on with; left behind are %s",
@@ -259,16 +269,19 @@ def load_best(
         FileNotFoundError: there is none that was saved as the best of that metric.
     """
     places = _places(directory)
-    found = scan(*places)
-    known = found.watched()
-    if metric is None and known:
-        metric = next((each for each in prefer if each in known), known[0])
-    if metric not in known:
-        what = f"of {metric!r}{suggest(metric, known)}" if metric and known else "at all"
-        raise FileNotFoundError(
-            f"{_holding(places)} no best checkpoint {what}: CheckpointHook(save_best=...) saves one"
-        )
-    return _first_whole(places, found, found.ranking(metric), needed)
+
+    def ranked(found: Found) -> list[Path]:
+        known = found.watched()
+        preferred = next((each for each in prefer if each in known), known[0] if known else None)
+        chosen = preferred if metric is None else metric
+        if chosen is None or chosen not in known:
+            what = f"of {chosen!r}{suggest(chosen, known)}" if chosen and known else "at all"
+            raise FileNotFoundError(
+                f"{_holding(places)} no best checkpoint {what}: CheckpointHook(save_best=...) saves one"
+            )
+        return found.ranking(chosen)
+
+    return _first_whole(places, ranked, needed)[1:]
 
 
 def _places(directory: str | Path | Sequence[str | Path]) -> list[str | Path]:
@@ -280,21 +293,29 @@ def _holding(places: Sequence[str | Path]) -> str:
 
 
 def _first_whole(
-    places: Sequence[str | Path], found: Found, paths: Sequence[Path], needed: Collection[str]
-) -> tuple[Path, dict[str, Any]]:
-    passed = list(found.damaged)
-    for path in paths:
-        try:
-            state = load_checkpoint(path)
-        except CheckpointError as error:
-            passed.append(str(error))
-            continue
-        if missing := [key for key in needed if key not in state]:
-            passed.append(f"{found.name_of(path)} has no {', '.join(missing)}")
-            continue
-        for reason in passed:
-            logger.warning("passed over for %s: %s", path, reason)
-        return path, state
+    places: Sequence[str | Path], order: Callable[[Found], Sequence[Path]], needed: Collection[str]
+) -> tuple[Found, Path, dict[str, Any]]:
+    """What is there, and the first of it that can be used, with its state. A run that goes on meanwhile may remove what
+    was found, for something newer that is durable: then it is looked again."""
+    for look in range(1, LOOKS + 1):
+        found = scan(*places)
+        passed, gone = list(found.damaged), False
+        for path in order(found):
+            try:
+                state = load_checkpoint(path)
+            except (CheckpointError, OSError) as error:
+                if gone := look < LOOKS and found.was_replaced(path):
+                    break
+                passed.append(str(error))
+                continue
+            if missing := [key for key in needed if key not in state]:
+                passed.append(f"{found.name_of(path)} has no {', '.join(missing)}")
+                continue
+            for reason in passed:
+                logger.warning("passed over for %s: %s", path, reason)
+            return found, path, state
+        if not gone:
+            break
     reasons = "".join(f"; {reason}" for reason in passed)
     raise FileNotFoundError(f"{_holding(places)} no checkpoint to resume from{reasons}")
 

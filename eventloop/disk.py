@@ -175,7 +175,8 @@ def start_writing_back(file: FileIO, start: int, size: int) -> None:
     """Let the system begin to write what will be synced in the end anyway, and not keep it: a checkpoint is not read
     again, and its pages would push out the data set's."""
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_DONTNEED)
+        with suppress(OSError):  # it is an advice: a file system or a sandbox may know none
+            os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_DONTNEED)
 
 
 def write_file(

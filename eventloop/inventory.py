@@ -93,7 +93,7 @@ class Stock:
                 verify_checkpoint(path)
                 self._damage[path] = None
             except CheckpointError as error:
-                if self._was_replaced(path):
+                if self.found.was_replaced(path):
                     del self.found.manifests[path]
                     self.found.paths.remove(path)
                     return f"{path} is gone"
@@ -106,13 +106,6 @@ class Stock:
             return read_manifest(path) == self.found.manifests[path]
         except CheckpointError:
             return False
-
-    def _was_replaced(self, path: Path) -> bool:
-        """It has another manifest, or is not there: a run does either at once."""
-        try:
-            return read_manifest(path) != self.found.manifests[path]
-        except CheckpointError:
-            return not path.exists()
 
     def could_be_whole(self, path: Path) -> bool:
         """It is there, and nothing is known against it."""
@@ -186,7 +179,7 @@ def is_alive(process: int) -> bool:
 
 def _bytes_of(path: Path) -> int:
     total = 0
-    for each in [path, *path.rglob("*")]:
-        with suppress(OSError):  # it is being renamed, or removed
+    with suppress(OSError):  # it is being renamed, or removed
+        for each in [path, *path.rglob("*")]:
             total += each.stat().st_size if each.is_file() else 0
     return total

@@ -55,6 +55,11 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float | str] = {}
     validated_at: int | None = None
 
+    def __post_init__(self) -> None:
+        for metric in self.best:
+            if metric not in self.metrics or math.isnan(float(self.metrics[metric])):
+                raise ValueError(f"it is to be the best of {metric!r}, of which its metrics have no score")
+
 
 class Manifest(Label, frozen=True, kw_only=True):
     """All of it.
@@ -97,8 +102,20 @@ class _Versioned(msgspec.Struct):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of `manifest.json`."""
-    body = msgspec.json.encode(manifest)
+    """The bytes of `manifest.json`.
+
+    Raises:
+        CheckpointError: something in it, which a handler may have put into the state, is of a type that nobody could
+            read again.
+    """
+    try:
+        body = msgspec.json.encode(manifest)
+        msgspec.json.decode(body, type=Manifest)
+    except UNREADABLE as error:
+        raise CheckpointError(
+            f"the {MANIFEST} of this checkpoint could not be read again, so it is not saved: {error}; it is made of the "
+            "state's names, its 'meta' and its label"
+        ) from error
     return msgspec.json.encode(_Envelope(hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
 
 

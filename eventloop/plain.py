@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _PLAIN = frozenset(
     {
@@ -16,7 +17,6 @@ _PLAIN = frozenset(
         bool,
         complex,
         bytes,
-        set,
         type(None),
         torch.Size,
         torch.dtype,
@@ -53,8 +53,10 @@ def plain(value: Any, where: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if type(value) in _PLAIN or isinstance(value, torch.Tensor):
+    if type(value) in _PLAIN:
         return value
+    if isinstance(value, torch.Tensor):
+        return _plain_tensor(value)
     if isinstance(value, Mapping):
         return {
             key if type(key) in _PLAIN else _plain(key): item if type(item) in _PLAIN else _inside(item, key)
@@ -63,9 +65,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         items = [item if type(item) in _PLAIN else _inside(item, i) for i, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, np.generic):
-        return value.item()
+    if type(value) is set:
+        return {_plain(item) for item in value}
+    if isinstance(value, np.generic) and type(number := value.item()) in _PLAIN:
+        return number  # of a date, or of more digits than Python's have, it is none
     raise _NotPlainError(value)
+
+
+def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory without the class, if that is one which `torch.load` would not know. One that wraps others has no
+    memory of its own, and is left."""
+    if type(tensor).__module__.partition(".")[0] == "torch" or is_traceable_wrapper_subclass(tensor):
+        return tensor
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
 
 
 def _inside(value: Any, key: object) -> Any:

@@ -69,6 +69,8 @@ def carry_out(stock: Stock, plan: Plan) -> list[str]:
                 remove_checkpoint(path)
             elif path.exists():
                 failed.append(f"{path} was not removed: it changed meanwhile")
+        except FileNotFoundError:  # the run itself has removed it
+            continue
         except OSError as error:
             failed.append(f"{path} was not removed: {error}")
     return [*failed, *_remove_leftovers(stock.directory, plan.leftovers)]

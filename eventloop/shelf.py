@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -17,6 +18,8 @@ SUFFIXES = (".pth", ".pt", ".ckpt")
 """What the name of a single file must end in to be read as a checkpoint: a published one, or another program's."""
 NEEDED = ("meta", "optimizer", "param_schedulers", "hooks", "rng")
 """What a checkpoint must have besides the weights to be resumed from."""
+LOOKS = 10
+"""How often a directory is looked at in which a run removes what was just found; of a few that are kept, twice is enough."""
 _ASIDE = re.compile(r"^\..+\.(?P<process>\d+)-\d+\.(tmp|old)$")
 _numbers = itertools.count(1)
 
@@ -78,6 +81,15 @@ class Found(NamedTuple):
         later = [each for each in self.paths if each in self.abandoned]
         return [self.name_of(each) for each in later if self.manifests[each].sequence > after]
 
+    def was_replaced(self, path: Path) -> bool:
+        """It is not there any more, or another one has its name: a run does either at once, once it has saved."""
+        if path not in self.manifests:
+            return not path.exists()
+        try:
+            return read_manifest(path) != self.manifests[path]
+        except CheckpointError:
+            return not path.exists()
+
     def name_of(self, path: Path) -> str:
         """A checkpoint for people: its name, or its path where there are several directories."""
         return path.name if len({each.parent for each in self.paths}) == 1 else str(path)
@@ -108,7 +120,7 @@ def scan(*directories: str | Path) -> Found:
     abandoned: set[Path] = set()
     last = 0
     for directory in map(Path, directories):
-        here, beside = _checkpoints_in(directory, damaged)
+        here, beside = _look_into(directory, damaged)
         turns = _turns_of(directory, damaged)
         on_line = line_of(turns)
         abandoned.update(path for path, manifest in here.items() if not on_line(manifest.sequence))
@@ -122,22 +134,72 @@ def scan(*directories: str | Path) -> Found:
     return Found([*single, *ordered], manifests, damaged, frozenset(abandoned), last)
 
 
-def _checkpoints_in(
-    directory: Path, damaged: list[str]
-) -> tuple[dict[Path, Manifest], list[tuple[int, str, Path]]]:
-    """Those with their manifests, and single files with what they are ordered by."""
+Seen = tuple[dict[Path, Manifest], list[tuple[int, str, Path]]]
+"""Checkpoints with their manifests, and single files with what they are ordered by."""
+
+
+def _look_into(directory: Path, damaged: list[str]) -> Seen:
+    """What is there, and what is damaged of it. Where a run has meanwhile removed something, what it saved for it may
+    have come too late to be seen: it is looked again."""
+    for look in range(1, LOOKS + 1):
+        reasons: list[str] = []
+        gone, seen = _checkpoints_in(directory, reasons)
+        if not gone or look == LOOKS:
+            break
+    damaged += reasons
+    return seen
+
+
+def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
+    """Whether something was removed meanwhile, and what was there."""
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
+    gone = False
+    if (reason := _why_not_listed(directory)) is not None:
+        damaged.append(reason)
+        return False, ({}, [])
     for path in sorted(directory.glob("[!.]*")):
-        if path.is_file():
-            if path.suffix in SUFFIXES:
-                files.append((path.stat().st_mtime_ns, path.name, path))
-        elif (path / MANIFEST).exists() or (path / PAYLOAD).exists():
-            try:
+        try:
+            if path.is_file():
+                if path.suffix in SUFFIXES:
+                    files.append((path.stat().st_mtime_ns, path.name, path))
+            elif _is_there(path / MANIFEST) or _is_there(path / PAYLOAD):
                 manifests[path] = read_manifest(path)
-            except CheckpointError as error:
+        except CheckpointError as error:
+            if os.path.lexists(path):
                 damaged.append(str(error))
-    return manifests, files
+        except FileNotFoundError:  # of the last look at a single file
+            pass
+        except OSError as error:
+            damaged.append(f"{path} may be a checkpoint, and cannot be looked into: {error}")
+        gone = gone or not os.path.lexists(path)
+    return gone, (manifests, files)
+
+
+def _why_not_listed(directory: Path) -> str | None:
+    """A glob is silent about a directory that it may not read."""
+    try:
+        os.scandir(directory).close()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"{directory} cannot be listed: {error}"
+    return None
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is something of that name.
+
+    Raises:
+        OSError: that cannot be found out.
+    """
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return False
+    return True
 
 
 def _turns_of(directory: Path, damaged: list[str]) -> tuple[Turn, ...]:

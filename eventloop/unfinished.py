@@ -22,6 +22,8 @@ def remove_replaced(paths: Sequence[Path]) -> None:
         try:
             if path.exists():
                 remove_checkpoint(path)
+        except FileNotFoundError:  # somebody prunes by hand
+            continue
         except OSError as error:
             logger.warning("a checkpoint that was replaced could not be removed: %s", error)
 

@@ -48,7 +48,7 @@ def open_verified(directory: Path, name: str) -> Iterator[BufferedReader]:
 def _open(path: Path) -> BufferedReader:
     try:
         return open_regular(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
         raise CheckpointError(f"{path.parent} is incomplete, {path.name} cannot be read: {error}") from error
 
 

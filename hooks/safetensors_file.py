@@ -111,6 +111,11 @@ def encode(state: Mapping[str, torch.Tensor], shared: Mapping[str, str], said: M
         for name, first in shared.items()
         if name in state and first in state and torch.equal(state[name], state[first])
     }
-    tensors = {name: value.contiguous() for name, value in state.items() if name not in left_out}
+    tensors = {
+        # it writes the bytes as they lie there, to which a conjugate or a negative view is still to be applied
+        name: value.resolve_conj().resolve_neg().contiguous()
+        for name, value in state.items()
+        if name not in left_out
+    }
     saved: bytes = require_safetensors().save(tensors, {**left_out, "format": "pt", **said})
     return saved

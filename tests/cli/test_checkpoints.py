@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import torch
 
 from eventloop import __version__, inventory_text
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.inventory import Stock
+from eventloop.inventory import Stock, list_leftovers
 from eventloop.inventory_text import size_text
 from eventloop.manifest import MANIFEST, read_manifest
 from eventloop.shelf import PAYLOAD, go_back, remove_checkpoint, scan
@@ -250,6 +250,19 @@ def test_what_a_run_removes_meanwhile_is_not_damaged(run: Path) -> None:
     told = stock.inventory()
     assert [item.name for item in told.checkpoints] == ["best_acc_epoch_2", "epoch_3", "epoch_4"]
     assert told.damaged == []
+
+
+def test_a_leftover_that_is_removed_meanwhile(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that ends while its bytes are counted has none left."""
+    dead = kill_a_save(run)
+
+    def gone(path: Path, pattern: str) -> Iterator[Path]:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "rglob", gone)
+
+    (left,) = list_leftovers(run)
+    assert (left.name, left.bytes) == (dead, 0)
 
 
 def test_nothing_but_damage_is_listed_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

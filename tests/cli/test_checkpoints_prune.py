@@ -242,6 +242,21 @@ def test_what_is_gone_already_is_no_failure(run: Path, monkeypatch: pytest.Monke
     assert names(run) == {"best_acc_epoch_2", "epoch_4"}
 
 
+def test_what_goes_at_that_moment_is_no_failure(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run itself may remove it between the last look and the removal."""
+    rename = os.rename
+
+    def too_late(source: Any, target: Any) -> None:
+        shutil.rmtree(source)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", too_late)
+
+    assert checkpoints(run, "--prune", "1", "--yes") == 0
+
+    assert names(run) == {"best_acc_epoch_2", "epoch_4"}
+
+
 def test_what_cannot_be_removed_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -166,6 +166,10 @@ def hostile_zip(mark: Path) -> bytes:
 HOSTILE = (hostile_pickle, hostile_archive, hostile_zip)
 
 
+def _name_no_file(manifest: dict[str, Any]) -> None:
+    manifest["files"]["a\0b"] = manifest["files"][PAYLOAD]
+
+
 def _take_from_older(damaged: Damaged, name: str) -> None:
     shutil.copy(damaged.older / name, damaged.newer / name)
 
@@ -186,6 +190,13 @@ ON_PURPOSE: dict[str, Callable[[Damaged], object]] = {
     "a later schema": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.update(schema=2)),
     "no schema": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.pop("schema")),
     "a field of another type": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.update(files=1)),
+    "a file that none can be": lambda damaged: rewrite_manifest(damaged.newer, _name_no_file),
+    "the best of nothing": lambda damaged: rewrite_manifest(
+        damaged.newer, lambda m: m.update(best={"f1": "less"})
+    ),
+    "the best by a text": lambda damaged: rewrite_manifest(
+        damaged.newer, lambda m: m.update(best={"acc": "less"}, metrics={"acc": "much"})
+    ),
     "no file named": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.update(files={})),
     "a manifest that is a directory": lambda damaged: _directory(damaged.newer / MANIFEST),
     "a state that is a directory": lambda damaged: _directory(damaged.newer / PAYLOAD),

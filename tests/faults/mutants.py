@@ -34,6 +34,7 @@ COPY = (
     "tests/faults/test_copies.py", "tests/trainer/test_snapshot.py", "tests/trainer/test_copying.py",
     "tests/trainer/test_saver.py", "tests/trainer/test_saver_process.py",
 )  # fmt: skip
+PUBLISHED = ("tests/hooks/test_published_safetensors.py",)
 LINE = ("tests/faults/test_line.py", "tests/trainer/test_line.py")
 
 
@@ -199,8 +200,23 @@ MUTANTS = (
     Mutant(
         "a damaged one ends the search",
         "checkpoint.py",
-        "            passed.append(str(error))\n            continue",
-        "            raise",
+        "                passed.append(str(error))\n                continue",
+        "                raise",
+        tests=READ,
+    ),
+    Mutant(
+        "what a run has removed is not looked for again",
+        "checkpoint.py",
+        "if gone := look < LOOKS and found.was_replaced(path)",
+        "if gone := False",
+        tests=READ,
+    ),
+    Mutant("what goes while it is listed", "shelf.py", "if not gone or look == LOOKS", "if True", tests=READ),
+    Mutant(
+        "a manifest that nobody could read",
+        "manifest.py",
+        "        msgspec.json.decode(body, type=Manifest)\n    except",
+        "    except",
         tests=READ,
     ),
     Mutant("hidden ones are looked at", "shelf.py", '"[!.]*"', '"*"'),
@@ -305,6 +321,43 @@ MUTANTS = (
         "        self.join()\n        with self._lock",
         "        with self._lock",
         tests=COPY,
+    ),
+    Mutant(
+        "no waiting for one that is begun meanwhile",
+        "saver.py",
+        "        task.written.wait()\n",
+        "",
+        tests=COPY,
+        after="def _replace",
+    ),
+    Mutant(
+        "no waiting when it is closed",
+        "saver.py",
+        "            task.written.wait()\n",
+        "            pass\n",
+        tests=("tests/trainer/test_saver_patience.py",),
+        after="def close",
+    ),
+    Mutant(
+        "the end does not wait",
+        "hooks/checkpoint.py",
+        "        self.saves.finish(trainer)\n        if event.reason != ERROR and self.saves.newest",
+        "        if event.reason != ERROR and self.saves.newest",
+        tests=PUBLISHED,
+    ),
+    Mutant(
+        "no sync of a published name",
+        "hooks/publish.py",
+        "    DISK.sync_directory(target.parent)\n",
+        "",
+        tests=PUBLISHED,
+    ),
+    Mutant(
+        "a published one is written under its name",
+        "hooks/publish.py",
+        "        DISK.rename(work, target)\n",
+        "        target.write_bytes(work.read_bytes())\n        work.unlink()\n",
+        tests=PUBLISHED,
     ),
     Mutant("buffers that are being written from", "saver.py", "snapshot not in used", "True", tests=COPY),
     Mutant(

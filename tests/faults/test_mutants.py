@@ -1,10 +1,18 @@
-"""The list of faults in the code that tests must see. They are tried by `scripts/mutants`."""
+"""The list of faults in the code that tests must see. All of them are tried by `scripts/mutants`, some of them here."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.faults.mutants import MUTANTS, ROOT, Mutant, source_of
+from tests.faults.mutants import MUTANTS, ROOT, Mutant, is_killed, source_of
+
+TRIED = (
+    "no fsync of a file",
+    "removed under its name",
+    "no join before a resume",
+    "nothing is copied at once",
+)
+"""One of each kind: an fsync, a rename, a join and a copy."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.what}")
@@ -16,6 +24,17 @@ def test_the_text_is_still_there(mutant: Mutant) -> None:
 
     assert changed != source
     compile(changed, mutant.file, "exec")
+
+
+@pytest.mark.skipif(not (ROOT / "eventloop").is_dir(), reason="there is no checkout to put a fault into")
+@pytest.mark.parametrize("what", TRIED)
+def test_a_fault_turns_a_test_red(what: str) -> None:
+    """Put into a copy of the code, it is seen."""
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.what == what)
+
+    killed, last = is_killed(mutant)
+
+    assert killed, last
 
 
 def test_the_tests_are_there() -> None:

@@ -110,7 +110,7 @@ def make(trial: Trial) -> tuple[int, str]:
 def _train_in_child(trial: Trial, turn: int, point: Point | None) -> None:
     try:
         if trial.one_number:
-            shelf.os = SimpleNamespace(getpid=lambda: 1)  # type: ignore[assignment,attr-defined]
+            shelf.os = SimpleNamespace(**{**vars(os), "getpid": lambda: 1})  # type: ignore[assignment,attr-defined]
         _train(trial, turn, point)
         sys.stdout.flush()
         os._exit(0)

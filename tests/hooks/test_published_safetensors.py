@@ -65,6 +65,18 @@ def test_the_weights_are_those_of_the_checkpoint(publish: Callable[..., Path]) -
     assert load_file(path)["1.num_batches_tracked"].item() == 8
 
 
+def test_views_are_published_as_what_they_show(publish: Callable[..., Path]) -> None:
+    """The bytes of a conjugate or a negative view are those of what it is a view of."""
+    model = torch.nn.Linear(2, 1)
+    model.register_buffer("conjugate", torch.tensor([1 + 2j, 3 - 4j]).conj())
+    model.register_buffer("negative", torch.tensor([1 + 2j, 3 - 4j]).conj().imag)
+
+    published = load_file(publish(model))
+
+    assert published["conjugate"].tolist() == [1 - 2j, 3 + 4j]
+    assert published["negative"].tolist() == [-2.0, 4.0]
+
+
 def test_the_name_has_the_hash(publish: Callable[..., Path]) -> None:
     """As that of a published .pth."""
     path = publish()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from eventloop.checkpoint import (
     scan,
 )
 from eventloop.manifest import MANIFEST, Label
+from eventloop.shelf import LOOKS, remove_checkpoint
 
 
 def save(directory: Path, name: str, sequence: int = 0, **label: Any) -> Path:
@@ -86,6 +91,123 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     """It holds nothing."""
     assert find_checkpoints(tmp_path / "none") == []
+
+
+def test_one_that_cannot_be_looked_into(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It may belong to somebody else, or its disk may be gone: it is named, and the others are found."""
+    save(tmp_path, "epoch_1", 1)
+    (tmp_path / "epoch_2").symlink_to("x" * 300)  # which not even root can follow
+
+    assert load_newest(tmp_path)[0].name == "epoch_1"
+
+    assert len(scan(tmp_path).damaged) == 1
+    assert f"{tmp_path / 'epoch_2'} may be a checkpoint, and cannot be looked into: " in caplog.text
+
+
+def test_links_that_lead_nowhere(tmp_path: Path) -> None:
+    """They are no checkpoints."""
+    (tmp_path / "nowhere").symlink_to("none")
+    (tmp_path / "round").symlink_to("round")
+
+    assert (scan(tmp_path).paths, scan(tmp_path).damaged) == ([], [])
+
+
+def test_a_directory_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not said to hold nothing."""
+
+    def refuse(path: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+    with pytest.raises(FileNotFoundError, match=f"{re.escape(str(tmp_path))} cannot be listed: not yours"):
+        load_newest(tmp_path)
+
+
+# --- while a run goes on -----------------------------------------------------------------------------------
+
+
+def go_on(directory: Path, sequence: int) -> None:
+    """What a run that keeps one does: save the next, then remove the former."""
+    save_best(directory, sequence, "acc", sequence)
+    remove_checkpoint(directory / f"best_acc_{sequence - 1}")
+
+
+def nothing() -> None:
+    """The run has ended."""
+
+
+def meanwhile(
+    monkeypatch: pytest.MonkeyPatch, module: str, function: str, steps: Callable[[], object]
+) -> None:
+    """Call something each time before a function does its part."""
+    original = getattr(importlib.import_module(module), function)
+
+    def after(*arguments: Any) -> Any:
+        steps()
+        return original(*arguments)
+
+    monkeypatch.setattr(f"{module}.{function}", after)
+
+
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [("eventloop.checkpoint", "load_checkpoint"), ("eventloop.verify", "read_manifest"), ("eventloop.shelf", "read_manifest")],
+)  # fmt: skip
+@pytest.mark.parametrize("load", [load_newest, load_best])
+def test_what_a_run_removes_meanwhile_has_a_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    load: Callable[[Path], tuple[Path, Any]], module: str, function: str,
+) -> None:  # fmt: skip
+    """Whenever what was found goes: what was saved for it is found, as if it had been there."""
+    save_best(tmp_path, 1, "acc", 1)
+    steps = iter([partial(go_on, tmp_path, 2), partial(go_on, tmp_path, 3)])
+    meanwhile(monkeypatch, module, function, lambda: next(steps, nothing)())
+
+    path, state = load(tmp_path)
+
+    assert (path.name, state["state_dict"]["w"].item()) == ("best_acc_3", 3.0)
+    assert not caplog.records
+
+
+def test_the_last_before_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes between a listing and the look at it is not "no checkpoint", nor is it damaged."""
+    save_best(tmp_path, 1, "acc", 1)
+    steps = iter([partial(go_on, tmp_path, 2)])
+    meanwhile(monkeypatch, "eventloop.shelf", "_is_there", lambda: next(steps, nothing)())
+
+    found = scan(tmp_path)
+
+    assert ([path.name for path in found.paths], found.damaged) == (["best_acc_2"], [])
+
+
+def test_looking_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever removes faster than anybody reads is not waited for."""
+    save_best(tmp_path, 0, "acc", 0)
+    sequence = itertools.count(1)
+    meanwhile(monkeypatch, "eventloop.checkpoint", "load_checkpoint", lambda: go_on(tmp_path, next(sequence)))
+
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no checkpoint to resume from; no checkpoint at .*best_acc_9"
+    ):
+        load_newest(tmp_path)
+    assert next(sequence) == LOOKS + 1
+
+
+def test_a_single_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is passed over as a damaged one is."""
+    for age, name in [(1, "a.pth"), (2, "b.pth")]:
+        torch.save({"state_dict": {"w": torch.tensor(1.0)}}, tmp_path / name)
+        os.utime(tmp_path / name, (age, age))
+
+    def refuse(path: Path, mode: str) -> Any:
+        if path.name == "b.pth":
+            raise PermissionError("not yours")
+        return path.open(mode)
+
+    monkeypatch.setattr("eventloop.checkpoint.open", refuse, raising=False)
+
+    assert load_newest(tmp_path)[0].name == "a.pth"
 
 
 # --- the newest --------------------------------------------------------------------------------------------

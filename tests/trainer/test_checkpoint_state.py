@@ -13,6 +13,7 @@ import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
 from eventloop.hooks import Hook
+from eventloop.plain import plain
 from eventloop.rng import rng_state, set_rng_state
 from eventloop.weights import unwrap
 from tests.trainer.conftest import MakeTrainer
@@ -32,8 +33,9 @@ def test_unwrap_a_compiled_model() -> None:
 
 
 def test_meta_says_where_the_run_was_and_how_it_was_built(make_trainer: MakeTrainer) -> None:
-    """Counters and maxima, the classes of optimizer and schedulers, the place in the loader, the settings, when it was
-    saved and by which torch: no config, seed or name of an experiment, which nobody told the trainer."""
+    """Counters and maxima, the classes of optimizer and schedulers, the names of what is optimized, the place in the
+    loader, the settings, when it was saved and by which torch: no config, seed or name of an experiment, which nobody told
+    the trainer."""
     trainer = make_trainer()
     trainer.schedulers.append(torch.optim.lr_scheduler.StepLR(trainer.optimizer, 3))
     trainer.train()
@@ -43,6 +45,7 @@ def test_meta_says_where_the_run_was_and_how_it_was_built(make_trainer: MakeTrai
     assert time.strptime(meta.pop("time"), "%Y-%m-%dT%H:%M:%S%z")
     assert meta.pop("position").keys() >= {"batch_idx", "passes"}
     assert meta.pop("settings").keys() == {"optimizer", "param_schedulers", "run", "hooks", "hook_options"}
+    assert meta.pop("parameters") == {"": ["\n".join(dict(trainer.model.named_parameters()))]}
     assert meta == {
         "schema": 1, "iter": 3, "epoch": 1, "max_iters": 6, "max_epochs": 2,
         "optimizer": "SGD", "param_schedulers": ["StepLR"], "torch": str(torch.__version__),
@@ -119,6 +122,46 @@ def test_numpy_numbers_are_saved_as_plain_ones(make_trainer: MakeTrainer) -> Non
     save_checkpoint(trainer.state.gather(""), trainer.work_dir / "a")
 
     assert load_checkpoint(trainer.work_dir / "a")["optimizer"]["param_groups"][0]["lr"] == 0.25
+
+
+class Named(torch.Tensor):
+    """A class that no reader knows, as those of torchvision's boxes and masks."""
+
+
+def test_a_tensor_of_another_class_is_saved_as_a_tensor(make_trainer: MakeTrainer) -> None:
+    """`weights_only=True` would refuse the class; the values are what counts."""
+    trainer = make_trainer(model=torch.nn.Linear(2, 3))
+    trainer.model.register_buffer("boxes", torch.ones(3).as_subclass(Named))
+
+    save_checkpoint(trainer.state.gather(""), trainer.work_dir / "a")
+
+    boxes = load_checkpoint(trainer.work_dir / "a")["state_dict"]["boxes"]
+    assert type(boxes) is torch.Tensor
+    assert torch.equal(boxes, torch.ones(3))
+
+
+def test_sets_of_plain_values_are_saved(tmp_path: Path) -> None:
+    """With NumPy's numbers in them made Python's."""
+    save_checkpoint({"state_dict": {}, "seen": plain({np.int64(1), (2, "b")}, "seen")}, tmp_path / "a")
+
+    assert load_checkpoint(tmp_path / "a")["seen"] == {1, (2, "b")}
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({Path("a")}, r"PosixPath\('a'\), a PosixPath"),
+        (np.datetime64("2026-01-01"), r".*, a datetime64"),
+        (np.longdouble(1), r".*, a longdouble"),
+    ],
+    ids=["a path in a set", "a date of NumPy's", "a number of more digits"],
+)
+def test_what_only_looks_plain(value: object, found: str) -> None:
+    """What `weights_only=True` would refuse is refused wherever it is."""
+    with pytest.raises(
+        TypeError, match=rf"the checkpoint's hooks\['seen'\] is {found}: a state_dict must be of"
+    ):
+        plain({"seen": value}, "hooks")
 
 
 def test_a_state_that_could_not_be_loaded(make_trainer: MakeTrainer) -> None:

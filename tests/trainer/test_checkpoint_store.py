@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
 import threading
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from eventloop.disk import SaveGivenUp
 from eventloop.shelf import PAYLOAD
 from eventloop.verify import verify_checkpoint
 from tests.trainer.recording_disk import RecordingDisk
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 OLD, NEW = {"state_dict": {"w": torch.zeros(3)}}, {"state_dict": {"w": torch.ones(3)}}
 OPERATIONS_OF_A_NEW_NAME = [
@@ -192,6 +197,23 @@ def test_a_state_that_cannot_be_written(tmp_path: Path) -> None:
     assert listing(tmp_path) == []
 
 
+GARBAGE = """
+import gc, torch
+from eventloop.checkpoint import Serialized
+kept = [Serialized({"state_dict": {"w": torch.ones(3)}})]
+kept.append(kept)
+del kept
+gc.collect()
+"""
+
+
+def test_bytes_that_are_garbage_go_without_a_word(python: Run) -> None:
+    """As after a save that failed: its error, what the frames of it hold, and the bytes are a cycle."""
+    ran = python(GARBAGE, PYTHONDEVMODE="1")  # which prints what 3.13 always does
+
+    assert (ran.returncode, [line for line in ran.stderr.splitlines() if "BytesIO" in line]) == (0, [])
+
+
 def test_the_error_of_the_disk_is_not_hidden_by_torch(tmp_path: Path) -> None:
     """Where the disk fails in the middle of `torch.save`, which would say that its file is too short, the disk's own
     error is raised."""
@@ -247,6 +269,17 @@ def test_removing(tmp_path: Path) -> None:
 
 
 # --- loading -----------------------------------------------------------------------------------------------
+
+
+def test_a_warning_that_is_to_be_an_error_is_no_damage(tmp_path: Path) -> None:
+    """Where the program wants warnings to be errors, one that comes from the loading is raised as it is."""
+    save_checkpoint(NEW, tmp_path / "a")
+
+    def warn(storage: Any, location: str) -> None:
+        warnings.warn("mine", stacklevel=2)
+
+    with pytest.raises(UserWarning, match="mine"):
+        load_checkpoint(tmp_path / "a", map_location=warn)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".ckpt"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -72,6 +74,20 @@ def test_views_of_other_types(sink: Callable[..., Sink]) -> None:
     view = memoryview(bytearray(16)).cast("d")
 
     assert sink().write(cast(Any, view)) == 16
+
+
+def test_an_advice_that_the_system_does_not_take(
+    sink: Callable[..., Sink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To write back early is an advice: where it is refused the file is written all the same."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
+    sink().write(pattern(2 * BESIDE))
+
+    assert (tmp_path / "file").read_bytes() == pattern(2 * BESIDE)
 
 
 def test_short_writes_are_completed(sink: Callable[..., Sink], tmp_path: Path) -> None:

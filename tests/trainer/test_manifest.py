@@ -101,6 +101,39 @@ def test_a_label_is_kept(tmp_path: Path) -> None:
     )
 
 
+def test_names_that_are_no_texts(tmp_path: Path) -> None:
+    """A handler may put anything into the state under any key: the manifest has it as a text."""
+    save_checkpoint({"state_dict": {}, 5: 1}, tmp_path / "a")  # type: ignore[dict-item]
+
+    assert read_manifest(tmp_path / "a").keys == ("state_dict", "5")
+
+
+@pytest.mark.parametrize(
+    ("state", "wrong"),
+    [
+        ({"meta": {"iter": "many"}}, r"Expected `int`, got `str` - at `\$\.iter`"),
+        ({"meta": {"epoch": 5.0}}, r"Expected `int`, got `float` - at `\$\.epoch`"),
+        ({"state_dict": {"\udcff": torch.zeros(1)}}, "surrogates not allowed"),
+    ],
+    ids=["a text", "a float", "no text"],
+)
+def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path, state: dict[str, Any], wrong: str) -> None:
+    """What a handler has made of the counters and names may be no manifest: that is an error, not a checkpoint that is
+    announced and cannot be loaded."""
+    message = f"could not be read again, so it is not saved: .*{wrong}.*; it is made of the state's names"
+    with pytest.raises(CheckpointError, match=message):
+        save_checkpoint({"state_dict": {}, **state}, tmp_path / "a")
+
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("metrics", [{}, {"loss": 0.5}, {"acc": "nan"}])
+def test_the_best_of_nothing(metrics: dict[str, float | str]) -> None:
+    """It could not be compared with others."""
+    with pytest.raises(ValueError, match="it is to be the best of 'acc', of which its metrics have no score"):
+        Label(best={"acc": "greater"}, metrics=metrics)
+
+
 @pytest.mark.parametrize(("value", "said"), [(0.1, 0.1), (nan, "nan"), (inf, "inf"), (-inf, "-inf")])
 def test_scores(value: float, said: float | str) -> None:
     """JSON has no NaN and no infinities: they are texts, which `float` takes."""

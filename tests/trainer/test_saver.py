@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +123,26 @@ def test_what_cannot_be_removed(
     assert_same(load_checkpoint(tmp_path / "new"), 2.0)
 
 
+def test_what_somebody_else_removes_meanwhile(
+    make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That is what was to be done, and no failure: of that nothing is said, and the others go."""
+
+    def gone(path: Path) -> None:
+        shutil.rmtree(path)
+        if path.name == "pruned":
+            raise FileNotFoundError(path)
+
+    monkeypatch.setattr("eventloop.unfinished.remove_checkpoint", gone)
+    former = (tmp_path / "pruned", tmp_path / "old")
+    for path in former:
+        save_checkpoint(a_state(1.0), path)
+    make_saver().save(a_state(2.0), Job(tmp_path / "new", replaces=former)).result(DEADLINE)
+
+    assert not caplog.records
+    assert os.listdir(tmp_path) == ["new"]
+
+
 def test_a_save_that_fails_replaces_nothing(make_saver: Make, tmp_path: Path) -> None:
     """Its error is the future's, and what was to be replaced is there."""
 
@@ -207,6 +228,36 @@ def test_one_that_waits_is_dropped(make_saver: Make, gate: Gate, tmp_path: Path)
     first.result(DEADLINE)
     saver.close()
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_one_that_is_begun_meanwhile_is_waited_for(
+    make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for its turn when `drop_waiting` looked, and is being written when its turn to go comes."""
+    gates = {"a": Gate(), "b": Gate()}
+    saver = make_saver(
+        lambda state, job, given_up: gates[job.path.name].write(state, job, given_up), spare=True
+    )
+    first = saver.save(a_state(1.0), Job(tmp_path / "a"))
+    assert gates["a"].entered.wait(DEADLINE)
+    second = saver.save(a_state(2.0), Job(tmp_path / "b"))
+    join, wait = saver.join, second.wait
+
+    def meanwhile() -> None:
+        gates["a"].open.set()
+        assert gates["b"].entered.wait(DEADLINE)
+        join()
+
+    def waited_for(timeout: float | None = None) -> bool:
+        gates["b"].open.set()
+        return wait(timeout)
+
+    monkeypatch.setattr(saver, "join", meanwhile)
+    monkeypatch.setattr(second, "wait", waited_for)
+    saver.drop_waiting()
+
+    assert (first.done(), second.done()) == (True, True)
+    assert_same(load_checkpoint(tmp_path / "b"), 2.0)
 
 
 @pytest.mark.parametrize("fails", [True, False])

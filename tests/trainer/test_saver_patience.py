@@ -64,6 +64,25 @@ def test_who_waits_waits_no_longer_than_for_a_thread(
     assert "is waited for, and the process that writes it takes too long: it is ended" in caplog.text
 
 
+def test_who_closes_waits_no_longer_either(
+    stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`close` waits for what is under way as anybody does who needs it."""
+    monkeypatch.setattr("eventloop.patience.AWAITED", AT_ONCE)
+    monkeypatch.setattr("eventloop.patience.ALONE", NEVER)
+    saver, _ = stopped
+    written = saver.save(a_state(1.0), Job(tmp_path / "a"))
+    assert isinstance(written, Owed)
+    while written.process is None:  # until the thread has given it
+        written.wait(0.01)
+    closing = threading.Thread(target=saver.close, daemon=True)
+    closing.start()
+    closing.join(DEADLINE / 3)
+
+    assert not closing.is_alive()
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
 def test_a_save_that_somebody_has_waited_for_is_given_to_no_process(
     make_saver: Callable[..., Saver], gate: Gate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
