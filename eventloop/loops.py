@@ -21,7 +21,9 @@ from eventloop.events import (
     BeforeTrainIter,
     BeforeValIter,
 )
+from eventloop.loaders import persists
 from eventloop.position import length_of
+from eventloop.rng import generators_of, random_state, rng_state, set_random_state, set_rng_state
 from eventloop.schedule import Evaluate, Schedule
 from eventloop.scopes import EpochScope, EvalScope
 from eventloop.stopping import Pass
@@ -81,7 +83,8 @@ class TrainLoop:
         self._pass = Pass(trainer.stops, length, endless=length is None)
         began = asked = clock.begin()
         between = 0.0  # handlers of what the background sent
-        for batch in self._batches(loader):
+        reading = self._batches(loader)
+        for batch in reading:
             if trainer.asked_to_stop and trainer.stopping and trainer.position.at_end:
                 return  # the loader has more batches than it said
             trainer.batch = batch if trainer.device is None else to_device(batch, trainer.device)
@@ -100,6 +103,7 @@ class TrainLoop:
                     started = perf_counter() - clock.excluded
             except SkipIteration:
                 if self._skip():
+                    _leave_open(trainer, reading)
                     return
                 asked = perf_counter() - clock.excluded
                 clock.hooks += asked - fetched
@@ -136,6 +140,7 @@ class TrainLoop:
                 bus.poll(trainer)
                 between = perf_counter() - clock.excluded - ended
             if (trainer.asked_to_stop or polls) and self._iteration_boundary():
+                _leave_open(trainer, reading)
                 return
             began, asked = ended, clock.begin()  # what was between belongs to the next one
         self._pass.end(trainer.batch_idx)
@@ -196,8 +201,10 @@ class TrainLoop:
                     raise
                 return
             if trainer.iter == before and not trainer.position.skipped:
+                once = "; an iterator, as a generator is one, gives its batches once: pass a DataLoader, or a list"
                 raise ValueError(
                     "a whole pass over the train loader trained no iteration: it is empty, or every batch was skipped"
+                    f"{once if isinstance(loader, Iterator) else ''}"
                 )
             if trainer.by_epoch:
                 return
@@ -239,20 +246,30 @@ def evaluate(trainer: Trainer, mode: Evaluate, *, scheduled: bool = False) -> di
         ValueError: the trainer has no loader for `mode`, or it is empty.
     """
     loader = check_loader(trainer, mode)
-    batch, outputs, was_training = trainer.batch, trainer.outputs, trainer.model.training
-    with trainer.clock.excluding(), EvalScope(trainer, mode) as scope:
-        trainer.model.eval()
-        try:
-            with EpochScope(trainer, mode) as epoch:
-                evaluation = Evaluation(trainer.evaluator)
-                if _run_pass(trainer, mode, loader, evaluation):
-                    epoch.metrics = scope.metrics = evaluation.compute()
-                    epoch.complete = scope.complete = True
-                    trainer.position.evaluated += scheduled
-        finally:
-            trainer.model.train(was_training)
-            trainer.batch, trainer.outputs = batch, outputs
+    with trainer.clock.excluding():
+        began_with = random_state(trainer.loader) if scheduled else {}
+        with EvalScope(trainer, mode) as scope:
+            _evaluate(trainer, mode, loader, scope, counts=scheduled)
+        if scheduled and not scope.complete:  # it is run again, and draws what it has drawn once more
+            set_random_state(trainer.loader, began_with)
     return scope.metrics
+
+
+def _evaluate(
+    trainer: Trainer, mode: Evaluate, loader: Iterable[Any], scope: EvalScope, *, counts: bool
+) -> None:
+    batch, outputs, was_training = trainer.batch, trainer.outputs, trainer.model.training
+    trainer.model.eval()
+    try:
+        with EpochScope(trainer, mode) as epoch:
+            evaluation = Evaluation(trainer.evaluator)
+            if _run_pass(trainer, mode, loader, evaluation):
+                epoch.metrics = scope.metrics = evaluation.compute()
+                epoch.complete = scope.complete = True
+                trainer.position.evaluated += counts
+    finally:
+        trainer.model.train(was_training)
+        trainer.batch, trainer.outputs = batch, outputs
 
 
 def check_loader(trainer: Trainer, mode: str) -> Iterable[Any]:
@@ -272,7 +289,8 @@ def _run_pass(trainer: Trainer, mode: Evaluate, loader: Iterable[Any], evaluatio
     before, after, _ = _EVENTS[mode]
     bus = trainer.bus
     passing, batches = Pass(trainer.stops, length_of(loader)), 0
-    for batch_idx, batch in enumerate(loader):
+    reading = _opened(trainer, loader)
+    for batch_idx, batch in enumerate(reading):
         trainer.batch = to_device(batch, trainer.device)
         if bus.wants(before):
             trainer.announce(before, batch_idx=batch_idx)
@@ -284,11 +302,33 @@ def _run_pass(trainer: Trainer, mode: Evaluate, loader: Iterable[Any], evaluatio
         batches += 1
         bus.poll(trainer)
         if passing.stops(batches):
+            _leave_open(trainer, reading)
             return False
     passing.end(batches)
     if not batches:
         raise ValueError(f"the {mode} loader is empty: a pass over it gave no batch")
     return True
+
+
+def _opened(trainer: Trainer, loader: Iterable[Any]) -> Iterator[Any]:
+    """A pass. Workers that persist draw their seed in the first one of a process, which in a resumed run is another one:
+    the training gets the same random numbers with it and without."""
+    if not persists(loader):
+        return iter(loader)
+    trains = generators_of(trainer.loader)
+    shared = [g for g in generators_of(loader) if any(g is own for own in trains)]
+    now, states = rng_state(), [g.get_state() for g in shared]
+    iterator = iter(loader)
+    set_rng_state(now)
+    for generator, state in zip(shared, states, strict=True):
+        generator.set_state(state)
+    return iterator
+
+
+def _leave_open(trainer: Trainer, reading: Iterator[Any]) -> None:
+    """Let go of a pass that is cut short only at the end of the run: a DataLoader waits for each of its workers then, up
+    to five seconds, and a signal's grace may not last until the state is saved."""
+    trainer.during_run.callback(lambda: reading)
 
 
 def to_device(batch: Any, device: torch.device | None) -> Any:

@@ -81,6 +81,51 @@ def load_optimizer_state(optimizer: Any, state: Any) -> None:
         optimizer.load_state_dict(state)
 
 
+class ParameterOrder:
+    """Which parameter is which in an optimizer's state, which has their numbers alone: given in another order, as after
+    layers were declared in another one, each would go on with another's momentum."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, list[int]] = {}
+        self._names: dict[str, list[str]] = {}
+
+    def of(self, model: torch.nn.Module, optimizer: Any) -> dict[str, list[str]]:
+        """By optimizer and group the names in the model, a line each; worked out anew where a group has grown. What is no
+        parameter of the model has an empty line."""
+        named = named_optimizers(optimizer)
+        sizes = {name: _group_sizes(each.param_groups) for name, each in named.items()}
+        if sizes != self._sizes:
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            self._sizes = sizes
+            self._names = {
+                name: [
+                    "\n".join(names.get(id(p), "") for p in group["params"]) for group in each.param_groups
+                ]
+                for name, each in named.items()
+            }
+        return self._names
+
+    def check(self, model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any], source: object) -> None:
+        """Refuse a state whose parameters are those of the optimizer in another order.
+
+        Raises:
+            CheckpointError: with the first that is in another place.
+        """
+        for name, groups in self.of(model, optimizer).items():
+            for number, (own, former) in enumerate(zip(groups, saved.get(name, ()), strict=False)):
+                ours, theirs = own.split("\n"), former.split("\n")
+                if ours != theirs and sorted(ours) == sorted(theirs):
+                    place = next(
+                        i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len({*pair}) > 1
+                    )
+                    raise CheckpointError(
+                        f"{source} has the parameters of the optimizer{f' {name!r}' if name else ''} in another order, by "
+                        f"which their states would be exchanged: at {place} of param group {number} it has "
+                        f"{theirs[place]!r}, the trainer {ours[place]!r}: give it to the optimizer in that order, or "
+                        "load_checkpoint(path), which takes the weights alone"
+                    )
+
+
 def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: object) -> None:
     """Refuse a checkpoint of other optimizers before anything of it is taken.
 
@@ -99,7 +144,8 @@ def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: 
         if sizes != saved_sizes:
             raise CheckpointError(
                 f"{source} is of another optimizer: {f'of {name!r} ' if name else ''}its parameter groups have "
-                f"{saved_sizes} parameters, the trainer's {sizes}"
+                f"{saved_sizes} parameters, the trainer's {sizes}: give it the groups that it had then, or "
+                "load_checkpoint(path), which takes the weights alone"
             )
 
 

@@ -47,7 +47,9 @@ class LoaderPosition:
         self._passes = 0  # opened so far
         self.length: int | None = None
         self._opened_with: dict[str, Any] = {}
-        self._generators: list[torch.Tensor] = []  # a checkpoint's, for when the loader is opened
+        self._generators: list[
+            torch.Tensor
+        ] = []  # a checkpoint's, for a loader that is known when it is opened
         self._samplers: Mapping[str, Any] | None = None  # the same
         self._loader_state: Mapping[str, Any] | None = None  # the same
         self._resuming = False
@@ -161,6 +163,9 @@ class LoaderPosition:
         self._loader_state = state.get("loader")
         self.evaluated = int(state["evaluated"])
         self._resuming = self._trainer.batch_idx > 0
+        if self._trainer.loader is not None:  # an evaluation that draws from them may come before the pass
+            set_generators(self._trainer.loader, self._generators)
+            self._generators = []
 
     def put_back(self, loader: Any, state: Mapping[str, Any]) -> None:
         """Another pass was made over a loader that saves its own place: the one under way, or the next, goes on from

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ from eventloop.checkpoint import (
 )
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
 from eventloop.optimizers import (
+    ParameterOrder,
     check_optimizer_state,
     class_names,
     load_optimizer_state,
@@ -42,6 +43,16 @@ __all__ = ["SCHEMA", "TrainerState", "Within"]
 logger = logging.getLogger("eventloop")
 
 SCHEMA = 1
+OF_THE_LOADER = ("batch_size", "loader_length", "dataset_length")
+
+
+class Resumed(NamedTuple):
+    """What was resumed from, with which answer to settings that have changed, and the loader they were compared with."""
+
+    path: Path
+    meta: Mapping[str, Any]
+    changed: Changed
+    loader: Iterable[Any] | None
 
 
 class TrainerState:
@@ -50,8 +61,10 @@ class TrainerState:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.settings = Settings(trainer)
+        self._order = ParameterOrder()
         self.went_back_to: Path | None = None
         """The checkpoint that was resumed from by name, or as the best, until somebody has noted that."""
+        self._resumed: Resumed | None = None  # until the training begins
         self._directories: list[Path] = []
         self._watched: list[str] = []
 
@@ -117,6 +130,7 @@ class TrainerState:
             "max_iters": trainer.max_iters,
             "max_epochs": trainer.max_epochs,
             "optimizer": class_names(trainer.optimizer),
+            "parameters": self._order.of(unwrap(trainer.model), trainer.optimizer),
             "param_schedulers": [type(scheduler).__name__ for scheduler in trainer.schedulers],
             "position": trainer.position.state_dict(within),
             "settings": self.settings.state_dict(),
@@ -131,9 +145,35 @@ class TrainerState:
         trainer.copying.join()
         found, checkpoint = self._find(path)
         with trainer.bus.holding(AfterLoadCheckpoint):  # what is refused was not loaded
-            self._take(found, self._announce(found, checkpoint), changed)
+            checkpoint = self._announce(found, checkpoint)
+            self._take(found, checkpoint, changed)
+        self._resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
         self.went_back_to = None if str(path) == "auto" else found
         return found
+
+    def goes_over(self, loader: Iterable[Any]) -> None:
+        """The training begins, or goes on, with a pass over `loader`, which a hand-written loop names only now. Between two
+        passes it may be another one than before; one that is cut short goes on in the same, or as `resume` was told.
+
+        Raises:
+            CheckpointError: its batches or its data set are others than those of the checkpoint's pass.
+        """
+        resumed, self._resumed = self._resumed, None
+        if resumed is None or resumed.loader is loader:
+            return
+        position = self._trainer.position
+        changes = [each for each in self.settings.compare(resumed.meta) if each.name in OF_THE_LOADER]
+        if changes and resumed.changed == "refuse" and position.resuming:
+            lines = "\n  ".join(map(str, changes))
+            raise CheckpointError(
+                f"{resumed.path} is of a pass over another loader than this loop's:\n  {lines}\n"
+                'resume(path, changed="apply") goes on with this one, after as large a part of it; a Trainer that is '
+                "given it as train_loader compares before anything is loaded"
+            )
+        for change in changes:
+            if change.name == "loader_length":
+                position.rescale(change.saved, change.own)
+            logger.warning("%s: %s; the loop goes on with its own", resumed.path, change)
 
     def _take(self, found: Path, checkpoint: Mapping[str, Any], changed: Changed) -> None:
         """Check everything, then load it, or leave everything as it was."""
@@ -278,6 +318,7 @@ class TrainerState:
                 "or load_checkpoint(path), which takes the weights alone"
             )
         check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
+        self._order.check(unwrap(trainer.model), trainer.optimizer, meta.get("parameters", {}), path)
 
     def _restore_counters(self, meta: Mapping[str, Any], part: Part) -> None:
         trainer = self._trainer

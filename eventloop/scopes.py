@@ -198,7 +198,10 @@ class TrainScope(Scope):
         self.trainer.announce(BeforeTrain)
 
     def end(self, reason: str, error: BaseException | None) -> None:
-        self.trainer.announce(AfterTrain, reason=reason)
+        trainer = self.trainer
+        trainer.announce(AfterTrain, reason=reason)
+        if reason == LEFT and trainer.where_to_resume:  # an error of the loop's own gets no note from here
+            logger.warning("the training was left before its end: %s", trainer.where_to_resume)
 
 
 class EvalScope(Scope):

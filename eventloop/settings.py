@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.utils.data import BatchSampler
 
 from eventloop.catalogue import near
 from eventloop.loaders import length_of
@@ -213,10 +214,18 @@ def _of_run(trainer: Trainer) -> dict[str, Any]:
         "loader_length": length_of(loader),
         "dataset_length": length_of(getattr(loader, "dataset", None)),
         "world_size": trainer.world_size,
+        "sampler": _samplers(loader),
         "autocast_dtype": _autocast_dtype(trainer),
         "model_dtypes": _dtypes(trainer),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _samplers(loader: Any) -> str | None:
+    """The classes that decide the order, such as what `shuffle=True` makes."""
+    found = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+    names = [type(each).__name__ for each in found if each is not None and type(each) is not BatchSampler]
+    return ", ".join(names) or None
 
 
 def _options_of_hooks(trainer: Trainer) -> dict[str, dict[str, Any]]:

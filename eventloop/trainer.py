@@ -13,6 +13,7 @@ import torch
 from eventloop.arguments import knowing_others
 from eventloop.assemble import (
     attach_all,
+    check_bus,
     check_default_hooks,
     check_lists,
     check_signatures,
@@ -128,6 +129,7 @@ class Trainer:
         loaders = (train_loader, val_loader, test_loader)
         check_lists(hooks=hooks, custom_hooks=custom_hooks, writers=writers)
         check_default_hooks(default_hooks)
+        check_bus(bus)
         check_signatures(train_step=train_step, val_step=val_step)
         check_trainer(model, optimizer, loss_fn, train_step, max_epochs, max_iters, *loaders)
         interval = val_interval if val_interval is not None else 1 if max_epochs is not None else 1000
@@ -208,7 +210,12 @@ class Trainer:
             return evaluate(self, "test")
 
     def epochs(self) -> Iterator[int]:
-        """For a hand-written loop: yield the index of each epoch that is left, validating in between."""
+        """For a hand-written loop: yield the index of each epoch that is left, validating in between.
+
+        Raises:
+            RuntimeError: a run is under way.
+        """
+        self._refuse_within("epochs")
         with RunScope(self), TrainScope(self):
             yield from TrainLoop(self, self._schedule).epochs()
 
@@ -227,6 +234,7 @@ class Trainer:
             )
         self.loader = loader
         with EpochScope(self, "train"):
+            self.state.goes_over(loader)
             yield from TrainLoop(self, self._schedule).iterations(loader)
 
     def stop(self, reason: str) -> None:
@@ -251,14 +259,24 @@ class Trainer:
         self.stops.ask(reason, signum)
 
     def _train(self, schedule: Schedule) -> None:
+        self._refuse_within("train")
         loop, loader = TrainLoop(self, schedule), check_loader(self, "train")
         check_step(self)
         self.loader = loader
+        self.state.goes_over(loader)
         with RunScope(self), TrainScope(self):
             for _ in loop.epochs():
                 with EpochScope(self, "train"):
                     for batch in loop.iterations(loader):
                         self.outputs = self.train_step(batch)
+
+    def _refuse_within(self, what: str) -> None:
+        if self.running:
+            raise RuntimeError(
+                f"trainer.{what}() was called in the middle of a run of this trainer: a handler may call val() and test(). "
+                "A hand-written loop that an error has ended is still in its run where somebody holds the error, as a "
+                "notebook does: build a new Trainer and resume"
+            )
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Run the forward pass of one batch and return its outputs, `loss` among them.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from eventloop.manifest import CheckpointError
 
@@ -34,8 +35,8 @@ def check_model_state(
     wrong = [
         f"{name}: the checkpoint has {_shape(state[name])}, the model {_shape(own[name])}"
         for name in own
-        if name in state and _shape(state[name]) != _shape(own[name])
-    ]
+        if name in state and not is_lazy(own[name]) and _shape(state[name]) != _shape(own[name])
+    ]  # a lazy module takes the shape of what is loaded
     strangers = [
         f"{name}: {_shape(own[name])} in the model, not in the checkpoint"
         for name in own
@@ -62,4 +63,6 @@ def load_model_state(
 
 
 def _shape(value: Any) -> tuple[int, ...] | str:
+    if is_lazy(value):
+        return "no shape yet"
     return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

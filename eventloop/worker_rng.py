@@ -6,10 +6,12 @@ read the same samples only if their workers go on where they were.
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from array import array
 from collections.abc import Callable, Mapping
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,7 @@ class InWorker:
 
     def init(self, worker: int) -> None:
         """A worker begins."""
+        Finalize(None, _end_alone, args=(os.getppid(),), exitpriority=100)
         if self._init is not None:
             self._init(worker)
         self._worker = worker
@@ -72,6 +75,13 @@ class InWorker:
         told = tuple(None if new == old else new for new, old in zip(state, self._told, strict=True))
         self._told = state
         return batch, self._worker, told
+
+
+def _end_alone(parent: int) -> None:
+    """A worker whose parent was killed ends. What it has told of its states may fill the pipe, which nobody reads, and its
+    queue would be joined for ever; behind a batch alone, which is a few bytes, there is room."""
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _is_empty(samples: Any) -> bool:

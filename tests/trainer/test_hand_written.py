@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from eventloop import Trainer
+from eventloop.hooks import CheckpointHook
 from tests.trainer.conftest import MakeTrainer, batches, collect, names, record
 
 CLOSING = ("after_train_epoch", "after_train", "after_run")
@@ -150,6 +151,29 @@ def test_a_body_that_is_left_before_it_did_anything(
     leave_by_return(make_trainer())
 
     assert "left within" not in caplog.text
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_return, leave_by_exception, break_outer])
+def test_where_to_resume_is_told(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, leave: Callable[[Trainer], None]
+) -> None:
+    """An error of the loop's own is not given a note, for nobody tells the trainer of it: the log has it."""
+    trainer = make_trainer(hooks=[CheckpointHook(interval=1, by_epoch=False)])
+
+    leave(trainer)
+
+    newest = trainer.work_dir / f"iter_{trainer.iter}"
+    where = f"the newest checkpoint to resume from is {newest} (iteration {trainer.iter})"
+    assert f"the training was left before its end: {where}" in caplog.text
+
+
+def test_without_a_checkpoint_nothing_is_told(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is nowhere to resume from."""
+    leave_by_exception(make_trainer())
+
+    assert "left before its end" not in caplog.text
 
 
 def test_stop_finishes_the_iteration(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:

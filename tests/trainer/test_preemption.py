@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch import nn
 
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, PreciseBN
-from tests.trainer.conftest import MakeTrainer, batches, collect, shuffled
+from tests.trainer.conftest import MakeTrainer, batches, collect, event_name, shuffled
 from tests.trainer.preempted import PLACES, Trials
-from tests.trainer.signals import Heard, send
+from tests.trainer.signals import Heard, send, send_in
+from tests.trainer.test_hand_written import train_by_hand
 
 TRIALS = 13
 """Of each place."""
@@ -82,3 +84,37 @@ def test_a_signal_in_precise_bn(
         for name, value in resumed.model.state_dict().items():
             assert torch.equal(value, whole.model.state_dict()[name]), (at, name)
     assert len(heard) == 9
+
+
+# --- before the loader is waited for -----------------------------------------------------------------------
+
+
+class Endless:
+    """A loader that says when it is let go of, where a DataLoader waits for its workers."""
+
+    def __init__(self, order: list[str]) -> None:
+        self._order = order
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            while True:
+                yield from batches(3)
+        finally:
+            self._order.append("let go")
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("mode", ["train", "val"])
+def test_the_state_is_saved_first(make_trainer: MakeTrainer, heard: Heard, mode: str, by_hand: bool) -> None:
+    """A pass that a signal cuts short keeps its loader until everything is durable and delivered."""
+    order: list[str] = []
+    loaders = {"train_loader": batches(3), "val_loader": batches(2), f"{mode}_loader": Endless(order)}
+    trainer = make_trainer(max_iters=9, val_interval=3, **loaders)
+    send_in(trainer, f"before_{mode}_iter", 2)
+    for event in ("checkpoint_saved", "after_run"):
+        trainer.bus.subscribe(lambda told: order.append(event_name(told)), event)
+
+    train_by_hand(trainer, trainer.train_loader) if by_hand else trainer.train()
+
+    assert order == ["checkpoint_saved", "after_run", "let go"]
+    assert len(heard) == 1

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from eventloop import Trainer
+from eventloop.checkpoint import CheckpointError
 from eventloop.hooks import CheckpointHook, Hook
 from tests.trainer.conftest import MakeTrainer, collect, record, samples, shuffled, tiny_model
 from tests.trainer.interrupted import assert_same, seed, state_of, stop_after
@@ -222,6 +223,34 @@ def test_any_file_can_be_resumed_from(make_trainer: MakeTrainer, tmp_path: Path,
     assert validations == [("after_val_epoch", 5, 1), ("after_val_epoch", 10, 2)]
     assert again == (validations[1:] if name.startswith("best") else validations)
     assert_same(state_of(second)["state_dict"], expected["state_dict"])
+
+
+def test_modules_that_take_their_shape_from_the_first_batch(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    """They take it from the checkpoint; one that has their weights in no shape at all is refused by name."""
+
+    def lazy(name: str) -> Trainer:
+        model = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        return make_trainer(model=model, optimizer=optimizer, train_loader=plain(), work_dir=tmp_path / name)
+
+    seed()
+    whole = lazy("whole")
+    whole.train()
+    seed()
+    first = lazy("parts")
+    stop_after(first, 7)
+    first.train()
+    second = lazy("parts")
+
+    second.resume()
+    second.train()
+
+    assert_same(state_of(second), state_of(whole))
+    other = make_trainer(model=torch.nn.Sequential(torch.nn.ReLU(), torch.nn.LazyLinear(8)), optimizer=None)
+    with pytest.raises(CheckpointError, match=r"1\.weight: no shape yet in the model, not in the checkpoint"):
+        other.load_checkpoint(tmp_path / "parts" / "iter_7")
 
 
 def test_a_validation_cut_short_is_run_after_the_resume(make_trainer: MakeTrainer, tmp_path: Path) -> None:

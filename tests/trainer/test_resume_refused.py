@@ -156,7 +156,7 @@ def test_other_parameter_groups(make_trainer: MakeTrainer, saved: Path) -> None:
     refuse(
         trainer,
         saved / "epoch_2",
-        r"parameter groups have \[4\] parameters, the trainer's \[1, 1, 1, 1\]",
+        r"parameter groups have \[4\] parameters, the trainer's \[1, 1, 1, 1\]: give it the groups that it had then",
     )
 
 
@@ -265,3 +265,27 @@ def test_a_resume_that_fails_half_way_changes_nothing(make_trainer: MakeTrainer,
     assert all(torch.equal(weights[name], value) for name, value in trainer.model.state_dict().items())
     assert (trainer.iter, trainer.epoch, trainer.optimizer.state_dict()["state"]) == (0, 0, {})
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "by name"])
+def test_parameters_in_another_order(make_trainer: MakeTrainer, tmp_path: Path, several: bool) -> None:
+    """An optimizer's state has numbers for names: each parameter would go on with the momentum of another of its shape."""
+
+    def build(order: list[int]) -> Trainer:
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 3))
+        parameters = list(model[:2].parameters())
+        own = torch.optim.SGD([parameters[i] for i in order], 0.1, momentum=0.9)
+        last = torch.optim.SGD(model[2].parameters(), 0.1)
+        return make_trainer(
+            model=model, optimizer={"body": own, "head": last} if several else own, work_dir=tmp_path
+        )
+
+    build([0, 1]).train()
+    of = r"the optimizer 'body'" if several else "the optimizer"
+    where = r"at 0 of param group 0 it has '0\.weight', the trainer '1\.weight'"
+
+    with pytest.raises(
+        CheckpointError, match=rf"has the parameters of {of} in another order, .*{where}: give it"
+    ):
+        build([1, 0]).resume()
+    assert build([0, 1]).resume().name == "epoch_2"
