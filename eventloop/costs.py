@@ -75,6 +75,10 @@ class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
     busy: Times
     """Of single deliveries."""
     error: str = ""
+    budget: float | None = None
+    """What the p99 of its deliveries should stay under."""
+    over_budget: bool = False
+    """It did not, and that was told (`slow_handler`)."""
 
 
 class Phases(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,8 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     ended: str | None
     """How the last call of `train`, `val` or `test` ended: "completed", another reason, or the error; None where it
     has not, or nobody wrote it down."""
+    begun_again: bool = False
+    """A call has begun after one that ended, and has not ended: it goes on, or was killed."""
     info: dict[str, str]
     """The facts of `run_info`."""
 
@@ -118,6 +120,7 @@ class _Reader:
         self._latest: dict[tuple[str, str], int] = {}  # the part of a curve's last record
         self._superseded = 0
         self._ended: str | None = None
+        self._begun_again = False
         self._info: dict[str, str] = {}
         self.whole = 0
         self.cut_short = 0
@@ -152,6 +155,7 @@ class _Reader:
             superseded=self._superseded,
             cut_short=self.cut_short,
             ended=self._ended,
+            begun_again=self._begun_again,
             info=self._info,
         )
 
@@ -215,9 +219,11 @@ class _Reader:
         self.whole += 1
         match row:
             case {"event": "before_run"}:
+                self._begun_again = self._begun_again or self._ended is not None
                 self._ended = None
             case {"event": "after_run", "reason": str(reason), **rest}:
                 self._ended = f"error: {error}" if (error := rest.get("error")) else reason
+                self._begun_again = False
             case {"event": "run_info", "info": dict(info)}:
                 self._info |= {str(key): str(value) for key, value in info.items()}
 

@@ -50,6 +50,14 @@ def load_report(run: Path) -> Report:
     return Report(run=name, costs=costs, log=log, notes=[*_notes(run, costs, log)])
 
 
+def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:
+    """Whether the record is that of a call which has ended, and the log has another one since, which has written none
+    yet. Where a subscriber lost something, that may have been the log's end."""
+    if costs is None or not costs.complete or log is None or not log.begun_again:
+        return False
+    return not any(s.dropped or s.failed or s.queued or s.error for s in costs.subscribers)
+
+
 def _check_run(run: Path) -> None:
     """Refuse what is no run, and say what it is.
 
@@ -112,6 +120,10 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
         )
     elif not costs.complete:
         notes.append(f"The run is under way, or was killed: {COSTS} is as it was written last.")
+    elif outdated(costs, log):
+        notes.append(
+            f"The run was begun again, and is under way or was killed: {COSTS} is that of the call before."
+        )
     if costs is not None and costs.first_iter:
         notes.append(
             f"The costs are of the iterations from {costs.first_iter:,} on: those before were another process's."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
+from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from eventloop.units import on_a_line, share, three_digits
 RUN_COLOURS = 8
 ROW = 30
 """Pixels of a bar."""
+MEDIANS = "A bar of medians may be shorter than the median iteration: they need not add up to it."
 CLIP = 4
 """Whatever is longer than so many of what is usual is cut off, and says how long it is."""
 
@@ -109,7 +111,8 @@ def breakdown(runs: Sequence[Named]) -> Chart:
         "uniformtext": {"mode": "hide", "minsize": 11},
     }
     height, names = 130 + ROW * 4 // 3 * len(bars), [narrow(bar.name) for bar in bars]
-    return Chart("Where an iteration's time goes", data, layout, height, narrow=names)
+    note = MEDIANS if any(run.costs.trend for run in runs) else ""
+    return Chart("Where an iteration's time goes", data, layout, height, note=note, narrow=names)
 
 
 def _phase_bar(phase: str, bars: Sequence[Stack]) -> Trace:
@@ -131,14 +134,14 @@ def trends(runs: Sequence[Named]) -> list[Chart]:
     with_trend = [run for run in runs if run.costs.trend]
     if not with_trend:
         return []
-    walls = [_ms(point.phases.wall, point.phases) for run in with_trend for point in run.costs.trend]
-    top = _top(walls)
-    charts = [_wall_chart(with_trend, walls, top)] if len(with_trend) > 1 else []
-    for run in with_trend:
+    walls = [[_ms(point.phases.wall, point.phases) for point in run.costs.trend] for run in with_trend]
+    # of each what is usual for it: a slow run is not cut off because another is fast
+    top = max(map(_top, walls))
+    charts = [_wall_chart(with_trend, [*chain(*walls)], top)] if len(with_trend) > 1 else []
+    for run, own in zip(with_trend, walls, strict=True):
         title = "The phases over the iterations" if len(runs) == 1 else run.name
         data = [_phase_area(phase, run.costs) for phase in PHASES]
-        own = [_ms(point.phases.wall, point.phases) for point in run.costs.trend]
-        charts.append(Chart(title, data, _over_iterations(walls, top), 320, note=_beyond(own, top)))
+        charts.append(Chart(title, data, _over_iterations(top), 320, note=_beyond(own, top)))
     return charts
 
 
@@ -152,7 +155,7 @@ def _wall_chart(runs: Sequence[Named], walls: Sequence[float], top: float) -> Ch
                 "line": {"shape": "hv", "color": run.colour, "width": 1.8}, "hovertemplate": "%{y:.4g} ms",
             }
         )  # fmt: skip
-    layout = _over_iterations(walls, top)
+    layout = _over_iterations(top)
     return Chart("An iteration, over each run", data, layout, 320, note=_beyond(walls, top))
 
 
@@ -173,11 +176,11 @@ def _stairs(costs: RunCosts, phase: str) -> tuple[list[int], list[float]]:
     return [*(point.first_iter for point in points), end], [*means, means[-1]]
 
 
-def _over_iterations(walls: Sequence[float], top: float) -> dict[str, Any]:
+def _over_iterations(top: float) -> dict[str, Any]:
     return {
         "hovermode": "x unified",
         "showlegend": True,
-        "xaxis": {"title": {"text": "iteration"}, "tickformat": "~s", "hoverformat": ",d"},
+        "xaxis": counted("iteration"),
         "yaxis": {
             "title": {"text": "ms an iteration"},
             "range": [0, top * 1.06 or 1.0],
@@ -202,6 +205,12 @@ def _beyond(values: Sequence[float], top: float) -> str:
         return ""
     points = "1 point is" if count == 1 else f"{count} points are"
     return f"{points} beyond the axis, up to {three_digits(max(values))} ms; “Autoscale” above the chart shows all."
+
+
+def counted(what: str) -> dict[str, Any]:
+    """An axis of iterations or steps: 20k for 20,000. Between two of them, where there are few, 0.5 and not 500m."""
+    few = {"dtickrange": [None, 0.9], "value": "~f"}
+    return {"title": {"text": what}, "tickformat": "~s", "tickformatstops": [few], "hoverformat": ",d"}
 
 
 def names_axis(names: Sequence[str]) -> dict[str, Any]:

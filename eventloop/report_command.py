@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.terminal import output_encoding, say
+from eventloop.terminal import OutputError, output_encoding, put_file, say
 from eventloop.units import on_a_line
 
 if TYPE_CHECKING:  # not for --help
@@ -18,6 +18,7 @@ EXIT_CODES = (
     "exit codes: 0 done, 1 the page could not be written, 2 bad input (one line), 130 ended by Ctrl-C. Nothing is "
     "changed in the runs, and one that is under way may be reported on."
 )
+STANDARD_OUTPUT = "-"
 
 
 def add_parser(commands: Any) -> None:
@@ -36,8 +37,9 @@ def add_parser(commands: Any) -> None:
         "--json", action="store_true", help="for programs: one JSON object, or a list of several"
     )
     parser.add_argument(
-        "--html", type=Path, metavar="FILE",
-        help="write one page with charts, which needs nothing but itself to be read; with torch-eventloop[report]",
+        "--html", metavar="FILE",
+        help='write one page with charts, which needs nothing but itself to be read; "-" is standard output; with '
+        "torch-eventloop[report]",
     )  # fmt: skip
     parser.add_argument("--traceback", action="store_true", help="show where an error was found")
 
@@ -45,16 +47,17 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     try:
-        page_of = _page_maker(options.html) if options.html is not None else None
+        page_of = _page_maker(options.html, json=options.json) if options.html is not None else None
         reports = _load(options.runs)
     except (ImportError, OSError, ValueError) as error:
         return _failed(options, error, 2)
     if page_of is not None:
         try:
-            written = _write(options.html, page_of(reports))
+            _write(options.html, page_of(reports))
+        except OutputError:  # `cli` tells it, as where the text cannot be written
+            raise
         except OSError as error:
             return _failed(options, error, 1)
-        sys.stderr.write(f"eventloop: {on_a_line(written)}\n")
     if options.json:
         say(_as_json(reports))
     elif page_of is None:
@@ -77,16 +80,24 @@ def _as_json(reports: list[Report]) -> str:
     return msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
 
 
-def _page_maker(path: Path) -> Any:
+def _page_maker(out: str, *, json: bool) -> Any:
     """What makes the page, found before anything is read.
 
     Raises:
         ImportError: plotly is not installed.
-        ValueError: the page would replace something that is none, or be in a folder that is not there.
+        ValueError: the page would replace something that is none, or be in a folder that is not there; or it is not alone
+            on standard output.
     """
     from eventloop.report_html import as_page, check_plotly, is_page
 
     check_plotly()
+    if out == STANDARD_OUTPUT:
+        if json:
+            raise ValueError(
+                "--html - and --json would both go to standard output: give --html the name of a file"
+            )
+        return as_page
+    path = Path(out)
     if path.is_dir() or (path.exists() and not is_page(path)):
         what = "a directory" if path.is_dir() else "no page of HTML"
         raise ValueError(f"--html {path} is {what}, and is not replaced: give the name of a new file")
@@ -95,10 +106,15 @@ def _page_maker(path: Path) -> Any:
     return as_page
 
 
-def _write(path: Path, page: str) -> str:
-    """Replace the file at once, so that a browser that reloads it finds a whole one."""
+def _write(out: str, page: str) -> None:
+    """Replace the file at once, so that a browser that reloads it finds a whole one; on standard output there is the page
+    alone."""
     from eventloop.inventory_text import size_text
 
+    if out == STANDARD_OUTPUT:
+        put_file(page.encode())
+        return
+    path = Path(out)
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(page, encoding="utf-8")
@@ -107,7 +123,8 @@ def _write(path: Path, page: str) -> str:
         with suppress(OSError):
             partial.unlink()
         raise OSError(f"--html {path} cannot be written: {error.strerror or error}") from error
-    return f"{path} is written, {size_text(path.stat().st_size)}"
+    told = f"{path} is written, {size_text(path.stat().st_size)}"
+    sys.stderr.write(f"eventloop: {on_a_line(told)}\n")
 
 
 def _failed(options: argparse.Namespace, error: Exception, code: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from eventloop.costs import SubscriberCost, Times
 from eventloop.envelope import Curve
-from eventloop.report_charts import ROW, Chart, Named, Trace, names_axis, narrow, rounded, text
+from eventloop.report_charts import ROW, Chart, Named, Trace, counted, names_axis, narrow, rounded, text
 from eventloop.report_tables import IN_SECONDS
 from eventloop.units import duration
 
@@ -37,13 +37,13 @@ def subscribers(runs: Sequence[Named]) -> list[Chart]:
 
 
 def _subscriber_traces(rows: Sequence[SubscriberCost]) -> list[Trace]:
+    within = [None if row.over_budget else row.busy for row in rows]
+    over = [row.busy if row.over_budget else None for row in rows]
+    budgets = [row.budget for row in rows]
     times = [
-        trace
-        for name, colour, shift, each in (
-            ("wait from the emit", "@data", -0.17, [row.wait for row in rows]),
-            ("delivery", "@busy", 0.17, [row.busy for row in rows]),
-        )
-        for trace in _spans(name, colour, shift, each)
+        *_spans("wait from the emit", "@data", -0.17, [row.wait for row in rows]),
+        *_spans("delivery", "@busy", 0.17, within, budgets),
+        *_spans("delivery over its budget", "@bad", 0.17, over, budgets),
     ]
     counts = [
         _counts("longest queue", "@muted", -0.3, [row.peak_queued for row in rows]),
@@ -54,14 +54,23 @@ def _subscriber_traces(rows: Sequence[SubscriberCost]) -> list[Trace]:
     return [*times, *filter(None, counts)]
 
 
-def _spans(name: str, colour: str, shift: float, times: Sequence[Times]) -> list[Trace]:
-    """From p50 to p99 as a bar with a point at each end, and the longest as a mark beyond."""
-    rows = [(i + shift, each) for i, each in enumerate(times) if each.samples]
+def _spans(
+    name: str,
+    colour: str,
+    shift: float,
+    times: Sequence[Times | None],
+    budgets: Sequence[float | None] | None = None,
+) -> list[Trace]:
+    """From p50 to p99 as a bar with a point at each end, and the longest as a mark beyond; nothing for None."""
+    known = zip(times, budgets or [None] * len(times), strict=True)
+    rows = [
+        (i + shift, t, _hover(name, t, b)) for i, (t, b) in enumerate(known) if t is not None and t.samples
+    ]
     if not rows:
         return []
-    x = [at for _, each in rows for at in (_seen(each.p50), _seen(each.p99), None)]
-    y = [at for row, _ in rows for at in (row, row, None)]
-    hover = [hint for _, each in rows for hint in (_hover(name, each), _hover(name, each), "")]
+    x = [at for _, each, _ in rows for at in (_seen(each.p50), _seen(each.p99), None)]
+    y = [at for row, *_ in rows for at in (row, row, None)]
+    hover = [hint for *_, told in rows for hint in (told, told, "")]
     common = {"type": "scatter", "hovertemplate": "%{hovertext}<extra></extra>", "legendgroup": name}
     return [
         {
@@ -70,8 +79,8 @@ def _spans(name: str, colour: str, shift: float, times: Sequence[Times]) -> list
         },
         {
             **common, "mode": "markers", "name": "its maximum", "showlegend": False,
-            "x": [_seen(each.max) for _, each in rows], "y": [row for row, _ in rows],
-            "hovertext": [_hover(name, each) for _, each in rows],
+            "x": [_seen(each.max) for _, each, _ in rows], "y": [row for row, *_ in rows],
+            "hovertext": [told for *_, told in rows],
             "marker": {"color": colour, "symbol": "line-ns", "size": 11, "line": {"color": colour, "width": 2}},
         },
     ]  # fmt: skip
@@ -105,9 +114,7 @@ def _subscriber_axes(rows: Sequence[SubscriberCost]) -> dict[str, Any]:
             "tickvals": [10.0**decade for decade in DECADES], "ticktext": [_tick(decade) for decade in DECADES],
             "range": edges,
         },
-        "xaxis2": {
-            "domain": [0.66, 1], "title": {"text": "events"}, "tickformat": "~s", "range": [0, most * 1.2 or 1],
-        },
+        "xaxis2": {"domain": [0.66, 1], **counted("events"), "range": [0, most * 1.2 or 1]},
     }  # fmt: skip
 
 
@@ -122,10 +129,11 @@ def _seen(seconds: float) -> float:
     return rounded(max(LEAST, seconds))
 
 
-def _hover(name: str, times: Times) -> str:
+def _hover(name: str, times: Times, budget: float | None) -> str:
     return (
         f"{name}<br>p50 {duration(times.p50)}, p99 {duration(times.p99)}, max {duration(times.max)}"
         f"<br>{times.samples:,} samples"
+        + ("" if budget is None else f"<br>its budget for p99: {duration(budget)}")
     )
 
 
@@ -165,7 +173,7 @@ def _curve_chart(name: str, members: Sequence[tuple[Named, Curve]], *, alone: bo
     layout = {
         "hovermode": "x unified",
         "showlegend": len(members) > 1 or not alone,
-        "xaxis": {"tickformat": "~s", "hoverformat": ",d", "title": {"text": "step"}},
+        "xaxis": counted("step"),
         "shapes": shapes,
         "annotations": notes,
     }

@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from eventloop.costs import PHASES, Phases, RunCosts, SubscriberCost
-from eventloop.report import Report
+from eventloop.report import Report, outdated
 from eventloop.units import duration, share, three_digits
 
 
@@ -51,7 +51,7 @@ def state(report: Report) -> str:
     """`completed`, `error: ...`, another reason to stop, or `under way or killed`."""
     if report.log is not None and report.log.ended is not None:
         return report.log.ended
-    if report.costs is None or not report.costs.complete:
+    if report.costs is None or not report.costs.complete or outdated(report.costs, report.log):
         return "under way or killed"
     return report.costs.outcome or "ended"
 

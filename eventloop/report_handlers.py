@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eventloop.costs import HandlerCost, RunCosts
+from eventloop.costs import HandlerCost, RunCosts, SubscriberCost
 from eventloop.report_cells import Table, longest, microseconds, percentiles, some_of
 from eventloop.units import ABSENT, duration
 
@@ -20,7 +20,8 @@ LEAST_GAP = 0.05
 def handlers_table(costs: RunCosts) -> Table:
     """What each handler of an iteration costs, the dearest first."""
     header = [
-        "handler", "event", "filter", "priority", "calls", "µs/iteration", "share", "p50", "p99", "max", "budget",
+        "handler", "event", "filter", "priority", "calls", "µs/iteration", "share", "a call, mean", "p50", "p99", "max",
+        "budget",
     ]  # fmt: skip
     shown = [handler for handler in dearest(costs.handlers) if handler.in_iteration]
     rows = [
@@ -28,12 +29,13 @@ def handlers_table(costs: RunCosts) -> Table:
             marked(handler.name, handler), handler.event, handler.filter, str(handler.priority),
             some_of(handler.calls, handler.times.samples), microseconds(handler.seconds, costs.phases),
             f"{handler.share * 100:.2f} %" if costs.phases.iterations else ABSENT,
-            *percentiles(handler.times), longest(handler.times), _budget(handler),
+            duration(handler.seconds / handler.calls), *percentiles(handler.times), longest(handler.times),
+            budget_of(handler),
         ]
         for handler in shown
     ]  # fmt: skip
     note = "\n".join(filter(None, [SAMPLED, unexplained(costs), never_called(costs)]))
-    return _without_budgets(Table("Handlers", header, rows, 3, _bad(shown), OVER, note=note), shown)
+    return without_budgets(Table("Handlers", header, rows, 3, _bad(shown), OVER, note=note), shown)
 
 
 def outside_table(costs: RunCosts) -> Table:
@@ -44,11 +46,11 @@ def outside_table(costs: RunCosts) -> Table:
         [
             handler.name, handler.event, handler.filter, str(handler.priority),
             some_of(handler.calls, handler.times.samples), duration(handler.seconds),
-            duration(handler.seconds / handler.calls), longest(handler.times), _budget(handler),
+            duration(handler.seconds / handler.calls), longest(handler.times), budget_of(handler),
         ]
         for handler in shown
     ]  # fmt: skip
-    return _without_budgets(
+    return without_budgets(
         Table("Handlers outside of the iterations", header, rows, 3, _bad(shown), OVER), shown
     )
 
@@ -77,8 +79,8 @@ def unexplained(costs: RunCosts) -> str:
     if gap <= LEAST_GAP * costs.phases.hooks:
         return ""
     return (
-        f"{duration(gap / costs.phases.iterations)} an iteration of the hooks phase is in no row: calls that stood out "
-        "and were not sampled."
+        f"{duration(gap / costs.phases.iterations)} an iteration of the hooks phase is in no row: the dispatch itself, "
+        "and calls that stood out and were not sampled."
     )
 
 
@@ -129,12 +131,13 @@ def _bad(handlers: Sequence[HandlerCost]) -> frozenset[int]:
     return frozenset(i for i, handler in enumerate(handlers) if handler.over_budget)
 
 
-def _without_budgets(table: Table, handlers: Sequence[HandlerCost]) -> Table:
+def without_budgets(table: Table, costs: Sequence[HandlerCost | SubscriberCost]) -> Table:
     """The last column is for those that have some."""
-    if any(handler.budget is not None for handler in handlers):
+    if any(cost.budget is not None for cost in costs):
         return table
     return table._replace(header=table.header[:-1], rows=[row[:-1] for row in table.rows])
 
 
-def _budget(handler: HandlerCost) -> str:
-    return ABSENT if handler.budget is None else duration(handler.budget)
+def budget_of(cost: HandlerCost | SubscriberCost) -> str:
+    """What its p99 should stay under."""
+    return ABSENT if cost.budget is None else duration(cost.budget)

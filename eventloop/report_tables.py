@@ -9,7 +9,15 @@ from eventloop.envelope import Curve
 from eventloop.report import Report
 from eventloop.report_cells import Table, milliseconds, percentiles, step
 from eventloop.report_facts import lossy, medians, trend, usual_wall
-from eventloop.report_handlers import a_call, an_iteration, handlers_table, outside_table
+from eventloop.report_handlers import (
+    OVER,
+    a_call,
+    an_iteration,
+    budget_of,
+    handlers_table,
+    outside_table,
+    without_budgets,
+)
 from eventloop.units import ABSENT, count_or_time, duration, on_a_line, ratio, share, three_digits, value_text
 
 IN_SECONDS = frozenset({"time", "data_time", "step_time", "hook_time"})
@@ -66,20 +74,24 @@ def subscribers_table(costs: RunCosts) -> Table:
     """What each background subscriber was given, and how it kept up."""
     header = [
         "subscriber", "event", "runs on", "delivered", "dropped", "failed", "left", "backlog", "spilled",
-        "wait p50", "p99", "busy p50", "p99", "busy in all",
+        "wait p50", "p99", "busy p50", "p99", "busy in all", "budget",
     ]  # fmt: skip
     rows = [
         [
             s.name, _some_events(s.event), s.runs_on,
             *(f"{n:,}" for n in (s.delivered, s.dropped, s.failed, s.queued, s.peak_queued, s.spilled)),
-            *percentiles(s.wait), *percentiles(s.busy), duration(s.seconds),
+            *percentiles(s.wait), *percentiles(s.busy), duration(s.seconds), budget_of(s),
         ]
         for s in costs.subscribers
     ]  # fmt: skip
-    bad = frozenset(i for i, s in enumerate(costs.subscribers) if lossy(s, costs))
+    lost = {i for i, s in enumerate(costs.subscribers) if lossy(s, costs)}
+    over = {i for i, s in enumerate(costs.subscribers) if s.over_budget}
+    why = "; or ".join(reason for reason, found in ((NOT_ALL, lost), (OVER, over)) if found)
     errors = [on_a_line(f"{s.name}: {s.error}") for s in costs.subscribers if s.error]
     note = f"In events; backlog is the longest queue there was. {WAIT}"
-    return Table("Background subscribers", header, rows, 3, bad, NOT_ALL, note="\n".join([note, *errors]))
+    note = "\n".join([note, *errors])
+    table = Table("Background subscribers", header, rows, 3, frozenset(lost | over), why, note=note)
+    return without_budgets(table, costs.subscribers)
 
 
 def _some_events(names: str) -> str:

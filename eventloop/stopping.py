@@ -51,7 +51,7 @@ class Stopping:
         self.together = False
 
     def ask(self, reason: str, signum: int | None = None) -> None:
-        """Take a note, and nothing else: the first one counts.
+        """Take a note, and have the logger log in this iteration, which is the last: the first one counts.
 
         Raises:
             ValueError: no reason is given.
@@ -60,6 +60,8 @@ class Stopping:
             raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
         self._request = self._request or Request(reason, signum)
         self._trainer.asked_to_stop = True
+        if self._trainer.running and not self.together:  # several ranks log alike, and go on for another one
+            self._trainer.metrics.crowded = True
 
     def poll(self) -> bool:
         """True when the run is to end here. Alone a request is enough; several ranks have to agree first."""

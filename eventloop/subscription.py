@@ -360,11 +360,13 @@ class Subscription:
         """A background subscriber's record, as far as the inbox was routed."""
         lane, account = self.lane, self.account()
         assert lane is not None
+        budget = lane.budget
         return SubscriberCost(
             name=self.name, event=self.event, runs_on=self.runs_on, delivered=account.delivered,
             dropped=account.dropped, failed=account.failed, queued=account.queued,
             peak_queued=account.peak_queued, spilled=account.spilled, calls=account.calls,
             seconds=account.seconds, wait=lane.waits.timing.times(), busy=lane.busy.times(account.calls), error=account.error,
+            budget=None if budget is None else budget.seconds, over_budget=budget is not None and budget.exceeded,
         )  # fmt: skip
 
     @property

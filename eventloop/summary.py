@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from eventloop.costs import PHASES, RunCosts
+from eventloop.costs import PHASES, HandlerCost, RunCosts
 from eventloop.meter import WARM_UP
 from eventloop.render import table
 from eventloop.subscription import SubscriptionStats
-from eventloop.units import on_a_line
+from eventloop.units import ABSENT, on_a_line
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -19,16 +19,19 @@ NAMES = 10
 """Of the metrics with values that could not be read, so many are named."""
 
 
-def cost_table(stats: list[SubscriptionStats], iterations: int, iteration_seconds: float) -> str:
-    """What each synchronous handler cost: microseconds per iteration, and its share of one. What is called once in
-    a run is spread over its iterations too."""
+def cost_table(costs: list[HandlerCost], iterations: int) -> str:
+    """What each synchronous handler cost: microseconds per iteration, and its share of one. What is called outside of
+    the iterations, as once in a run, is spread over them too, and has no share."""
     rows = []
-    for s in sorted((s for s in stats if s.runs_on == "sync" and s.calls), key=lambda s: -s.seconds):
-        per_iteration = s.seconds / max(1, iterations)
-        share = per_iteration / iteration_seconds if iteration_seconds else 0.0
-        rows.append([s.name, s.event, f"{s.calls:,}", f"{per_iteration * 1e6:,.1f}", f"{share:.2%}"])
-    costs = table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
-    return f"{costs}\ncalls are counted; times are estimated from the first {WARM_UP} calls and samples of the others"
+    for cost in sorted((cost for cost in costs if cost.calls), key=lambda cost: -cost.seconds):
+        per_iteration = cost.seconds / max(1, iterations) * 1e6
+        share = f"{cost.share:.2%}" if cost.in_iteration else ABSENT
+        rows.append([cost.name, cost.event, f"{cost.calls:,}", f"{per_iteration:,.1f}", share])
+    told = table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
+    return (
+        f"{told}\ncalls are counted; times are estimated from the first {WARM_UP} calls and samples of the others\n"
+        f"what is called outside of the iterations is spread over them, and has no share ({ABSENT})"
+    )
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:
@@ -77,10 +80,9 @@ def run_costs(trainer: Trainer, *, complete: bool = False, outcome: str = "") ->
 
 def summarize(trainer: Trainer) -> str:
     """The whole summary as text; also `trainer.summary()`."""
-    stats = trainer.bus.stats()
-    clock = trainer.clock
-    mean = clock.total_sum / clock.iterations if clock.iterations else 0.0
-    blocks = [breakdown(trainer), cost_table(stats, clock.iterations, mean)]
+    stats, phases = trainer.bus.stats(), trainer.clock.phases
+    costs = trainer.bus.handler_costs(phases.wall)
+    blocks = [breakdown(trainer), cost_table(costs, phases.iterations)]
     if any(s.runs_on != "sync" for s in stats):
         blocks.append(delivery_table(stats))
     losses = shortfalls(stats) + _unread(dict(trainer.metrics.unreadable))

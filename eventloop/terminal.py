@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 
 
 def at_least_one(text: str) -> int:
     """An argument that is a positive number.
 
     Raises:
-        argparse.ArgumentTypeError, ValueError: it is none.
+        argparse.ArgumentTypeError: it is none.
     """
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
     return number
@@ -30,10 +34,23 @@ def say(text: str) -> bool:
     Raises:
         OutputError: it cannot be written.
     """
+    return _put(lambda: sys.stdout.write(_encodable(f"{text}\n")))
+
+
+def put_file(data: bytes) -> bool:
+    """Write what else would be a file, as it is; see `say`.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    return _put(lambda: sys.stdout.buffer.write(data))
+
+
+def _put(write: Callable[[], object]) -> bool:
     if sys.stdout is None:  # as Python has it after `>&-`
         raise OutputError("standard output is closed: there is nowhere to write to")
     try:
-        sys.stdout.write(_encodable(f"{text}\n"))
+        write()
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.terminal import at_least_one, drop_output
+from eventloop.terminal import at_least_one, put_file
 from eventloop.units import on_a_line
 
 if TYPE_CHECKING:  # not for --help
@@ -57,10 +57,8 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         return _failed(options, error, 2)
     try:
-        _write(out, as_json(window))
-    except BrokenPipeError:  # nobody reads on, as in `eventloop trace ... -o - | head`
-        drop_output()
-        return 0
+        if not _write(out, as_json(window)):
+            return 0
     except OSError as error:
         return _failed(options, error, 1)
     sys.stderr.write(f"eventloop: {on_a_line(_told(trace, window, out))}\n")
@@ -127,15 +125,14 @@ def _is_others(path: Path) -> bool:
         return not is_ours(file.read(64))
 
 
-def _write(out: Path | None, data: bytes) -> None:
-    """Replace the file at once, so that a viewer finds a whole one; what is no file, as /dev/null, is written to."""
+def _write(out: Path | None, data: bytes) -> bool:
+    """Replace the file at once, so that a viewer finds a whole one; what is no file, as /dev/null, is written to. False
+    when nobody reads on, as in `eventloop trace ... -o - | head`."""
     if out is None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
-        return
+        return put_file(data)
     if out.exists() and not out.is_file():
         out.write_bytes(data)
-        return
+        return True
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(data)
@@ -144,6 +141,7 @@ def _write(out: Path | None, data: bytes) -> None:
         with suppress(OSError):
             partial.unlink()
         raise OSError(f"-o {out} cannot be written: {error.strerror or error}") from error
+    return True
 
 
 def _told(trace: Trace, window: Window, out: Path | None) -> str:

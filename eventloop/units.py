@@ -106,7 +106,10 @@ def _pieces(number: int, width: int) -> list[tuple[int, int]]:
 
 def _mean(values: Sequence[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return math.nan
     try:
-        return fmean(finite) if finite else math.nan
+        mean = fmean(finite)
     except OverflowError:  # of the sum
-        return math.fsum(value / len(finite) for value in finite)
+        mean = math.fsum(value / len(finite) for value in finite)
+    return min(max(mean, min(finite)), max(finite))  # rounded, that of equal values may be beside them

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.events import (
     AfterRun,
@@ -23,9 +23,10 @@ from eventloop.hooks.log_files import copy_logs
 from eventloop.hooks.log_statistics import LogStatistics, refuse_epochs
 from eventloop.optimizers import named_values
 from eventloop.options import check_bools, check_path
-from eventloop.packet import Packet
+from eventloop.packet import Packet, Scalar
 from eventloop.priority import Priority
 from eventloop.reducer import LAST, Reduced, Reducer
+from eventloop.scalar import single_number
 from eventloop.schedule import positive
 from eventloop.scopes import ERROR
 
@@ -42,9 +43,19 @@ REDUCE_MAX = ("data_time", "memory")
 """What is worst on one rank says more of than their mean: the slowest loader, and the memory that must suffice."""
 
 
+class LastRates(NamedTuple):
+    """The learning rates of an epoch's last iteration."""
+
+    iter: int
+    epoch: int
+    rates: dict[str, Scalar]
+
+
 class LoggerHook(Hook):
     """Every `interval` iterations: the learning rate, and what was put since the last time, become
-    `scalars_logged` events, made in the background. The training thread waits for no value.
+    `scalars_logged` events, made in the background. The training thread waits for no value. A stop ends an interval: what
+    is left is logged with the rate of its last iteration, unless there are several ranks, or the stop was asked for
+    behind the logger, where a scheduler may have moved it.
 
         default_hooks=dict(logger=dict(interval=50))
         hooks=[LoggerHook(interval=50, out_dir="logs")]    # takes its place, and copies the files
@@ -90,6 +101,7 @@ class LoggerHook(Hook):
         self._reducer = Reducer(reduce_max) if reduce else None
         self._statistics = LogStatistics(custom_cfg) if custom_cfg else None
         self._metrics: EventStorage | None = None
+        self._kept: LastRates | None = None
         self._interval = interval
         self._ignore_last = ignore_last
         if out_dir is not None:
@@ -119,6 +131,8 @@ class LoggerHook(Hook):
         more is put than waits for an interval, or for the end of a validation, and when something is left at the run's
         very end."""
         self._ended_well = False
+        self._kept = None
+        trainer.metrics.crowded = False  # of a stop that came behind the logger
         if self._out_dir is not None and trainer.rank == 0:
             trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
         trainer.bus.warm_up()
@@ -129,16 +143,17 @@ class LoggerHook(Hook):
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Log at the interval, in the last iteration, and at the end of an epoch too short for an interval."""
         done = (event.iter if event.max_epochs is None else event.batch_idx) + 1
-        if (
-            done % self._interval == 0
-            or trainer.metrics.crowded
-            or event.iter + 1 == event.max_iters
-            or (event.batch_idx + 1 == trainer.position.length and self._is_tail(event))
-        ):
+        if done % self._interval == 0 or trainer.metrics.crowded or event.iter + 1 == event.max_iters:
             self._log(trainer)
+        elif event.batch_idx + 1 == trainer.position.length:
+            if self._is_tail(event):
+                self._log(trainer)
+            else:
+                self._keep_rates(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Log what is left when training ended before its last iteration."""
+        self._put_kept(trainer)
         reducer = self._reducer
         if reducer is not None and event.reason == ERROR:
             reducer.stop()
@@ -197,13 +212,23 @@ class LoggerHook(Hook):
         return not self._ignore_last or event.batch_idx < self._interval
 
     def _log(self, trainer: Trainer) -> None:
-        metrics = trainer.metrics
-        returned = isinstance(trainer.outputs, Mapping) and "lr" in trainer.outputs
-        if not returned and not any(getattr(hook, "puts_lr", False) for hook in trainer.hooks):
-            # taken here, before the scheduler (70) moves it: the rate this iteration was trained with
-            for name, optimizer in named_values("lr", trainer.optimizer):
-                metrics.put_scalar(name, optimizer.param_groups[0]["lr"], smoothing_hint=False)
+        for name, rate in _rates(trainer).items():
+            trainer.metrics.put_scalar(name, rate, smoothing_hint=False)
         self._post(trainer, trainer.iter)
+
+    def _keep_rates(self, trainer: Trainer) -> None:
+        """Of an epoch's last iteration, where what is left waits for the next interval: the validation may stop the run,
+        and the scheduler has moved them then."""
+        rates = {name: single_number(name, rate) for name, rate in _rates(trainer).items()}
+        self._kept = LastRates(trainer.iter, trainer.epoch, rates)
+
+    def _put_kept(self, trainer: Trainer) -> None:
+        metrics, kept = trainer.metrics, self._kept
+        if kept is None or kept.iter + 1 != trainer.iter:
+            return
+        epoch, metrics.epoch = metrics.epoch, kept.epoch
+        metrics.put_scalars(kept.rates, smoothing_hint=False, cur_iter=kept.iter)
+        metrics.epoch = epoch
 
     def _log_rest(self, trainer: Trainer) -> None:
         if trainer.metrics.pending or trainer.metrics.pending_media:
@@ -225,6 +250,17 @@ class LoggerHook(Hook):
         if metrics:
             step = trainer.iter + (trainer.within == "iter")  # completed iterations
             trainer.announce(ScalarsLogged, mode=mode, step=step, scalars=metrics)
+
+
+def _rates(trainer: Trainer) -> dict[str, Any]:
+    """The learning rates by name, unless the step, or a hook, puts them. Taken before the scheduler (70) moves them, they
+    are those that the iteration was trained with."""
+    returned = isinstance(trainer.outputs, Mapping) and "lr" in trainer.outputs
+    if returned or any(getattr(hook, "puts_lr", False) for hook in trainer.hooks):
+        return {}
+    return {
+        name: optimizer.param_groups[0]["lr"] for name, optimizer in named_values("lr", trainer.optimizer)
+    }
 
 
 def _check_reduce(reduce: object, names: object) -> None:

@@ -73,11 +73,17 @@ class PeriodicWriter(LoggerHook):
                 writer.attach(bus, self._facts)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Write at the period and in the last iteration."""
+        """Write at the period, in the last iteration, and in one that is to stop the run."""
         if self._by_epoch:
             super().after_train_iter(trainer, event)
-        elif self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer):
+        elif (
+            (event.iter + 1) % self._interval == 0
+            or trainer.metrics.crowded
+            or event.iter + 1 == event.max_iters
+        ):
             self._log(trainer)
+        elif event.batch_idx + 1 == trainer.position.length:
+            self._keep_rates(trainer)
 
 
 def _check_writer(writer: object) -> None:

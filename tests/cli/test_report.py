@@ -22,6 +22,7 @@ from tests.cli.reported_runs import (
     TRAINED,
     begins,
     costs,
+    ends,
     handler,
     make_run,
     phases,
@@ -115,7 +116,7 @@ def test_text_has_every_table(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     ]
     ema = rows_of(text, "EMAHook")[0]
     assert ema[1:] == [
-        "after_train_iter", "45", "100", "25.0", "0.60", "%", "10.0", "µs", "100", "µs", "1.00", "ms",
+        "after_train_iter", "45", "100", "25.0", "0.60", "%", "25.0", "µs", "10.0", "µs", "100", "µs", "1.00", "ms",
     ]  # fmt: skip
     assert rows_of(text, "JSONLWriter")[0][:6] == [
         "JSONLWriter",
@@ -149,6 +150,22 @@ def test_what_needs_a_look_is_marked(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "notify: ValueError: a b\n" in text
     assert "train/loss: 1 of 11 values are NaN or infinite, the first at step 110" in text
     assert "events not delivered            3 dropped, 1 failed\n" in text
+
+
+def test_a_writer_over_its_budget_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the text, and in JSON, whose record says it."""
+    slow = subscriber(budget=5e-5, over_budget=True)
+    run = make_run(tmp_path / "run", subscribers=[slow, subscriber("within", budget=5e-4)])
+
+    assert report(run) == 0
+
+    text = printed(capsys)
+    assert [line.split()[1] for line in text.splitlines() if line.startswith("!")] == ["JSONLWriter", "its"]
+    assert "\n!  its p99 went over its budget, as slow_handler said\n" in text
+    assert rows_of(text, "!  JSONLWriter")[0][-2:] == ["50.0", "µs"]
+    assert report(run, "--json") == 0
+    subscribers = json.loads(printed(capsys))["costs"]["subscribers"]
+    assert [(s["budget"], s["over_budget"]) for s in subscribers] == [(5e-5, True), (5e-4, False)]
 
 
 def test_several_runs_side_by_side(run: Path, slow: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,6 +257,33 @@ def test_a_run_under_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "The run is under way, or was killed: costs.json is as it was written last.\n" in text
     assert "There are no curves: metrics.jsonl has no scalars.\n" in text
     assert "state       under way or killed\n" in text
+
+
+def test_a_run_that_was_begun_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until it has a record of its own it is not what the call before has ended as."""
+    run = make_run(tmp_path / "run", outcome="enough")
+    write_lines(run, *TRAINED[:-1], ends(100, "enough"), begins(100))
+
+    assert report(run) == 0
+
+    text = printed(capsys)
+    assert "state                           under way or killed\n" in text
+    assert (
+        "The run was begun again, and is under way or was killed: costs.json is that of the call before.\n"
+        in text
+    )
+
+
+def test_the_end_of_a_log_that_lost_something(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may have been lost too, as on a full disk: the record says how the run ended."""
+    run = make_run(tmp_path / "run", outcome="enough", subscribers=[subscriber(dropped=1)])
+    write_lines(run, *TRAINED, begins(100))
+
+    assert report(run) == 0
+
+    text = printed(capsys)
+    assert "state                           enough\n" in text
+    assert "begun again" not in text
 
 
 def test_how_a_run_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

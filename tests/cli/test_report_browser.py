@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 from playwright.sync_api import Browser, Page
 
+from eventloop.costs import TrendPoint
 from tests.cli.reported_runs import (
     TRAINED,
     begins,
@@ -35,6 +36,9 @@ VALIDATE = """() => [...document.querySelectorAll('.chart')]
 
 
 ALL_DRAWN = "() => [...document.querySelectorAll('.chart')].every(chart => chart.querySelector('.main-svg'))"
+
+
+TICKS = """() => [...document.querySelectorAll('.xtick text, .x2tick text')].map(tick => tick.textContent)"""
 
 
 class Opened(NamedTuple):
@@ -198,6 +202,24 @@ def test_names_are_short_on_a_telephone(opened: Open, tmp_path: Path) -> None:
     shown.wait(f"() => {chart}._fullLayout._size.w > 170")
     shown.page.set_viewport_size({"width": 1280, "height": 900})
     shown.wait(f"() => {chart}.layout.yaxis.ticktext[1] === 'ParamSchedulerHookOfALongName.after_train_iter'")
+
+
+def test_between_two_iterations(opened: Open, tmp_path: Path) -> None:
+    """An axis of few of them has ticks like 0.5, and none of thousandths; one of many has 20k."""
+    point = [TrendPoint(first_iter=0, phases=phases(1))]
+    run = make_run(tmp_path / "one", phases=phases(1), trend=point, subscribers=[subscriber(peak_queued=1)])
+    write_lines(run, scalars(1, loss=1.0))
+    shown = opened(run)
+    shown.draw_all()
+
+    ticks = shown.page.evaluate(TICKS)
+
+    assert {"0.5", "1"} <= {*ticks}
+    assert not [tick for tick in ticks if tick.endswith("m")]
+    shown.page.evaluate(
+        "() => Plotly.relayout(document.querySelectorAll('.chart')[1], {'xaxis.range': [0, 40000]})"
+    )
+    assert "20k" in shown.page.evaluate(TICKS)
 
 
 def test_switches_of_the_curves(one: Opened) -> None:

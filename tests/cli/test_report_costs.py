@@ -149,12 +149,38 @@ def test_over_its_budget_is_what_was_told() -> None:
     assert table.rows[0][-1] == "50.0 µs"
 
 
+def test_a_subscriber_over_its_budget_is_marked_as_a_handler_is() -> None:
+    """With its budget in the last column, which is there where one has some; and beside those that lost something."""
+    told, lost = subscriber("told", budget=5e-5, over_budget=True), subscriber("lost", dropped=1)
+    within = subscriber("within", budget=0.25)
+
+    table = subscribers_table(costs(subscribers=[told, within, subscriber()]))
+
+    assert [table.rows[i][0] for i in table.bad] == ["told"]
+    assert table.why == "its p99 went over its budget, as slow_handler said"
+    assert [table.header[-1], *(row[-1] for row in table.rows)] == ["budget", "50.0 µs", "250 ms", "-"]
+    both = subscribers_table(costs(subscribers=[told, lost]))
+    assert both.bad == {0, 1}
+    assert both.why == (
+        "it did not get, or did not manage, all of its events; or its p99 went over its budget, as slow_handler said"
+    )
+    assert subscribers_table(costs(subscribers=[lost])).header[-1] == "busy in all"
+
+
 def test_how_many_calls_were_measured() -> None:
     """Beside how many there were, unless that is all of them; a line says what p50, p99 and max are of."""
     table = handlers_table(costs(handlers=[handler(calls=2000), handler("all", calls=100)]))
 
     assert [row[4] for row in table.rows] == ["2,000 (100 sampled)", "100"]
     assert "p50, p99 and max are of those, and the others may have been longer." in table.note
+
+
+def test_a_rare_call_has_its_own_mean() -> None:
+    """Of one each ten iterations the mean of a call is ten times what an iteration pays."""
+    table = handlers_table(costs(handlers=[handler(calls=10, filter="every=10")]))
+
+    assert table.header[5:8] == ["µs/iteration", "share", "a call, mean"]
+    assert table.rows[0][5:8] == ["25.0", "0.60 %", "250 µs"]
 
 
 def test_what_is_in_no_row_is_said() -> None:
@@ -166,7 +192,8 @@ def test_what_is_in_no_row_is_said() -> None:
     one = unexplained(costs(handlers=[optimizer, handler(), outside(seconds=7.0)]))
     assert (
         one
-        == "75.0 µs an iteration of the hooks phase is in no row: calls that stood out and were not sampled."
+        == "75.0 µs an iteration of the hooks phase is in no row: the dispatch itself, and calls that stood out and "
+        "were not sampled."
     )
     assert unexplained(costs(handlers=[optimizer, handler(), clip])).startswith(
         "65.0 µs an iteration of the hooks phase"

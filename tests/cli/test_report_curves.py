@@ -134,6 +134,22 @@ def test_a_validation_after_the_training_is_no_resume(tmp_path: Path) -> None:
     assert (log.resumed_at, log.superseded) == ([], 0)
 
 
+def test_whether_a_run_was_begun_again(tmp_path: Path) -> None:
+    """After an end, and has none of its own; one that never ended is not begun again, however often it was killed."""
+    cases = [
+        [begins(0), scalars(10, loss=1.0)],
+        [begins(0), begins(0)],
+        [begins(0), ends(10)],
+        [begins(0), ends(10), begins(10)],
+        [begins(0), ends(10), begins(10), begins(20)],
+        [begins(0), ends(10), begins(10), ends(20)],
+    ]
+
+    logs = [read_curves(write_lines(tmp_path, *rows)) for rows in cases]
+
+    assert [log.begun_again for log in logs] == [False, False, False, True, True, False]
+
+
 def test_a_file_without_the_lines_of_the_runs(tmp_path: Path) -> None:
     """Where only scalars were written, a step of training that goes back says that they were run again."""
     path = write_lines(

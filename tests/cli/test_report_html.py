@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.costs import write_costs
+from eventloop.costs import TrendPoint, write_costs
 from tests.cli.reported_runs import (
     TRAINED,
     costs,
@@ -177,6 +177,29 @@ def test_drops_and_budgets_are_red(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").read_text("utf-8").count('<tr class="bad">') == 2
 
 
+def test_a_writer_over_its_budget_is_red(tmp_path: Path) -> None:
+    """Its deliveries in the chart, with the budget in the hover, and its row."""
+    slow = subscriber(budget=5e-5, over_budget=True)
+    run = make_run(tmp_path / "run", subscribers=[subscriber("within", budget=5e-4), slow])
+
+    page = write(tmp_path, run)
+
+    spans = {
+        trace["name"]: trace
+        for trace in page.charts[3]["data"]
+        if trace["type"] == "scatter" and "p99" in trace["name"]
+    }
+    assert {name: (trace["line"]["color"], trace["y"]) for name, trace in spans.items()} == {
+        "wait from the emit, p50 to p99": ("@data", [-0.17, -0.17, None, 0.83, 0.83, None]),
+        "delivery, p50 to p99": ("@busy", [0.17, 0.17, None]),
+        "delivery over its budget, p50 to p99": ("@bad", [1.17, 1.17, None]),
+    }
+    hover = spans["delivery over its budget, p50 to p99"]["hovertext"][0]
+    assert hover.endswith("<br>its budget for p99: 50.0 µs")
+    assert "\nRed: its p99 went over its budget, as slow_handler said.\n" in page.text
+    assert (tmp_path / "page.html").read_text("utf-8").count('<tr class="bad">') == 1
+
+
 def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
     """A bar and a colour a run in each chart, and tables with ratios to the first."""
     page = write(tmp_path, run, other)
@@ -193,6 +216,30 @@ def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
         ("first train", "@run0", "solid"), ("first val", "@run0", "dash"),
         ("second train", "@run1", "solid"), ("second val", "@run1", "dash"),
     ]  # fmt: skip
+
+
+def test_a_bar_of_medians_says_that_it_is_one(run: Path, tmp_path: Path) -> None:
+    """The iteration's own median is in the facts, and may be longer; without medians there is nothing to say."""
+    said = "A bar of medians may be shorter than the median iteration"
+    (tmp_path / "means").mkdir()
+    write_costs(tmp_path / "means", costs(trend=[]))
+
+    assert said in write(tmp_path, run).text
+    assert said not in write(tmp_path, tmp_path / "means").text
+
+
+def test_a_slow_run_beside_a_fast_one_is_not_cut_off(run: Path, tmp_path: Path) -> None:
+    """The axis is the same for all, and goes as far as what is usual for each; what is rare for it is beyond."""
+    slow = [TrendPoint(first_iter=0, phases=phases(1, hooks=0.1))]
+    long = [TrendPoint(first_iter=i, phases=phases(1, hooks=9.0 if i == 50 else 1e-4)) for i in range(100)]
+    make_run(tmp_path / "slow", phases=phases(1, hooks=0.1), trend=slow)
+    make_run(tmp_path / "long", phases=phases(100), trend=long)
+
+    page = write(tmp_path, tmp_path / "long", tmp_path / "slow")
+
+    ranges = [chart["layout"]["yaxis"]["range"] for chart in page.charts[1:4]]
+    assert ranges == [[0, pytest.approx(104 * 1.06)]] * 3
+    assert page.text.count("1 point is beyond the axis, up to 9,004 ms") == 2
 
 
 def test_a_long_curve_has_a_band(tmp_path: Path) -> None:
@@ -310,6 +357,39 @@ def test_json_beside_the_page(run: Path, tmp_path: Path, capsys: pytest.CaptureF
 
     assert json.loads(capsys.readouterr().out)["run"] == str(run)
     assert (tmp_path / "page.html").exists()
+
+
+def test_standard_output(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """`--html -` writes the page there, and nothing else; a file of that name is `./-`."""
+    monkeypatch.chdir(tmp_path)
+
+    assert report(run, "--html", "-") == 0
+
+    said = capfdbinary.readouterr()
+    assert (said.out[:15], said.out.rstrip()[-7:], said.err) == (b"<!DOCTYPE html>", b"</html>", b"")
+    assert not (tmp_path / "-").exists()
+    assert report(run, "--html", "./-") == 0
+    assert capfdbinary.readouterr().out == b""
+    assert (tmp_path / "-").is_file()
+
+
+def test_standard_output_is_for_one_of_both(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A page with JSON behind it is neither."""
+    assert report(run, "--html", "-", "--json") == 2
+
+    told = "--html - and --json would both go to standard output: give --html the name of a file"
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"eventloop: {told} (--traceback shows where)\n")
+
+
+def test_the_help_names_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """As that of `eventloop trace` does."""
+    with pytest.raises(SystemExit, match="0"):
+        report("--help")
+
+    assert '"-" is standard output' in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -416,6 +416,18 @@ def test_who_reads_no_further_ends_it_quietly(run: Path, command: list[str]) -> 
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_a_closed_output_is_one_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `-o - >&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+
+    assert trace(run, "-o", "-") == 1
+
+    told = "eventloop: standard output is closed: there is nowhere to write to (--traceback shows where)\n"
+    assert capsys.readouterr().err == told
+
+
 def test_it_needs_no_torch(run: Path, python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """So that it is there at once."""
     ran = python(

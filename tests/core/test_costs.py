@@ -22,6 +22,7 @@ from eventloop.costs import (
     HandlerCost,
     Phases,
     RunCosts,
+    SubscriberCost,
     Times,
     TrendPoint,
     read_costs,
@@ -276,6 +277,20 @@ def test_a_budget_is_in_the_record(bus: Bus) -> None:
     assert bus.handler_costs()[0].budget == 250e-6
 
 
+def test_a_background_subscribers_budget_is_in_its_record(bus: Bus) -> None:
+    """In seconds, and whether it was exceeded; without one there is none."""
+    busy: Any = lambda event: sum(range(2000))
+    for name, budget_us in (("over", 0.5), ("within", 1e8), ("without", None)):
+        bus.subscribe(busy, "after_train_iter", name=name, offload="thread", budget_us=budget_us)
+    emit(bus, 100)
+
+    assert bus.flush(10.0)
+
+    assert [(c.name, c.budget, c.over_budget) for c in bus.subscriber_costs()] == [
+        ("over", 0.5e-6, True), ("within", 100.0, False), ("without", None, False),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("budget_us", [0, -1, float("nan"), float("inf")])
 def test_a_budget_of_nothing_is_refused(bus: Bus, budget_us: float) -> None:
     """At the line that asked for it."""
@@ -310,8 +325,14 @@ COSTS = RunCosts(
     phases=Phases(iterations=2, data=0.5, hooks=0.25),
     trend=[TrendPoint(first_iter=0, phases=Phases(iterations=2))],
     handlers=[HandlerCost(name="a", event="b", priority=1, calls=2, seconds=0.1, share=0.5, times=Times())],
+    subscribers=[
+        SubscriberCost(
+            name="c", event="b", runs_on="thread", delivered=1, dropped=0, failed=0, queued=0, peak_queued=1, spilled=0,
+            calls=1, seconds=0.1, wait=Times(), busy=Times(), budget=0.2, over_budget=True,
+        )
+    ],
     complete=True,
-)
+)  # fmt: skip
 
 
 def test_the_file_gives_back_what_was_written(tmp_path: Path) -> None:
@@ -321,6 +342,18 @@ def test_the_file_gives_back_what_was_written(tmp_path: Path) -> None:
 
     assert read_costs(tmp_path) == COSTS
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_file_of_before_budgets_of_subscribers_is_read(tmp_path: Path) -> None:
+    """They had none that was written."""
+    record = msgspec.to_builtins(COSTS)
+    for field in ("budget", "over_budget"):
+        del record["subscribers"][0][field]
+    (tmp_path / FILE).write_bytes(msgspec.json.encode(record))
+
+    (subscriber,) = read_costs(tmp_path).subscribers
+
+    assert (subscriber.name, subscriber.budget, subscriber.over_budget) == ("c", None, False)
 
 
 def test_no_file_is_no_record(tmp_path: Path) -> None:

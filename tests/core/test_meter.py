@@ -11,10 +11,11 @@ from eventloop.events import AfterTrainIter, AfterVal, Event
 from eventloop.meter import LAPS, PERIODS, WARM_UP, Ticker
 from eventloop.timing import Timing
 
-EDGES = [0, 1, 63, 64, 65, 190, 191, 192, 318, 1000]
+EDGES = [0, 1, 63, 64, 65, 80, 81, 82, 190, 318, 1000, 1152, 1279]
 SECOND = WARM_UP + LAPS * PERIODS[0]
 THIRD = SECOND + LAPS * PERIODS[1]
-"""Events until the longer period begins, and well within it."""
+FOURTH = THIRD + LAPS * PERIODS[2]
+"""Events until a longer period begins, and well within the longest."""
 
 
 def nothing(event: Event) -> None:
@@ -29,10 +30,15 @@ def emit(bus: Bus, times: int) -> None:
 
 @pytest.mark.parametrize(
     "draws",
-    [*EDGES, *(first + n for first in (SECOND, THIRD) for n in (-1, 0, 1, 126, 127, 128, 1020, 1021, 5000))],
+    [
+        *EDGES,
+        *(first + n for first in (SECOND, THIRD, FOURTH) for n in (-1, 0, 1, *PERIODS, 126, 128, 1020, 5000)),
+    ],
 )
-@pytest.mark.parametrize("since", [0, 30])
-@pytest.mark.parametrize("before", [0, 1, WARM_UP, WARM_UP + 1, WARM_UP + LAPS, WARM_UP + 2 * LAPS, 10_000])
+@pytest.mark.parametrize("since", [0, PERIODS[0] - 1])
+@pytest.mark.parametrize(
+    "before", [0, 1, WARM_UP, *(WARM_UP + n * LAPS + 1 for n in range(4)), WARM_UP + LAPS, 10_000]
+)
 def test_ticker_counts_its_draws(draws: int, before: int, since: int) -> None:
     """Across warm-up and laps `settle` is the number of draws, to the last one."""
     ticker = Ticker(before, since)
@@ -48,7 +54,7 @@ def test_a_draw_is_one_step_of_the_interpreter() -> None:
     ticker = Ticker()
     sys.setprofile(lambda frame, event, argument: calls.append(event))
     try:
-        for _ in range(THIRD):
+        for _ in range(FOURTH):
             next(ticker.ticks)
     finally:
         sys.setprofile(None)
@@ -60,7 +66,7 @@ def test_a_draw_is_one_step_of_the_interpreter() -> None:
 def test_a_ticker_goes_on_in_the_lap_of_the_one_before(every: int) -> None:
     """However often it is replaced, the same events are measured."""
     alone, chain, before, since = Ticker(), Ticker(), 0, 0
-    for i in range(THIRD + 5000):
+    for i in range(FOURTH + 5000):
         tick = next(chain.ticks)
         chain.measured += tick
         assert tick == next(alone.ticks), i
@@ -73,13 +79,14 @@ def test_a_ticker_goes_on_in_the_lap_of_the_one_before(every: int) -> None:
 @pytest.mark.parametrize(
     ("draws", "measured"),
     [
-        (10, 10), (64, 64), (65, 64), (WARM_UP + PERIODS[0] - 1, 64), (WARM_UP + PERIODS[0], 65), (1000, 71),
+        (10, 10), (64, 64), (65, 64), (WARM_UP + PERIODS[0] - 1, 64), (WARM_UP + PERIODS[0], 65), (1000, 119),
         (SECOND, 128), (SECOND + PERIODS[1] - 1, 128), (SECOND + PERIODS[1], 129), (SECOND + 5 * PERIODS[1], 133),
-        (THIRD, 192), (THIRD + PERIODS[1] - 1, 192), (THIRD + 3 * PERIODS[1], 195),
+        (THIRD, 192), (THIRD + PERIODS[2] - 1, 192), (THIRD + PERIODS[2], 193), (THIRD + 5 * PERIODS[2], 197),
+        (FOURTH, 256), (FOURTH + PERIODS[2] - 1, 256), (FOURTH + 3 * PERIODS[2], 259),
     ],
 )  # fmt: skip
 def test_ticker_measures_the_warm_up_and_then_one_a_period(draws: int, measured: int) -> None:
-    """All of the first events are measured, then every 127th, and after 64 of those every 1021st."""
+    """All of the first events are measured, then every 17th, after 64 of those every 127th, and at last every 1021st."""
     ticker = Ticker()
 
     assert sum(next(ticker.ticks) for _ in range(draws)) == measured

@@ -45,6 +45,11 @@ def test_sparklines() -> None:
     assert sparkline([1, 2], blocks="_#") == "_#"
 
 
+def test_a_sparkline_of_a_constant_is_flat() -> None:
+    """Means of equal values, rounded, may be beside them, and by different amounts where the pieces are of different length."""
+    assert sparkline([0.1] * 185) == "▄" * 32
+
+
 def test_sparklines_of_the_greatest_floats() -> None:
     """Neither their sum nor their difference is a number."""
     assert sparkline([-1e308, 1e308]) == "▁█"

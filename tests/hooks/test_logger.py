@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import StepLR
 
 from eventloop.events import ImageLogged, ScalarsLogged
 from eventloop.hooks import Hook, LoggerHook, PeriodicWriter, on
-from eventloop.metrics import CROWD, MEDIA_LIMIT, PENDING_LIMIT
+from eventloop.media import MEDIA_LIMIT
+from eventloop.metrics import CROWD, PENDING_LIMIT
 from eventloop.trainer import Trainer
 from eventloop.writers import JSONLWriter
 

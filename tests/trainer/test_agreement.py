@@ -65,6 +65,11 @@ def test_the_longer_rank_ends_its_epoch(ranks: Ranks) -> None:
     assert [said["longer rank"]["at"] for said in ranks] == [[4, 1], [6, 1]]
 
 
+def test_the_rank_that_asks_logs_where_the_others_do(ranks: Ranks) -> None:
+    """It goes on for another iteration with them, and what they log may be reduced."""
+    assert [said["stop of one"]["logged"] for said in ranks] == [[3], [3]]
+
+
 @pytest.mark.parametrize("name", ["stop of both", "stop of both by iteration"])
 def test_a_stop_of_all_ranks_is_met_at_once(ranks: Ranks, name: str) -> None:
     """Where every rank asks by itself, as hooks do that see the same numbers, no iteration more is made than in one
