@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 
+from eventloop.bus import Bus
 from eventloop.catalogue import suggest
 from eventloop.handler import handler_name
 from eventloop.optimizers import check_optimizer
@@ -38,6 +41,9 @@ DEFAULT_HOOKS = {
     "trace": "TraceHook",
 }
 """Name, which is also the hook's key in a checkpoint, and class of the hooks every trainer has."""
+
+_TAKEN: WeakSet[Bus] = WeakSet()
+"""The buses that have a trainer's hooks."""
 
 
 def check_trainer(
@@ -66,6 +72,7 @@ def check_trainer(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
     check_optimizer(optimizer)
+    check_loss_fn(loss_fn)
     if loss_fn is not None and train_step is not None:
         raise ValueError("give loss_fn or train_step, not both: train_step replaces loss_fn")
     for name, loader in zip(("train_loader", "val_loader", "test_loader"), loaders, strict=True):
@@ -77,6 +84,33 @@ def check_trainer(
             raise ValueError(
                 f"{name} is empty: it has 0 batches (is drop_last=True with a batch larger than the data?)"
             )
+
+
+def check_bus(bus: object) -> None:
+    """Refuse what is no bus, and one that is another trainer's: its hooks would act in this one's iterations as well.
+
+    Raises:
+        TypeError, ValueError: see the message.
+    """
+    if bus is not None and not isinstance(bus, Bus):
+        raise TypeError(f"bus must be a Bus, as Bus() makes one, got {bus!r}")
+    if bus in _TAKEN:
+        raise ValueError(
+            "the bus is another trainer's, whose hooks would step, log and save in this one's iterations too: give each "
+            "trainer a bus of its own"
+        )
+
+
+def check_loss_fn(loss_fn: object) -> None:
+    """Refuse what is no function of the model's output and the target.
+
+    Raises:
+        TypeError: it cannot be called, or is the class of a loss.
+    """
+    if isinstance(loss_fn, type):
+        raise TypeError(f"loss_fn is a class: give an object of it, {loss_fn.__name__}()")
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(f"loss_fn must be a function (model(inputs), target), got {loss_fn!r}")
 
 
 def check_signatures(**steps: object) -> None:
@@ -138,6 +172,8 @@ def make_work_dir(work_dir: str | Path | None, made: list[Path] | None = None) -
         if work_dir is None:
             path = _new_directory(path)
             missing.append(path.absolute())
+        if path.is_file():
+            raise FileExistsError(errno.EEXIST, "it is a file")
         path.mkdir(parents=True, exist_ok=True)
         if made is not None:
             made += missing
@@ -233,6 +269,7 @@ def attach_all(
     trainer.hooks = [hook for _, hook in named]
     for _, hook in named:
         hook.check(trainer)
+    _TAKEN.add(trainer.bus)
     for _, hook in named:
         hook.attach(trainer.bus)
     built = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in writers]

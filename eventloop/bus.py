@@ -53,9 +53,16 @@ class Bus:
 
     Args:
         drain_timeout: seconds `close` may take when it is called without one: by `with`, at interpreter exit.
+
+    Raises:
+        TypeError, ValueError: that is no number, or below 0.
     """
 
     def __init__(self, *, drain_timeout: float = 10.0) -> None:
+        if isinstance(drain_timeout, bool) or not isinstance(drain_timeout, int | float):
+            raise TypeError(f"drain_timeout must be a number of seconds, got {drain_timeout!r}")
+        if not drain_timeout >= 0:
+            raise ValueError(f"drain_timeout must be at least 0 seconds, got {drain_timeout}")
         self.drain_timeout = drain_timeout
         self.closed = False
         self.rehearsal = under_way()
@@ -242,6 +249,10 @@ class Bus:
         try:  # a plain dict: the interpreter's fast path for a look-up, which a subclass would lose
             dispatch = self._dispatch[type(event)]
         except KeyError:
+            if not isinstance(event, Event):
+                raise TypeError(
+                    f"bus.emit takes an event, built by keyword as AfterValEpoch(metrics=...), got {event!r}"
+                ) from None
             dispatch = self.signal(type(event)).dispatch
         dispatch(event, trainer)
 

@@ -24,8 +24,13 @@ def declare(name: str, event_type: type[Event]) -> None:
     """Make a class known under `name`. A class defined anew (a notebook cell run twice) replaces itself.
 
     Raises:
-        ValueError: the name belongs to an event of eventloop itself.
+        ValueError: the name belongs to an event of eventloop itself, or stands for one.
     """
+    if name in ALIASES:
+        raise ValueError(
+            f"class {event_type.__module__}.{event_type.__qualname__} declares the event {name!r}, "
+            f"which is another name of {ALIASES[name]!r}: choose another class name"
+        )
     known = _BY_NAME.setdefault(name, [])
     if any(other.__module__ == "eventloop.events" for other in known):
         raise ValueError(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -16,9 +20,11 @@ from eventloop.checkpoint import find_checkpoints, scan
 from eventloop.events import AfterLoadCheckpoint
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
+from eventloop.jsonl_format import FILE_NAME
 from eventloop.terminal import OutputError, say
 from eventloop.trainer import Trainer
 from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
+from eventloop.writers.jsonl import read_jsonl
 
 VALIDATION = 360
 WORK_DIR = Path("runs/demo")
@@ -40,6 +46,18 @@ class DigitsCNN(nn.Sequential):
             nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
             nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(64 * 16, 10),
         )  # fmt: skip
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what torch's generators cannot be seeded with.
+
+    Raises:
+        ValueError: naming the range.
+    """
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(
+            f"--seed must be from -2**63 to 2**64 - 1, as torch's generators take it, got {seed}"
+        )
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:
@@ -64,6 +82,7 @@ def load_digits() -> tuple[TensorDataset, TensorDataset]:
 
 def build(work_dir: Path, *, epochs: int, device: str, seed: int) -> Trainer:
     """The demo's trainer."""
+    check_seed(seed)
     torch.manual_seed(seed)
     train, val = load_digits()
     train_loader = DataLoader(train, batch_size=32, shuffle=True, drop_last=True)
@@ -101,24 +120,40 @@ def prepare(
         ImportError, OSError, ValueError, RuntimeError: see the message.
     """
     device = choose_device(device)
-    if device == "cpu":
+    if torch.device(device).type == "cpu":
         torch.set_num_threads(1)  # so small a net is slower on two, and much slower where others use them
     if resume is None:
         work_dir = free_name(work_dir or WORK_DIR)
     elif work_dir is None:
         work_dir = newest_run(WORK_DIR)
-    trainer = build(
-        work_dir,
-        epochs=epochs or epochs_of(work_dir) or EPOCHS,
-        device=device,
-        seed=SEED if seed is None else seed,
-    )
-    if resume is not None:
-        with trainer.bus.subscribe(check_epochs, AfterLoadCheckpoint):
-            say(f"resuming from {trainer.resume(resume, changed='keep')}")
-        if seed is not None:
-            say(f"--seed {seed} has no effect: the weights and the random state are those of the checkpoint")
+    with leaving_no_directory(work_dir):
+        trainer = build(
+            work_dir,
+            epochs=epochs or epochs_of(work_dir) or EPOCHS,
+            device=device,
+            seed=SEED if seed is None else seed,
+        )
+        if resume is not None:
+            with trainer.bus.subscribe(check_epochs, AfterLoadCheckpoint):
+                say(f"resuming from {trainer.resume(resume, changed='keep')}")
+            if seed is not None:
+                say(
+                    f"--seed {seed} has no effect: the weights and the random state are those of the checkpoint"
+                )
     return trainer
+
+
+@contextmanager
+def leaving_no_directory(path: Path) -> Iterator[None]:
+    """Where the block fails, take away the directories that it has made for a run, as long as they are empty."""
+    missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for each in missing:  # the innermost first
+                each.rmdir()
+        raise
 
 
 def run(trainer: Trainer) -> int:
@@ -128,7 +163,7 @@ def run(trainer: Trainer) -> int:
     Raises:
         KeyboardInterrupt: at the second Ctrl-C.
     """
-    if trainer.epoch >= (trainer.max_epochs or 0):
+    if trainer.epoch >= (trainer.max_epochs or 0) and validated(trainer):
         say(f"{trainer.work_dir} is complete: all {trainer.max_epochs} epochs are trained")
         trainer.close()
         return 0
@@ -146,6 +181,14 @@ def run(trainer: Trainer) -> int:
         return code or 2
     read = read and not any(isinstance(w, ConsoleWriter) and w.nobody_reads for w in trainer.writers)
     return code or (0 if read else BROKEN_PIPE)
+
+
+def validated(trainer: Trainer) -> bool:
+    """Whether the epoch that was trained last has its validation, or a Ctrl-C came before. The checkpoint of an epoch is
+    saved before that, and cannot say."""
+    metrics = trainer.work_dir / FILE_NAME
+    rows = read_jsonl(metrics) if metrics.exists() else ()
+    return any(row.get("mode") == "val" and row["epoch"] == trainer.epoch for row in rows)
 
 
 def newest_run(path: Path) -> Path:
@@ -184,11 +227,12 @@ def closing_words(trainer: Trainer) -> str:
     hook = next(h for h in trainer.hooks if isinstance(h, CheckpointHook))
     if hook.best.score is not None:
         lines.append(f"best accuracy  {hook.best.score:.2%}, in {hook.directory / hook.best.name}")
+    work_dir = quote(str(trainer.work_dir))  # to be copied into a shell
     if trainer.stop_reason is not None:
-        lines.append(
-            f"stopped        {trainer.stop_reason}; go on with: eventloop demo --resume --work-dir {trainer.work_dir}"
-        )
-    lines.append(f"curves         tensorboard --logdir {trainer.work_dir}")
+        go_on = f"go on with: eventloop demo --resume --work-dir {work_dir}"
+        saved = bool(find_checkpoints(trainer.work_dir))
+        lines.append(f"stopped        {trainer.stop_reason}; {go_on if saved else 'no checkpoint was saved'}")
+    lines.append(f"curves         tensorboard --logdir {work_dir}")
     return "\n".join(lines)
 
 
@@ -212,11 +256,19 @@ def choose_device(device: str) -> str:
 
 
 def free_name(path: Path) -> Path:
-    """`path` if nothing is there yet, else the first free of `path-2`, `path-3`, ...; says so."""
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+    """`path` if nothing is there yet, else the first free of `path-2`, `path-3`, ...; says so. A file is left to the
+    trainer, which refuses it.
+
+    Raises:
+        ValueError: the root of the file system, which has no name.
+    """
+    if not path.is_dir() or not any(path.iterdir()):
         return path
+    named = path.resolve() if path.name in ("", "..") else path  # "." stands for a directory with a name
+    if not named.name:
+        raise ValueError(f"--work-dir must be a directory for one run, got {path}: name a new one in it")
     number = 2
-    while (candidate := path.with_name(f"{path.name}-{number}")).exists():
+    while (candidate := named.with_name(f"{named.name}-{number}")).exists():
         number += 1
     say(
         f"{path} holds a run already, which is left as it is: this one goes to {candidate} (--resume continues it)"

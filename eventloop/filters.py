@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, cast
@@ -17,7 +18,7 @@ def check_filter(every: int, start: int, once: bool, when: Predicate | None) -> 
     """Refuse a filter that could never work, at the line that wrote it.
 
     Raises:
-        TypeError: `every` or `start` is no int, `once` no bool, `when` not callable.
+        TypeError: `every` or `start` is no int, `once` no bool, `when` no plain function of one argument.
         ValueError: `every` below 1 or `start` below 0.
     """
     for name, value, least in (("every", every, 1), ("start", start, 0)):
@@ -26,8 +27,27 @@ def check_filter(every: int, start: int, once: bool, when: Predicate | None) -> 
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     check_bools(once=once)
-    if when is not None and not callable(when):
+    if when is not None:
+        _check_predicate(when)
+
+
+def _check_predicate(when: object) -> None:
+    if not callable(when):
         raise TypeError(f"when must be a function of the event, got {when!r}")
+    if inspect.iscoroutinefunction(when):
+        raise TypeError(
+            f"when must say at once whether the event passes, got the coroutine function {when!r}"
+        )
+    try:
+        signature = inspect.signature(when)
+    except ValueError:  # some builtins have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"when is called with (event) alone, and {when!r} takes {signature}: {error}"
+        ) from error
 
 
 def describe_filter(every: int, start: int, once: bool, when: Predicate | None) -> str:

@@ -219,8 +219,11 @@ def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
         if required and required[0] == "event":
             raise TypeError(f"{_expected(fn, signature)}: the trainer comes first")
         return "trainer"
-    if required in (["trainer"], ["runner"]):
-        raise TypeError(f"{_expected(fn, signature)}: a handler with one parameter is given the event")
+    if positional and positional[0].name in ("trainer", "runner"):
+        raise TypeError(
+            f"{_expected(fn, signature)}: a handler with one parameter is given the event, and one with a default is "
+            "not counted"
+        )
     return "event"
 
 

@@ -60,7 +60,7 @@ def _types_in(annotation: Any, module: str) -> Iterator[Any]:
 def _evaluated(annotation: str, module: str) -> Any:
     """What a text stands for, under `from __future__ import annotations`; nothing where it cannot be told here."""
     try:
-        return eval(annotation, {"__builtins__": {}}, _Names(module))
+        return eval(annotation, {}, _Names(module))
     except Exception:
         return None
 

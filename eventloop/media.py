@@ -19,6 +19,8 @@ logger = logging.getLogger("eventloop")
 
 Kind = Literal["image", "histogram"]
 
+MEDIA_LIMIT = 256
+"""Images and histograms that may wait to be collected."""
 WARNED_LIMIT = 256
 """Images whose values were found out of range are told by their names, so many of them at most."""
 
@@ -102,6 +104,50 @@ class MediaPacket:
             except Exception as error:  # the others are told
                 self._leave_out([Unread(medium.name, medium.moment.iteration, error)])
         return events
+
+
+class PendingMedia:
+    """What waits to be collected, in the order it was put."""
+
+    def __init__(self) -> None:
+        self._media: list[Medium] = []
+        self._devices: set[torch.device] = set()
+        self._warned: set[str] = set()  # names of images that were out of range
+
+    def __len__(self) -> int:
+        return len(self._media)
+
+    def add(self, medium: Medium, source: object) -> None:
+        """Put one, which is being copied from `source`."""
+        self._media.append(medium)
+        if isinstance(source, torch.Tensor) and source.is_cuda:
+            self._devices.add(source.device)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are more than may wait."""
+        return len(self._media) > MEDIA_LIMIT
+
+    def make_room(self) -> None:
+        """Give up the oldest, if there are more than may wait."""
+        if self.crowded:
+            half = MEDIA_LIMIT // 2
+            logger.warning(
+                "the %d oldest of %d images and histograms are given up: nobody collects them (a LoggerHook does)",
+                half, len(self._media),
+            )  # fmt: skip
+            del self._media[:half]
+
+    def take(self, place: Place, leave_out: Callable[[list[Unread]], None]) -> MediaPacket:
+        """All of it, behind what the devices have been given to do so far."""
+        media, self._media = self._media, []
+        devices, self._devices = self._devices, set()
+        copied = []
+        for device in devices:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+            copied.append(event)
+        return MediaPacket(media, copied, place, self._warned, leave_out)
 
 
 def image_of(name: str, image: Any) -> torch.Tensor:

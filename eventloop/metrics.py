@@ -21,7 +21,7 @@ from torch import Tensor
 from eventloop.catalogue import suggest
 from eventloop.device import HostCopy, PinnedPool
 from eventloop.history import HistoryBuffer
-from eventloop.media import Kind, MediaPacket, Medium, histogram_of, image_of
+from eventloop.media import Kind, MediaPacket, Medium, PendingMedia, histogram_of, image_of
 from eventloop.packet import (
     Packet,
     Phase,
@@ -53,8 +53,6 @@ SHAPES_LIMIT = 1024
 LATE_LIMIT = 1024
 """Rows that were read and may wait to be entered into the histories together, at a third of the cost: until somebody
 asks for a history."""
-MEDIA_LIMIT = 256
-"""Images and histograms that may wait for `collect_media`."""
 
 
 class EventStorage:
@@ -76,7 +74,7 @@ class EventStorage:
         """Whether a mode that begins within an iteration begins after its step, as an evaluation that a handler asks for."""
         self._set_phase(0, "train")
         self.crowded = False
-        """Whether so much waits that it should be collected before its interval ends."""
+        """Whether what waits should be collected before its interval ends: it is much, or the run is to stop."""
         self.relieve: Callable[[], None] | None = None
         """Called when there is no room for more, to collect at once; what is left then is given up."""
         self.unreadable: Counter[str] = Counter()
@@ -87,9 +85,7 @@ class EventStorage:
         self._look_at = LOOK_EVERY  # rows at which it is looked at what waits,
         self._looked_at = 0  # how many of them were there the last time,
         self._crowd_at = CROWD  # and at which the values of each name are counted
-        self._media: list[Medium] = []
-        self._media_devices: set[torch.device] = set()
-        self._warned: set[str] = set()  # names of images that were out of range
+        self._media = PendingMedia()
         self._unread: deque[Packet] = deque()
         self._late: list[Row] = []  # those read, and not entered
         self._followed = False  # whether somebody holds a history, and may look at it again
@@ -277,14 +273,7 @@ class EventStorage:
 
     def collect_media(self, place: Place | None = None) -> MediaPacket:
         """Take the images and histograms put since the last call. Does not wait."""
-        media, self._media = self._media, []
-        devices, self._media_devices = self._media_devices, set()
-        copied = []
-        for device in devices:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(device))
-            copied.append(event)
-        return MediaPacket(media, copied, place or Place(), self._warned, self._leave_out)
+        return self._media.take(place or Place(), self._leave_out)
 
     @property
     def pending(self) -> int:
@@ -319,7 +308,8 @@ class EventStorage:
         self._read_all()
         self._followed = True
         if name not in self._histories:
-            raise KeyError(f"no history for scalar {name!r}{suggest(name, [*self._histories])}")
+            known = suggest(name, [*self._histories]) if self._histories else ": nothing was put yet"
+            raise KeyError(f"no history for scalar {name!r}{known}")
         return self._histories[name]
 
     def histories(self) -> dict[str, HistoryBuffer]:
@@ -401,19 +391,10 @@ class EventStorage:
         self.in_iteration = inside
 
     def _put_medium(self, kind: Kind, name: str, on_host: torch.Tensor, source: Any) -> None:
-        self._media.append(Medium(kind, self._prefix + name, self.phase.at(self.iter), on_host))
-        if isinstance(source, torch.Tensor) and source.is_cuda:
-            self._media_devices.add(source.device)
-        if len(self._media) > MEDIA_LIMIT and self.relieve is not None:
+        self._media.add(Medium(kind, self._prefix + name, self.phase.at(self.iter), on_host), source)
+        if self._media.crowded and self.relieve is not None:
             self.relieve()
-        if len(self._media) > MEDIA_LIMIT:
-            half = MEDIA_LIMIT // 2
-            logger.warning(
-                "the %d oldest of %d images and histograms are given up: nobody collects them (a LoggerHook does)",
-                half,
-                len(self._media),
-            )
-            del self._media[:half]
+        self._media.make_room()
 
     def _begin(self, key: str | tuple[str, ...], smooth: bool, values: Sequence[Scalar]) -> Shape:
         """Names are put together for the first time: they must be texts, and the values, if there are any to look at,

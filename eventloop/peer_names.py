@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 ARGUMENTS = {
     "train_dataloader": "train_loader=..., a loader",
     "val_dataloader": "val_loader=..., a loader",
@@ -43,3 +45,19 @@ CLASSES = {
 }
 """Hooks and writers of mmcv, MMEngine, detectron2 and Lightning that are something else here, or have a name that is not
 near."""
+
+_POINTS = {"on_save_checkpoint": "before_save_checkpoint", "on_load_checkpoint": "after_load_checkpoint"}
+_WHEN = {"start": "before", "begin": "before", "end": "after"}
+_WHAT = {"batch": "iter", "step": "iter", "validation": "val", "fit": "run"}
+
+
+def point_meant(method: str) -> str:
+    """What a callback's method of Lightning, torchtnt, Keras or Transformers would be called here, whether or not there is
+    such a point: `on_train_batch_end` -> `after_train_iter`; "" for any other name."""
+    if method in _POINTS:
+        return _POINTS[method]
+    if found := re.fullmatch(r"on_((?:before|after)_\w+)", method):
+        return found[1]
+    if found := re.fullmatch(r"on_(\w+)_(start|begin|end)", method):
+        return "_".join([_WHEN[found[2]], *(_WHAT.get(word, word) for word in found[1].split("_"))])
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from time import perf_counter
@@ -206,6 +207,14 @@ def _collect_in_child() -> None:
     if _switched_off:
         _switched_off.clear()
         gc.enable()
+
+
+@atexit.register
+def _restore_all() -> None:
+    """A daemon thread's training does not end before the interpreter, which frees what is not frozen; libraries print
+    what of theirs is left then, as Triton does."""
+    for hook in list(_switched_off):
+        hook._restore()
 
 
 if hasattr(os, "register_at_fork"):

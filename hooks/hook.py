@@ -10,6 +10,7 @@ from eventloop.bus import Bus
 from eventloop.catalogue import ALIASES, declared_events, event_name, suggest
 from eventloop.filters import Predicate, check_filter
 from eventloop.hooks.points import GENERIC, Points
+from eventloop.peer_names import point_meant
 from eventloop.priority import Priority, get_priority
 from eventloop.subscription import check_budget
 
@@ -171,8 +172,8 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
     """Find what a hook class overrides.
 
     Raises:
-        TypeError: a method that looks like a point and is none, MMEngine's with an underscore among them, or two
-            methods for one event.
+        TypeError: a method that looks like a point and is none, MMEngine's with an underscore and Lightning's with "on_"
+            among them, or two methods for one event.
     """
     names = [event_name(event_type) for event_type in declared_events()]
     ours = [event_name(event_type) for event_type in declared_events() if _is_ours(event_type)]
@@ -235,6 +236,11 @@ def _refuse_mmengines(cls: type[Hook]) -> None:
 
 
 def _refuse_near_miss(cls: type[Hook], method: str, names: list[str]) -> None:
+    if (meant := point_meant(method)) in names or meant in GENERIC:
+        raise TypeError(
+            f"{cls.__name__}.{method} is no event and would never be called: here it is {meant}(self, trainer, event) "
+            "(a helper of yours needs another name)"
+        )
     looks_like_one = method.startswith(("before_", "after_")) or get_close_matches(
         method, names, 1, cutoff=0.85
     )

@@ -77,6 +77,10 @@ class ParamSchedulerHook(Hook):
         build_schedulers(trainer)
         for scheduler in trainer.schedulers:
             name = type(scheduler).__name__
+            if isinstance(scheduler, type):
+                raise TypeError(
+                    f"expected a scheduler, got the class {scheduler.__name__}: write {scheduler.__name__}(optimizer, ...)"
+                )
             if not callable(getattr(scheduler, "step", None)):
                 raise TypeError(f"schedulers must be PyTorch schedulers, with a step(), got {scheduler!r}")
             if _watches(scheduler) and trainer.val_loader is None:

@@ -30,7 +30,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # there is one for each core
 
 
 @pytest.fixture(scope="session", autouse=True)
-def frozen() -> None:
+def frozen() -> Iterator[None]:
     """A training of the tests lasts milliseconds: too short for the long collection at its begin that pays off in a
     real one. Where somebody has frozen objects, GarbageCollectionHook leaves that to him."""
     parameter = torch.nn.Parameter(torch.ones(1))
@@ -40,6 +40,9 @@ def frozen() -> None:
     gc.freeze()
     count = count_frozen()
     gc.get_freeze_count = lambda: count
+    yield
+    if "triton" in sys.modules:  # see tests.fork_server
+        gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -73,9 +73,9 @@ def _become(request: Request, streams: list[int]) -> CodeType:
         os.dup2(fd, number)
         os.close(fd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    atexit.register(
-        gc.freeze
-    )  # the last one: at its end an interpreter would walk all of torch, several times
+    if "triton" not in sys.modules:  # the bindings of 3.9 print what of theirs is left at the end
+        # the last one: at its end an interpreter would walk all of torch, several times
+        atexit.register(gc.freeze)
     ours = os.environ["PYTHONPATH"].split(os.pathsep)
     os.environ.clear()
     os.environ.update(request.env)

@@ -29,6 +29,19 @@ def test_example_runs(number: int, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def test_the_printed_plan_is_the_first_example_s(tmp_path: Path) -> None:
+    """Of the iterations it has every handler, as `print(trainer.bus)` shows them."""
+    (block,) = re.findall(r"```text\n(event .*?)```", README, re.DOTALL)
+    source = PYTHON_BLOCKS[0].replace("trainer.train()", "print(trainer.bus)")
+    ran = forked.run(["-c", source], cwd=tmp_path, env={**os.environ, "PYTHONPATH": forked.ROOT})
+    printed = re.search(r"^after_train_iter .*?(?=^\w)", ran.stdout, re.DOTALL | re.MULTILINE)
+
+    assert printed is not None, ran.stderr
+    assert [line.split() for line in block.splitlines()[1:]] == [
+        line.split() for line in printed[0].splitlines()
+    ]
+
+
 def test_commands_are_the_two_promised() -> None:
     """The README has the demo's and the tests' command, each complete on one line."""
     prefix = "python -m venv .venv && . .venv/bin/activate && pip install -c constraints.txt -e"

@@ -44,7 +44,8 @@ class ConsoleWriter(Writer):
         Epoch(val) [2]  accuracy: 0.9800  loss: 0.0700
 
     Speed and time left come from the scalar `time`, seconds per iteration, smoothed; without it there is neither.
-    This is for people: programs read `JSONLWriter`'s file. When the reader of a pipe leaves, the run goes on.
+    This is for people: programs read `JSONLWriter`'s file. When the reader of a pipe leaves, or there
+    is no standard output at all, the run goes on.
 
     Args:
         interval: training lines are at least this many iterations apart, the first comes at a multiple of it or
@@ -78,14 +79,17 @@ class ConsoleWriter(Writer):
         self._module = _import_progress(required=progress is True) if wanted else None
         self._bar: ProgressBar | None = None
         self.nobody_reads = False
-        """The reader of the pipe that is written to has left."""
+        """The reader of the pipe that is written to has left, or there was none."""
         self._start_over()
 
     def open(self, run: Run) -> None:
         self._run = run
-        self._out = self.stream or sys.stdout
-        self.nobody_reads = False
+        out: TextIO | None = self.stream or sys.stdout  # None after `>&-`, or in a program without a console
+        self.nobody_reads = out is None
         self._start_over()
+        if out is None:
+            return
+        self._out = out
         if self._module is not None and (self.progress or _is_terminal(self._out)):
             self._bar = self._module.ProgressBar(self._out)
 
@@ -185,8 +189,8 @@ class ConsoleWriter(Writer):
             self._out.flush()
 
 
-def _is_terminal(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _import_progress(*, required: bool) -> ModuleType | None:

@@ -135,6 +135,7 @@ class TensorBoardWriter(Writer):
         """Subscribe to the bus: on a thread, until there is an image or a histogram; see `Writer.attach`."""
         if self.offload != "auto" or self.overflow == "block" or not self._can_be_sent():
             return super().attach(bus, run)
+        self._refuse_another(bus)
         self._get_run = run
         handover = Handover(bus, self)
         # of scalars and texts, which are small; an image comes here only where no process can be had for it

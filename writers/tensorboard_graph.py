@@ -37,6 +37,7 @@ def trace_graph(model: torch.nn.Module, inputs: Any, *, strict: bool = True) -> 
         raise ImportError("trace_graph needs tensorboard: pip install 'torch-eventloop[demo]'") from error
     with _untouched(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which TensorBoard's format needs
+        warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)  # the same in torch 2.15
         definition, _ = graph(model, inputs, use_strict_trace=strict)
     encoded: bytes = definition.SerializeToString()
     return encoded

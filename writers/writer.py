@@ -6,6 +6,7 @@ import functools
 import signal
 from collections.abc import Callable
 from typing import Any, ClassVar
+from weakref import ReferenceType, ref
 
 import msgspec
 
@@ -68,6 +69,7 @@ class Writer:
     """What reports call it; the class's name by default. Two writers of a class on one bus need two names."""
 
     _opened = False
+    _bus: ReferenceType[Bus] | None = None  # the one it was attached to last
     _made_with: functools.partial[Any] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -83,8 +85,10 @@ class Writer:
         """Subscribe to the bus. `run` is asked for the facts of the run when the first event arrives.
 
         Raises:
-            TypeError, ValueError: it has no `write`, a name that is taken, or a bad attribute, as `events`.
+            TypeError, ValueError: it has no `write`, a name that is taken, or a bad attribute, as `events`; or it is attached
+                to another bus, which is open.
         """
+        self._refuse_another(bus)
         self._get_run = run
         return self._subscribe(bus, self._place())
 
@@ -117,6 +121,19 @@ class Writer:
     def close(self) -> None:
         """Let go of files and connections."""
 
+    def _refuse_another(self, bus: Bus) -> None:
+        """Keep to one bus; asked before anything of another is noted.
+
+        Raises:
+            ValueError: it is attached to another one, which is open.
+        """
+        other = None if self._bus is None else self._bus()
+        if other is not None and other is not bus and not other.closed:
+            raise ValueError(
+                f"{self._called} writes for another trainer, or bus, and would mix the two in its files: make a writer for "
+                "each, or close the other one before"
+            )
+
     def _subscribe(
         self,
         bus: Bus,
@@ -128,11 +145,13 @@ class Writer:
     ) -> Subscription:
         check_attributes(self, self._called)
         check_writes(self, Writer)
-        return bus.subscribe(
+        subscription = bus.subscribe(
             self._deliver, *several(self.events), name=name or self._called, offload=offload, when=when, queue=self.queue,
             overflow=self.overflow, batch=self.batch if batch is None else batch, budget_us=self.budget_us, on_flush=self._flush,
             on_close=self._close, stall_timeout=self.stall_timeout, on_error=self.on_error,
         )  # fmt: skip
+        self._bus = ref(bus)
+        return subscription
 
     @property
     def _called(self) -> str:

@@ -13,9 +13,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eventloop import cli
+from eventloop import demo as program
 from eventloop.checkpoint import PAYLOAD, save_checkpoint
-from eventloop.demo import newest_run
+from eventloop.demo import free_name, newest_run, prepare
 from eventloop.jsonl_format import RESERVED
+from eventloop.trainer import Trainer
 from eventloop.verify import verify_checkpoint
 from eventloop.writers.jsonl import read_jsonl
 from tests.cli.conftest import Finished, Start, demo
@@ -181,6 +183,75 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(start: Start, tmp_path: Path) -
         line["step"] for line in read_jsonl(tmp_path / "run" / "metrics.jsonl") if line.get("mode") == "val"
     ]
     assert steps == [44, 88, 132, 176, 220, 264]
+
+
+def stopping(monkeypatch: pytest.MonkeyPatch, event: str) -> None:
+    """From now on a demo is asked to stop by the last of these events in its first epoch."""
+
+    def build(*arguments: Any, **options: Any) -> Trainer:
+        trainer = real(*arguments, **options)
+        trainer.bus.subscribe(
+            lambda trainer, _: trainer.stop("for the test"), event, every=44 if "iter" in event else 1
+        )
+        return trainer
+
+    real = program.build
+    monkeypatch.setattr(program, "build", build)
+
+
+def test_a_run_that_lacks_its_last_validation_is_not_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped in its last iteration it says how to go on, in words that a shell takes; resumed it is validated, and then
+    complete."""
+    work_dir = tmp_path / "my run"
+    with monkeypatch.context() as patched:
+        stopping(patched, "after_train_iter")
+        assert cli.main(["demo", "--epochs", "1", "--work-dir", str(work_dir)]) == 130
+    said = capsys.readouterr().out
+    assert f"for the test; go on with: eventloop demo --resume --work-dir '{work_dir}'\n" in said
+    assert f"tensorboard --logdir '{work_dir}'\n" in said
+
+    assert cli.main(["demo", "--resume", "--work-dir", str(work_dir)]) == 0
+
+    assert "best accuracy" in capsys.readouterr().out
+    assert [step for tag, step, _ in logged(work_dir) if tag == "val/accuracy"] == [44]
+
+    assert cli.main(["demo", "--resume", "--work-dir", str(work_dir)]) == 0
+
+    assert "is complete: all 1 epochs are trained" in capsys.readouterr().out
+
+
+def test_a_run_that_saved_nothing_is_not_said_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped before its first iteration there is no checkpoint to resume from."""
+    stopping(monkeypatch, "before_run")
+
+    assert cli.main(["demo", "--epochs", "1", "--work-dir", str(tmp_path / "run")]) == 130
+
+    assert "for the test; no checkpoint was saved\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [".", "../here", "../here/sub/.."])
+def test_the_next_free_name_of_a_directory_without_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`.` and `..` stand for directories that have one: the next free name is beside them."""
+    (tmp_path / "here" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+
+    assert free_name(Path(name)).resolve() == tmp_path / "here-2"
+
+    assert "(--resume continues it)" in capsys.readouterr().out
+
+
+def test_so_small_a_net_has_one_thread_whatever_the_cpu_is_called(tmp_path: Path) -> None:
+    """`--device cpu:0` is as fast as `cpu`."""
+    torch.set_num_threads(2)
+    prepare(tmp_path / "run", epochs=1, device="cpu:0", seed=None, resume=None).close()
+
+    assert torch.get_num_threads() == 1
 
 
 def test_resuming_with_other_epochs_is_refused(

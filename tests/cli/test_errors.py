@@ -34,12 +34,21 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--resume"], "holds no checkpoint to resume from"),
         (["--resume", "nowhere.pth"], "no checkpoint at nowhere.pth"),
         (["--work-dir", "/proc/run"], "work_dir '/proc/run' cannot be written"),
+        (["--work-dir", "file"], "work_dir 'file' cannot be written: it is a file"),
+        (["--work-dir", "/"], "--work-dir must be a directory for one run, got /: name a new one in it"),
+        (
+            ["--seed", str(2**64)],
+            f"--seed must be from -2**63 to 2**64 - 1, as torch's generators take it, got {2**64}",
+        ),
+        (["--seed", str(-(2**63) - 1)], "--seed must be from -2**63"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What cannot be done is said in one line before anything is trained."""
+    Path("file").touch()
+
     assert run(*arguments) == 2
 
     errors = capsys.readouterr().err
@@ -48,18 +57,47 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert (errors.count("\n"), errors.endswith(" (--traceback shows where)\n")) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "left"),
+    [
+        (["--resume", "--work-dir", "absent"], []),
+        (["--resume", "nowhere.pth", "--work-dir", "absent/run"], []),
+        (["--resume", "best"], []),
+        (["--resume", "--work-dir", "here"], ["here"]),
+        (["--resume", "--work-dir", "here/run"], ["here"]),
+    ],
+)
+def test_a_resume_of_nothing_leaves_nothing(arguments: list[str], left: list[str]) -> None:
+    """No directory that was not there before, and each that was."""
+    if left:
+        Path("here").mkdir()
+
+    assert run(*arguments) == 2
+
+    assert [str(path) for path in Path().rglob("*")] == left
+
+
 def test_traceback_shows_where_bad_input_was_found() -> None:
     """Asked for, the error itself is raised."""
     with pytest.raises(ValueError, match="device 'cdua' cannot be used here"):
         run("--device", "cdua", "--traceback")
 
 
-def test_epochs_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """--epochs 0 is refused by the command line."""
+@pytest.mark.parametrize(
+    ("epochs", "message"),
+    [
+        ("0", "must be at least 1, got 0"),
+        ("-1", "must be at least 1, got -1"),
+        ("1.5", "must be a whole number, got '1.5'"),
+        ("ten", "must be a whole number, got 'ten'"),
+    ],
+)
+def test_epochs_below_one_are_refused(epochs: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--epochs 0, and what is no number, is refused by the command line."""
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["demo", "--epochs", "0"])
+        cli.main(["demo", "--epochs", epochs])
 
-    assert "must be at least 1, got 0" in capsys.readouterr().err
+    assert f"argument --epochs: {message}\n" in capsys.readouterr().err
 
 
 FAULTY = """

@@ -43,7 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("redirection", WORDS)
 @pytest.mark.parametrize(
-    "arguments", [["report", "run"], ["report", "run", "--json"], ["plan", "config.py"], ["plan", "config.py", "--json"]]
+    "arguments",
+    [["report", "run"], ["report", "run", "--json"], ["report", "run", "--html", "-"], ["plan", "config.py"], ["plan", "config.py", "--json"]],
 )  # fmt: skip
 def test_an_output_that_takes_nothing(folder: Path, redirection: str, arguments: list[str]) -> None:
     """What cannot be shown is no traceback: one line says why, and the exit code is 2."""
@@ -54,12 +55,13 @@ def test_an_output_that_takes_nothing(folder: Path, redirection: str, arguments:
     )  # fmt: skip
 
 
-def test_a_training_is_not_lost_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("redirection", WORDS)
+def test_a_training_is_not_lost_for_it(redirection: str, tmp_path: Path) -> None:
     """The demo trains and saves all the same; that nothing of it could be shown is said at its end."""
-    ran = in_shell(f"> {FULL}", tmp_path, "demo", "--epochs", "1", "--work-dir", "run")
+    ran = in_shell(redirection, tmp_path, "demo", "--epochs", "1", "--work-dir", "run")
 
     last = ran.stderr.splitlines()[-1]
-    assert (ran.returncode, last) == (2, f"eventloop: {WORDS[f'> {FULL}']}")
+    assert (ran.returncode, last) == (2, f"eventloop: {WORDS[redirection]}")
     assert (tmp_path / "run" / "epoch_1").is_dir()
 
 

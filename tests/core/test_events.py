@@ -11,7 +11,7 @@ from msgspec import StructMeta
 
 from eventloop.bus import Bus
 from eventloop.catalogue import declared_events, event_name, find_event
-from eventloop.events import AfterTrainIter, AfterValEpoch, Event, ScalarsLogged, snake_case
+from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrainIter, Event, ScalarsLogged, snake_case
 
 
 class LunchServed(Event):
@@ -133,6 +133,14 @@ def test_own_event_cannot_be_redeclared() -> None:
     """A user's class may not take the name of an event of eventloop."""
     with pytest.raises(ValueError, match="'after_train_iter', which is one of eventloop's own"):
         StructMeta("AfterTrainIter", (Event,), {"__module__": "mine"})
+
+
+def test_alias_cannot_be_redeclared(bus: Bus) -> None:
+    """Nor one that stands for it: subscribed to by name, the user's event would be another."""
+    with pytest.raises(ValueError, match="'before_step', which is another name of 'before_train_iter'"):
+        StructMeta("BeforeStep", (Event,), {"__module__": "mine"})
+
+    assert bus.signal("before_step").event_type is BeforeTrainIter
 
 
 def test_class_defined_anew_replaces_itself() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -26,7 +26,8 @@ pytest_plugins = ("tests.core.process_fixtures",)
 
 PACKAGE = Path(eventloop.__file__).parent
 LIBRARIES = sorted({str(Path(str(m.__file__)).parents[1]) for m in (anyio, blinker, msgspec, torch)})
-STDLIB = os.__file__.removesuffix("os.py")
+STDLIB_PATHLIB = str(pathlib.__file__)
+"""A file, or since Python 3.13 a package."""
 
 HANDLERS = """
 import os, pathlib, eventloop
@@ -92,7 +93,7 @@ def test_worker_starts_beside_a_backport(
 
     assert (ran.stderr, ran.returncode) == ("", 0)
     assert logged == [
-        str(installed / "eventloop" / "__init__.py"), f"{STDLIB}pathlib.py", environment.get("PYTHONPATH", "None"),
+        str(installed / "eventloop" / "__init__.py"), STDLIB_PATHLIB, environment.get("PYTHONPATH", "None"),
     ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.no_threads import AT_EXIT
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SETUP = """
-import os, sys, threading, time
+import os, sys, threading, time, warnings
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal
 bus = Bus(drain_timeout=float(os.environ.get("DRAIN", 20)))
@@ -59,6 +60,21 @@ def lines(ran: subprocess.CompletedProcess[str]) -> list[str]:
     """What it printed, once it is clear that it ended well."""
     assert (ran.returncode, ran.stderr) == (0, "")
     return ran.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("drain_timeout", "error", "message"),
+    [
+        ("10", TypeError, "drain_timeout must be a number of seconds, got '10'"),
+        (True, TypeError, "drain_timeout must be a number of seconds, got True"),
+        (-1, ValueError, "drain_timeout must be at least 0 seconds, got -1"),
+        (float("nan"), ValueError, "drain_timeout must be at least 0 seconds, got nan"),
+    ],
+)
+def test_a_deadline_that_is_none_is_refused(drain_timeout: Any, error: type[Exception], message: str) -> None:
+    """Where it is given, and not when the bus is closed."""
+    with pytest.raises(error, match=message):
+        Bus(drain_timeout=drain_timeout)
 
 
 def test_exit_without_close_still_drains(python: Run) -> None:
@@ -159,6 +175,7 @@ bus.subscribe(function, "after_train_iter", offload="thread", overflow="block")
 bus.subscribe(lambda event: print("sync", event.iter, flush=True), "after_train_iter")
 parent = os.getpid()
 bus.emit(AfterTrainIter(iter=1))
+warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)  # Python 3.12's, of any fork
 child = os.fork()
 bus.emit(AfterTrainIter(iter=2))
 """

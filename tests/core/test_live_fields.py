@@ -44,6 +44,10 @@ def declare(annotation: Any, module: str = __name__) -> type[Event]:
         ("torch.Tensor | None", "torch.Tensor"),
         ("dict[str, list[nn.Module]]", "torch.nn.modules.module.Module"),
         ("npt.NDArray[np.float32]", "numpy.ndarray"),
+        (
+            "Annotated[Tensor, time.strptime('7', '%H')]",
+            "torch.Tensor",
+        ),  # imports, as NumPy's does in Python 3.13
         ("'Tensor'", "torch.Tensor"),
     ],
     ids=repr,

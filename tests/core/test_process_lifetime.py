@@ -31,7 +31,7 @@ def closed():
 """
 
 SETUP = """
-import os, sys, time
+import os, sys, time, warnings
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 import my_handlers
@@ -182,6 +182,7 @@ def test_fork_leaves_the_parents_worker_alone(script: Script, tmp_path: Path) ->
 bus = Bus()
 sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process")
 assert sub.lane.wait_ready(20)
+warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)  # Python 3.12's, of any fork
 child = os.fork()
 if child == 0:
     emit(bus, 5)

@@ -24,6 +24,10 @@ def three(trainer: Any, event: Event, more: int) -> None:
     pass
 
 
+def with_trainer(trainer: Any, event: Event) -> None:
+    pass
+
+
 def swapped(event: Event, trainer: Any) -> None:
     pass
 
@@ -46,6 +50,10 @@ def needs_keyword(event: Event, *, level: int) -> None:
 
 
 def nothing() -> None:
+    pass
+
+
+def with_defaults(trainer: Any = None, event: Any = None) -> None:
     pass
 
 
@@ -97,6 +105,7 @@ def test_misspelled_name_beside_the_wildcard_is_refused(bus: Bus) -> None:
         ),
         (mmengine_saving, "it is MMEngine's; here the checkpoint is trainer.checkpoint"),
         (trainer_alone, "a handler with one parameter is given the event"),
+        (with_defaults, "given the event, and one with a default is not counted"),
         (needs_keyword, "nobody would pass level"),
         (
             nothing,
@@ -127,6 +136,18 @@ def test_wrong_handler_is_refused(bus: Bus, fn: Any, message: str) -> None:
         ({"start": "3"}, "start must be an int, got '3'"),
         ({"once": 1}, "once must be True or False, got 1"),
         ({"when": "iter > 3"}, "when must be a function of the event, got 'iter > 3'"),
+        (
+            {"when": nothing},
+            r"when is called with \(event\) alone, and <function nothing .* takes \(\).*: too many",
+        ),
+        (
+            {"when": with_trainer},
+            r"when is called with \(event\) alone, .* missing a required argument: 'event'",
+        ),
+        (
+            {"when": later},
+            "when must say at once whether the event passes, got the coroutine function <function later",
+        ),
         ({"name": ""}, "name must be a text that is not empty, got ''"),
         ({"name": 7}, "name must be a text that is not empty, got 7"),
         ({"offload": "thraed"}, "unknown offload 'thraed': did you mean 'thread'?"),
@@ -235,10 +256,18 @@ def test_background_subscriber_of_a_closed_bus_is_refused(bus: Bus) -> None:
         bus.subscribe(later, "after_train_iter")
 
 
-@pytest.mark.parametrize("emitted", ["after_train_iter", Event(), None])
-def test_emitting_what_is_no_event_is_refused(bus: Bus, emitted: Any) -> None:
-    """A name, the base class, None: none of them is a fact."""
-    with pytest.raises(TypeError, match=r"expected an event name or an Event subclass|is a base class"):
+@pytest.mark.parametrize(
+    ("emitted", "message"),
+    [
+        ("after_train_iter", r"emit takes an event, built by keyword as .*\(.*\), got 'after_train_iter'"),
+        (AfterTrainIter, r"bus\.emit takes an event, built by keyword as .*, got <class '.*AfterTrainIter'>"),
+        (None, r"bus\.emit takes an event, .*, got None"),
+        (Event(), "Event is a base class, never emitted"),
+    ],
+)
+def test_emitting_what_is_no_event_is_refused(bus: Bus, emitted: Any, message: str) -> None:
+    """A name, a class, the base class, None: none of them is a fact."""
+    with pytest.raises(TypeError, match=message):
         bus.emit(emitted)
 
 

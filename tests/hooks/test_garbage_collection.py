@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -18,6 +19,7 @@ from eventloop.bus import Bus
 from eventloop.hooks import garbage_collection
 from eventloop.hooks.garbage_collection import GarbageCollectionHook
 from eventloop.trainer import Trainer
+from tests import forked
 from tests.conftest import count_frozen
 from tests.hooks.conftest import Batch, Clock
 
@@ -347,6 +349,36 @@ def test_a_loop_that_is_left_puts_it_back(make_trainer: Make) -> None:
         break
 
     assert within == [False] * 4
+
+
+DAEMON = """
+import atexit, gc, threading
+atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count()))
+import torch
+from eventloop import Trainer
+under_way = threading.Event()
+
+def step(trainer, batch):
+    if trainer.iter == 20:
+        print(gc.isenabled(), gc.get_freeze_count() > 1000, flush=True)
+        under_way.set()
+        threading.Event().wait()
+    return trainer.model(batch).sum()
+
+model = torch.nn.Linear(2, 2)
+trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step,
+                  train_loader=[torch.ones(1, 2)] * 30, max_epochs=1)
+threading.Thread(target=trainer.train, daemon=True).start()
+assert under_way.wait(60)
+"""
+
+
+def test_an_interpreter_that_ends_during_a_training_finds_it_as_it_was(tmp_path: Path) -> None:
+    """A training in a daemon thread has no end of its own; what is frozen then would be a leak, which the bindings of
+    Triton print."""
+    ran = forked.run(["-c", DAEMON], cwd=tmp_path)
+
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "False True\nTrue 0\n", "")
 
 
 def test_who_switched_collection_off_keeps_it_off(make_trainer: Make, asked: list[tuple[int, str]]) -> None:

@@ -71,6 +71,37 @@ def test_misspelled_point_is_refused_where_it_is_defined(misspelled: str, meant:
         define(**{misspelled: nothing})
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("on_train_batch_end", "after_train_iter"),
+        ("on_train_epoch_start", "before_train_epoch"),
+        ("on_validation_epoch_end", "after_val_epoch"),
+        ("on_test_batch_start", "before_test_iter"),
+        ("on_fit_end", "after_run"),
+        ("on_step_end", "after_iter"),
+        ("on_epoch_begin", "before_epoch"),
+        ("on_after_backward", "after_backward"),
+        ("on_before_optimizer_step", "before_optimizer_step"),
+        ("on_save_checkpoint", "before_save_checkpoint"),
+    ],
+)
+def test_a_callbacks_method_is_refused_with_its_name_here(theirs: str, ours: str) -> None:
+    """Whoever comes from Lightning, torchtnt, Keras or Transformers would write a method that nobody ever calls."""
+    with pytest.raises(
+        TypeError, match=rf"MyHook\.{theirs} is no event .*: here it is {ours}\(self, trainer, event\)"
+    ):
+        define(**{theirs: nothing})
+
+
+@pytest.mark.parametrize("helper", ["on_start", "on_device", "on_upload_end", "on_rank_start"])
+def test_a_helper_may_begin_with_on(helper: str, bus: Bus) -> None:
+    """What stands for no point is the author's own."""
+    define(**{helper: nothing})().attach(bus)
+
+    assert bus.stats() == []
+
+
 def test_events_of_others_change_no_hook_of_eventloop(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever declares events may use any name: one that is, or is near, a method of a hook that is no point
     neither refuses the hook nor subscribes the method, in a subclass of theirs as well."""

@@ -67,6 +67,8 @@ def run(
     """Train; at the `count`-th event one rank, or each of them, does something."""
     trainer, seen = trainer_of(name, **options)
     happened = []
+    logged: list[int] = []
+    trainer.bus.subscribe(lambda event: logged.append(event.step), "scalars_logged", offload="thread")
 
     def maybe(event: Any) -> None:
         happened.append(event)
@@ -75,7 +77,7 @@ def run(
 
     trainer.bus.subscribe(maybe, event)
     trainer.train()
-    say(name, trainer, seen)
+    say(name, trainer, seen, logged=logged)
     trainer.close()
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from eventloop import Trainer
+from eventloop import Bus, Trainer
 from eventloop.hooks import CheckpointHook, Hook, LoggerHook
 from eventloop.writers import JSONLWriter
 from tests.trainer.conftest import MakeTrainer, batches, tiny_model
@@ -97,6 +97,14 @@ class Unsized:
             TypeError,
             r"must be an object: write torch.optim.Adam\(model.parameters",
         ),
+        ({"loss_fn": nn.CrossEntropyLoss}, TypeError, r"loss_fn is a class: give an object of it, CrossEntropyLoss\(\)"),
+        ({"loss_fn": "mse"}, TypeError, r"loss_fn must be a function \(model\(inputs\), target\), got 'mse'"),
+        (
+            {"schedulers": torch.optim.lr_scheduler.StepLR},
+            TypeError,
+            r"expected a scheduler, got the class StepLR: write StepLR\(optimizer, ...\)",
+        ),
+        ({"bus": Bus}, TypeError, r"bus must be a Bus, as Bus\(\) makes one, got <class"),
         ({"work_dir": 3}, TypeError, "work_dir must be a path, a str or a Path, got 3"),
         (
             {"train_step": lambda batch: batch},
@@ -139,6 +147,35 @@ def test_model_that_is_no_module(tmp_path: Path, model: Any) -> None:
         Trainer(model, loss_fn=F.cross_entropy, max_epochs=1, work_dir=tmp_path)
 
 
+def test_bus_of_another_trainer(make_trainer: MakeTrainer) -> None:
+    """Its hooks would make steps of their own in this one's iterations."""
+    other = make_trainer()
+
+    with pytest.raises(
+        ValueError, match=r"the bus is another trainer's, .*: give each trainer a bus of its own"
+    ):
+        make_trainer(bus=other.bus)
+
+
+@pytest.mark.parametrize("what", ["train", "epochs"])
+def test_training_within_a_training(make_trainer: MakeTrainer, what: str) -> None:
+    """Called by a handler it would go on and on; a validation may be."""
+    trainer = make_trainer(val_loader=batches(1))
+
+    def again(trainer: Trainer, event: Any) -> None:
+        assert trainer.val()
+        trainer.train() if what == "train" else next(trainer.epochs())
+
+    trainer.bus.subscribe(again, "after_train_iter")
+
+    with pytest.raises(
+        RuntimeError, match=rf"trainer\.{what}\(\) was called in the middle of a run .*: a handler may"
+    ):
+        trainer.train()
+
+    assert not trainer.running
+
+
 def test_loss_fn_and_train_step(tmp_path: Path) -> None:
     """`train_step` replaces `loss_fn`: of both one would be ignored."""
     with pytest.raises(ValueError, match="give loss_fn or train_step, not both"):
@@ -170,6 +207,16 @@ def test_work_dir_that_cannot_be_written(make_trainer: MakeTrainer, tmp_path: Pa
         make_trainer(work_dir=tmp_path / "file" / "run")
 
 
+def test_work_dir_that_is_a_file(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """A file in the work dir's place is refused, and called that."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(
+        FileExistsError, match=re.escape(f"'{tmp_path}/file' cannot be written: it is a file")
+    ):
+        make_trainer(work_dir=tmp_path / "file")
+
+
 def test_a_work_dir_of_its_own(
     make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +242,9 @@ def test_a_generator_as_loader(make_trainer: MakeTrainer) -> None:
     """A generator gives batches for one epoch only, which the second says."""
     trainer = make_trainer(train_loader=(batch for batch in batches(2)), max_epochs=2)
 
-    with pytest.raises(ValueError, match="trained no iteration: it is empty"):
+    with pytest.raises(
+        ValueError, match=r"trained no iteration: it is empty.*; an iterator, .* gives its batches once"
+    ):
         trainer.train()
 
     assert trainer.iter == 2

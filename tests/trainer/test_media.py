@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eventloop.events import HistogramLogged, ImageLogged
 from eventloop.hooks import LoggerHook
-from eventloop.media import WARNED_LIMIT
-from eventloop.metrics import MEDIA_LIMIT, EventStorage
+from eventloop.media import MEDIA_LIMIT, WARNED_LIMIT
+from eventloop.metrics import EventStorage
 from eventloop.packet import Place
 from tests.trainer.conftest import MakeTrainer, batches
 

@@ -30,9 +30,10 @@ class Counting:
         return run
 
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # dynamo's
+pytestmark = [  # dynamo's
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning"),
+]
 
 
 class Whole(nn.Sequential):

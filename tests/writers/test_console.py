@@ -272,6 +272,20 @@ def test_standard_output_is_the_default(attach: Attach, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "Epoch(train)  [1][10]  loss: 0.5000\n"
 
 
+def test_a_program_without_standard_output_has_a_console_that_says_nothing(
+    attach: Attach, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under a scheduler that closes it, where Python has None: that is no failure of the console."""
+    monkeypatch.setattr(sys, "stdout", None)
+    writer = ConsoleWriter()
+    bus = attach(writer)
+    bus.emit(BeforeRun())
+    bus.flush()
+
+    assert writer.nobody_reads
+    assert (account(bus).delivered, account(bus).error) == (1, "")
+
+
 def test_characters_the_output_cannot_show_are_escaped(attach: Attach) -> None:
     """A text in another script does not end the console."""
     raw = io.BytesIO()

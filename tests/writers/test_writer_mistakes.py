@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, Event, ScalarsLogged
+from eventloop.events import AfterRun, AfterTrainIter, Event, ScalarsLogged
 from eventloop.run import Run
-from eventloop.writers import TensorBoardWriter, Writer
+from eventloop.writers import JSONLWriter, TensorBoardWriter, Writer
 from eventloop.writers.handover import Handover
 from tests.conftest import DEADLINE
 from tests.trainer.conftest import build_trainer
@@ -287,3 +287,24 @@ def test_a_writer_that_moves_to_a_process_takes_them_with_it() -> None:
 
     lanes = [subscription.options.lane for subscription in (before, after)]
     assert [(lane.stall_timeout, lane.on_error) for lane in lanes] == [(7.0, "log")] * 2
+
+
+@pytest.mark.parametrize(
+    ("made", "files"), [(JSONLWriter, "metrics.jsonl"), (TensorBoardWriter, "tensorboard/*")]
+)
+def test_a_writer_of_another_trainer_is_refused(made: type[Writer], files: str, tmp_path: Path) -> None:
+    """It would write the second run into the first one's files; when that is closed it may begin anew."""
+    writer = made()
+    with Bus() as first, Bus() as second:
+        writer.attach(first, lambda: Run(work_dir=str(tmp_path / "first")))
+        with pytest.raises(
+            ValueError, match=r"Writer writes for another trainer, .*: make a writer for each, or close"
+        ):
+            writer.attach(second, lambda: Run(work_dir=str(tmp_path / "second")))
+
+        first.emit(AfterRun())
+        first.close()
+        writer.attach(second, lambda: Run(work_dir=str(tmp_path / "second")))
+        second.emit(AfterRun())
+
+    assert [len([*(tmp_path / name).glob(files)]) for name in ("first", "second")] == [1, 1]
