@@ -86,17 +86,17 @@ class ParameterOrder:
     layers were declared in another one, each would go on with another's momentum."""
 
     def __init__(self) -> None:
-        self._sizes: dict[str, list[int]] = {}
+        self._known: dict[str, list[int]] = {}  # the optimizers' ids, and the sizes of their groups
         self._names: dict[str, list[str]] = {}
 
     def of(self, model: torch.nn.Module, optimizer: Any) -> dict[str, list[str]]:
         """By optimizer and group the names in the model, a line each; worked out anew where a group has grown. What is no
         parameter of the model has an empty line."""
         named = named_optimizers(optimizer)
-        sizes = {name: _group_sizes(each.param_groups) for name, each in named.items()}
-        if sizes != self._sizes:
+        known = {name: [id(each), *_group_sizes(each.param_groups)] for name, each in named.items()}
+        if known != self._known:
             names = {id(parameter): name for name, parameter in model.named_parameters()}
-            self._sizes = sizes
+            self._known = known
             self._names = {
                 name: [
                     "\n".join(names.get(id(p), "") for p in group["params"]) for group in each.param_groups

@@ -14,11 +14,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Literal, NamedTuple
 
 from eventloop.checkpoint import Serialized
+from eventloop.crc32 import without_crc32
 from eventloop.disk import SaveGivenUp
 from eventloop.patience import Owed, Patience
 from eventloop.saver_client import Job, ProcessGoneError, SaverProcess, Written
@@ -286,7 +288,7 @@ class Saver:
         if self._given_up.is_set():
             raise SaveGivenUp(f"{job.path} was given up")
         if not isinstance(copy, Packed):
-            return self._write_here(copy, job)
+            return self._write_here(copy, job)  # small
         if copy.rest is not None:
             copy.rest.wait()
         # the process takes only time that nobody wants: who waits for a save may not have so much of it
@@ -303,7 +305,9 @@ class Saver:
             for path in (job.path, *job.replaces):  # of what it was removing too
                 remove_unfinished(path, process.pid)
             task.written.process = None
-        return self._write_here(copy.unpack(), job)
+        stands_still = job.awaited or task.written.hurried
+        with without_crc32() if stands_still else nullcontext():
+            return self._write_here(copy.unpack(), job)
 
     def _write_here(self, state: State, job: Job) -> Written:
         written = Written(self._write(state, job, self._given_up), perf_counter())

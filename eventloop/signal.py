@@ -15,7 +15,7 @@ from blinker._utilities import make_id
 from blinker.base import ANY_ID
 
 from eventloop.catalogue import event_name
-from eventloop.events import Event
+from eventloop.events import Event, snake_case
 from eventloop.handler import Handler, handler_name, is_coroutine_function
 from eventloop.plan import HandOver, Plan
 from eventloop.priority import Priority
@@ -50,6 +50,7 @@ class EventSignal(blinker.Signal):
         published: Callable[[EventSignal], None],
         housekeeping: Callable[[], None],
     ) -> None:
+        _refuse_other_config(event_type)
         super().__init__(doc=event_type.__doc__)
         self.event_type = event_type
         self.name = event_name(event_type)
@@ -291,3 +292,22 @@ class EventSignal(blinker.Signal):
 def _note(handlers: tuple[Handler, ...], index: int, event: Event) -> str:
     handler = handlers[index]
     return f"raised by handler {handler.name} (priority {handler.priority}, {index + 1} of {len(handlers)}) on {event!r}"
+
+
+def _refuse_other_config(event_type: type[Event]) -> None:
+    """Refuse what a class says of itself that an event cannot be. Not where it is declared: msgspec tells it afterwards.
+
+    Raises:
+        TypeError: it is not frozen, or has a tag of its own.
+    """
+    name, config = event_type.__name__, event_type.__struct_config__
+    if not config.frozen:
+        raise TypeError(
+            f"class {name} is not frozen, and its events are read in the background while others would change them: leave "
+            "frozen=False out"
+        )
+    if config.tag != (own := snake_case(name)):
+        raise TypeError(
+            f"class {name} has the tag {config.tag!r}, and is known as {own!r}, by which logs and other processes find it: "
+            "leave tag= out, and name the class as the event is to be called"
+        )

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from msgspec import StructMeta
 
+from eventloop import catalogue
 from eventloop.bus import Bus
 from eventloop.catalogue import declared_events, event_name, find_event
 from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrainIter, Event, ScalarsLogged, snake_case
@@ -141,6 +142,31 @@ def test_alias_cannot_be_redeclared(bus: Bus) -> None:
         StructMeta("BeforeStep", (Event,), {"__module__": "mine"})
 
     assert bus.signal("before_step").event_type is BeforeTrainIter
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"frozen": False}, "class Oddity is not frozen, and its events are read in the background"),
+        ({"tag": "strange"}, "class Oddity has the tag 'strange', and is known as 'oddity'"),
+    ],
+    ids=["frozen", "tag"],
+)
+def test_a_class_that_is_no_event_is_refused(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], message: str
+) -> None:
+    """Events are immutable, and have the name of their class, whoever reads them: where one is first asked for."""
+    monkeypatch.setattr(catalogue, "_BY_NAME", {name: [*known] for name, known in catalogue._BY_NAME.items()})
+
+    class Oddity(Event, **config):
+        """Not as events are."""
+
+    with pytest.raises(TypeError, match=message):
+        bus.subscribe(lambda event: None, Oddity)
+    with pytest.raises(TypeError, match=message):
+        bus.emit(Oddity())
+    with pytest.raises(TypeError, match=message):
+        bus.subscribe(lambda event: None, "oddity", offload="thread")
 
 
 def test_class_defined_anew_replaces_itself() -> None:
