@@ -23,7 +23,7 @@ from eventloop.events import (
 )
 from eventloop.loaders import persists
 from eventloop.position import length_of
-from eventloop.rng import generators_of, random_state, rng_state, set_random_state, set_rng_state
+from eventloop.rng import random_state, set_random_state
 from eventloop.schedule import Evaluate, Schedule
 from eventloop.scopes import EpochScope, EvalScope
 from eventloop.stopping import Pass
@@ -315,13 +315,9 @@ def _opened(trainer: Trainer, loader: Iterable[Any]) -> Iterator[Any]:
     the training gets the same random numbers with it and without."""
     if not persists(loader):
         return iter(loader)
-    trains = generators_of(trainer.loader)
-    shared = [g for g in generators_of(loader) if any(g is own for own in trains)]
-    now, states = rng_state(), [g.get_state() for g in shared]
+    trains_with = random_state(trainer.loader)
     iterator = iter(loader)
-    set_rng_state(now)
-    for generator, state in zip(shared, states, strict=True):
-        generator.set_state(state)
+    set_random_state(trainer.loader, trains_with)
     return iterator
 
 

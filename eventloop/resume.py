@@ -43,7 +43,7 @@ __all__ = ["SCHEMA", "TrainerState", "Within"]
 logger = logging.getLogger("eventloop")
 
 SCHEMA = 1
-OF_THE_LOADER = ("batch_size", "loader_length", "dataset_length")
+OF_THE_LOADER = ("batch_size", "loader_length", "dataset_length", "sampler")
 
 
 class Resumed(NamedTuple):

@@ -288,7 +288,7 @@ class Saver:
         if self._given_up.is_set():
             raise SaveGivenUp(f"{job.path} was given up")
         if not isinstance(copy, Packed):
-            return self._write_here(copy, job)  # small
+            return self._write_here(copy, job)
         if copy.rest is not None:
             copy.rest.wait()
         # the process takes only time that nobody wants: who waits for a save may not have so much of it

@@ -35,12 +35,13 @@ def resumed(make_trainer: MakeTrainer, directory: Path, **options: Any) -> Train
     ("loader", "lines"),
     [
         (
-            DataLoader(samples(20), 5),
+            DataLoader(samples(20), 5, shuffle=True),
             ["batch_size: 4 in the checkpoint, 5", "loader_length: 5 in the checkpoint, 4"],
         ),
-        (DataLoader(samples(18), 4), ["dataset_length: 20 in the checkpoint, 18"]),
+        (DataLoader(samples(18), 4, shuffle=True), ["dataset_length: 20 in the checkpoint, 18"]),
+        (DataLoader(samples(20), 4), ["sampler: 'RandomSampler' in the checkpoint, 'SequentialSampler'"]),
     ],
-    ids=["batch size", "data set"],
+    ids=["batch size", "data set", "order"],
 )
 def test_another_loader_within_a_pass_is_refused(
     make_trainer: MakeTrainer, tmp_path: Path, loader: DataLoader[Any], lines: list[str]
