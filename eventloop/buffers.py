@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class Buffer:
     def __init__(self, size: int, dtype: torch.dtype, *, pinned: bool = False, shared: bool = False) -> None:
         self.size, self.dtype = size, dtype
         self._file: int | None = None
-        self._pinned = False
+        self._pinned_by = 0  # the process that did
         self.shared = not size or (shared and self._share(pinned))
         if not self.shared or not size:
             self.tensor = torch.empty(size, dtype=dtype, pin_memory=pinned and size > 0)
@@ -34,8 +35,9 @@ class Buffer:
         self._file = os.memfd_create("eventloop snapshot")
         os.truncate(self._file, self.size * torch.empty((), dtype=self.dtype).element_size())
         self.tensor = _map(f"/proc/self/fd/{self._file}", self.size, self.dtype)
-        self._pinned = pinned and pin(self.tensor)
-        return self._pinned == pinned
+        if pinned and pin(self.tensor):
+            self._pinned_by = os.getpid()
+        return not pinned or bool(self._pinned_by)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._file is None:
@@ -43,7 +45,7 @@ class Buffer:
         return mapped, (f"/proc/{os.getpid()}/fd/{self._file}", self.size, self.dtype)
 
     def __del__(self) -> None:
-        if getattr(self, "_pinned", False):
+        if getattr(self, "_pinned_by", 0) == os.getpid():  # in a forked one CUDA cannot be asked
             torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())
         if getattr(self, "_file", None) is not None:
             os.close(self._file)  # type: ignore[arg-type]
@@ -59,7 +61,16 @@ def pin(tensor: torch.Tensor) -> bool:
         return False
     if failed:
         logger.warning("the memory for checkpoints could not be pinned: CUDA's error %d", failed)
+        _clear_error()
     return not failed
+
+
+def _clear_error() -> None:
+    """PyTorch asks after each kernel for the last error of CUDA, whoever made it, and would fail the next one of the
+    training: this one is asked in its place."""
+    if torch.cuda.is_initialized():
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda")
 
 
 def mapped(path: str, size: int, dtype: torch.dtype) -> Buffer:

@@ -67,7 +67,7 @@ class HostCopy:
         else:
             pinned = self._pool.take(tensors[0].dtype, len(indices))
             pinned[: len(indices)].copy_(stacked, non_blocking=True)
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event(blocking=True)  # who waits sleeps
         copied.record(torch.cuda.current_stream(device))
         return _Group(indices, tensors, pinned, copied)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +26,8 @@ class Snapshot:
 
     What may change at any time is copied by `pack`, before it returns. What changes only in an optimizer's step may
     be copied later, beside the forward and backward pass that come first: on a CPU by whatever thread calls
-    `Rest.copy`, from CUDA by a stream of its own, ordered after what the device has been given to do so far.
+    `Rest.copy`, from CUDA by a stream of its own, ordered after what the device has been given to do so far. On other
+    accelerators everything is copied at once.
 
     Args:
         shared: put the buffers where another process can map them.
@@ -54,16 +57,19 @@ class Snapshot:
             structure[key] = _strip(value, sources)
             places += [(key, t.dtype, t.shape, t.is_cuda) for t in sources[first:]]
         if places != self._places:
-            self._layout, self._places = self._allocate(places), places
+            with _first_device(sources):
+                self._layout, self._places = self._allocate(places), places
         now, rest = _Pairs(), _Pairs()
         for source, view in zip(sources, self._layout.views, strict=True):
-            (rest if source.data_ptr() in later else now).append(source, view)
+            late = source.data_ptr() in later and (source.is_cpu or source.is_cuda)
+            (rest if late else now).append(source, view)
         now.copy()
-        copied = [torch.cuda.current_stream(device).record_event() for device in now.devices()]
+        copied = [passed(torch.cuda.current_stream(device)) for device in now.devices()]
         return Packed(structure, self._layout, self._rest(rest, copied))
 
     def _rest(self, pairs: _Pairs, copied: list[torch.cuda.Event]) -> Rest:
         beside = []
+        versions = _Versions(pairs.sources)
         for device in pairs.devices():
             if device not in self._streams:
                 self._streams[device] = torch.cuda.Stream(device)
@@ -74,8 +80,8 @@ class Snapshot:
                 own.copy()
                 for source in own.sources:
                     source.record_stream(stream)  # its memory is not to be given away before it is read
-                beside.append((device, stream.record_event()))
-        return Rest(pairs, copied, beside)
+                beside.append((device, passed(stream)))
+        return Rest(pairs, copied, beside, versions)
 
     def _allocate(self, places: list[_Place]) -> Layout:
         """One buffer for each key, type and kind of memory, and a slot in it for each tensor."""
@@ -129,10 +135,30 @@ class _Pairs:
         apart.copy()
 
     def copy(self) -> None:
-        """Copy them; from CUDA on the current stream, without waiting."""
+        """Copy them; from CUDA on the current stream, without waiting, and from other accelerators with, for there no
+        memory is pinned and no event recorded."""
         if self.sources:
+            at_once = any(not (source.is_cpu or source.is_cuda) for source in self.sources)
+            sources = [_resolved(source) if source.is_cuda else source for source in self.sources]
             with torch.no_grad():
-                torch._foreach_copy_(self.views, self.sources, non_blocking=True)
+                torch._foreach_copy_(self.views, sources, non_blocking=not at_once)
+
+
+class _Versions:
+    """Tells whether tensors were changed since; through `.data`, by another process or by a graph that a device
+    replays, PyTorch does not count it."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._seen = [(tensor, tensor._version) for tensor in tensors]
+        self._lock = threading.Lock()
+        self._changed = 0
+
+    def changed(self) -> int:
+        """How many were, by the first time that somebody asks: afterwards they may be. Who asks meanwhile waits."""
+        with self._lock:
+            seen, self._seen = self._seen, []
+            self._changed += sum(tensor._version != version for tensor, version in seen)
+            return self._changed
 
 
 class Rest:
@@ -146,10 +172,10 @@ class Rest:
         pairs: _Pairs,
         copied: list[torch.cuda.Event],
         beside: list[tuple[torch.device, torch.cuda.Event]],
+        versions: _Versions,
     ) -> None:
-        self._pairs, self._beside = pairs, beside
+        self._pairs, self._beside, self._versions = pairs, beside, versions
         self._events = [*copied, *(event for _, event in beside)]
-        self._versions = [source._version for source in pairs.sources]
         self._done = Latch()
         if not pairs.sources:
             self._done.set()
@@ -165,33 +191,40 @@ class Rest:
         Raises:
             ChangedWhileCopiedError: somebody changed a tensor without `join`, so the copy is of no use.
         """
-        sources = self._pairs.sources
         try:
             self._pairs.move()
-            changed = sum(
-                source._version != version for source, version in zip(sources, self._versions, strict=True)
-            )
+            changed = self._versions.changed()
         finally:
             self._pairs = _Pairs()
             self._done.set()
-        if changed:
-            raise ChangedWhileCopiedError(
-                f"{changed} tensors of the parameters or of the optimizer's state were changed while they were "
-                "copied, by something else than the optimizer's step: change them in a handler before the "
-                "checkpoint's, or use CheckpointHook(overlap=False)"
-            )
+        _refuse(changed)
 
     def join(self) -> None:
         """Return once what is copied may be changed: on a CPU now, on a device by what it is given from now on."""
         self._done.wait()
+        self._versions.changed()  # so far; from here on they may be
         for device, event in self._beside:
             torch.cuda.current_stream(device).wait_event(event)
 
     def wait(self) -> None:
-        """Wait until all of the snapshot is there; not for the training thread."""
+        """Wait until all of the snapshot is there; not for the training thread.
+
+        Raises:
+            ChangedWhileCopiedError: as `copy` does, of what a device copied.
+        """
         self._done.wait()
         for event in self._events:
             event.synchronize()
+        _refuse(self._versions.changed())
+
+
+def _refuse(changed: int) -> None:
+    if changed:
+        raise ChangedWhileCopiedError(
+            f"{changed} tensors of the parameters or of the optimizer's state were changed while they were "
+            "copied, by something else than the optimizer's step: change them in a handler before the "
+            "checkpoint's, or use CheckpointHook(overlap=False)"
+        )
 
 
 class Slot(NamedTuple):
@@ -238,6 +271,27 @@ class Packed(NamedTuple):
     def unpack(self) -> dict[str, Any]:
         """The state, its tensors views of the layout's buffers."""
         return {key: _restore(value, self.layout.views) for key, value in self.structure.items()}
+
+
+def passed(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """An event behind what a stream has so far. Who waits for it sleeps; for one of CUDA's default kind it would keep
+    a CPU busy that the training wants."""
+    event = torch.cuda.Event(blocking=True)
+    event.record(stream)
+    return event
+
+
+def _first_device(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
+    """What is pinned is pinned on a device the state is on: on the current one it might take a context, hundreds of
+    MB, where the training has nothing."""
+    first = next((tensor for tensor in tensors if tensor.is_cuda), None)
+    return nullcontext() if first is None else torch.cuda.device_of(first)
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with what is conjugated or negated only by a flag made so: a copy to the host that nobody waits for
+    applies the flag before the numbers are there (PyTorch's issue 146286)."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 _Place = tuple[str, torch.dtype, torch.Size, bool]

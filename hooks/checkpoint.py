@@ -79,7 +79,7 @@ class CheckpointHook(Hook):
             a checkpoint is a directory.
         overlap: False copies everything at once: for handlers that change parameters themselves and can neither come
             before this hook nor call `trainer.copying.join()`. A change without either makes the save fail, if it is
-            noticed: one through `.data`, or on a device, is not.
+            noticed: one through `.data`, or by a CUDA graph that is replayed with the optimizer's step in it, is not.
         when_busy: when a checkpoint of the interval is due while the one before is being written: "wait" for that,
             "skip" the new one, or "replace" the one that is waiting to be written, which takes the memory of a second
             copy. What is skipped or replaced is told by `checkpoint_failed`. The best and the last are never.

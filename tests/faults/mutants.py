@@ -275,8 +275,8 @@ MUTANTS = (
     Mutant(
         "no look whether it was changed",
         "snapshot.py",
-        "        if changed:\n",
-        "        if False:\n",
+        "    if changed:\n",
+        "    if False:\n",
         tests=COPY,
     ),
     Mutant(

@@ -224,3 +224,29 @@ def test_checkpoint_of_a_device_loads_on_the_cpu(tmp_path: Path) -> None:
 
     assert {t.device.type for t in loaded.values()} == {"cpu"}
     assert all(torch.equal(weights[name].cpu(), tensor) for name, tensor in loaded.items())
+
+
+def test_a_snapshot_of_what_only_a_flag_conjugates() -> None:
+    """Copies that nobody waits for have the numbers that the flags stand for."""
+    snapshot = Snapshot()
+    for _ in range(50):
+        value = torch.randn(1 << 16, dtype=torch.complex64, device="cuda")
+        state = {"conj": value.conj(), "neg": value.conj().imag}
+        packed = snapshot.pack({"state_dict": state})
+        assert packed.rest is not None
+        packed.rest.wait()
+
+        taken = packed.unpack()["state_dict"]
+        assert all(torch.equal(taken[key], tensor.cpu()) for key, tensor in state.items())
+
+
+def test_a_snapshot_takes_memory_on_no_other_device() -> None:
+    """What it pins, it pins on the device of the state; needs two."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    before = torch.cuda.mem_get_info(0)[0]
+    packed = Snapshot(shared=True).pack({"state_dict": {"w": torch.ones(1 << 20, device="cuda:1")}})
+    assert packed.rest is not None
+    packed.rest.wait()
+
+    assert torch.cuda.mem_get_info(0)[0] >= before - (1 << 20)

@@ -16,7 +16,7 @@ from eventloop.device import HostCopy, PinnedPool
 from eventloop.metrics import EventStorage
 from eventloop.saver import Saver
 from eventloop.saver_client import Job
-from eventloop.snapshot import Packed, Rest, Snapshot
+from eventloop.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
 from tests.trainer.conftest import DEADLINE
 
 CUDA = torch.device("cuda", 0)
@@ -54,7 +54,6 @@ class Device:
         self.calls: list[str] = []
         self.done = False
         self.waited: list[str] = []  # the threads that did
-        self.event: Any = None
         self.current: Any = None
 
 
@@ -66,12 +65,6 @@ class Stream:
 
     def __str__(self) -> str:
         return self._name
-
-    def record_event(self) -> str:
-        """An event's name."""
-        self._device.calls.append(f"record on {self}")
-        event: str = self._device.event(f"the event of {self}")
-        return event
 
     def wait_stream(self, other: object) -> None:
         """What comes on this stream comes after what is on the other by now."""
@@ -89,13 +82,15 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     empty = torch.empty
 
     class Event:
-        def __init__(self, name: str = "") -> None:
-            self._name = name
+        def __init__(self, *, blocking: bool) -> None:
+            assert blocking, "who waits for another would keep a CPU busy"
+            self._name = "an event"
 
         def __str__(self) -> str:
             return self._name
 
         def record(self, stream: object) -> None:
+            self._name = f"the event of {stream}"
             device.calls.append(f"record on {stream}")
 
         def query(self) -> bool:
@@ -121,7 +116,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         yield
         device.current = before
 
-    device.event = Event
     device.current = Stream(device, "the stream of cuda:0")
     monkeypatch.setattr(torch, "empty", fake_empty)
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -329,6 +323,89 @@ def test_the_training_thread_never_synchronizes(
 
     assert set(device.waited) == {"eventloop checkpoint"}
     assert load_checkpoint(tmp_path / "1")["state_dict"] == {"now": 1.0, "later": 2.0}
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor of the host that says it is on an accelerator that is not CUDA's."""
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[torch.Tensor], bool]]:
+    """The sources of each copy, with whether it may be under way still when it returns."""
+    copies: list[tuple[list[torch.Tensor], bool]] = []
+    foreach_copy = torch._foreach_copy_
+
+    def copy(views: list[torch.Tensor], sources: list[torch.Tensor], *, non_blocking: bool) -> None:
+        copies.append((sources, non_blocking))
+        foreach_copy(views, sources, non_blocking=non_blocking)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copy)
+    return copies
+
+
+def test_what_only_a_flag_conjugates_is_made_so_before_it_leaves_the_device(
+    device: Device, copied: list[tuple[list[torch.Tensor], bool]]
+) -> None:
+    """PyTorch would look at the flag before the numbers have arrived."""
+    conj, neg = on_cuda(1j, torch.complex64).conj(), on_cuda(1 + 2j, torch.complex64).conj().imag
+    packed = Snapshot().pack({"state_dict": {"conj": conj, "neg": neg}})
+
+    assert (conj.is_conj(), neg.is_neg()) == (True, True)
+    assert [(t.is_conj(), t.is_neg()) for sources, _ in copied for t in sources] == [(False, False)] * 2
+    assert packed.unpack()["state_dict"] == {"conj": -1j, "neg": -2.0}
+
+
+def test_another_accelerator_is_copied_at_once(copied: list[tuple[list[torch.Tensor], bool]]) -> None:
+    """Its memory is not the host's to read, and it has no events here: it is waited for, whatever may come later."""
+    weight = torch.ones(3).as_subclass(Elsewhere)
+    packed = Snapshot().pack({"state_dict": {"w": weight}}, {weight.data_ptr()})
+
+    assert not rest_of(packed).left
+    assert [non_blocking for _, non_blocking in copied] == [False]
+    assert packed.unpack()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_change_beside_the_device(device: Device) -> None:
+    """Who changes what a device is still copying without `join` is told where the copy is waited for."""
+    later = on_cuda(2.0)
+    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
+    later.add_(1)
+    rest.join()
+
+    with pytest.raises(ChangedWhileCopiedError, match="1 tensors of the parameters or of the optimizer's"):
+        rest.wait()
+
+
+def test_a_change_after_the_join_is_the_next_step(device: Device) -> None:
+    """It does not count, for the device makes it when it has copied."""
+    later = on_cuda(2.0)
+    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
+    rest.join()
+    later.add_(1)
+
+    rest.wait()
+
+
+def test_memory_is_pinned_on_a_device_of_the_state(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the current one, where the training may have nothing."""
+    entered: list[torch.Tensor] = []
+
+    @contextmanager
+    def device_of(tensor: torch.Tensor) -> Iterator[None]:
+        entered.append(tensor)
+        device.calls.append("on its device")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    weight = on_cuda(2.0)
+    Snapshot().pack({"n": torch.ones(()), "state_dict": {"w": weight}})
+
+    assert entered == [weight]
+    assert device.calls[:2] == ["on its device", "pin"]
 
 
 @needs_cuda

@@ -338,6 +338,34 @@ def test_shared_memory_that_cannot_be_pinned(
     assert "the memory for checkpoints could not be pinned: CUDA's error 2" in caplog.text
 
 
+def test_an_error_of_pinning_is_not_the_next_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is launched at once, which CUDA's last error is taken for; it fails, and nobody else does."""
+    launched: list[str] = []
+
+    def launch(size: int, *, device: str) -> torch.Tensor:
+        launched.append(device)
+        raise RuntimeError("CUDA error: operation not supported")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeRuntime(801))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch, "ones", launch)
+
+    assert not pin(torch.zeros(3))
+    assert launched == ["cuda"]
+
+
+@needs_shared_memory
+def test_a_forked_process_leaves_pinned_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA cannot be asked there; the memory goes with the process that pinned it."""
+    runtime = FakeRuntime(0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    buffer = Buffer(10, torch.float32, pinned=True, shared=True)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    del buffer
+
+    assert runtime.calls == ["register 40"]
+
+
 def test_pinning_without_cuda(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Where there is no CUDA nothing can be pinned."""
 
