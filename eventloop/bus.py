@@ -290,7 +290,7 @@ class Bus:
     def post(self, deferred: Deferred, *types: type[Event]) -> None:
         """Hand over events of `types` that the background side will make when their values are there."""
         if self._background.finished:
-            self._subscribers.refuse(types)
+            self._subscribers.after_close.refuse_posted(types)
         else:
             self._background.post(deferred, types)
 
@@ -433,7 +433,7 @@ class Bus:
         if self._background.finished:  # else another thread is about to finish it, or the exit will
             lifetime.forget(self._background)
             self._subscribers.refresh_routes()
-            self._subscribers.sweep()
+            self._subscribers.after_close.sweep()
         return complete
 
     @contextmanager

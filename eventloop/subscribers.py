@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from eventloop.after_close import AfterClose
 from eventloop.background import Background
 from eventloop.catalogue import declared_events, event_name, find_event
 from eventloop.costs import HandlerCost, SubscriberCost
-from eventloop.deferred import Posted, Stamped
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.handler import Handler, Takes, calling_convention, handler_name, is_coroutine_function
-from eventloop.lane import Lane, Route
+from eventloop.lane import Lane
 from eventloop.plan import Dispatch
-from eventloop.router import charge
 from eventloop.routing import RouteTable
 from eventloop.signal import EventSignal
 from eventloop.spans import SpanRecorder
 from eventloop.subscription import Options, PlanRow, Subscription, SubscriptionStats, handler_row
 from eventloop.timing import Budget, Timing
-
-logger = logging.getLogger("eventloop")
 
 _HEALTH = (HandlerFailed, EventsDropped, SlowHandler)
 _ENDED = 256
@@ -54,7 +50,7 @@ class Subscribers:
         self._recorder: SpanRecorder | None = None
         self._held: dict[type[Event], list[Event]] = {}
         self._noting = 0  # flushes that wait for what subscribers emit
-        self._told_late = False  # that an event came after the close
+        self.after_close = AfterClose(background, self._table)
         self._ended: dict[tuple[str, str], Handler] = {}  # by event and name, what costs are told of
 
     # --- coming and going ----------------------------------------------------------------------------------
@@ -179,7 +175,7 @@ class Subscribers:
     def stats(self, *, routed: bool = True) -> list[SubscriptionStats]:
         """One record a subscription, up to now as far as the inbox was routed; where a loop that is held has not, with
         what is on the way."""
-        self.sweep()
+        self.after_close.sweep()
         for signal in self.signals.values():
             signal.settle()
         way = Counter[Lane]() if routed else self._background.on_the_way()
@@ -208,7 +204,7 @@ class Subscribers:
     def settle(self) -> bool:
         """Bring every account up to date; False where the loop is held, and events are still on their way."""
         routed = self._background.route_now(_ROUTE_SECONDS)
-        self.sweep()
+        self.after_close.sweep()
         for signal in self.signals.values():
             signal.settle()
         return routed
@@ -251,71 +247,12 @@ class Subscribers:
             self._noting += more
             self.refresh_routes()
 
-    # --- after the close -----------------------------------------------------------------------------------
-
-    def refuse(self, event_types: Iterable[type[Event]]) -> None:
-        """Somebody posts events of these types that nobody will make: one of each is counted as dropped."""
-        table = RouteTable(self._subscriptions, self._types_of)
-        for event_type in event_types:
-            if lanes := [route.lane for route in table.all(event_type) if route.lane.lose()]:
-                self._tell_late(event_type, [lane.name for lane in lanes])
-
-    def sweep(self) -> None:
-        """Count what was emitted just when the background had ended, for those who are fed from the inbox; together where
-        there is no filter to ask, as it may be all that the inbox holds."""
-        inbox = self._background.inbox
-        if not (self._background.finished and inbox):
-            return
-        routes = RouteTable(self._subscriptions, self._types_of).by_type()
-        filtered = {kind for kind, concerned in routes.items() if any(route.passes for route in concerned)}
-        counts: Counter[type[Event]] = Counter()
-        with suppress(IndexError):  # another thread may do the same
-            while inbox:
-                item = inbox.popleft()
-                event = item.event if isinstance(item, Stamped) else item
-                if isinstance(event, Posted):
-                    self.refuse(event.types)
-                elif not isinstance(event, Event):
-                    self._refuse_counted(routes, counts)  # first: it may be a pause
-                    event()
-                elif type(event) in filtered:
-                    self._refuse(routes[type(event)], event)
-                else:
-                    counts[type(event)] += 1
-        self._refuse_counted(routes, counts)
-
-    def _refuse_counted(
-        self, routes: dict[type[Event], tuple[Route, ...]], counts: Counter[type[Event]]
-    ) -> None:
-        for event_type, count in counts.items():
-            lanes = [route.lane for route in routes.get(event_type, ()) if not route.lane.paused]
-            for lane in lanes:
-                lane.lose_many(event_type, count)
-            if lanes:
-                self._tell_late(event_type, [lane.name for lane in lanes])
-        counts.clear()
-
-    def _refuse(self, routes: Iterable[Route], event: Event) -> None:
-        """Stands where an event is handed over while the bus is open."""
-        ask = not any(route.lane.hangs_in_filter for route in routes)
-        if names := [route.lane.name for route in routes if charge(event, route, ask=ask)]:
-            self._tell_late(type(event), names)
-
-    def _tell_late(self, event_type: type[Event], names: list[str]) -> None:
-        if not self._told_late:
-            self._told_late = True
-            logger.warning(
-                "%s was emitted after the bus was closed: it is dropped and counted for %s, as is all that follows. Close "
-                "the bus when everything is emitted, or look at bus.closed before", event_name(event_type), ", ".join(names),
-            )  # fmt: skip
-
     # --- inside --------------------------------------------------------------------------------------------
 
     def refresh_routes(self, *, in_turn: bool = False) -> None:
         """Tell every signal, and the background, which subscribers in the background it has; `in_turn` as for
         `Background.set_routes`."""
-        table = RouteTable(self._subscriptions, self._types_of)
-        background = self._background
+        table, background = self._table(), self._background
         if background.finished:
             self._refuse_all(table)
             return
@@ -331,10 +268,13 @@ class Subscribers:
         background.set_routes(table.by_type(), in_turn=in_turn)
         self._refresh_mail()
 
+    def _table(self) -> RouteTable:
+        return RouteTable(self._subscriptions, self._types_of)
+
     def _refuse_all(self, table: RouteTable) -> None:
         for event_type, signal in self.signals.items():
             routes = table.all(event_type)
-            refuse = (partial(self._refuse, routes),) if routes else ()
+            refuse = (partial(self.after_close.refuse, routes),) if routes else ()
             signal.hand_over_to(refuse, refuse, heard=False)
         self._refresh_mail()
 
