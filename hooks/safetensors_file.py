@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -117,5 +118,14 @@ def encode(state: Mapping[str, torch.Tensor], shared: Mapping[str, str], said: M
         for name, value in state.items()
         if name not in left_out
     }
-    saved: bytes = require_safetensors().save(tensors, {**left_out, "format": "pt", **said})
-    return saved
+    return _in_order(require_safetensors().save(tensors, {**left_out, "format": "pt", **said}))
+
+
+def _in_order(saved: bytes) -> bytes:
+    """The library writes the metadata in another order in each process: the same weights would have another hash, and
+    a file of another name, each time. The header begins after its length of 8 bytes, and may end in spaces."""
+    end = 8 + int.from_bytes(saved[:8], "little")
+    header = json.loads(saved[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(end - 8)
+    return saved if 8 + len(text) != end else b"".join((saved[:8], text, memoryview(saved)[end:]))

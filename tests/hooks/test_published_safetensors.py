@@ -17,6 +17,7 @@ from eventloop import __version__
 from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.disk import Disk
 from eventloop.hooks import CheckpointHook, EMAHook
+from eventloop.hooks.safetensors_file import encode
 from eventloop.trainer import Trainer
 
 Make = Callable[..., Trainer]
@@ -87,6 +88,18 @@ def test_the_name_has_the_hash(publish: Callable[..., Path]) -> None:
 def test_the_metadata_says_where_it_is_from(publish: Callable[..., Path]) -> None:
     """All values are texts: the format has no others."""
     assert metadata(publish()) == {"format": "pt", "iter": "8", "epoch": "2", "eventloop": __version__}
+
+
+def test_the_same_weights_are_the_same_bytes(tmp_path: Path) -> None:
+    """Though the library writes the metadata in another order each time, a file that is published again has its name."""
+    said = {"iter": "1", "epoch": "2", "line\n": 'in "quotes"', "größe": "\x1f\x7f", "last": "\\"}
+    made = {encode({"w": torch.arange(3.0)}, {}, said) for _ in range(20)}
+    (tmp_path / "w.safetensors").write_bytes(next(iter(made)))
+
+    assert len(made) == 1
+    with safe_open(tmp_path / "w.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", **said}
+        assert file.get_tensor("w").tolist() == [0.0, 1.0, 2.0]
 
 
 def test_the_best_is_published_too(make_trainer: Make, scripted: Callable[..., dict[str, Any]]) -> None:
