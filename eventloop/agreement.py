@@ -13,7 +13,9 @@ batches, which the lengths tell.
 
 from __future__ import annotations
 
+import logging
 from array import array
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +23,11 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     from eventloop.stopping import Request
+
+logger = logging.getLogger("eventloop")
+
+LOOK_SECONDS = 0.01
+"""How often a rank looks whether the others have come to the end of a run."""
 
 
 class _Sum:
@@ -39,6 +46,12 @@ class _Sum:
     def wait(self) -> int:
         self._work.wait()
         return self._number[0]
+
+    def wait_awake(self) -> None:
+        """`wait`, in which the interpreter can look for signals."""
+        while not self._work.is_completed():
+            sleep(LOOK_SECONDS)
+        self._work.wait()  # it is over: this raises its error, where it has one
 
 
 class Agreement:
@@ -88,6 +101,13 @@ class Agreement:
         requests = [own] * self._size
         dist.all_gather_object(requests, own, group=self._group)
         return requests
+
+    def meet(self) -> None:
+        """Wait for all ranks, or until one of them is gone; a signal's handler is run meanwhile, and may raise."""
+        try:
+            self._add_up(False).wait_awake()
+        except RuntimeError as error:
+            logger.warning("the end of all other ranks could not be waited for: %s", error)
 
     def _arrived(self) -> bool:
         pending, self._pending = self._pending, None

@@ -28,6 +28,7 @@ def knowing_others(init: Callable[P, None]) -> Callable[P, None]:
 
 
 def _hint(name: str, known: list[str]) -> str:
-    if name in ARGUMENTS:
-        return f": MMEngine's is here {ARGUMENTS[name]}"
+    for system, arguments in ARGUMENTS.items():
+        if name in arguments:
+            return f": {system}'s is here {arguments[name]}"
     return suggest(name, known)

@@ -17,8 +17,8 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -61,6 +61,8 @@ __all__ = [
 
 logger = logging.getLogger("eventloop")
 
+under_way: set[str] = set()
+"""The names that saves of this process are writing under."""
 _NO_LABEL = Label()
 _CHECKED_ANYWAY = "Validating sparse tensor invariants"
 """What torch 2.15 says, whoever reads a sparse tensor safely."""
@@ -92,7 +94,7 @@ def describe(state: Mapping[str, Any]) -> Manifest:
 
 def save_checkpoint(
     state: Mapping[str, Any] | Serialized,
-    path: Path,
+    path: str | Path,
     label: Label = _NO_LABEL,
     *,
     disk: Disk = DISK,
@@ -115,17 +117,28 @@ def save_checkpoint(
         OSError: the disk is full, the directory cannot be written, ...
         SaveGivenUp: `given_up` was set.
     """
+    path = Path(path)
     make_directories(path.parent, disk)
     work = aside(path, "tmp")
-    disk.make_directory(work)
+    with _told(work.name):
+        disk.make_directory(work)
+        try:
+            size = _fill(work, state, label, disk, given_up)
+            _take_name(work, path, disk)
+        except BaseException:
+            with suppress(OSError):  # what is left of it has no name that anybody looks for
+                disk.remove(work)
+            raise
+        return size
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    under_way.add(name)
     try:
-        size = _fill(work, state, label, disk, given_up)
-        _take_name(work, path, disk)
-    except BaseException:
-        with suppress(OSError):  # what is left of it has no name that anybody looks for
-            disk.remove(work)
-        raise
-    return size
+        yield
+    finally:
+        under_way.discard(name)
 
 
 def _fill(
@@ -182,13 +195,14 @@ def _take_over(beside: Path, path: Path, disk: Disk) -> None:
     """Give what is durable `beside` a name that is taken; after an error its former holder has it again."""
     former = aside(path, "old")
     try:
-        disk.rename(path, former)
+        with suppress(FileNotFoundError):  # somebody has removed it meanwhile
+            disk.rename(path, former)
         disk.rename(beside, path)
         disk.sync_directory(path.parent)
         disk.remove(former)
     except OSError as error:
         if beside.exists():
-            if not path.exists():
+            if former.exists() and not path.exists():
                 disk.rename(former, path)
             raise
         logger.warning("%s is saved, but what had the name before could not be removed: %s", path, error)

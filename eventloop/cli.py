@@ -34,7 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code, see `EXIT_CODES`. An error in the middle of a training is raised.
     A second Ctrl-C ends the process from here: whatever hangs in another thread, it hangs no longer."""
     own, passed_on = plan_command.split(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(own)
+    parser = _parser()
+    options, unknown = parser.parse_known_args(own)
+    if unknown:
+        meant = plan_command.meant(options.file, unknown) if options.command == "plan" else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     options.arguments = passed_on
     try:
         return _COMMANDS[options.command](options)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
+
+from eventloop.rng import (
+    module_generators,
+    own_random_state,
+    random_state,
+    set_module_generators,
+    set_own_random_state,
+    set_random_state,
+)
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
 
 
 @runtime_checkable
@@ -138,6 +150,21 @@ class Evaluation:
                 f"the metric {name!r} comes from {owner} and from {source}: give the evaluator another name, "
                 "evaluator={name: ...}"
             )
+
+
+def before_drawing(trainer: Trainer, loader: Iterable[Any]) -> Callable[[], None]:
+    """What puts back all that an evaluation on `loader` draws from in this process, as if it had not begun."""
+    model, trained_on = trainer.model, trainer.loader
+    training, modules = random_state(trained_on), module_generators(model)
+    evaluation = None if loader is trained_on else own_random_state(loader)
+
+    def put_back() -> None:
+        set_random_state(trained_on, training)
+        if evaluation is not None:
+            set_own_random_state(loader, evaluation, opening=True)
+        set_module_generators(model, modules)
+
+    return put_back
 
 
 def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:

@@ -12,9 +12,17 @@ As a script it runs before there is an `eventloop`, and imports nothing of it.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import NamedTuple
+
+ASK_TO_END = frozenset(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCPU")
+    if hasattr(signal, name)
+)
+"""What a terminal or a scheduler sends to all processes of a program: it decides what becomes of its own."""
 
 _THIS = os.path.realpath(__file__)
 _END = "--"  # of the path; no absolute entry reads so

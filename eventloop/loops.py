@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eventloop.device_clock import FORWARD_ENDS
-from eventloop.evaluate import Evaluation, batch_size
+from eventloop.evaluate import Evaluation, batch_size, before_drawing
 from eventloop.events import (
     AfterTestEpoch,
     AfterTestIter,
@@ -247,11 +247,11 @@ def evaluate(trainer: Trainer, mode: Evaluate, *, scheduled: bool = False) -> di
     """
     loader = check_loader(trainer, mode)
     with trainer.clock.excluding():
-        began_with = random_state(trainer.loader) if scheduled else {}
+        put_back = before_drawing(trainer, loader) if scheduled else None
         with EvalScope(trainer, mode) as scope:
             _evaluate(trainer, mode, loader, scope, counts=scheduled)
-        if scheduled and not scope.complete:  # it is run again, and draws what it has drawn once more
-            set_random_state(trainer.loader, began_with)
+        if put_back is not None and not scope.complete:  # it is run again, and draws the same once more
+            put_back()
     return scope.metrics
 
 

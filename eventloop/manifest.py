@@ -32,7 +32,8 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """A tensor in the payload: the keys that lead to it joined by dots, PyTorch's name of its type, its shape."""
+    """A tensor in the payload: the keys that lead to it joined by dots, PyTorch's name of its type, its shape, in which -1
+    is a size that the parts of a nested tensor differ in."""
 
     name: str
     dtype: str
@@ -111,7 +112,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     try:
         body = msgspec.json.encode(manifest)
         msgspec.json.decode(body, type=Manifest)
-    except UNREADABLE as error:
+    except (*UNREADABLE, TypeError) as error:  # TypeError: JSON has nothing like it
         raise CheckpointError(
             f"the {MANIFEST} of this checkpoint could not be read again, so it is not saved: {error}; it is made of the "
             "state's names, its 'meta' and its label"
@@ -183,12 +184,24 @@ def tensor_table(value: Any, name: str = "") -> Iterator[TensorEntry]:
     """The tensors of a nested state, in order."""
     if type(value) in _ATOMS:
         return
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        yield TensorEntry(name, str(value.dtype).removeprefix("torch."), tuple(shape))
+    if hasattr(value, "is_nested"):  # a tensor; this module imports no torch
+        shape = _sizes(value) if value.is_nested else tuple(value.shape)
+        yield TensorEntry(name, str(value.dtype).removeprefix("torch."), shape)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from tensor_table(item, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from tensor_table(item, f"{name}.{index}")
+
+
+def _sizes(nested: Any) -> tuple[int, ...]:
+    """The shape of a nested tensor, -1 where its parts differ."""
+    sizes = []
+    for dim in range(nested.dim()):
+        try:
+            size = nested.size(dim)
+        except RuntimeError:
+            size = -1
+        sizes.append(size if type(size) is int else -1)
+    return tuple(sizes)

@@ -10,6 +10,7 @@ import torch
 from eventloop.checkpoint import CheckpointError
 
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
+_LOAD = torch.optim.Optimizer.load_state_dict
 
 
 def named_optimizers(optimizer: Any) -> dict[str, Any]:
@@ -72,13 +73,44 @@ def optimizer_state(optimizer: Any) -> Any:
     return None if optimizer is None else optimizer.state_dict()
 
 
-def load_optimizer_state(optimizer: Any, state: Any) -> None:
-    """Take what `optimizer_state` returned; without an optimizer nothing is taken."""
-    if isinstance(optimizer, Mapping):
-        for name, each in optimizer.items():
-            each.load_state_dict(state[name])
-    elif optimizer is not None:
-        optimizer.load_state_dict(state)
+def load_optimizer_state(optimizer: Any, state: Any, *, converts: bool = False) -> None:
+    """Take what `optimizer_state` returned; without an optimizer nothing is taken.
+
+    PyTorch converts what is loaded to the type of the parameters, by which averages that are kept in float32 beside
+    weights in bfloat16 are rounded. It is put back to the type it was saved in, but where an optimizer loads in a way of
+    its own.
+
+    Args:
+        converts: the parameters are of another type than those of the state, which is to follow them.
+    """
+    for name, each in named_optimizers(optimizer).items():
+        own = state[name] if name else state
+        each.load_state_dict(own)
+        if not converts and getattr(type(each), "load_state_dict", None) is _LOAD:
+            _unconvert(each, own)
+
+
+def _unconvert(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    numbers = (number for group in saved["param_groups"] for number in group["params"])
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if number in saved["state"]:
+            optimizer.state[parameter] = _typed(optimizer.state[parameter], saved["state"][number])
+
+
+def _typed(loaded: Any, saved: Any) -> Any:
+    """What was loaded, with the values that were saved where these are of another type."""
+    if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+    if type(loaded) is dict and isinstance(saved, Mapping):
+        # of "step" PyTorch knows better: where it is kept, and in which type
+        return {
+            key: _typed(value, saved[key]) if key in saved and key != "step" else value
+            for key, value in loaded.items()
+        }
+    if type(loaded) is list and isinstance(saved, list | tuple) and len(saved) == len(loaded):
+        return [_typed(*pair) for pair in zip(loaded, saved, strict=True)]
+    return loaded
 
 
 class ParameterOrder:
@@ -136,7 +168,8 @@ def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: 
         return
     if saved_names != class_names(optimizer):
         raise CheckpointError(
-            f"{source} is of another optimizer: {saved_names}, the trainer has {class_names(optimizer)}"
+            f"{source} is of another optimizer: {saved_names}, the trainer has {class_names(optimizer)}: give it that one, "
+            "or load_checkpoint(path), which takes the weights alone"
         )
     for name, each in named_optimizers(optimizer).items():
         sizes = _group_sizes(each.param_groups)

@@ -56,12 +56,14 @@ class Patience:
 
 
 class Owed(Promise[Written]):
-    """The promise of a save of `size` bytes. Who waits for it without a bound does so for a while; then the process that
-    has it is ended, and a thread writes: both read the same copy."""
+    """The promise of a save. Who waits for it without a bound does so for a while; then the process that has it is ended,
+    and a thread writes: both read the same copy."""
 
-    def __init__(self, path: Path, size: int, patience: Patience) -> None:
+    def __init__(self, path: Path, patience: Patience) -> None:
         super().__init__()
-        self.path, self.size, self._patience = path, size, patience
+        self.path, self._patience = path, patience
+        self.size = 0
+        """Bytes of its tensors, once they are known."""
         self.process: SaverProcess | None = None
         """The one that writes it."""
         self.hurried = False

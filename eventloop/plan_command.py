@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,12 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         return given, []
     at = given.index("--")
     return given[:at], given[at + 1 :]
+
+
+def meant(file: Path, unknown: Sequence[str]) -> str:
+    """What the error adds of arguments that are not the command's own: after the name of a script they are the script's,
+    everywhere else."""
+    return f"; those of a script follow after --: eventloop plan {shlex.join([str(file), '--', *unknown])}"
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,10 +17,12 @@ from eventloop.readers import Reader, StatefulReader, reader_of
 from eventloop.rng import (
     generators_of,
     lost_in,
+    own_random_state,
     random_state,
     samplers_of,
     samplers_state,
     set_generators,
+    set_own_random_state,
     set_samplers,
 )
 
@@ -103,14 +105,7 @@ class LoaderPosition:
         In mid-pass the samplers' own states are put back by the reader: the pass is opened as it was, not from here.
         """
         if self._samplers is not None:
-            saved = self._opened_with.get("samplers", {}) if skip else self._samplers
-            if lost := lost_in(loader, saved):
-                logger.warning(
-                    "the order of the samples may not be that of the run that was interrupted, the checkpoint has "
-                    "nothing that %s could go on with: let the sampler shuffle by a generator that is an attribute of "
-                    "it, or by set_epoch, or give it state_dict and load_state_dict",
-                    ", ".join(lost),
-                )
+            _tell_lost(loader, self._opened_with.get("samplers", {}) if skip else self._samplers)
             set_samplers(loader, self._samplers, opening=not skip)
         self._samplers = None
         set_generators(loader, self._generators)
@@ -151,6 +146,7 @@ class LoaderPosition:
             "samplers": samplers_state(self._trainer.loader) if self._samplers is None else self._samplers,
             "evaluated": 0 if within else self.evaluated,
             "loader": loader,
+            "evaluations": {mode: own_random_state(each) for mode, each in self._evaluated_on().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -166,6 +162,21 @@ class LoaderPosition:
         if self._trainer.loader is not None:  # an evaluation that draws from them may come before the pass
             set_generators(self._trainer.loader, self._generators)
             self._generators = []
+        saved = state.get("evaluations", {})
+        for mode, loader in self._evaluated_on().items():
+            if mode in saved:
+                _tell_lost(loader, saved[mode]["samplers"])
+                set_own_random_state(loader, saved[mode], opening=True)
+
+    def _evaluated_on(self) -> dict[str, Iterable[Any]]:
+        """The other loaders, by mode: their samplers may draw from generators of their own, too."""
+        trainer = self._trainer
+        loaders = {"val": trainer.val_loader, "test": trainer.test_loader}
+        return {
+            mode: loader
+            for mode, loader in loaders.items()
+            if loader is not None and loader is not trainer.loader
+        }
 
     def put_back(self, loader: Any, state: Mapping[str, Any]) -> None:
         """Another pass was made over a loader that saves its own place: the one under way, or the next, goes on from
@@ -180,6 +191,16 @@ class LoaderPosition:
         """A pass of `saved` batches goes on as one of `own`, after as large a part of it."""
         self._trainer.batch_idx = self._trainer.batch_idx * own // max(saved, 1)
         self._resuming = self._trainer.batch_idx > 0
+
+
+def _tell_lost(loader: Iterable[Any], saved: Mapping[str, Any]) -> None:
+    if lost := lost_in(loader, saved):
+        logger.warning(
+            "the order of the samples may not be that of the run that was interrupted, the checkpoint has nothing that "
+            "%s could go on with: let the sampler shuffle by a generator that is an attribute of it, or by set_epoch, or "
+            "give it state_dict and load_state_dict",
+            ", ".join(lost),
+        )
 
 
 def set_sampler_epoch(loader: Iterable[Any], epoch: int) -> None:

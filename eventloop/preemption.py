@@ -27,14 +27,17 @@ class StopSignals:
 
     Off the main thread, where Python delivers no signals, nothing is done. A signal whose handler is not Python's,
     and one that the same trainer handles already, is left alone. Handlers are put back at the end, unless somebody
-    has replaced them meanwhile.
+    has replaced them meanwhile; who calls ours from then on gets what was there before.
 
     Args:
         hint: written to standard error at the first Ctrl-C.
         exits: at the end of the block the program ends as the signal would have ended it: SystemExit(128 + number),
             or KeyboardInterrupt. Not where a Python handler was there before: it decides. Signals that the process
-            ignores, as after nohup, are left ignored.
+            ignores, as after nohup, are left ignored. Of several ranks all are waited for first.
     """
+
+    _asked_now = 0
+    """How many of them, one called by the other's, are just taking a signal: a main thread has one stack."""
 
     def __init__(
         self, trainer: Trainer, signals: Iterable[int], *, hint: str = "", exits: bool = False
@@ -46,6 +49,7 @@ class StopSignals:
         self._taken: int | None = None
         self._interrupts = 0
         self._children_before: Any = None
+        self._over = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
@@ -61,13 +65,22 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        decides = self._exits and os.getpid() == self._process
+        try:
+            if decides and not isinstance(error, KeyboardInterrupt):
+                self._trainer.stops.meet()
+        finally:
+            self._put_back()
+        if decides:
+            self._exit(error)
+
+    def _put_back(self) -> None:
+        self._over = True
         for signum, before in self._before.items():
             if signal.getsignal(signum) == self._handle:
                 signal.signal(signum, before)
         if callable(self._children_before) and signal.getsignal(signal.SIGCHLD) == self._child_ended:
             signal.signal(signal.SIGCHLD, self._children_before)
-        if self._exits and os.getpid() == self._process:
-            self._exit(error)
 
     def _is_ours(self, handler: Any) -> bool:
         owner = getattr(handler, "__self__", None)
@@ -78,6 +91,9 @@ class StopSignals:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             self._handle_in_child(signum, frame)
+            return
+        if self._over:
+            self._handle_afterwards(signum, frame)
             return
         if signum == signal.SIGINT:
             self._interrupts += 1
@@ -99,7 +115,17 @@ class StopSignals:
         if self._nobody_else(signum):
             self._trainer.ends_program |= self._exits
         elif callable(self._before[signum]):
-            self._before[signum](signum, frame)
+            StopSignals._asked_now += 1
+            try:
+                self._before[signum](signum, frame)
+            finally:
+                StopSignals._asked_now -= 1
+
+    def _handle_afterwards(self, signum: int, frame: FrameType | None) -> None:
+        """Somebody who installed a handler during the run still calls the one it replaced. There is nothing to stop any
+        more, and nothing ends where a later run has just been asked to."""
+        if not (self._asked_now and self._nobody_else(signum)):
+            self._as_before(signum, frame)
 
     def _child_ended(self, signum: int, frame: FrameType | None) -> None:
         """PyTorch raises wherever the main thread is when a loader worker dies: here they got the same signal as the run,
@@ -112,6 +138,9 @@ class StopSignals:
         them, although signals of a terminal or a scheduler go to all processes: the loader itself ends them, by SIGTERM."""
         if signum != signal.SIGTERM and get_worker_info() is not None:
             return
+        self._as_before(signum, frame)
+
+    def _as_before(self, signum: int, frame: FrameType | None) -> None:
         before = self._before.get(signum, signal.SIG_DFL)
         if callable(before):
             before(signum, frame)

@@ -29,7 +29,7 @@ from eventloop.optimizers import (
 from eventloop.plain import plain
 from eventloop.position import Within
 from eventloop.ranks import Part, of_all_ranks, own_buffers, part_of, several
-from eventloop.rng import rng_state, set_rng_state
+from eventloop.rng import module_generators, rng_state, set_module_generators, set_rng_state
 from eventloop.settings import Change, Changed, Settings, check_changed, refusal, told
 from eventloop.shelf import NEEDED, SUFFIXES
 from eventloop.undo import Undo
@@ -102,7 +102,7 @@ class TrainerState:
             "optimizer": optimizer_state(trainer.optimizer),
             "param_schedulers": [scheduler.state_dict() for scheduler in trainer.schedulers],
             "hooks": {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful},
-            "rng": rng_state(),
+            "rng": rng_state() | {"modules": module_generators(unwrap(trainer.model))},
         }
         if trainer.world_size > 1 and several():
             self._add_ranks(trainer.checkpoint)
@@ -163,7 +163,8 @@ class TrainerState:
             return
         position = self._trainer.position
         changes = [each for each in self.settings.compare(resumed.meta) if each.name in OF_THE_LOADER]
-        if changes and resumed.changed == "refuse" and position.resuming:
+        differs = any(change.kind == "given" for change in changes)
+        if differs and resumed.changed == "refuse" and position.resuming:
             lines = "\n  ".join(map(str, changes))
             raise CheckpointError(
                 f"{resumed.path} is of a pass over another loader than this loop's:\n  {lines}\n"
@@ -171,9 +172,13 @@ class TrainerState:
                 "given it as train_loader compares before anything is loaded"
             )
         for change in changes:
-            if change.name == "loader_length":
-                position.rescale(change.saved, change.own)
+            self._rescale(change)
             logger.warning("%s: %s; the loop goes on with its own", resumed.path, change)
+
+    def _rescale(self, change: Change) -> None:
+        """Of a loader that does not say its length no part is known: the pass goes on after as many batches."""
+        if change.name == "loader_length" and None not in (change.saved, change.own):
+            self._trainer.position.rescale(change.saved, change.own)
 
     def _take(self, found: Path, checkpoint: Mapping[str, Any], changed: Changed) -> None:
         """Check everything, then load it, or leave everything as it was."""
@@ -212,7 +217,8 @@ class TrainerState:
     ) -> None:
         trainer = self._trainer
         load_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
-        load_optimizer_state(trainer.optimizer, checkpoint["optimizer"])
+        converts = any(change.name == "model_dtypes" for change in changes)
+        load_optimizer_state(trainer.optimizer, checkpoint["optimizer"], converts=converts)
         self.settings.go_on(changed, changes, checkpoint["meta"])
         for number, state in enumerate(checkpoint["param_schedulers"]):
             if changed == "apply":
@@ -220,12 +226,12 @@ class TrainerState:
             trainer.schedulers[number].load_state_dict(state)
         self._restore_counters(checkpoint["meta"], part)
         for change in changes:
-            if change.name == "loader_length":
-                trainer.position.rescale(change.saved, change.own)
+            self._rescale(change)
         self._restore_hooks(checkpoint["hooks"], found)
         part.load_buffers(trainer.model)
         if part.rng is not None:
             set_rng_state(part.rng)
+            set_module_generators(unwrap(trainer.model), part.rng.get("modules", {}))
 
     def _find(self, path: str | Path) -> tuple[Path, dict[str, Any]]:
         if str(path) == "auto":
@@ -267,7 +273,14 @@ class TrainerState:
         hooks = {hook.name: hook for hook in self._trainer.hooks if hook.stateful}
         for name, hook in hooks.items():
             if name in states:
-                hook.load_state_dict(states[name])
+                try:
+                    hook.load_state_dict(states[name])
+                except Exception as error:
+                    error.add_note(
+                        f"raised by the hook {name}, which was given its state of {path}; everything that was loaded before "
+                        "it is put back. A run without that hook, or with it under another name, leaves the state"
+                    )
+                    raise
             else:
                 logger.warning("%s has no state of the hook %s, which starts afresh", path, name)
         others = {hook.name for hook in self._trainer.hooks if not hook.stateful}
@@ -306,7 +319,8 @@ class TrainerState:
         if by_epoch != self._trainer.by_epoch:
             units = ("epochs", "iterations") if by_epoch else ("iterations", "epochs")
             raise CheckpointError(
-                f"{path} is of a run measured in {units[0]}, this trainer counts {units[1]}"
+                f"{path} is of a run measured in {units[0]}, this trainer counts {units[1]}: give the Trainer "
+                f"{'max_epochs' if by_epoch else 'max_iters'}, or load_checkpoint(path), which takes the weights alone"
             )
 
     def _check_parts(self, checkpoint: Mapping[str, Any], path: Path) -> None:

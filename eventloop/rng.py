@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import random
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
+_CONTAINERS = frozenset({list, tuple, dict})
+_LONG, _MOST = 32, 500  # items of a container, and objects, that are looked into
+_OTHERS = frozenset({"torch", "numpy", "eventloop", "logging", "threading", "multiprocessing", "functools"})
 _Own = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 
 
@@ -61,13 +65,17 @@ def generators_of(loader: Iterable[Any] | None) -> list[torch.Generator]:
 def set_generators(loader: Iterable[Any] | None, states: list[torch.Tensor]) -> None:
     """Put a loader's own generators into states, in the order of `generators_of`."""
     for generator, state in zip(generators_of(loader), states, strict=False):
-        generator.set_state(state.clone())  # torch reads a state from the start of its storage
+        _put_torch(generator, state)
 
 
 def random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
     """The state of everything a pass over a loader may draw from in this process."""
+    return {"rng": rng_state(), **own_random_state(loader)}
+
+
+def own_random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """The same without the global generators."""
     return {
-        "rng": rng_state(),
         "generators": [g.get_state() for g in generators_of(loader)],
         "samplers": samplers_state(loader),
     }
@@ -83,6 +91,11 @@ def set_random_state(
             alone: they are where drawing has brought them, and one that is given its place begins its next pass there.
     """
     set_rng_state(state["rng"])
+    set_own_random_state(loader, state, opening=opening)
+
+
+def set_own_random_state(loader: Iterable[Any] | None, state: Mapping[str, Any], *, opening: bool) -> None:
+    """The same without the global generators."""
     set_samplers(loader, state.get("samplers", {}), opening=opening)
     set_generators(loader, state["generators"])
 
@@ -95,8 +108,8 @@ def moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 def samplers_state(loader: Iterable[Any] | None) -> dict[str, Any]:
     """What decides the order of the next pass beside the global generators and those of `generators_of`.
 
-    That is, by place: `generators`, the random generators that are attributes of the loader, of its dataset and of its
-    samplers; `states`, of samplers with `state_dict` and `load_state_dict`; `numbers`, the attributes that count
+    That is, by place: `generators`, the random generators that are attributes of the loader, of its dataset, of its
+    samplers, and of what these are made of; `states`, of samplers with `state_dict` and `load_state_dict`; `numbers`, the attributes that count
     something, of samplers that neither have these nor `set_epoch`. A loader that saves its own state asks its
     samplers itself.
     """
@@ -155,21 +168,85 @@ def _samplers(loader: Iterable[Any] | None) -> dict[str, Any]:
     return {f"{type(sampler).__name__}({number})": sampler for number, sampler in enumerate(found.values())}
 
 
+def module_generators(model: torch.nn.Module) -> dict[str, Any]:
+    """The state of the generators that are attributes of a model's modules, by name: of noise, of samples."""
+    return {place: _state_of(generator) for place, generator in _of_modules(model).items()}
+
+
+def set_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+    """Put those of the same name and kind into a state that `module_generators` returned."""
+    for place, generator in _of_modules(model).items():
+        if (state := saved.get(place)) is not None and state[0] == _kind(generator):
+            _put(generator, state)
+
+
+def _of_modules(model: torch.nn.Module) -> dict[str, Any]:
+    """Torch's own modules have none, and few others do: their attributes are looked at by their types first, for this is
+    done with each checkpoint."""
+    owners: dict[str, Any] = {}
+    others: set[type] = set()
+    for name, module in model.named_modules():
+        if not type(module).__module__.startswith("torch."):
+            new = {*map(type, vars(module).values())} - others
+            others |= {kind for kind in new if not issubclass(kind, _Own)}
+            if new - others:
+                owners[name] = module
+    return _generators_in(owners)
+
+
 def _own_generators(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """The generators that are attributes, each once, without those that have their place elsewhere."""
+    """A loader's generators that are attributes, without those of `generators_of`: of its samplers, its dataset, and what
+    these are made of, such as transforms, other datasets, or the loaders that it combines."""
     owners = _samplers(loader)
     for owner in (getattr(loader, "dataset", None), None if isinstance(loader, DataLoader) else loader):
         owners[type(owner).__name__] = owner
+    return _generators_in(owners, generators_of(loader), depth=0 if saves_itself(loader) else 4)
+
+
+def _generators_in(
+    owners: Mapping[str, Any], elsewhere: Iterable[Any] = (), *, depth: int = 0
+) -> dict[str, Any]:
+    """The generators that are attributes, each once, without those that have their place elsewhere.
+
+    Args:
+        depth: attributes of attributes are looked into so far.
+    """
     mt19937: Any = np.random.mtrand
-    known = {id(g) for g in (*generators_of(loader), torch.default_generator, mt19937._rand)}
+    known = {id(g) for g in (*elsewhere, torch.default_generator, mt19937._rand)}
     known.add(id(getattr(random, "_inst", None)))
+    seen = {id(owner) for owner in owners.values()}
     found: dict[str, Any] = {}
-    for place, owner in owners.items():
-        for name, value in getattr(owner, "__dict__", {}).items():
-            if isinstance(value, _Own) and id(value) not in known and _has_state(value):
-                known.add(id(value))
-                found[f"{place}.{name}"] = value
+    left = [(place, owner, depth) for place, owner in owners.items()]
+    for place, owner, below in left:
+        for name, value in _parts_of(owner):
+            if isinstance(value, _Own):
+                if id(value) not in known and _has_state(value):
+                    known.add(id(value))
+                    found[place + name] = value
+            elif below and id(value) not in seen and len(seen) < _MOST and _has_parts(value):
+                seen.add(id(value))
+                left.append((place + name, value, below - (type(value) not in _CONTAINERS)))
     return found
+
+
+def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
+    """What an object is made of. Of what is long nothing: it is samples, and looking through them would take its time."""
+    if type(owner) in _CONTAINERS:
+        items = owner.items() if type(owner) is dict else enumerate(owner)
+        yield from ((f"[{key!r}]", value) for key, value in (items if len(owner) <= _LONG else ()))
+    elif type(owner).__dictoffset__:  # what has none may answer as it likes when it is asked
+        yield from ((f".{name}", value) for name, value in vars(owner).items())
+
+
+def _has_parts(value: Any) -> bool:
+    """Something of the user's, or of torch's what loaders are made of."""
+    kind = type(value)
+    if kind in _CONTAINERS or isinstance(value, DataLoader | Dataset | Sampler):
+        return True
+    return bool(kind.__dictoffset__) and not (
+        isinstance(value, type | ModuleType | FunctionType | torch.nn.Module)
+        or kind.__module__.partition(".")[0] in _OTHERS
+    )
 
 
 def _load(sampler: Any, state: Any) -> None:
@@ -214,13 +291,18 @@ def _state_of(generator: _Own) -> list[Any]:
 
 def _put(generator: _Own, state: list[Any]) -> None:
     if isinstance(generator, torch.Generator):
-        generator.set_state(state[1].clone())  # torch reads a state from the start of its storage
+        _put_torch(generator, state[1])
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = _as_arrays(state[1], generator.bit_generator.state)
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(_as_arrays(state[1], generator.get_state(legacy=False)))
     else:
         generator.setstate((state[1], tuple(_words(state[2]).tolist()), state[3]))
+
+
+def _put_torch(generator: torch.Generator, state: torch.Tensor) -> None:
+    if generator.get_state().shape == state.shape:  # else it was one of another device
+        generator.set_state(state.clone())  # torch reads a state from the start of its storage
 
 
 def _as_tensors(state: Any) -> Any:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -22,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 from eventloop.checkpoint import Serialized
 from eventloop.crc32 import without_crc32
 from eventloop.disk import SaveGivenUp
+from eventloop.error_text import error_text
 from eventloop.patience import Owed, Patience
 from eventloop.saver_client import Job, ProcessGoneError, SaverProcess, Written
 from eventloop.saver_thread import SaverThread
@@ -40,7 +42,9 @@ START_AFTER_SECONDS = 3.0
 STARTS = 4
 """Times that a process is started, where it dies: one that does so again and again would only cost."""
 SMALL = 1 << 20
-"""Bytes of tensors up to which a state is serialised on the training thread rather than on the writing thread."""
+FEW = 100
+"""Bytes of tensors, and how many, up to which a state is serialised on the training thread rather than on the writing
+thread: torch takes 20 us for each tensor, ten times as long as to copy it."""
 AT_ONCE = 8 << 20
 """Bytes of tensors up to which everything is copied at once: about a millisecond, less than handing it over is worth."""
 AT_ONCE_SECONDS = 0.1
@@ -67,9 +71,9 @@ class _Task:
     """A save on its way."""
 
     def __init__(
-        self, copy: Packed | State, job: Job, written: Owed, snapshot: Snapshot | None, also: Also | None
+        self, job: Job, written: Owed, copy: Packed | State, snapshot: Snapshot | None, also: Also | None
     ) -> None:
-        self.copy, self.job, self.written, self.snapshot, self._also = copy, job, written, snapshot, also
+        self.job, self.written, self.copy, self.snapshot, self._also = job, written, copy, snapshot, also
         self.begun = threading.Event()
         """Set once it is being written, and can no longer be replaced."""
 
@@ -83,6 +87,11 @@ class _Task:
         if self._also is None or self._also.former.exception() is not None:
             return self.job
         return self.job._replace(replaces=(*self.job.replaces, *self._also.replaces))
+
+
+def _from_root(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """The same, in whatever directory the program is when it comes to them, or its process."""
+    return tuple(path.absolute() for path in paths)
 
 
 class Saver:
@@ -102,6 +111,7 @@ class Saver:
         self._start_after = start_after
         self._born = monotonic()
         self._snapshots = [Snapshot() for _ in range(2 if spare else 1)]
+        self._shared = False  # they lie where a process can see them
         self._copier: SaverThread | None = None
         self._writer: SaverThread | None = None
         self._tasks: list[_Task] = []  # under way: the one being written first
@@ -130,8 +140,18 @@ class Saver:
             RuntimeError: the save before is under way, and there are no spare buffers.
         """
         _open.add(self)
+        self._make_room()
         self._writer = self._writer or SaverThread("checkpoint")
-        task = self._task(state, job, later, also)
+        written = Owed(job.path, self._patience)
+        try:
+            job = job._replace(path=job.path.absolute(), replaces=_from_root(job.replaces))
+            also = also and also._replace(replaces=_from_root(also.replaces))
+            task = _Task(job, written, *self._copy(state, written, later), also)
+        except Exception as error:
+            written.set_exception(
+                error
+            )  # no memory, a kind of tensor that nobody can copy: a save that failed
+            return written
         self._tasks.append(task)
         if task.rest is not None and task.rest.left:
             self._copier = self._copier or SaverThread("checkpoint copy")
@@ -199,35 +219,58 @@ class Saver:
     def start_process(self) -> None:
         """Start the process, where memory can be shared with one. What is under way is written from the buffers it
         was copied to, which go when it is done."""
-        if not hasattr(os, "memfd_create"):
+        frozen = getattr(sys, "frozen", False)  # such a program's executable is the program
+        if not hasattr(os, "memfd_create") or not sys.executable or frozen:
             self._start_after = None
             return
-        if self.process is None:
-            self._snapshots = [Snapshot(shared=True) for _ in self._snapshots]
-        else:
-            self.process.close()
         self._starts += 1
-        self.process = SaverProcess()
+        try:
+            process = SaverProcess()
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # a limit of processes, memory or descriptors, a sandbox, an odd path
+            logger.warning(
+                "a checkpoint is written by a thread, because no process could be started: %s", error
+            )
+            return
+        if self.process is not None:
+            self.process.close()
+        if not self._shared:
+            self._shared, self._snapshots = True, [Snapshot(shared=True) for _ in self._snapshots]
+        self.process = process
 
     # --- copying -------------------------------------------------------------------------------------------
 
-    def _task(
-        self,
-        state: Mapping[str, Any],
-        job: Job,
-        later: Callable[[], Collection[int]] | None,
-        also: Also | None,
-    ) -> _Task:
-        self._make_room()
+    def _copy(
+        self, state: Mapping[str, Any], written: Owed, later: Callable[[], Collection[int]] | None
+    ) -> tuple[Packed | State, Snapshot | None]:
+        """A copy of a state, whose size becomes that of the promise, and the buffers that it lies in."""
         ready = self._process_ready()
-        snapshot = self._free_snapshot()
         tensors = list(tensors_of(state))
-        size = bytes_of(tensors)
-        written = Owed(job.path, size, self._patience)
-        if size <= SMALL and not ready and not any(t.is_cuda for t in tensors):
-            return _Task(Serialized(state), job, written, None, also)
-        packed = snapshot.pack(state, later() if later is not None and size > AT_ONCE else ())
-        return _Task(packed, job, written, snapshot, also)
+        size = written.size = bytes_of(tensors)
+        small = size <= SMALL and len(tensors) <= FEW
+        if small and not ready and not any(t.is_cuda for t in tensors):
+            return Serialized(state), None
+        pointers = later() if later is not None and size > AT_ONCE else ()
+        try:
+            return self._pack(state, pointers)
+        except (OSError, RuntimeError, MemoryError) as error:  # a limit of files' sizes, or of memory
+            if not self._shared:
+                raise
+            reason = error_text(error)
+        private = Snapshot()
+        packed = private.pack(state, pointers)  # or it is not for the sharing that it cannot be copied
+        self._shared, self._start_after = False, None
+        self._snapshots = [private, *(Snapshot() for _ in self._snapshots[1:])]
+        logger.warning(
+            "checkpoints are written by a thread, as no memory could be shared with a process: %s", reason
+        )
+        return packed, private
+
+    def _pack(self, state: Mapping[str, Any], pointers: Collection[int]) -> tuple[Packed, Snapshot]:
+        snapshot = self._free_snapshot()
+        return snapshot.pack(state, pointers), snapshot
 
     def _make_room(self) -> None:
         """The save that waits for its turn gives up its buffers."""

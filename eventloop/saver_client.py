@@ -10,6 +10,7 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -24,7 +25,7 @@ _LENGTH = struct.Struct("<Q")
 EXIT_SECONDS = 5.0
 """How long a process that has nothing to do may take to end: one at rest takes milliseconds."""
 LOOK_SECONDS = 1.0
-"""How often who waits for an answer looks whether the process was killed, or left."""
+"""How often who waits for an answer looks whether the process was killed, or left, and the process for its parent."""
 KILLED_SECONDS = 1.0
 """How long one that was killed is waited for."""
 
@@ -52,19 +53,28 @@ class ProcessGoneError(RuntimeError):
 
 class SaverProcess:
     """A worker that writes what lies in shared memory. It is no fork: it knows nothing of this process but what it
-    is sent, and ends when this process does. One thread at a time may talk to it."""
+    is sent, and ends when this process does. One thread at a time may talk to it.
+
+    Raises:
+        OSError: no process could be started.
+    """
 
     def __init__(self) -> None:
         self._ready = self._killed = self._left = False
         self._sent: Layout | None = None  # the layout that the process knows
-        reader, writer = os.pipe()
-        # it holds `reader` too: left alone, it must not die of an answer that nobody reads
-        with _ctrl_c_held():
-            self._process = subprocess.Popen(
-                command("eventloop.saver_process", Home.here()), pass_fds=[reader],
-                stdin=subprocess.PIPE, stdout=writer,
-            )  # fmt: skip
-        os.close(writer)
+        reader, writer = _pipe()
+        try:
+            # it holds `reader` too: left alone, it must not die of an answer that nobody reads
+            with _ctrl_c_held():
+                self._process = subprocess.Popen(
+                    command("eventloop.saver_process", Home.here(), str(writer)), pass_fds=[reader, writer],
+                    stdin=subprocess.PIPE,
+                )  # fmt: skip
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
         self._answers = os.fdopen(reader, "rb")
 
     @property
@@ -94,7 +104,7 @@ class SaverProcess:
 
     def wait_ready(self, timeout: float) -> bool:
         """Wait for that."""
-        if not self._ready and self.alive and _wait_for(self._answers.fileno(), select.POLLIN, timeout):
+        if not self._ready and self.alive and wait_for(self._answers.fileno(), select.POLLIN, timeout):
             self._ready = receive(self._answers) == "ready"
         return self._ready and self.alive
 
@@ -145,7 +155,7 @@ class SaverProcess:
     def _answered(self, until: float) -> bool:
         """Wait for that; once it was left, without end."""
         remaining = until - monotonic()
-        while not _wait_for(self._answers.fileno(), select.POLLIN, min(LOOK_SECONDS, remaining)):
+        while not wait_for(self._answers.fileno(), select.POLLIN, min(LOOK_SECONDS, remaining)):
             remaining = inf if self._left else until - monotonic()
             if self._killed or remaining <= 0.0:
                 return False
@@ -156,7 +166,7 @@ class SaverProcess:
         assert self._process.stdin is not None
         pipe, rest = self._process.stdin.fileno(), memoryview(framed(message))
         os.set_blocking(pipe, False)
-        while rest and _wait_for(pipe, select.POLLOUT, until - monotonic()):
+        while rest and wait_for(pipe, select.POLLOUT, until - monotonic()):
             rest = rest[os.write(pipe, rest) :]
 
     def leave(self) -> None:
@@ -171,6 +181,21 @@ class SaverProcess:
                 stdin.close()
 
 
+def _pipe() -> tuple[int, int]:
+    """A pipe, of which no end has the number of a standard stream: a program may have closed those."""
+    ends: list[int] = []
+    taken: list[int] = []
+    try:
+        while len(ends) < 2:
+            taken += os.pipe()
+            ends = taken[-2:] if min(taken[-2:]) > 2 else []
+    finally:
+        for end in taken:
+            if end not in ends:
+                os.close(end)
+    return ends[0], ends[1]
+
+
 @contextmanager
 def _ctrl_c_held() -> Iterator[None]:
     """What is started meanwhile is deaf to Ctrl-C, which reaches the whole group, from its first moment on: while it
@@ -182,7 +207,7 @@ def _ctrl_c_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
-def _wait_for(descriptor: int, event: int, seconds: float) -> bool:
+def wait_for(descriptor: int, event: int, seconds: float) -> bool:
     """Whether a pipe can be read, or written, or has no other end any more, within so many seconds. Not by `select`: that
     takes no descriptor beyond 1023, and loaders that share tensors have more open."""
     poll = select.poll()
@@ -203,11 +228,20 @@ def send(stream: IO[bytes] | None, message: object) -> None:
     stream.flush()
 
 
-def receive(stream: IO[bytes]) -> Any:
-    """Read one message; None says to end, and so does the end of the stream. Only ever between this process and its
-    own child."""
-    head = stream.read(_LENGTH.size)
+def receive(stream: IO[bytes] | FileIO) -> Any:
+    """Read one message; None says to end, and so does the end of the stream, in the middle of a message too. Only ever
+    between this process and its own child."""
+    head = _read(stream, _LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
-    body = stream.read(_LENGTH.unpack(head)[0])
-    return pickle.loads(body)
+    (length,) = _LENGTH.unpack(head)
+    body = _read(stream, length)
+    return pickle.loads(body) if len(body) == length else None
+
+
+def _read(stream: IO[bytes] | FileIO, size: int) -> bytearray:
+    """So many bytes, fewer at the end of the stream. One without a buffer gives them in pieces."""
+    read = bytearray()
+    while len(read) < size and (piece := stream.read(size - len(read))):
+        read += piece
+    return read

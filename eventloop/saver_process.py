@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from contextlib import suppress
+from io import FileIO
 from time import perf_counter
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from eventloop.checkpoint import Serialized, save_checkpoint
-from eventloop.saver_client import Job, Written, receive, send
+from eventloop.saver_client import LOOK_SECONDS, Job, Written, receive, send, wait_for
 from eventloop.snapshot import Layout, Packed, bytes_of, tensors_of
 from eventloop.unfinished import remove_replaced
 
 _IN_MEMORY = 32 << 20
+ASK_TO_END = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCPU")
+"""What a run may be told to end by, as `PreemptionHook` knows them."""
 
 
 def main() -> None:
-    """Write what comes on standard input, until that ends; answer each with what was written or the error."""
+    """Write what comes on standard input, until that ends; answer each with what was written or the error, to the
+    descriptor of the command line: what a sitecustomize or a plug-in of torch's prints must not look like an answer."""
     # Ctrl-C and a scheduler's SIGTERM reach the whole group: the parent decides, and this save is finished
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+    for name in ASK_TO_END:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     _give_way()
     torch.set_num_threads(1)
     torch.serialization.set_crc32_options(False)  # the manifest has SHA-256
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a print of some library must not look like an answer
-    layout = Layout([], [])
+    with suppress(OSError):  # a program may have closed its standard error
+        os.dup2(2, 1)  # what is printed here is no output of the training's
+    with os.fdopen(int(sys.argv[1]), "wb") as answers, FileIO(0, closefd=False) as asked:
+        _answer(asked, answers)
+
+
+def _answer(asked: FileIO, answers: IO[bytes]) -> None:
+    layout, parent = Layout([], []), os.getppid()
     send(answers, "ready")
-    while (message := receive(sys.stdin.buffer)) is not None:
+    while _is_asked(asked, parent) and (message := receive(asked)) is not None:
         structure, changed, job = message
         layout = changed or layout
         try:
@@ -40,6 +50,15 @@ def main() -> None:
         except Exception as error:
             answer = error
         send(answers, answer)
+
+
+def _is_asked(asked: FileIO, parent: int) -> bool:
+    """Wait until there is something to read, or the end of it; False once the parent is gone, of which a fork that
+    outlives it may hold the pipe open."""
+    while not wait_for(asked.fileno(), select.POLLIN, LOOK_SECONDS):
+        if os.getppid() != parent:
+            return False
+    return True
 
 
 def _give_way() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 from eventloop.catalogue import suggest
 
@@ -17,6 +17,8 @@ class Schedule(Protocol):
 
     def after(self, done: int, total: int) -> list[Evaluate]: ...
 
+    def settings(self) -> dict[str, Any]: ...
+
 
 class Never:
     """The schedule of a run that does not evaluate."""
@@ -24,6 +26,10 @@ class Never:
     def after(self, done: int, total: int) -> list[Evaluate]:
         """Nothing is ever due."""
         return []
+
+    def settings(self) -> dict[str, Any]:
+        """There are none."""
+        return {}
 
 
 class ValSchedule:
@@ -63,6 +69,13 @@ class ValSchedule:
         interval = self._intervals[bisect_right(self._milestones, done + 1) - 1]
         due = done >= self._begin and (done % interval == 0 or done == total)
         return ["val"] if due and done > 0 else []
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments, as a resumed run compares them."""
+        dynamic = [*zip(self._milestones, self._intervals, strict=True)][1:]
+        return {
+            "val_interval": self._intervals[0], "val_begin": self._begin, "dynamic_intervals": [*map(list, dynamic)],
+        }  # fmt: skip
 
 
 class WorkflowSchedule:
@@ -105,6 +118,10 @@ class WorkflowSchedule:
         if done == total:
             return [mode for follow in self._follow[place or self._cycle :] for mode in follow]
         return self._follow[place] if place else self._follow[-1] + self._follow[0]
+
+    def settings(self) -> dict[str, Any]:
+        """A workflow is given anew with each call of `run`."""
+        return {}
 
 
 def positive(what: str, value: object) -> None:

@@ -33,6 +33,7 @@ _PROGRESS = frozenset(
         "cooldown_counter", "T_cur", "T_i", "verbose", "_get_lr_called_within_step", "_is_initial",
     }
 )  # fmt: skip
+_OF_EVALUATIONS = ("val_interval", "val_begin", "dynamic_intervals")
 _DERIVED = ".schedule_phases["  # of OneCycleLR, where something else says more
 _ABSENT = object()
 
@@ -68,6 +69,7 @@ class Settings:
         self._built: list[dict[str, Any]] = []  # states of the schedulers
         self._constants: list[Any] = []
         self._options: dict[str, dict[str, Any]] = {}  # of hooks, by name
+        self._loader: tuple[Any, dict[str, Any]] | None = None  # and what it was built with
 
     def note(self) -> None:
         """Remember what a schedule will move; called before anything is trained or loaded, only the first call does."""
@@ -80,6 +82,8 @@ class Settings:
             self._built = [deepcopy(_built_state(scheduler)) for scheduler in trainer.schedulers]
             self._constants = [_constants(state) for state in self._built]
             self._options = _options_of_hooks(trainer)
+            if trainer.loader is not None:
+                self._loader = trainer.loader, _of_loader(trainer.loader)
 
     def state_dict(self) -> dict[str, Any]:
         """What `compare` needs."""
@@ -87,7 +91,7 @@ class Settings:
         return {
             "optimizer": self._groups,
             "param_schedulers": self._constants,
-            "run": _of_run(self._trainer),
+            "run": self._of_run(),
             "hooks": _hooks(self._trainer),
             "hook_options": self._options,
         }
@@ -97,11 +101,11 @@ class Settings:
         those are named that only one of the two has."""
         self.note()
         saved = meta.get("settings", {})
-        own_run, saved_run = _of_run(self._trainer), saved.get("run", {})
+        own_run, saved_run = self._of_run(), saved.get("run", {})
         changes = [*self._of_optimizers(saved.get("optimizer", {}))]
         changes += self._of_schedulers(saved.get("param_schedulers", []))
         changes += [
-            Change(name, saved_run[name], own, "given")
+            Change(name, saved_run[name], own, _kind_of(name, saved_run[name], own))
             for name, own in own_run.items()
             if name in saved_run and not _same(saved_run[name], own)
         ]
@@ -114,6 +118,20 @@ class Settings:
             gone, new = (sorted({*a} - {*b}) for a, b in ((former, hooks), (hooks, former)))
             changes.append(Change("hooks", gone, new, "noted"))
         return changes
+
+    def _of_run(self) -> dict[str, Any]:
+        """Of a loader that was known before what it was built with: its length may change from pass to pass."""
+        trainer, noted = self._trainer, self._loader
+        found: dict[str, Any] = {}
+        if trainer.loader is not None:  # that of a hand-written loop is known when its first epoch begins
+            found = noted[1] if noted and noted[0] is trainer.loader else _of_loader(trainer.loader)
+        return {
+            **found,
+            **trainer._schedule.settings(),
+            "world_size": trainer.world_size,
+            "autocast_dtype": _autocast_dtype(trainer),
+            "model_dtypes": _dtypes(trainer),
+        }
 
     def _of_optimizers(self, saved: Mapping[str, Any]) -> Iterator[Change]:
         for name, groups in (self._groups or {}).items():
@@ -204,21 +222,16 @@ def told(changed: Changed, changes: list[Change]) -> Iterator[str]:
 # --- gathering ---------------------------------------------------------------------------------------------
 
 
-def _of_run(trainer: Trainer) -> dict[str, Any]:
-    loader: Any = trainer.loader
+def _of_loader(loader: Any) -> dict[str, Any]:
     batch_size = getattr(loader, "batch_size", None)
     if batch_size is None:
         batch_size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    found = {
+    return {
         "batch_size": batch_size,
         "loader_length": length_of(loader),
         "dataset_length": length_of(getattr(loader, "dataset", None)),
-        "world_size": trainer.world_size,
         "sampler": _samplers(loader),
-        "autocast_dtype": _autocast_dtype(trainer),
-        "model_dtypes": _dtypes(trainer),
     }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _samplers(loader: Any) -> str | None:
@@ -286,6 +299,11 @@ def _constants(value: Any) -> Any:
 
 
 # --- comparing ---------------------------------------------------------------------------------------------
+
+
+def _kind_of(name: str, saved: Any, own: Any) -> Literal["given", "noted"]:
+    """What one of two loaders does not say of itself may be the same."""
+    return "noted" if name in _OF_EVALUATIONS or saved is None or own is None else "given"
 
 
 def _same(a: Any, b: Any) -> bool:

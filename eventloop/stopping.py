@@ -83,6 +83,12 @@ class Stopping:
         """The smallest of all ranks' numbers."""
         return self._agreement.least(number) if self.together and self._agreement is not None else number
 
+    def meet(self) -> None:
+        """At the end of a run that a signal ended: wait until all ranks are there. torchrun and srun end all of them,
+        within 30 seconds or at once, when the first has exited, and one may still be saving."""
+        if self.together and self._agreement is not None and self._trainer.stop_signal is not None:
+            self._agreement.meet()
+
     def _agree(self, *, edge: bool) -> bool:
         agreement = self._agreement
         if not self.together or agreement is None or self._trainer.stop_reason is not None:

@@ -390,7 +390,8 @@ class Trainer:
         """A call of train, val, test or run begins."""
         if self.bus.closed:
             raise RuntimeError(
-                "the trainer's bus is closed (a run that failed closes its writers): build a new Trainer and resume"
+                "the trainer's bus is closed (a run that an error or a signal ended closes its writers): build a new Trainer "
+                "and resume"
             )
         if self.bus.rehearsal is not None:
             self.bus.rehearsal.begins(self)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from eventloop.checkpoint import leftovers, remove_checkpoint
+from eventloop.checkpoint import leftovers, remove_checkpoint, under_way
 from eventloop.disk import DISK
 from eventloop.inventory import is_alive
 from eventloop.shelf import writer_of
@@ -29,11 +29,12 @@ def remove_replaced(paths: Sequence[Path]) -> None:
 
 
 def remove_dead(directory: Path) -> None:
-    """Remove what saves that were killed have left in a directory, before this process has begun one there. In a
-    container each run may have the same number, so what bears this process's is a former one's."""
+    """Remove what saves that were killed have left in a directory. In a container each run may have the same number, so
+    what bears this process's is a former one's, unless another trainer of this process is writing it."""
     for left in leftovers(directory):
         writer = writer_of(left)
-        if writer is not None and (writer == os.getpid() or not is_alive(writer)):
+        former = writer == os.getpid() and left.name not in under_way
+        if writer is not None and (former or not is_alive(writer)):
             with suppress(OSError):
                 DISK.remove(left)
 

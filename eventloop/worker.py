@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from eventloop.events import Event
+from eventloop.launch import ASK_TO_END
 from eventloop.meter import DELIVERY_PERIOD, WARM_UP
 from eventloop.target import Target, owner_of, unpack
 from eventloop.unencodable import bad_events
@@ -38,10 +39,10 @@ NICENESS = 10
 
 def main() -> None:
     """Deliver what comes; the arguments are the descriptor for the answers and the program's process id."""
-    # Ctrl-C and a scheduler's SIGTERM reach the whole group: the program decides, and tells
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    # Ctrl-C and a scheduler's signals reach the whole group: the program decides, and tells
+    for signum in ASK_TO_END:
         signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
     with suppress(OSError):
         os.nice(NICENESS)
     answers, program = (int(argument) for argument in sys.argv[1:])

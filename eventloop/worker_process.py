@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from weakref import WeakSet
 
-from eventloop.launch import Home, command
+from eventloop.launch import ASK_TO_END, Home, command
 from eventloop.wire import Frame, Inbox
 
 PIPE_BYTES = 1 << 20
@@ -159,8 +159,8 @@ def _enlarge(pipe: int) -> None:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """What is started meanwhile is deaf to Ctrl-C and SIGTERM, which reach the whole group, from its first moment on."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """What is started meanwhile is deaf to what asks the program to end, which reaches the whole group, from its first moment on."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ASK_TO_END)
     try:
         yield
     finally:

@@ -128,7 +128,7 @@ class CheckpointHook(Hook):
         self._out_dir = None if out_dir is None else Path(out_dir)
         self._template = folder_template(filename_tmpl)
         self._overlap, self._when_busy = overlap, when_busy
-        self.directory = Path()
+        self.directory = self._place = Path()
         self.naming = self._template, by_epoch
         self.can_be_resumed = not self._left_out
         self.bests: dict[str, Best] = {}
@@ -160,6 +160,7 @@ class CheckpointHook(Hook):
             )
         work_dir = trainer.work_dir
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
+        self._place = self.directory.absolute()
         self.naming = self._template, self._by_epoch
         trainer.state.saves_in(self.directory, self._watched.metrics)
         refuse_twin(self, _beside(trainer))
@@ -191,7 +192,17 @@ class CheckpointHook(Hook):
             self._validated.insert(0, last)
         self._save_validated(trainer)
 
+    def _stay(self) -> None:
+        """Where the program has changed its directory since this was built, say where it saves from the root."""
+        try:
+            moved = self.directory.absolute() != self._place
+        except FileNotFoundError:  # that one was removed
+            moved = True
+        if moved:
+            self.directory = self._place
+
     def _look_around(self, trainer: Trainer) -> None:
+        self._stay()
         remove_dead(self.directory)
         found = self.labels.look_around(self.directory)
         self._kept.only([path.name for path in found.manifests])
@@ -269,6 +280,7 @@ class CheckpointHook(Hook):
         self._training = False
         if ends_at_once(trainer):
             return
+        self._stay()
         for hook in _beside(trainer):  # what is the newest is known when all are
             hook.saves.finish(trainer)  # a save that failed is tried once more
         if event.reason == ERROR and trainer.rank == 0:
@@ -302,6 +314,7 @@ class CheckpointHook(Hook):
     ) -> None:
         if trainer.bus.failing is not None:
             return  # a handler before this one failed: the state is not one to come back to
+        self._stay()
         path, began = self.directory / name, perf_counter()
         trainer.copying.join()  # hooks that are asked for their states may change parameters meanwhile
         skips = self._make_room(trainer, must=bool(best) or not within or self._is_end(trainer, within))

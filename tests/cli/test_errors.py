@@ -100,6 +100,27 @@ def test_epochs_below_one_are_refused(epochs: str, message: str, capsys: pytest.
     assert f"argument --epochs: {message}\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["plan", "my train.py", "--dir", "a b", "best"],
+            "--dir a b best; those of a script follow after --: eventloop plan 'my train.py' -- --dir 'a b' best\n",
+        ),
+        (["plan", "train.py", "--lr", "--json", "--", "x"], "eventloop plan train.py -- --lr\n"),
+        (["checkpoints", "runs", "--best"], "unrecognized arguments: --best\n"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_is_unknown(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script's own, given as to the script, are told where they go; nothing is run."""
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(given)
+
+    assert capsys.readouterr().err.endswith(message)
+
+
 FAULTY = """
 import sys
 from eventloop import cli, demo

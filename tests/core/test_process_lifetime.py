@@ -229,6 +229,32 @@ assert sub.lane.deaths == 0
     assert logged(tmp_path)[-1] == "closed"
 
 
+def test_a_schedulers_signals_end_no_worker(script: Script, tmp_path: Path) -> None:
+    """What is sent to all processes of a job is for the program: a worker is deaf to it from its first moment on."""
+    ran = script(
+        """
+import signal
+bus = Bus()
+sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process", on_close=my_handlers.closed)
+while sub.lane.worker is None:
+    time.sleep(0.001)
+told = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGTERM
+for signum in told:
+    os.kill(sub.lane.worker.pid, signum)
+assert sub.lane.wait_ready(20)
+for signum in told:
+    os.kill(sub.lane.worker.pid, signum)
+emit(bus, 3)
+assert bus.close(20)
+assert sub.lane.deaths == 0
+"""
+    )
+    _, err = ran.communicate(timeout=60)
+
+    assert (err, ran.returncode) == ("", 0)
+    assert logged(tmp_path)[-1] == "closed"
+
+
 def test_worker_is_where_it_was_subscribed(script: Script, tmp_path: Path) -> None:
     """Also one that is started after a change of directory: it finds modules by a relative path, and files."""
     ran = script(

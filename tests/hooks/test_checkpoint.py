@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eventloop.checkpoint import PAYLOAD, leftovers, load_checkpoint, save_checkpoint
+from eventloop.checkpoint import PAYLOAD, find_checkpoints, leftovers, load_checkpoint, save_checkpoint
+from eventloop.disk import Disk
 from eventloop.events import CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.manifest import Label
@@ -332,3 +333,64 @@ def test_what_killed_saves_have_left_is_removed(make_trainer: Make, tmp_path: Pa
     make_trainer(max_epochs=1, hooks=[CheckpointHook(interval=1)]).train()
 
     assert leftovers(run) == [living]
+
+
+def test_what_another_trainer_of_the_process_is_writing_is_left_alone(
+    make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It bears this process's number, as what a former run has left does in a container."""
+    begun, go = threading.Event(), threading.Event()
+
+    def held(self: Disk, source: Path, target: Path) -> None:
+        if source.name.startswith(".a_1."):
+            begun.set()
+            assert go.wait(60)
+        os.rename(source, target)
+
+    monkeypatch.setattr(Disk, "rename", held)
+    slow = make_trainer(max_epochs=1, hooks=[CheckpointHook(interval=1, filename_tmpl="a_{}")])
+    training = threading.Thread(target=slow.train)
+    training.start()
+    assert begun.wait(60)
+
+    make_trainer(max_epochs=1, hooks=[CheckpointHook(interval=1, filename_tmpl="b_{}")]).train()
+    go.set()
+    training.join(60)
+
+    assert {path.name for path in find_checkpoints(tmp_path / "run")} == {"a_1", "b_1"}
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_change_of_directory(
+    make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    """Where a run saves is settled when it is built, also if that was given relative to the directory of then; what it
+    replaces is there too."""
+    monkeypatch.chdir(tmp_path)
+    hooks = [CheckpointHook(interval=1, max_keep_ckpts=1, out_dir=out_dir) for out_dir in (None, "out")]
+    options: dict[str, Any] = {"costs": None, "trace": None}
+    trainer = make_trainer(max_epochs=3, work_dir="run", hooks=hooks, default_hooks=options)
+    saved: list[str] = []
+
+    @trainer.bus.on("checkpoint_saved")
+    def note(event: CheckpointSaved) -> None:
+        saved.append(event.path)
+
+    @trainer.bus.on("after_train_epoch", priority=95)
+    def leave(event: Any) -> None:
+        if event.epoch == 1:
+            (tmp_path / "elsewhere").mkdir()
+            monkeypatch.chdir(tmp_path / "elsewhere")
+            if removed:
+                (tmp_path / "elsewhere").rmdir()
+
+    trainer.train()
+    monkeypatch.chdir(tmp_path)
+
+    for place in ("run", "out/run"):
+        assert [path.name for path in find_checkpoints(tmp_path / place)] == ["epoch_3"]
+    assert {*saved} == {
+        path
+        for place in ("run", "out/run")
+        for path in (f"{place}/epoch_1", f"{place}/epoch_2", f"{tmp_path}/{place}/epoch_3")
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import threading
 import warnings
@@ -109,6 +110,25 @@ def test_a_taken_name(tmp_path: Path) -> None:
     assert disk.calls == OPERATIONS_OF_A_TAKEN_NAME
     assert weights(tmp_path / "a") == [1.0] * 3
     assert listing(tmp_path) == ["a"]
+
+
+def test_a_name_whose_holder_goes_meanwhile(tmp_path: Path) -> None:
+    """Somebody prunes by hand: the new one has the name, and nothing is left beside it."""
+    save_checkpoint(OLD, tmp_path / "a")
+    disk = RecordingDisk(tmp_path)
+    disk.before = lambda call: shutil.rmtree(tmp_path / "a") if call == "rename a -> .a.old" else None
+
+    save_checkpoint(NEW, tmp_path / "a", disk=disk)
+
+    assert weights(tmp_path / "a") == [1.0] * 3
+    assert listing(tmp_path) == ["a"]
+
+
+def test_a_path_may_be_a_text(tmp_path: Path) -> None:
+    """As where one is loaded."""
+    save_checkpoint(NEW, f"{tmp_path}/a")
+
+    assert weights(tmp_path / "a") == [1.0] * 3
 
 
 def test_a_name_that_a_file_has(tmp_path: Path) -> None:

@@ -114,8 +114,9 @@ def test_names_that_are_no_texts(tmp_path: Path) -> None:
         ({"meta": {"iter": "many"}}, r"Expected `int`, got `str` - at `\$\.iter`"),
         ({"meta": {"epoch": 5.0}}, r"Expected `int`, got `float` - at `\$\.epoch`"),
         ({"state_dict": {"\udcff": torch.zeros(1)}}, "surrogates not allowed"),
+        ({"meta": {"iter": torch.tensor(1)}}, "Encoding objects of type Tensor is unsupported"),
     ],
-    ids=["a text", "a float", "no text"],
+    ids=["a text", "a float", "no text", "a tensor"],
 )
 def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path, state: dict[str, Any], wrong: str) -> None:
     """What a handler has made of the counters and names may be no manifest: that is an error, not a checkpoint that is
@@ -150,6 +151,15 @@ def test_tensor_table() -> None:
     assert [*tensor_table(state)] == [
         TensorEntry("a.0", "float32", (2, 3)), TensorEntry("a.b.1.0", "int64", ()), TensorEntry("t", "uint8", (0,)),
     ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_a_nested_tensor_in_the_table(layout: torch.layout) -> None:
+    """A size that its parts differ in is -1."""
+    nested = torch.nested.nested_tensor([torch.zeros(2, 4), torch.zeros(3, 4)], layout=layout)
+
+    assert [*tensor_table({"n": nested})] == [TensorEntry("n", "float32", (2, -1, 4))]
 
 
 # --- manifests that are refused ----------------------------------------------------------------------------

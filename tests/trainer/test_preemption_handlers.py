@@ -68,6 +68,52 @@ def test_a_handler_that_somebody_installs_meanwhile_stays(make_trainer: MakeTrai
     assert signal.getsignal(signal.SIGTERM) is theirs
 
 
+def chain(event: Any) -> None:
+    """Install a handler that calls the one it replaces, as libraries do."""
+    replaced = signal.getsignal(signal.SIGINT)
+
+    def theirs(number: int, frame: Any) -> None:
+        assert callable(replaced)
+        replaced(number, frame)
+
+    signal.signal(signal.SIGINT, theirs)
+
+
+def test_who_calls_ours_after_the_run_gets_what_was_before(
+    make_trainer: MakeTrainer, default_handlers: None
+) -> None:
+    """A handler that was installed during a run, and calls the one it replaced, swallows no signal once the run is over."""
+    trainer = make_trainer()
+    trainer.bus.subscribe(chain, "before_train", name="installs")
+    trainer.train()
+
+    with pytest.raises(KeyboardInterrupt):
+        send(signal.SIGINT)
+
+    assert not trainer.asked_to_stop
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_later_run_is_not_ended_by_an_earlier_ones_handler(
+    make_trainer: MakeTrainer, default_handlers: None, own: bool
+) -> None:
+    """Where such a handler calls that of a run that is over, the later run is asked to stop, and ends as ever; the
+    program's own handler is still called."""
+    taken: list[int] = []
+    if own:
+        signal.signal(signal.SIGINT, lambda signum, frame: taken.append(signum))
+    first, later = make_trainer(), make_trainer()
+    first.bus.subscribe(chain, "before_train", name="installs")
+    first.train()
+    send_in(later, "after_train_iter", 2, signal.SIGINT)
+    later.train()
+
+    assert (later.iter, later.stop_reason) == (2, "interrupted by Ctrl-C")
+    assert taken == [signal.SIGINT] * own
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_an_ignored_signal_stays_ignored(make_trainer: MakeTrainer, heard: Heard) -> None:
     """As Python itself leaves it, for programs that nohup started."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

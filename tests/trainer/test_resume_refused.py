@@ -125,7 +125,10 @@ def test_weights_alone(make_trainer: MakeTrainer, saved: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_epochs": None, "max_iters": 9}, "of a run measured in epochs, this trainer counts iterations"),
+        (
+            {"max_epochs": None, "max_iters": 9},
+            "of a run measured in epochs, this trainer counts iterations: give the Trainer max_epochs, or load_checkpoint",
+        ),
         ({"optimizer": torch.optim.Adam}, "is of another optimizer: SGD, the trainer has Adam"),
         (
             {"schedulers": True},
@@ -259,9 +262,10 @@ def test_a_resume_that_fails_half_way_changes_nothing(make_trainer: MakeTrainer,
     weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     before = torch.get_rng_state()
 
-    with pytest.raises(KeyError, match="value"):
+    with pytest.raises(KeyError, match="value") as error:
         trainer.resume(saved / "epoch_2")
 
+    assert "raised by the hook Picky, which was given its state of " in error.value.__notes__[0]
     assert all(torch.equal(weights[name], value) for name, value in trainer.model.state_dict().items())
     assert (trainer.iter, trainer.epoch, trainer.optimizer.state_dict()["state"]) == (0, 0, {})
     assert torch.equal(torch.get_rng_state(), before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError
 from eventloop.hooks import AmpOptimizerHook, EMAHook
-from tests.trainer.conftest import MakeTrainer, samples, tiny_model
+from tests.trainer.conftest import MakeTrainer, batches, samples, tiny_model
 from tests.trainer.interrupted import stop_after
 
 # SequentialLR of older releases of torch steps its parts in the way that torch itself warns of
@@ -329,6 +329,49 @@ def test_another_order_of_the_samples(build: Build) -> None:
 
     assert line % "'RandomSampler'" in refused(shuffled)
     assert line % "'SequentialSampler, Halves'" in refused(own)
+
+
+def test_a_loader_that_says_less_of_itself(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """One without a sampler, a batch size or a length in the place of one that has them is told, and its pass goes on
+    after as many batches."""
+    stopped(build(train_loader=DataLoader(samples(20), 4, shuffle=True)))
+    endless = build(train_loader=Endless())
+
+    endless.resume()
+
+    assert (endless.epoch, endless.batch_idx) == (1, 2)
+    assert "batch_size: 4 in the checkpoint, None in this trainer; the run goes on with None" in caplog.text
+    assert "sampler: 'RandomSampler' in the checkpoint, None in this trainer" in caplog.text
+    assert "loader_length: 5 in the checkpoint, None in this trainer" in caplog.text
+
+
+def test_a_loader_that_says_more_of_itself(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """What the checkpoint's loader did not say is told, too; what both say and differ in is refused all the same."""
+    stopped(build(train_loader=batches(5)))
+
+    build(train_loader=DataLoader(samples(20), 4)).resume()
+
+    assert "dataset_length: None in the checkpoint, 20 in this trainer" in caplog.text
+    assert "  loader_length: 5 in the checkpoint, 10 in this trainer" in refused(build(size=2))
+
+
+class Endless:
+    """A loader without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(batches(5))
+
+
+def test_when_to_validate_needs_no_leave(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """Other intervals of validations are listed, and are the trainer's."""
+    stopped(build(val_loader=batches(1)))
+    other = build(val_loader=batches(1), val_interval=3, val_begin=2, dynamic_intervals=[(4, 1)])
+
+    other.resume()
+
+    assert "val_interval: 1 in the checkpoint, 3 in this trainer; the run goes on with 3" in caplog.text
+    assert "val_begin: 1 in the checkpoint, 2 in this trainer; the run goes on with 2" in caplog.text
+    assert "dynamic_intervals: [] in the checkpoint, [[4, 1]] in this trainer" in caplog.text
 
 
 @pytest.mark.parametrize("changed", ["keep", "apply"])

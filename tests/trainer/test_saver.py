@@ -14,7 +14,7 @@ import torch
 from eventloop.checkpoint import Serialized, leftovers, load_checkpoint, save_checkpoint
 from eventloop.disk import SaveGivenUp
 from eventloop.manifest import Label, TensorEntry, read_manifest
-from eventloop.saver import Also, Saver, SaveReplacedError, State
+from eventloop.saver import FEW, Also, Saver, SaveReplacedError, State
 from eventloop.saver_client import Job
 from eventloop.snapshot import ChangedWhileCopiedError
 from tests import no_threads
@@ -70,6 +70,19 @@ def test_a_thread_writes_what_the_state_was(
 
     assert isinstance(gate.states[0], Serialized) == small
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+@pytest.mark.parametrize("count", [FEW, FEW + 1])
+def test_many_tensors_are_not_serialised_on_the_training_thread(
+    make_saver: Make, gate: Gate, tmp_path: Path, count: int
+) -> None:
+    """However small they are: torch takes ten times as long to serialise one as it takes to copy it."""
+    saver = make_saver(gate.write)
+    gate.open.set()
+    saver.save({"w": {str(i): torch.ones(2) for i in range(count)}}, Job(tmp_path / "a")).result(DEADLINE)
+
+    assert isinstance(gate.states[0], Serialized) is (count <= FEW)
+    assert len(read_manifest(tmp_path / "a").tensors) == count
 
 
 @pytest.mark.parametrize("small", [True, False])

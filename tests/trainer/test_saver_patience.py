@@ -165,7 +165,7 @@ class Looks:
         self.now, self.waited = 0.0, threading.Semaphore(0)
         monkeypatch.setattr(saver_client, "monotonic", lambda: self.now)
         monkeypatch.setattr(saver_client, "LOOK_SECONDS", 0.01)
-        wait_for = saver_client._wait_for
+        wait_for = saver_client.wait_for
 
         def counted(descriptor: int, event: int, seconds: float) -> bool:
             found = wait_for(descriptor, event, seconds)
@@ -173,7 +173,7 @@ class Looks:
                 self.waited.release()
             return found
 
-        monkeypatch.setattr(saver_client, "_wait_for", counted)
+        monkeypatch.setattr(saver_client, "wait_for", counted)
 
 
 def test_a_process_that_was_left_is_not_ended(

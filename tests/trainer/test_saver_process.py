@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import functools
 import os
+import select
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint
+from eventloop.hooks.preemption import KNOWN
 from eventloop.manifest import Label, read_manifest
 from eventloop.saver import Saver, SaveReplacedError
 from eventloop.saver_client import Job, ProcessGoneError, SaverProcess
 from eventloop.snapshot import Snapshot
-from tests.trainer.saving import DEADLINE, Gate, Late, a_state, assert_same, pointers, write
+from tests import forked
+from tests.trainer.saving import DEADLINE, Gate, Late, a_state, assert_same, nothing_is_small, pointers, write
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
 
@@ -132,12 +136,12 @@ def test_a_process_that_is_done_exits_well() -> None:
 
 @needs_shared_memory
 def test_process_outlives_ctrl_c_and_ends_with_its_parent(make_saver: Make) -> None:
-    """SIGINT, SIGTERM and SIGUSR1 to the group do not end it; the end of its input does."""
+    """What a run may be told to end by reaches the group, and does not end it; the end of its input does."""
     saver = make_saver(process=True)
     process = saver.process
     assert process is not None
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        os.kill(process.pid, number)
+    for name in KNOWN:
+        os.kill(process.pid, getattr(signal, name))
 
     assert process.ready
     saver.close()
@@ -232,3 +236,157 @@ def test_a_save_that_is_waited_for_is_written_here(with_process: Make, tmp_path:
 
     os.kill(saver.process.pid, signal.SIGCONT)
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+# --- what cannot be had ------------------------------------------------------------------------------------
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings so far."""
+    return [record.getMessage() for record in caplog.records if record.name == "eventloop"]
+
+
+@needs_shared_memory
+def test_a_process_that_cannot_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit of processes, or a sandbox, costs neither the save nor the training: a thread writes, which the log says at
+    each of a few tries; no descriptor is left open."""
+    monkeypatch.setattr("eventloop.saver.STARTS", 2)
+    saver = Saver(write, start_after=0.0)
+    descriptors: list[int] = []
+
+    def refused(*arguments: object, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("eventloop.saver_client.subprocess.Popen", refused)
+    for value in (1.0, 2.0, 3.0):
+        saver.save(a_state(value), Job(tmp_path / f"{value}")).result(DEADLINE)
+        descriptors.append(len(os.listdir("/proc/self/fd")))
+    saver.close()
+
+    assert len({*descriptors}) == 1
+    assert_same(load_checkpoint(tmp_path / "3.0"), 3.0)
+    why = "no process could be started: [Errno 11] Resource temporarily unavailable"
+    assert told(caplog) == [f"a checkpoint is written by a thread, because {why}"] * 2
+
+
+@pytest.mark.parametrize("executable", ["", None])
+def test_a_program_without_an_interpreter_has_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executable: str | None
+) -> None:
+    """Python within another program knows of none that could be started."""
+    monkeypatch.setattr("sys.executable", executable)
+    saver = Saver(write, start_after=0.0)
+    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
+    saver.close()
+
+    assert saver.process is None
+
+
+def test_a_frozen_program_is_not_started_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its executable is no interpreter, but the program that trains."""
+    monkeypatch.setattr("sys.frozen", True, raising=False)
+    saver = Saver(write, start_after=0.0)
+    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
+    saver.close()
+
+    assert saver.process is None
+
+
+@needs_shared_memory
+def test_without_memory_to_share_a_thread_writes(
+    with_process: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit of files' sizes counts for it too. It is said once; what is saved from then on lies in memory of the
+    training's own."""
+    saver = with_process()
+
+    def refused(descriptor: int, size: int) -> None:
+        raise OSError(27, "File too large")
+
+    monkeypatch.setattr(os, "truncate", refused)
+    for value in (1.0, 2.0):
+        saver.save(a_state(value), Job(tmp_path / f"{value}")).result(DEADLINE)
+
+    assert_same(load_checkpoint(tmp_path / "2.0"), 2.0)
+    why = "no memory could be shared with a process: OSError: [Errno 27] File too large"
+    assert told(caplog) == [f"checkpoints are written by a thread, as {why}"]
+
+
+@needs_shared_memory
+@pytest.mark.parametrize("process", [False, True])
+def test_a_state_that_cannot_be_copied_is_a_failed_save(
+    with_process: Make, make_saver: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, process: bool
+) -> None:
+    """The training goes on, and so does the saver, with its process if it has one."""
+    nothing_is_small(monkeypatch)
+    saver = with_process() if process else make_saver()
+    failed = saver.save({"w": torch.ones(3, device="meta")}, Job(tmp_path / "a"))
+
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        failed.result(DEADLINE)
+
+    saver.save(a_state(1.0), Job(tmp_path / "b")).result(DEADLINE)
+    assert_same(load_checkpoint(tmp_path / "b"), 1.0)
+    assert saver._shared is process
+
+
+# --- its surroundings --------------------------------------------------------------------------------------
+
+WITHOUT_STREAMS = """
+import os
+from eventloop.saver_client import SaverProcess
+
+for number in (0, 1, 2):
+    os.close(number)
+process = SaverProcess()
+ready = process.wait_ready(60)
+process.close()
+os._exit(0 if ready and process.exit_code == 0 else 1)
+"""
+
+
+def test_what_is_printed_at_its_start_is_no_answer(tmp_path: Path) -> None:
+    """A sitecustomize, or a plug-in of torch's, may print before any code of ours runs; and a program may have closed its
+    standard streams."""
+    (tmp_path / "sitecustomize.py").write_text("print('welcome to the cluster')\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), forked.ROOT])}
+
+    ran = forked.run(["-c", WITHOUT_STREAMS], cwd=tmp_path, env=environment)
+
+    assert ran.returncode == 0
+
+
+LEAVES_A_FORK = """
+import os, signal
+from eventloop.saver_client import SaverProcess
+
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+process = SaverProcess()
+assert process.wait_ready(60)
+fork = os.fork()
+if fork:
+    print(process.pid, fork, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.close(1)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfd_open")
+def test_a_fork_that_outlives_the_training_holds_no_process(tmp_path: Path) -> None:
+    """The fork has the pipe too, so that no end of it tells the process that the training is gone."""
+    ran = forked.run(["-c", LEAVES_A_FORK], cwd=tmp_path)
+
+    process, fork = map(int, ran.stdout.split())
+    try:
+        with suppress(ProcessLookupError):  # it is gone by now
+            descriptor = os.pidfd_open(process)
+            try:
+                assert select.select([descriptor], [], [], DEADLINE)[0]
+            finally:
+                os.close(descriptor)
+    finally:
+        os.kill(fork, signal.SIGKILL)
