@@ -2,7 +2,8 @@
 
 The model is that of ALICE (Pillai et al., OSDI 2014): what was not synced may be there or not, each piece for itself.
 The bytes of a file are there after a sync of the file; a name, new, changed or removed, after a sync of its
-directory. A rename is there or not, never half.
+directory. A rename is there or not, or the new name is and the old one still: no file system gives up the old
+name before it has the new one.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventloop import disk
-from eventloop.checkpoint import Serialized, load_best, load_newest, save_checkpoint
+from eventloop.checkpoint import Serialized, leftovers, load_best, load_newest, save_checkpoint, scan
 from eventloop.manifest import Label
-from eventloop.unfinished import remove_replaced
+from eventloop.unfinished import remove_dead, remove_replaced
 from tests.faults.operations import state, value_of, values
 from tests.faults.shim import Operation, shimmed
 
@@ -49,7 +50,7 @@ Entries = dict[str, "File | Folder"]
 
 @dataclass
 class Change:
-    """One change of a directory's names, made as one."""
+    """One change of a directory's names."""
 
     added: Entries = field(default_factory=dict)
     removed: tuple[str, ...] = ()
@@ -57,6 +58,10 @@ class Change:
     def apply(self, entries: Entries) -> Entries:
         """The names after it."""
         return {**{name: node for name, node in entries.items() if name not in self.removed}, **self.added}
+
+    def states(self) -> list[Change | None]:
+        """What may be left of it."""
+        return [None, self, *([Change(self.added)] if self.added and self.removed else [])]
 
 
 @dataclass
@@ -80,9 +85,9 @@ class Folder:
 
     def states(self) -> Iterator[Tree]:
         """What may be left of it."""
-        for kept in itertools.product((False, True), repeat=len(self.pending)):
+        for kept in itertools.product(*(change.states() for change in self.pending)):
             entries = self.synced
-            for change in itertools.compress(self.pending, kept):
+            for change in filter(None, kept):
                 entries = change.apply(entries)
             for contents in itertools.product(*(node.states() for node in entries.values())):
                 yield dict(zip(entries, contents, strict=True))
@@ -306,4 +311,15 @@ def check_crash(place: Path, crash: Crash) -> None:
     except FileNotFoundError:
         best = None
     assert best in crash.best, f"the best is {best} and not {crash.best} after {crash.after}"
+    if run.exists():
+        _check_it_goes_on(run, [*there])
     shutil.rmtree(place)
+
+
+def _check_it_goes_on(run: Path, there: list[str]) -> None:
+    """What was left over goes, nothing else does, and a save under a name that may be taken is the newest."""
+    remove_dead(run)
+    assert not leftovers(run)
+    assert [path.name for path in scan(run).paths] == there
+    _save(run, Save("iter_2", 99))
+    assert value_of(load_newest(run)[0]) == 99

@@ -1,26 +1,8 @@
-"""Faults put into the checkpoint code itself: each must turn a test red.
-
-scripts/mutants [part of a file's name]
-"""
+"""Faults that are put into the checkpoint code itself: each must turn a test red. `mutation` tries them."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
-
-import eventloop
-
-ROOT = Path(__file__).parents[2]
-PACKAGE = Path(eventloop.__file__).parent
-TREE = ("eventloop", "hooks", "writers", "tests", "pyproject.toml")
-HANGS = 240.0
-"""Seconds after which tests are taken to hang, which is red too."""
 
 STORE = (
     "tests/faults/test_system.py", "tests/faults/test_crash_states.py", "tests/faults/test_operations.py",
@@ -368,71 +350,3 @@ MUTANTS = (
         tests=COPY,
     ),
 )
-
-
-def source_of(mutant: Mutant, package: Path = PACKAGE) -> Path:
-    """The file it changes; `eventloop/hooks` is a link in a checkout, and a folder where the wheel was installed."""
-    return package / mutant.file
-
-
-def is_killed(mutant: Mutant | None) -> tuple[bool, str]:
-    """Whether a test turns red, and the last it said; None for the tree as it is."""
-    with tempfile.TemporaryDirectory(prefix="eventloop-mutant-") as directory:
-        copy = Path(directory)
-        for name in TREE:
-            _copy(ROOT / name, copy / name)
-        if mutant is not None:
-            path = source_of(mutant, copy / "eventloop")
-            path.write_text(mutant.apply(path.read_text()))
-        tests = mutant.tests if mutant is not None else dict.fromkeys([*STORE, *READ, *COPY])
-        try:
-            ran = subprocess.run(
-                [sys.executable, "-m", "pytest", "-n0", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests],
-                cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)},
-                capture_output=True, text=True, timeout=HANGS, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return True, "it hangs"
-    if ran.returncode not in (0, 1):
-        raise RuntimeError(f"the tests could not be run: {ran.stdout[-500:]}{ran.stderr[-500:]}")
-    lines = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return ran.returncode == 1, (lines or ran.stdout.splitlines() or [ran.stderr])[-1]
-
-
-def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    else:
-        shutil.copy(source, target)
-
-
-def survivors(mutants: Sequence[Mutant], say: Callable[[str], object]) -> list[Mutant]:
-    """Those that no test sees."""
-    left = []
-    for mutant in mutants:
-        killed, last = is_killed(mutant)
-        say(f"{'killed  ' if killed else 'SURVIVED'} {mutant.file}: {mutant.what}  [{last[:140]}]\n")
-        if not killed:
-            left.append(mutant)
-    return left
-
-
-def main() -> int:
-    """Try them, those of one file if its name is given."""
-    chosen = [
-        mutant for mutant in MUTANTS if not sys.argv[1:] or sys.argv[1] in f"{mutant.file} {mutant.what}"
-    ]
-
-    def say(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    left = survivors(chosen, say)
-    say(f"mutants killed: {len(chosen) - len(left)} of {len(chosen)}\n")
-    if left and is_killed(None)[0]:
-        say("and the tree as it is, is red too: none of this says anything\n")
-    return len(left)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -222,11 +223,28 @@ def said() -> Iterator[list[str]]:
 # --- a training ------------------------------------------------------------------------------------------------
 
 
-def training_tries(directory: Path) -> list[tuple[int, str]]:
-    """Every operation, by number, with every fault, of a training that saves, prunes, and replaces its best."""
+class TrainingTry(NamedTuple):
+    """One operation of a training, by number and name, and what becomes of it."""
+
+    number: int
+    name: str
+    fault: str
+
+
+def training_tries(directory: Path) -> list[TrainingTry]:
+    """Every operation with every fault, of a training that saves, prunes, and replaces its best."""
     record = Record()
     _train(directory, record)
-    return [(number, fault) for number, operation in enumerate(record.made) for fault in faults_of(operation)]
+    return [
+        TrainingTry(number, operation.name, fault)
+        for number, operation in enumerate(record.made)
+        for fault in faults_of(operation)
+    ]
+
+
+def one_of_each(tries: list[TrainingTry], chance: random.Random) -> list[TrainingTry]:
+    """By chance one for each kind of operation and each fault of it."""
+    return [*{(each.name, each.fault): each for each in chance.sample(tries, len(tries))}.values()]
 
 
 def _train(directory: Path, record: Record) -> list[CheckpointFailed]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
-from tests.faults.mutants import MUTANTS, ROOT, Mutant, is_killed, source_of
+from tests.faults.mutants import MUTANTS, Mutant
+from tests.faults.mutation import PACKAGE, ROOT, Fault, all_faults, is_killed, source_of
+from tests.faults.removals import HARMLESS, TESTS, Place, Removal, calls_in, removals
 
 TRIED = (
     "no fsync of a file",
@@ -15,15 +19,85 @@ TRIED = (
 """One of each kind: an fsync, a rename, a join and a copy."""
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.what}")
-def test_the_text_is_still_there(mutant: Mutant) -> None:
-    """A fault that cannot be put into the code any more would pass for one that was seen."""
-    source = source_of(mutant).read_text()
+NO_CHECKPOINTS = {
+    "appending.py", "costs.py", "report_command.py", "trace_command.py", "writers/csv_table.py",
+    "writers/event_log_writer.py",
+}  # fmt: skip
+"""What syncs or renames files of another kind."""
 
-    changed = mutant.apply(source)
+
+@pytest.mark.parametrize("fault", all_faults(), ids=lambda fault: f"{fault.file}: {fault.what}")
+def test_the_text_is_still_there(fault: Fault) -> None:
+    """A fault that cannot be put into the code any more would pass for one that was seen."""
+    source = source_of(fault).read_text()
+
+    changed = fault.apply(source)
 
     assert changed != source
-    compile(changed, mutant.file, "exec")
+    compile(changed, fault.file, "exec")
+
+
+def test_every_call_has_a_fault() -> None:
+    """Whichever sync, rename, wait or copy of the checkpoint code is left out: that is tried, or known to be harmless."""
+    left = {removal.place for removal in removals(PACKAGE)}
+    for file in TESTS:
+        source = (PACKAGE / file).read_text()
+        for function, call in calls_in(source):
+            place = Place(file, function, call)
+            seen = [
+                m for m in MUTANTS if m.file == file and (function, call) not in calls_in(m.apply(source))
+            ]
+            assert place in left or seen or place in HARMLESS, place
+
+
+def test_what_is_harmless_is_still_there() -> None:
+    """Else the reason is one for nothing."""
+    assert [
+        place for place in HARMLESS if place[1:] not in calls_in((PACKAGE / place.file).read_text())
+    ] == []
+
+
+def test_no_file_is_left_out() -> None:
+    """Whatever syncs or renames files is checkpoint code, or named as something else."""
+    durable = ("fsync", "fdatasync", "sync_directory", "write_file", "os.rename", "os.replace", ".rename")
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("*/*.py"))  # two of the folders are links
+        if any(call.partition("(")[0].endswith(durable) for _, call in calls_in(path.read_text()))
+    }
+
+    assert found - TESTS.keys() - NO_CHECKPOINTS == set()
+
+
+CALLS = textwrap.dedent(
+    """
+    def save(file, state):
+        os.fsync(file)
+        one = [copy.deepcopy(state), state.clone(), ", ".join(state), state.replace("a", "b")]
+        if done.wait(1.0): os.fsync(file)
+    """
+)
+
+
+def test_a_call_is_left_out() -> None:
+    """A statement is none any more, what was to be copied is taken itself, and texts are left alone."""
+    left_out = [
+        Removal(Place("disk.py", *place), number).apply(CALLS).split("\n")
+        for place, found in calls_in(CALLS).items()
+        for number in range(len(found))
+    ]
+
+    lines = CALLS.split("\n")
+    changed = [
+        after for each in left_out for before, after in zip(lines, each, strict=True) if before != after
+    ]
+    assert [line.strip() for line in changed] == [
+        "None",
+        "if done.wait(1.0): None",
+        'one = [state, state.clone(), ", ".join(state), state.replace("a", "b")]',
+        'one = [copy.deepcopy(state), state, ", ".join(state), state.replace("a", "b")]',
+        "if None: os.fsync(file)",
+    ]
 
 
 @pytest.mark.skipif(not (ROOT / "eventloop").is_dir(), reason="there is no checkout to put a fault into")
@@ -39,7 +113,7 @@ def test_a_fault_turns_a_test_red(what: str) -> None:
 
 def test_the_tests_are_there() -> None:
     """Those that are to turn red."""
-    files = {name for mutant in MUTANTS for name in mutant.tests}
+    files = {name for fault in all_faults() for name in fault.tests}
 
     assert [name for name in files if not (ROOT / name).exists()] == []
 

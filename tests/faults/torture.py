@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import signal
 import sys
 import time
 import warnings
@@ -19,26 +20,35 @@ from typing import NamedTuple
 
 import torch
 
-from tests.faults import kills, resumes
+from tests.faults import kills, precise, resumes
 from tests.faults.crash_states import SCENARIOS, check_crash, crashes
-from tests.faults.damage import BY_CHANCE, FILES, HOSTILE, ON_PURPOSE, Damaged, replace_payload
+from tests.faults.damage import BY_CHANCE, FILES, HOSTILE, ON_PURPOSE, Damaged, flip, replace_payload
 from tests.faults.in_memory import directory_in_memory
-from tests.faults.mutants import MUTANTS, survivors
+from tests.faults.mutation import all_faults, survivors
 from tests.faults.operations import CASES, all_tries, check_training, check_try, training_tries
 from tests.trainer.conftest import build_trainer
 from tests.trainer.preempted import PLACES, Trials
 from tests.trainer.signals import hearing
 
-POINTS, MOMENTS, PROCESSES, DAMAGES, RESUMES, SIGNALS = 340, 110, 30, 600, 50, 25
+POINTS, MOMENTS, PROCESSES, FLIPS, DAMAGES, RESUMES, SIGNALS = 340, 110, 30, 520, 240, 50, 40
 BATCH = 20
 """Trials of a kill that one process makes."""
 
+LEAST = {
+    "kills": {"kill at a point": 300, "kill at any moment": 100},
+    "damage": {"flip": 500},
+    "resumes": {"resume": 50},
+    "signals": {"SIGTERM": 60, "PreciseBN": 12},
+}
+"""How many there must be of what: fewer are wrong too, for a trial may end before its kill comes."""
+
 
 class Tried(NamedTuple):
-    """One thing that was tried, and what was wrong; "" if nothing was."""
+    """One thing that was tried, and what was wrong, "" if nothing was; and what it is counted as."""
 
     what: str
     error: str = ""
+    kinds: tuple[str, ...] = ()
 
 
 def say(text: str) -> None:
@@ -47,13 +57,13 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def attempt(what: str, try_it: Callable[[], object]) -> Tried:
+def attempt(what: str, try_it: Callable[[], object], *kinds: str) -> Tried:
     """Try something."""
     try:
         try_it()
     except Exception as error:
-        return Tried(what, f"{type(error).__name__}: {error}")
-    return Tried(what)
+        return Tried(what, f"{type(error).__name__}: {error}", kinds)
+    return Tried(what, kinds=kinds)
 
 
 def try_kills(directory: Path, chance: random.Random) -> Iterator[Tried]:
@@ -65,8 +75,8 @@ def try_kills(directory: Path, chance: random.Random) -> Iterator[Tried]:
     ):
         for start in range(0, len(trials), BATCH):
             killed, errors = kills.make(trials[start : start + BATCH])
-            yield from (Tried(name) for _ in range(killed - len(errors)))
-            yield from (Tried(name, error) for error in errors)
+            yield from (Tried(name, kinds=(name,)) for _ in range(killed - len(errors)))
+            yield from (Tried(name, error, (name,)) for error in errors)
 
 
 def try_operations(directory: Path, chance: random.Random) -> Iterator[Tried]:
@@ -75,11 +85,11 @@ def try_operations(directory: Path, chance: random.Random) -> Iterator[Tried]:
         for number, each in enumerate(all_tries(directory / case, case)):
             place = directory / f"{case}{number}"
             yield attempt(str(each), lambda place=place, each=each: check_try(place, each))  # type: ignore[misc]
-    for number, fault in training_tries(directory / "undisturbed"):
+    for number, name, fault in training_tries(directory / "undisturbed"):
         place = directory / f"{number}-{fault}"
         yield attempt(
-            f"operation {number} of a training, {fault}",
-            lambda place=place, number=number, fault=fault: check_training(place, number, fault),  # type: ignore[misc]
+            f"operation {number} of a training, {name}, {fault}",
+            partial(check_training, place, number, fault),
         )
 
 
@@ -97,10 +107,10 @@ def try_crashes(directory: Path, chance: random.Random) -> Iterator[Tried]:
 def try_damage(directory: Path, chance: random.Random) -> Iterator[Tried]:
     """Damage by chance, and on purpose."""
     damaged = Damaged(directory)
-    for turn in range(DAMAGES):
-        path, change = damaged.newer / chance.choice(FILES), chance.choice(BY_CHANCE[:1] * 4 + BY_CHANCE[1:])
-        what = change(path, chance)
-        yield attempt(what, lambda turn=turn: damaged.check(automatic=turn % 5 == 0))  # type: ignore[misc]
+    for turn in range(FLIPS + DAMAGES):
+        change = flip if turn < FLIPS else chance.choice(BY_CHANCE)
+        what = change(damaged.newer / chance.choice(FILES), chance)
+        yield attempt(what, partial(damaged.check, automatic=turn % 5 == 0), change.__name__)
         damaged.restore()
     for name, spoil in ON_PURPOSE.items():
         spoil(damaged)
@@ -117,24 +127,26 @@ def try_damage(directory: Path, chance: random.Random) -> Iterator[Tried]:
 def try_resumes(directory: Path, chance: random.Random) -> Iterator[Tried]:
     """Every training that is interrupted and resumed is one."""
     warnings.simplefilter("ignore")  # of loaders with more workers than this machine has cores
-    yield from (Tried(*trial) for trial in resumes.trials(directory, chance, RESUMES))
+    yield from (Tried(*trial, ("resume",)) for trial in resumes.trials(directory, chance, RESUMES))
 
 
 def try_signals(directory: Path, chance: random.Random) -> Iterator[Tried]:
     """Every signal is one; so many in each place."""
-    with hearing():
+    with hearing() as heard:
         for place in PLACES:
             made = Trials(build_trainer, directory / place, place, chance)
-            yield from (
-                attempt(f"signal in {place}", partial(made.make, number)) for number in range(SIGNALS)
-            )
+            for number in range(SIGNALS):
+                tried = attempt(f"signal in {place}", partial(made.make, number))
+                yield tried._replace(kinds=(signal.Signals(heard[-1]).name, place))
+        for what, try_it in precise.trials(directory / "PreciseBN"):
+            yield attempt(what, try_it, "SIGTERM", "PreciseBN")
 
 
 def try_mutants(directory: Path, chance: random.Random) -> Iterator[Tried]:
     """Every fault in the code."""
-    for mutant in MUTANTS:
-        left = survivors([mutant], say)
-        yield Tried(mutant.what, "no test sees it" if left else "")
+    for fault in all_faults():
+        left = survivors([fault], say)
+        yield Tried(f"{fault.file}: {fault.what}", "no test sees it" if left else "")
 
 
 PARTS: dict[str, Callable[[Path, random.Random], Iterator[Tried]]] = {
@@ -146,6 +158,16 @@ PARTS: dict[str, Callable[[Path, random.Random], Iterator[Tried]]] = {
     "signals": try_signals,
     "mutants": try_mutants,
 }
+
+
+def too_few(part: str, made: Counter[str]) -> int:
+    """Say how many of what a part has made; the number of kinds of which there must be more."""
+    least = LEAST.get(part, {})
+    for kind in {**made, **least}:
+        say(
+            f"  {kind}: {made[kind]}{f', must be {least[kind]}' if made[kind] < least.get(kind, 0) else ''}\n"
+        )
+    return sum(made[kind] < number for kind, number in least.items())
 
 
 def main() -> int:
@@ -166,13 +188,7 @@ def main() -> int:
                 if each.error:
                     say(f"{name}: {each.what}: {each.error}\n")
         good = sum(not each.error for each in tried)
-        wrong += len(tried) - good
-        if name == "kills":
-            say(
-                "".join(
-                    f"  {what}: {count}\n" for what, count in Counter(each.what for each in tried).items()
-                )
-            )
+        wrong += len(tried) - good + too_few(name, Counter(kind for each in tried for kind in each.kinds))
         say(f"{name}: {good} of {len(tried)}, seed {chosen.seed}, {time.monotonic() - began:.0f} s\n")
     return min(wrong, 100)
 
