@@ -33,6 +33,8 @@ ALONE = Allowance(30.0, times=10.0, bandwidth=10e6)
 """While the training goes on."""
 AWAITED = Allowance(2.0, times=3.0, bandwidth=50e6)
 """From when the training stands still for it: of a preemption's grace a part, and on an idle machine never reached."""
+SUPERSEDED = Allowance(2.0, times=1.0, bandwidth=200e6)
+"""As long as a newer state that is to be saved in a hurry takes: of a preemption's grace the larger part is for that."""
 
 
 class Patience:
@@ -50,14 +52,14 @@ class Patience:
         """Seconds that a save may take while nobody waits for it."""
         return ALONE.of(size, self._fastest)
 
-    def awaited(self, size: int) -> float:
+    def awaited(self, size: int, *, superseded: bool = False) -> float:
         """Seconds that a save is waited for."""
-        return AWAITED.of(size, self._fastest)
+        return (SUPERSEDED if superseded else AWAITED).of(size, self._fastest)
 
 
 class Owed(Promise[Written]):
     """The promise of a save. Who waits for it without a bound does so for a while; then the process that has it is ended,
-    and a thread writes: both read the same copy."""
+    and a thread writes: both read the same copy. But one that is superseded is given up then."""
 
     def __init__(self, path: Path, patience: Patience) -> None:
         super().__init__()
@@ -68,10 +70,14 @@ class Owed(Promise[Written]):
         """The one that writes it."""
         self.hurried = False
         """Set once somebody has waited for long enough: no process is given it any more."""
+        self.superseded = False
+        """Set where a newer state is saved next, and the time is short."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """As any promise's; see there."""
-        if timeout is None and not super().wait(self._patience.awaited(self.size)):
+        if timeout is None and not super().wait(
+            self._patience.awaited(self.size, superseded=self.superseded)
+        ):
             self._hurry()
         return super().wait(timeout)
 

@@ -255,8 +255,7 @@ def _load(sampler: Any, state: Any) -> None:
     For some (torchdata's) that is a place within a pass, and before a pass begins it is the end of the one before. Such
     a one is asked for what is left, which is nothing, and begins its next pass at the beginning.
     """
-    state = copy.deepcopy(state)  # it may keep it, and go on in it
-    sampler.load_state_dict(state)
+    sampler.load_state_dict(copy.deepcopy(state))  # it may keep it, and go on in it
     now = rng_state()
     if next(iter(sampler), None) is not None:
         sampler.load_state_dict(copy.deepcopy(state))

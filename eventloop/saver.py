@@ -172,6 +172,11 @@ class Saver:
             for task in self._tasks[1:]:
                 self._replace(task)
 
+    def supersede(self) -> None:
+        """A newer state is saved next, and the time is short: what a process takes too long for is given up to it."""
+        for task in self._tasks:
+            task.written.superseded = not task.job.awaited
+
     def join(self) -> None:
         """Return once what is being copied may be changed."""
         for task in self._tasks:
@@ -342,12 +347,15 @@ class Saver:
                 if process.ready and not task.written.hurried:
                     return process.save(copy, job, self._patience.alone(task.written.size))
             except ProcessGoneError as error:  # what it cannot do, a thread may; its error is what counts
-                logger.warning(
-                    "a checkpoint is written by a thread, because the process could not: %s", error
-                )
+                if not task.written.superseded:
+                    logger.warning(
+                        "a checkpoint is written by a thread, because the process could not: %s", error
+                    )
             for path in (job.path, *job.replaces):  # of what it was removing too
                 remove_unfinished(path, process.pid)
             task.written.process = None
+        if task.written.superseded and task.written.hurried:
+            raise SaveReplacedError("a newer state is to be saved at once")
         stands_still = job.awaited or task.written.hurried
         with without_crc32() if stands_still else nullcontext():
             return self._write_here(copy.unpack(), job)

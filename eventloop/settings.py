@@ -8,7 +8,7 @@ those the checkpoint's run was built with: what a schedule has moved meanwhile i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -169,6 +169,15 @@ class Settings:
                 for own, former in zip(groups, saved["optimizer"].get(name, []), strict=False):
                     own |= {key: former[key] for key in own if key in former}
             self._constants = deepcopy(saved["param_schedulers"])
+
+    def undo(self) -> Callable[[], None]:
+        """What puts back the settings of now, after `go_on`."""
+        groups, constants = deepcopy(self._groups), deepcopy(self._constants)
+
+        def put_back() -> None:
+            self._groups, self._constants = groups, constants
+
+        return put_back
 
     def _apply(self, change: Change, name: str, number: int, key: str) -> None:
         group = named_optimizers(self._trainer.optimizer)[name].param_groups[number]

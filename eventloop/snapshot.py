@@ -50,11 +50,12 @@ class Snapshot:
             later: the `data_ptr` of tensors that may be copied until somebody calls `Rest.join`.
         """
         sources: list[torch.Tensor] = []
+        known: dict[int, int] = {}
         structure: dict[str, Any] = {}
         places: list[_Place] = []
         for key, value in state.items():
             first = len(sources)
-            structure[key] = _strip(value, sources)
+            structure[key] = _strip(value, sources, known)
             places += [(key, t.dtype, t.shape, t.is_cuda) for t in sources[first:]]
         if places != self._places:
             with _first_device(sources):
@@ -299,23 +300,41 @@ _Place = tuple[str, torch.dtype, torch.Size, bool]
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
-def _strip(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The same nesting with a `Ref` for each tensor, which is appended to `tensors`; a copy of each sparse one."""
+def _strip(value: Any, tensors: list[torch.Tensor], known: dict[int, int]) -> Any:
+    """The same nesting with a `Ref` for each tensor, which is appended to `tensors`, tied ones once; a copy of each that
+    does not fit a slot of a buffer.
+
+    Args:
+        known: the first of `tensors` at each `data_ptr`.
+    """
     if type(value) in _ATOMS:
         return value
     if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided:  # sparse: its elements do not fit a slot of a buffer
-            return value.detach().clone().cpu()
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
+            copy = value.detach().clone()
+            return copy if value.is_meta else copy.cpu()
+        number = known.setdefault(value.data_ptr(), len(tensors))
+        if number < len(tensors) and _is_same(tensors[number], value):
+            return Ref(number)
         tensors.append(value)
         return Ref(len(tensors) - 1)
     if isinstance(value, Mapping):
-        return {key: _strip(item, tensors) for key, item in value.items()}
+        return {key: _strip(item, tensors, known) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_strip(item, tensors) for item in value]
+        items = [_strip(item, tensors, known) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, set):
         return set(value)  # what is in it cannot change, which of them are can
     return value
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two that begin at one place are the same elements."""
+    return (
+        (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        and one.device == other.device
+        and (one.is_conj(), one.is_neg()) == (other.is_conj(), other.is_neg())
+    )
 
 
 def _restore(value: Any, views: list[torch.Tensor]) -> Any:

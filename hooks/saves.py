@@ -99,6 +99,11 @@ class Saves:
             for saving in [saving for saving in self.under_way if saving.written.done()]:
                 self._report(trainer, saving)
 
+    def supersede(self) -> None:
+        """A newer one is saved next, and the time is short; see there."""
+        if self.saver is not None:
+            self.saver.supersede()
+
     def finish(self, trainer: Trainer) -> None:
         """Wait for all of them, and report them."""
         while self.under_way:

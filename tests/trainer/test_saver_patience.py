@@ -16,7 +16,7 @@ import torch
 from eventloop import saver_client
 from eventloop.checkpoint import load_checkpoint
 from eventloop.patience import ALONE, AWAITED, Allowance, Owed, Patience
-from eventloop.saver import STARTS, Saver
+from eventloop.saver import STARTS, Saver, SaveReplacedError
 from eventloop.saver_client import Job, ProcessGoneError, SaverProcess
 from eventloop.snapshot import Snapshot
 from tests.trainer.saving import DEADLINE, Gate, a_state, assert_same, write
@@ -62,6 +62,45 @@ def test_who_waits_waits_no_longer_than_for_a_thread(
     assert not begun.exists()
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
     assert "is waited for, and the process that writes it takes too long: it is ended" in caplog.text
+
+
+def test_a_superseded_save_is_given_up_to_the_next(
+    stopped: tuple[Saver, SaverProcess],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """Where the time is short no thread writes the older state first, nor is it said to; nothing is left of it, and its
+    buffers are free."""
+    monkeypatch.setattr("eventloop.patience.AWAITED", NEVER)
+    monkeypatch.setattr("eventloop.patience.SUPERSEDED", AT_ONCE)
+    saver, process = stopped
+    begun = tmp_path / f".a.{process.pid}-1.tmp"
+    begun.mkdir()
+    older = saver.save(a_state(1.0), Job(tmp_path / "a"))
+    saver.supersede()
+
+    with pytest.raises(SaveReplacedError, match="a newer state is to be saved at once"):
+        older.result()
+    saver.save(a_state(2.0), Job(tmp_path / "b", awaited=True)).result(DEADLINE)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert_same(load_checkpoint(tmp_path / "b"), 2.0)
+    assert "is written by a thread" not in caplog.text
+
+
+def test_a_superseded_save_that_a_thread_writes_is_finished(
+    make_saver: Callable[..., Saver], gate: Gate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It takes no longer than the newer one."""
+    monkeypatch.setattr("eventloop.patience.SUPERSEDED", AT_ONCE)
+    saver = make_saver(gate.write, process=False)
+    written = saver.save(a_state(1.0), Job(tmp_path / "a"))
+    assert gate.entered.wait(DEADLINE)
+    saver.supersede()
+    gate.open.set()
+
+    assert written.result().bytes > 0
 
 
 def test_who_closes_waits_no_longer_either(

@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -238,6 +239,54 @@ def test_a_change_meanwhile() -> None:
     ):
         rest.copy()
     rest.join()
+
+
+# --- tensors of odd kinds ----------------------------------------------------------------------------------
+
+
+def test_tied_tensors_are_copied_once() -> None:
+    """What is one tensor under two names, under two keys too, is one in the copy; a view of it that shows something else
+    is another."""
+    weight = torch.arange(6.0).view(2, 3)
+    state = {"state_dict": {"a": weight, "tied": weight.detach()}, "hooks": [weight, weight.t(), weight[0]]}
+    packed = Snapshot().pack(state)
+    taken = packed.unpack()
+    first, *views = taken["hooks"]
+
+    assert len(packed.layout.views) == 3
+    assert taken["state_dict"]["tied"].data_ptr() == taken["state_dict"]["a"].data_ptr() == first.data_ptr()
+    assert [t.tolist() for t in views] == [weight.t().tolist(), [0.0, 1.0, 2.0]]
+
+
+def test_empty_tensors_are_no_tied_ones() -> None:
+    """They have no place in memory to tell them by, but a shape and a type."""
+    empty = {"a": torch.empty(0), "b": torch.empty(0, 2), "c": torch.empty(0, dtype=torch.int64)}
+
+    assert {key: (t.shape, t.dtype) for key, t in Snapshot().take(empty).items()} == {
+        key: (t.shape, t.dtype) for key, t in empty.items()
+    }
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8),
+        lambda: torch.empty(3, device="meta"),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    ],
+    ids=["quantized", "meta", "nested"],
+)
+def test_what_fits_no_flat_memory_is_copied_beside(make: Callable[[], torch.Tensor]) -> None:
+    """As sparse tensors are."""
+    odd = make()
+    taken = Snapshot().take({"w": torch.ones(2), "odd": odd})
+
+    assert type(taken["odd"]) is type(odd)
+    assert taken["odd"] is not odd
+    assert (taken["odd"].is_quantized, taken["odd"].is_meta, taken["odd"].is_nested) == (
+        odd.is_quantized, odd.is_meta, odd.is_nested,
+    )  # fmt: skip
 
 
 # --- memory ------------------------------------------------------------------------------------------------
