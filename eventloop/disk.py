@@ -18,13 +18,18 @@ from functools import partial
 from io import FileIO
 from pathlib import Path
 
+import numpy as np
+
 from eventloop.manifest import FileEntry
 
 PIECE = 8 << 20
-"""Bytes between two looks whether the save was given up, of who writes and of who hashes, and between two requests to
-write back."""
+"""Bytes between two looks whether the save was given up, and between two requests to write back."""
 BESIDE = 1 << 20
 """Bytes from which on hashing a piece on a second thread is worth the hand-over."""
+
+
+CACHED = 256 << 10
+"""Bytes that a core's own cache has room for."""
 
 
 class SaveGivenUp(RuntimeError):
@@ -79,7 +84,7 @@ DISK = Disk()
 class Sink:
     """A file being written, as `torch.save` wants one: it counts and hashes what goes through it.
 
-    What is large is hashed on a second thread while it is written: SHA-256 runs at 1.1 to 1.4 GB/s, as writing does.
+    What is large is hashed on a second thread while it is written, which takes about as long.
 
     Attributes:
         size: bytes written so far.
@@ -148,10 +153,15 @@ class Sink:
             hashed.result()  # it reads memory that is the caller's again once this returns
 
     def _hash_pieces(self, failed: threading.Event, view: memoryview) -> None:
-        for start in range(0, len(view), PIECE):
+        """By way of a buffer in the core's own cache: SHA-256 was measured at 1.1 GB/s of what lies in memory, at 1.8 of
+        what is in the cache, where a copy brings it at 10. NumPy lets go of the interpreter for it."""
+        whole, cached = np.frombuffer(view, np.uint8), np.empty(CACHED, np.uint8)
+        for start in range(0, len(whole), CACHED):
             if failed.is_set():
                 return  # nobody asks for the hash of half a file
-            self._hash.update(view[start : start + PIECE])
+            piece = whole[start : start + CACHED]
+            np.copyto(part := cached[: len(piece)], piece)
+            self._hash.update(part)
 
     def _write_pieces(self, view: memoryview) -> None:
         for start in range(0, len(view), PIECE):
