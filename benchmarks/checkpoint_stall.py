@@ -28,8 +28,9 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from time import perf_counter
@@ -173,25 +174,23 @@ def bandwidth(options: argparse.Namespace, directory: Path) -> dict[str, float]:
     size = state["state_dict"]["w"].nbytes
     torch.serialization.set_crc32_options(False)
     taken: dict[str, list[float]] = defaultdict(list)
+    command = ["dd", "if=/dev/zero", f"of={directory / 'dd'}", "bs=4M", f"count={size >> 22}", "conv=fsync"]
+    ways: list[tuple[str, Path, Callable[[], object]]] = [
+        (
+            "dd conv=fsync",
+            directory / "dd",
+            partial(subprocess.run, command, check=True, capture_output=True),
+        ),
+        ("eventloop", directory / "c", partial(save_checkpoint, state, directory / "c")),
+    ]
     for turn in range(options.rounds + 1):
-        began = perf_counter()
-        command = [
-            "dd",
-            "if=/dev/zero",
-            f"of={directory / 'dd'}",
-            "bs=4M",
-            f"count={size >> 22}",
-            "conv=fsync",
-        ]
-        subprocess.run(command, check=True, capture_output=True)
-        between = perf_counter()
-        save_checkpoint(state, directory / f"c{turn}")
-        ended = perf_counter()
-        DISK.remove(directory / "dd")
-        DISK.remove(directory / f"c{turn}")
-        if turn:
-            taken["dd conv=fsync"].append(size / (between - began))
-            taken["eventloop"].append(size / (ended - between))
+        for name, path, write in ways[:: (-1) ** turn]:  # each is the first in every other turn
+            began = perf_counter()
+            write()
+            ended = perf_counter()
+            DISK.remove(path)
+            if turn:
+                taken[name].append(size / (ended - began))
     ratio = median(a / b for a, b in zip(taken["eventloop"], taken["dd conv=fsync"], strict=True))
     return {**{name: median(values) for name, values in taken.items()}, "ratio": ratio}
 
@@ -213,7 +212,7 @@ def memory(options: argparse.Namespace) -> dict[str, float]:
 
 def look_at_memory(saves: int, directory: Path) -> dict[str, float]:
     """Of a smaller model: the memory that states are copied to, over the bytes of a checkpoint; and by how much all of
-    the training process has grown from the middle of the saves, when everything is warm, to the last."""
+    the training process has grown from the second quarter of the saves, when everything is warm, to the last."""
     model, optimizer = build(1024, DEPTH)
     inputs = torch.randn(1, 1024)
     running = turns(Ours(model, optimizer, directory), (inputs, inputs), 2)
@@ -224,7 +223,9 @@ def look_at_memory(saves: int, directory: Path) -> dict[str, float]:
     copies = mapped_for_copies()
     size = find_checkpoints(directory / "run")[-1].joinpath(PAYLOAD).stat().st_size
     running.close()
-    return {"copies / state": copies / size, "growth": (seen[-1] - seen[len(seen) // 2]) / size}
+    quarter = len(seen) // 4
+    grown = statistics.median(seen[-quarter:]) - statistics.median(seen[quarter : 2 * quarter])
+    return {"copies / state": copies / size, "growth": grown / size}
 
 
 def resident() -> int:
@@ -249,6 +250,7 @@ def goals(record: dict[str, Any]) -> list[list[str]]:
         (BY_HALVES, 0.10, ours["halves / sync"]),
         ("slowest iteration / median", 2.0, ours["slowest / step"]),
         ("memory for copies / state", 1.0, held["copies / state"]),
+        ("memory grown over the saves / state", 0.05, held["growth"]),
     ]
     table = [
         [what, f"<= {goal}", f"{value:.3f}", yes_no(round(value, 3) <= goal)] for what, goal, value in rows
@@ -283,7 +285,7 @@ def report(record: dict[str, Any]) -> str:
             "## While it trains\n\n" + markdown_table(headers, rows),
             "## Alone\n\n" + markdown_table(["writing", "bandwidth"], rates),
             f"Memory after many saves: {held['copies / state']:.2f} of the state, "
-            + f"grown by {held['growth']:.3f} of it from the middle of them to the last.",
+            + f"grown by {held['growth']:.3f} of it from their second quarter to the last.",
         ]
     )
 
