@@ -18,8 +18,6 @@ from functools import partial
 from io import FileIO
 from pathlib import Path
 
-import numpy as np
-
 from eventloop.manifest import FileEntry
 
 PIECE = 8 << 20
@@ -154,13 +152,14 @@ class Sink:
 
     def _hash_pieces(self, failed: threading.Event, view: memoryview) -> None:
         """By way of a buffer in the core's own cache: SHA-256 was measured at 1.1 GB/s of what lies in memory, at 1.8 of
-        what is in the cache, where a copy brings it at 10. NumPy lets go of the interpreter for it."""
-        whole, cached = np.frombuffer(view, np.uint8), np.empty(CACHED, np.uint8)
-        for start in range(0, len(whole), CACHED):
+        what is in the cache, where a copy brings it at 10."""
+        cached = memoryview(bytearray(CACHED))
+        for start in range(0, len(view), CACHED):
             if failed.is_set():
                 return  # nobody asks for the hash of half a file
-            piece = whole[start : start + CACHED]
-            np.copyto(part := cached[: len(piece)], piece)
+            piece = view[start : start + CACHED]
+            part = cached[: len(piece)]
+            part[:] = piece
             self._hash.update(part)
 
     def _write_pieces(self, view: memoryview) -> None:
