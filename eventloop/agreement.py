@@ -8,7 +8,7 @@ of them asked, which each finds by itself, the run ends after the very iteration
 All ranks must come to the same places in the same order, as they must for the collectives of
 DistributedDataParallel: they train equally many iterations. A run of one rank alone, while the others do something
 else, would wait for them at its begin. In passes over loaders of unequal lengths they agree as long as all of them have
-batches, which the lengths tell.
+batches, which the lengths tell; of a training pass the log says that they differ.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class Agreement:
             return True
         return self._add_up(asks).wait() > 0
 
-    def least(self, number: int) -> int:
-        """The smallest of the ranks' numbers."""
-        tensor = torch.tensor([number])
+    def extremes(self, number: int) -> tuple[int, int]:
+        """The smallest and the largest of the ranks' numbers."""
+        tensor = torch.tensor([number, -number])
         dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self._group)
-        return int(tensor[0])
+        return int(tensor[0]), -int(tensor[1])
 
     def requests(self, own: Request | None) -> list[Request | None]:
         """What each rank asks for."""

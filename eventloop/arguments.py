@@ -8,27 +8,22 @@ from collections.abc import Callable
 from typing import ParamSpec
 
 from eventloop.catalogue import suggest
-from eventloop.peer_names import ARGUMENTS
+from eventloop.peer_names import argument_meant
 
 P = ParamSpec("P")
 
 
 def knowing_others(init: Callable[P, None]) -> Callable[P, None]:
-    """Have a constructor that is given an argument it does not have say which was meant."""
+    """Have a constructor that is given arguments it does not have say of each which was meant, on a line of its own."""
     parameters = inspect.signature(init).parameters
+    known = [*parameters][1:]
     owner = init.__qualname__.partition(".")[0]
 
     @functools.wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
         if unknown := [name for name in kwargs if name not in parameters]:
-            raise TypeError(f"{owner} has no argument {unknown[0]!r}{_hint(unknown[0], [*parameters][1:])}")
+            said = [f"{name!r}{argument_meant([owner], name) or suggest(name, known)}" for name in unknown]
+            raise TypeError(f"{owner} has no argument " + "\n  nor ".join(said))
         init(*args, **kwargs)
 
     return checked
-
-
-def _hint(name: str, known: list[str]) -> str:
-    for system, arguments in ARGUMENTS.items():
-        if name in arguments:
-            return f": {system}'s is here {arguments[name]}"
-    return suggest(name, known)

@@ -28,6 +28,7 @@ import torch
 from eventloop import __version__
 from eventloop.catalogue import suggest
 from eventloop.disk import DISK, Disk, Sink, make_directories, write_file
+from eventloop.foreign import as_checkpoint, read_safetensors
 from eventloop.manifest import MANIFEST, CheckpointError, Label, Manifest, encode_manifest, tensor_table
 from eventloop.shelf import (
     LOOKS,
@@ -40,7 +41,7 @@ from eventloop.shelf import (
     remove_checkpoint,
     scan,
 )
-from eventloop.verify import open_verified
+from eventloop.verify import SAFETENSORS, open_verified
 
 __all__ = [
     "PAYLOAD",
@@ -212,11 +213,14 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
     """Read a checkpoint, executing nothing from it. The hash of every file is checked first.
 
     Args:
-        path: the directory; or a single file, which has no hashes that could be checked.
+        path: the directory; or a single file, of which no hash is checked: a published one, or another program's. Bare
+            weights, in a file of torch's or of safetensors, are a checkpoint with a `state_dict` alone.
+        map_location: as of `torch.load`; for safetensors a device.
 
     Raises:
         FileNotFoundError: there is nothing of that name (with the checkpoints that are there).
         CheckpointError: it is no checkpoint, incomplete, damaged, or of a later version.
+        ImportError: it is of safetensors, which is not installed.
     """
     path = Path(path)
     if path.suffix in SUFFIXES and not path.exists() and path.with_suffix("").is_dir():
@@ -225,6 +229,8 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
         there = [p.name for p in find_checkpoints(path.parent)]
         hint = suggest(path.name, there) if there else f": {path.parent} holds no checkpoint"
         raise FileNotFoundError(f"no checkpoint at {path}{hint}")
+    if path.suffix == SAFETENSORS and not path.is_dir():
+        return as_checkpoint(read_safetensors(path, map_location), path)
     with open_verified(path, PAYLOAD) if path.is_dir() else open(path, "rb") as file:
         return _read_state(file, path, map_location)
 
@@ -237,8 +243,7 @@ def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]
             state = torch.load(file, map_location=map_location, weights_only=True)
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
-    if not isinstance(state, dict) or "state_dict" not in state:
-        raise CheckpointError(f"{path} is no checkpoint of eventloop: expected a mapping with a 'state_dict'")
+    state = as_checkpoint(state, path)
     for each in noted:
         if not str(each.message).startswith(_CHECKED_ANYWAY):
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)

@@ -25,10 +25,14 @@ def add_parser(commands: Any) -> None:
         "checkpoints", help="list, verify and prune the checkpoints of a run", epilog=EXIT_CODES
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the directory that holds the checkpoints")
-    parser.add_argument("--verify", action="store_true", help="read every file and compare it with its hash")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="read every file and compare it with its hash; without it sizes are compared",
+    )
     parser.add_argument(
         "--prune", type=at_least_one, metavar="N",
-        help="keep the newest N and the best of each metric, having verified them; remove the others, and what killed "
+        help="keep the newest N and of each metric the best that its run keeps, having verified them; remove the others, and what killed "
         "saves have left",
     )  # fmt: skip
     parser.add_argument("--yes", action="store_true", help="prune without asking")
@@ -79,7 +83,7 @@ def _check_something(stock: Stock) -> None:
     run = stock.directory
     if (run / MANIFEST).is_file():
         raise ValueError(f"{run} is a checkpoint: give the directory that holds it, {run.resolve().parent}")
-    if stock.found.paths or stock.found.damaged or leftovers(run):
+    if stock.found.paths or stock.files or stock.found.damaged or leftovers(run):
         return
     inside = sorted(path.name for path in run.iterdir() if path.is_dir() and find_checkpoints(path))
     hint = f": there are some in {', '.join(inside)}" if inside else ""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -19,6 +23,12 @@ from eventloop.rng import (
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+_SEVERAL = (torch.Tensor, np.ndarray, Mapping, list, tuple, set)
+"""What a `val_step` may return for handlers of `after_val_iter`."""
+LEFT_OUT = "val_step returned %s as %r, which is no number and becomes no metric: return a number, or a tensor of one element"
 
 
 @runtime_checkable
@@ -41,33 +51,75 @@ def accuracy(preds: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (preds.argmax(1) == target).float().mean()
 
 
+class Mean(NamedTuple):
+    """A mean, and of how many samples."""
+
+    value: float
+    samples: int
+
+
+NOTHING = Mean(0.0, 0)
+
+
 class Averages:
-    """Means over samples of named values, added up on the device they are on."""
+    """Means over samples of named values: of tensors added up on the device they are on, of numbers at once, as floats of
+    Python's, so that they are not rounded to those of a device."""
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
         self._samples: dict[str, int] = {}
+        self._means: dict[str, Mean] = {}
 
     def add(self, name: str, value: Any, samples: int) -> None:
         """Add the mean `value` of a batch of `samples`."""
-        tensor = torch.as_tensor(value).detach().float() * samples
+        if is_number(value):
+            number = value.item() if isinstance(value, np.ndarray) else float(value)
+            self._means[name] = _together(self._means.get(name, NOTHING), Mean(number, samples))
+            return
+        tensor = torch.as_tensor(value).detach()
+        tensor = (tensor if tensor.dtype == torch.float64 else tensor.float()) * samples
         self._sums[name] = self._sums[name] + tensor if name in self._sums else tensor
         self._samples[name] = self._samples.get(name, 0) + samples
 
     def compute(self) -> dict[str, float]:
         """The means, over all ranks; waits for the device. A rank need not have every name, nor any."""
-        names = sorted(self._sums)
-        sums = torch.stack([self._sums[name].reshape(()) for name in names]).tolist() if names else []
-        own = {name: (total, self._samples[name]) for name, total in zip(names, sums, strict=True)}
+        own = dict(self._means)
+        for name, total in self._read():
+            own[name] = _together(
+                own.get(name, NOTHING), Mean(total / self._samples[name], self._samples[name])
+            )
         ranks = _of_all_ranks(own)
         means = {}
         for name in sorted({name for rank in ranks for name in rank}):
-            found = [rank[name] for rank in ranks if name in rank]
-            means[name] = sum(total for total, _ in found) / sum(samples for _, samples in found)
+            means[name] = reduce(_together, (rank[name] for rank in ranks if name in rank)).value
         return means
 
+    def _read(self) -> Iterator[tuple[str, float]]:
+        """The sums, by one read of each device."""
+        for device in {total.device: None for total in self._sums.values()}:
+            names = sorted(name for name, total in self._sums.items() if total.device == device)
+            values = torch.stack([self._sums[name].reshape(()) for name in names]).tolist()
+            yield from zip(names, values, strict=True)
 
-def _of_all_ranks(own: dict[str, tuple[float, int]]) -> list[dict[str, tuple[float, int]]]:
+
+def is_number(value: Any) -> bool:
+    """True for a number of Python's or NumPy's, or an array of one; a tensor is none of them."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.size == 1 and value.dtype.kind in "biuf"
+    return isinstance(value, int | float)
+
+
+def _together(a: Mean, b: Mean) -> Mean:
+    """The mean of the samples of both. Equal ones stay what they are: a sum that is divided again would be rounded twice."""
+    samples = a.samples + b.samples
+    if not samples:
+        return a
+    if math.isfinite(a.value) and math.isfinite(b.value):
+        return Mean(a.value + (b.value - a.value) * (b.samples / samples), samples)
+    return Mean(a.value + b.value, samples)
+
+
+def _of_all_ranks(own: dict[str, Mean]) -> list[dict[str, Mean]]:
     """Every rank's, by rank; a sum in place would need the same names everywhere, and hang without."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return [own]
@@ -89,11 +141,16 @@ def _of_rank_0(metrics: dict[str, float]) -> dict[str, float]:
 class Evaluation:
     """One pass over a loader: fed with what `val_step` returns, asked for the metrics at the end.
 
-    Every 0-dim value of the mapping is averaged over samples; `preds` and `target` feed the evaluators. Without
-    an evaluator, class indices as targets are scored by accuracy.
+    Every number of the mapping is averaged over samples: one of Python's or NumPy's, or a tensor of one element; `preds`
+    and `target` feed the evaluators. Without an evaluator, class indices as targets are scored by accuracy.
+
+    Args:
+        left_out: the names of what was no number, and no tensor or collection for somebody else either, which are told
+            once.
     """
 
-    def __init__(self, evaluator: Evaluators | None) -> None:
+    def __init__(self, evaluator: Evaluators | None, left_out: set[str] | None = None) -> None:
+        self._left_out = set() if left_out is None else left_out
         self._evaluators = name_evaluators(evaluator)
         self._averages = Averages()
         self._sources: dict[str, str] = {}
@@ -108,12 +165,14 @@ class Evaluation:
             ValueError: an evaluator lacks `preds` and `target`, or two sources have a metric of one name.
         """
         for name, value in outputs.items():
-            single = isinstance(value, int | float) or (
-                isinstance(value, torch.Tensor) and value.numel() == 1
-            )
-            if single and name not in ("preds", "target"):  # a batch of one sample is no metric
+            if name in ("preds", "target"):  # a batch of one sample is no metric
+                continue
+            if is_number(value) or (isinstance(value, torch.Tensor) and value.numel() == 1):
                 self._claim(name, "val_step")
                 self._averages.add(name, value, samples)
+            elif name not in self._left_out and not isinstance(value, _SEVERAL):
+                self._left_out.add(name)
+                logger.warning(LEFT_OUT, f"{value!r:.80}", name)
         preds, target = outputs.get("preds"), outputs.get("target")
         evaluators = self._evaluators
         if not evaluators and is_classification(preds, target):

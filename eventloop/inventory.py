@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from eventloop.manifest import CheckpointError, read_manifest
-from eventloop.shelf import NEEDED, leftovers, scan, writer_of
-from eventloop.verify import verify_checkpoint
+from eventloop.shelf import NEEDED, Found, leftovers, scan, writer_of
+from eventloop.verify import SAFETENSORS, check_sizes, verify_checkpoint, verify_published
 
 
 class Item(msgspec.Struct, kw_only=True):
@@ -22,8 +25,9 @@ class Item(msgspec.Struct, kw_only=True):
         bytes: of its files.
         time: when it was saved, ISO 8601.
         epoch, iter, batch_idx: where the run was: completed epochs and iterations, batches of the next epoch.
-        best: the metrics of which it was the best so far, with its scores; "nan", "inf" and "-inf" are texts.
-        best_now: those of which it still is.
+        best: the metrics of which it was one of the best so far, with its scores; "nan", "inf" and "-inf" are texts.
+        best_now: those of which it is the best.
+        best_kept: those of which it is one of the best so many that the run keeps.
         metrics: all scores of the last validation before it was saved.
         validated_at: the iteration that validation was made at.
         newest: nothing was saved after it on the line of the run: `resume("auto")` goes on from it, unless another hook
@@ -31,7 +35,8 @@ class Item(msgspec.Struct, kw_only=True):
         abandoned: a run went back to an earlier one, and left it behind.
         missing: what it lacks to be resumed from.
         eventloop, torch: the versions that wrote it.
-        whole: its files are those that were saved; None where they were not read.
+        whole: its files are those that were saved; None where they were not read, or there is nothing to compare them
+            with. False also where they were not read, but one is missing or has another size.
     """
 
     name: str
@@ -42,6 +47,7 @@ class Item(msgspec.Struct, kw_only=True):
     batch_idx: int | None = None
     best: dict[str, float | str] = {}
     best_now: list[str] = []
+    best_kept: list[str] = []
     metrics: dict[str, float | str] = {}
     validated_at: int | None = None
     newest: bool = False
@@ -71,8 +77,9 @@ class Inventory(msgspec.Struct):
 
 
 class Stock:
-    """The checkpoints of a directory as they are when it is read; their files are read when they are asked for, once.
-    One that the run itself removes or replaces meanwhile is not damaged: it is forgotten.
+    """The checkpoints of a directory as they are when it is read, with the sizes of their files, and single files; they
+    are read when they are asked for, once. One that the run itself removes or replaces meanwhile is not damaged: it is
+    forgotten.
 
     Raises:
         OSError: the directory cannot be read.
@@ -82,23 +89,31 @@ class Stock:
         os.scandir(directory).close()  # a glob is silent about a directory that it may not read
         self.directory = directory
         self.found = scan(directory)
+        self.files = _single_files(directory, self.found)
         self._damage: dict[Path, str | None] = {}
+        for path, manifest in [*self.found.manifests.items()]:
+            self._judge(path, partial(check_sizes, manifest=manifest))
 
     def damage_of(self, path: Path) -> str | None:
         """Read every file of a checkpoint, and say why it is not whole; None if it is."""
         if path not in self.found.manifests:
             return f"{path} is gone"
-        if path not in self._damage:
-            try:
-                verify_checkpoint(path)
-                self._damage[path] = None
-            except CheckpointError as error:
-                if self.found.was_replaced(path):
-                    del self.found.manifests[path]
-                    self.found.paths.remove(path)
-                    return f"{path} is gone"
+        if path not in self._damage and self._judge(path, verify_checkpoint):
+            self._damage[path] = None
+        return self._damage[path] if path in self.found.manifests else f"{path} is gone"
+
+    def _judge(self, path: Path, check: Callable[[Path], object]) -> bool:
+        """Whether a check has nothing against a checkpoint; what it has is noted, unless the run has removed it."""
+        try:
+            check(path)
+        except CheckpointError as error:
+            if self.found.was_replaced(path):
+                del self.found.manifests[path]
+                self.found.paths.remove(path)
+            else:
                 self._damage[path] = str(error)
-        return self._damage[path]
+            return False
+        return True
 
     def is_same(self, path: Path) -> bool:
         """A checkpoint has still the manifest that it had."""
@@ -112,9 +127,17 @@ class Stock:
         return path in self.found.manifests and self._damage.get(path) is None
 
     def verify(self) -> None:
-        """Read them all."""
+        """Read them all, and the single files that have the beginning of their hash in their names."""
         for path in [*self.found.manifests]:
             self.damage_of(path)
+        for path in [*self.files]:
+            try:
+                if verify_published(path):
+                    self._damage[path] = None
+            except FileNotFoundError:  # somebody has removed it
+                self.files.remove(path)
+            except CheckpointError as error:
+                self._damage[path] = str(error)
 
     def damaged(self) -> list[str]:
         """A sentence for each that is known to be damaged, or has no readable manifest."""
@@ -126,16 +149,18 @@ class Stock:
 
     def inventory(self) -> Inventory:
         """Describe what there is, and what is known of it."""
-        best = {metric: self.found.ranking(metric)[0] for metric in self.found.watched()}
-        items = [self._item(path, best) for path in self.found.paths]
+        found = self.found
+        best = {metric: found.ranking(metric)[: found.best_kept(metric)] for metric in found.watched()}
+        own = [path for path in self.found.paths if path in self.found.manifests]
+        items = [self._item(path, best) for path in [*self.files, *own]]
         return Inventory(str(self.directory), items, self.damaged(), list_leftovers(self.directory))
 
-    def _item(self, path: Path, best: dict[str, Path]) -> Item:
+    def _item(self, path: Path, best: dict[str, list[Path]]) -> Item:
         manifest = self.found.manifests.get(path)
         if manifest is None:
             stat = path.stat()
             saved = datetime.fromtimestamp(stat.st_mtime).astimezone().isoformat(timespec="seconds")
-            return Item(name=path.name, bytes=stat.st_size, time=saved)
+            return Item(name=path.name, bytes=stat.st_size, time=saved, whole=self._is_whole(path))
         return Item(
             name=path.name,
             bytes=sum(entry.bytes for entry in manifest.files.values()),
@@ -144,7 +169,8 @@ class Stock:
             iter=manifest.iter,
             batch_idx=manifest.batch_idx,
             best={metric: manifest.metrics[metric] for metric in manifest.best},
-            best_now=[metric for metric in manifest.best if best[metric] == path],
+            best_now=[metric for metric in manifest.best if best[metric][0] == path],
+            best_kept=[metric for metric in manifest.best if path in best[metric]],
             metrics=manifest.metrics,
             validated_at=manifest.validated_at,
             newest=path == self.found.paths[-1],
@@ -152,8 +178,21 @@ class Stock:
             missing=self.missing(path),
             eventloop=manifest.eventloop,
             torch=manifest.torch,
-            whole=None if path not in self._damage else self._damage[path] is None,
+            whole=self._is_whole(path),
         )
+
+    def _is_whole(self, path: Path) -> bool | None:
+        return None if path not in self._damage else self._damage[path] is None
+
+
+def _single_files(directory: Path, found: Found) -> list[Path]:
+    """Files without a manifest, oldest first: also those of weights alone, that nobody looks for to resume from."""
+    published = (path for path in directory.glob(f"[!.]*{SAFETENSORS}") if path.is_file())
+    timed = []
+    for path in itertools.chain((path for path in found.paths if path not in found.manifests), published):
+        with suppress(FileNotFoundError):  # somebody has removed it meanwhile
+            timed.append((path.stat().st_mtime_ns, path.name, path))
+    return [path for _, _, path in sorted(timed)]
 
 
 def list_leftovers(directory: Path) -> list[Leftover]:

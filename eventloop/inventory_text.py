@@ -13,6 +13,7 @@ from eventloop.inventory import Inventory, Item, Leftover
 from eventloop.prune import Plan
 from eventloop.surrogates import without_surrogates
 from eventloop.units import on_a_line
+from eventloop.verify import published_digits
 
 SCORES = 4
 """Of those of a validation so many are shown."""
@@ -75,12 +76,14 @@ def _row(item: Item) -> tuple[str, ...]:
 
 def _notes(item: Item) -> list[str]:
     """What there is to say of one, what matters most first."""
+    told = [] if item.whole is None else ["whole" if item.whole else "DAMAGED"]
     if item.epoch is None:
-        return ["a single file, without a manifest"]
+        how = "named by its hash" if published_digits(item.name) else "without a manifest"
+        return [f"a single file, {how}", *told]
     notes = ["newest"] if item.newest else ["left behind"] if item.abandoned else []
     for metric, score in item.best.items():
-        now = "best" if metric in item.best_now else "was best"
-        notes.append(f"{now} {metric} {_score(score)}")
+        kept = "one of the best" if metric in item.best_kept else "was best"
+        notes.append(f"{'best' if metric in item.best_now else kept} {metric} {_score(score)}")
     if item.batch_idx:
         notes.append(f"{item.batch_idx} batches into epoch {item.epoch + 1}")
     if item.missing:
@@ -93,10 +96,7 @@ def _notes(item: Item) -> list[str]:
         )
         if _public(wrote) != _public(here)
     ]
-    notes += _scores(item)
-    if item.whole is not None:
-        notes.append("whole" if item.whole else "DAMAGED")
-    return notes
+    return [*notes, *_scores(item), *told]
 
 
 def _scores(item: Item) -> list[str]:

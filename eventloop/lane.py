@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from eventloop.asking import HANGS_SECONDS
 from eventloop.doorbell import Doorbell
-from eventloop.error_text import error_text
+from eventloop.error_text import UnavailableError, error_text
 from eventloop.events import Event
 from eventloop.filters import Passes
 from eventloop.flushes import Flushes, InVain
@@ -258,11 +258,18 @@ class Lane(LaneQueue, ABC):
             return
         disable, failures = self.options.on_error == "disable", self.failed
         if disable or failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
-            what = "and is disabled" if disable else f"({failures} failures so far)"
-            logger.error("background subscriber %s failed %s", self.name, what, exc_info=error)
+            self._tell(error, failures, disable=disable)
         self._report(self, error, item, took)  # first: who waits for the lane to end finds the report
         if disable:
             self.give_up("error")
+
+    def _tell(self, error: BaseException, failures: int, *, disable: bool) -> None:
+        what = "and is disabled" if disable else f"({failures} failures so far)"
+        if not isinstance(error, UnavailableError):
+            logger.error("background subscriber %s failed %s", self.name, what, exc_info=error)
+            return
+        rest = "; the run goes on without it, and its events count as failed or dropped" if disable else ""
+        logger.warning("background subscriber %s failed %s: %s%s", self.name, what, error, rest)
 
     def _name(self, events: list[BadEvent]) -> list[BadEvent]:
         """Log each kind of event, and its field, once; returns those that are new."""

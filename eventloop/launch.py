@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import NamedTuple
 
@@ -58,6 +60,18 @@ class Home(NamedTuple):
 def command(module: str, home: Home, *arguments: str) -> list[str]:
     """The command line that runs a module of ours as `__main__`, `arguments` being its `sys.argv[1:]`."""
     return [sys.executable, "-P", _THIS, module, *home.path, _END, *arguments]
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """What is started meanwhile is deaf to what asks the program to end, which reaches the whole group, from its first
+    moment on: while it imports it would die of it, of Ctrl-C with a traceback on the terminal. Once it ignores them it
+    unblocks them."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ASK_TO_END)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def main() -> None:

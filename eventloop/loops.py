@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -53,6 +54,7 @@ class TrainLoop:
         trainer = self._trainer
         trainer.stops.edge()
         if not (trainer.by_epoch and trainer.batch_idx):
+            self._tell_done()
             self._evaluate()  # what is due at the start, or was when a checkpoint was taken
         while not self._finished():
             began_at, began_in = trainer.iter, trainer.epoch
@@ -80,7 +82,7 @@ class TrainLoop:
         wanted, health = bus.wanted(BeforeTrainIter, AfterTrainIter), bus.health
         polls = trainer.stops.together or not by_epoch
         length = length_of(loader) if by_epoch else None
-        self._pass = Pass(trainer.stops, length, endless=length is None)
+        self._pass = Pass(trainer.stops, length, endless=length is None, trains=True)
         began = asked = clock.begin()
         between = 0.0  # handlers of what the background sent
         reading = self._batches(loader)
@@ -221,15 +223,34 @@ class TrainLoop:
     def _evaluate(self) -> None:
         """Run the evaluations that are due now, less those that were completed before a checkpoint was taken."""
         trainer = self._trainer
-        done, total = (
-            (trainer.epoch, trainer.max_epochs) if trainer.by_epoch else (trainer.iter, trainer.max_iters)
-        )
-        for mode in self._schedule.after(done, total or 0)[trainer.position.evaluated :]:
+        for mode in self._due():
             if not trainer.stopping:
                 evaluate(trainer, mode, scheduled=True)
                 trainer.stops.edge()
 
+    def _due(self) -> list[Evaluate]:
+        trainer = self._trainer
+        done, total = (
+            (trainer.epoch, trainer.max_epochs) if trainer.by_epoch else (trainer.iter, trainer.max_iters)
+        )
+        return self._schedule.after(done, total or 0)[trainer.position.evaluated :]
 
+    def _tell_done(self) -> None:
+        """Of a run that was resumed from its end, or begun once more: it looks like one that has trained."""
+        trainer = self._trainer
+        if trainer.stopping or not self._finished() or self._due():
+            return
+        unit, done = ("epochs", trainer.epoch) if trainer.by_epoch else ("iters", trainer.iter)
+        logger.warning(
+            "nothing is left to train: max_%s=%s, and %d are done; build the Trainer with more to go on",
+            unit,
+            getattr(trainer, f"max_{unit}"),
+            done,
+        )
+
+
+_LEFT_OUT: WeakKeyDictionary[Trainer, set[str]] = WeakKeyDictionary()
+"""What validations of a trainer returned that is no number, and was told."""
 _EVENTS: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
     "val": (BeforeValIter, AfterValIter, AfterValEpoch),
     "test": (BeforeTestIter, AfterTestIter, AfterTestEpoch),
@@ -262,7 +283,7 @@ def _evaluate(
     trainer.model.eval()
     try:
         with EpochScope(trainer, mode) as epoch:
-            evaluation = Evaluation(trainer.evaluator)
+            evaluation = Evaluation(trainer.evaluator, _LEFT_OUT.setdefault(trainer, set()))
             if _run_pass(trainer, mode, loader, evaluation):
                 epoch.metrics = scope.metrics = evaluation.compute()
                 epoch.complete = scope.complete = True

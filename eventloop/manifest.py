@@ -46,13 +46,15 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         sequence: greater than that of every checkpoint saved before it in its directory, or in those of the other hooks
             of its run; no clock is trusted.
-        best: the metrics of which it was the best so far, and what is better: "greater" or "less".
+        best: the metrics of which it was one of the best so far, and what is better: "greater" or "less".
+        keep_best: how many of the best of each of those stay; -1 all.
         metrics: the scores of the last validation before it was saved; "nan", "inf" and "-inf" are texts.
         validated_at: the iteration that validation was made at; of a best one it is that of the checkpoint.
     """
 
     sequence: int = 0
     best: dict[str, Literal["greater", "less"]] = {}
+    keep_best: int = 1
     metrics: dict[str, float | str] = {}
     validated_at: int | None = None
 

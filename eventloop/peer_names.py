@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterable
+from typing import NoReturn
 
 _MMENGINE = {
     "train_dataloader": "train_loader=..., a loader",
@@ -61,10 +64,163 @@ _LIGHTNING = {
 ARGUMENTS = {"MMEngine": _MMENGINE, "Lightning": _LIGHTNING}
 """Arguments of MMEngine's Runner and of Lightning's Trainer."""
 
+_RULE = 'rule="less" where they have "min", "greater" for "max"; by default told from the metric\'s name'
+_NAMES = 'filename_tmpl="step_{}", with the number alone; the scores are told by `eventloop checkpoints`'
+_STORE = "nothing: out_dir is a path of a mounted file system, and a handler of checkpoint_saved may upload"
+_CHECKPOINTS = {
+    "Lightning": {
+        "monitor": 'save_best="...", the metric',
+        "mode": _RULE,
+        "save_top_k": "keep_best=... of the metric of save_best; max_keep_ckpts=... keeps the newest",
+        "every_n_epochs": "interval=...",
+        "every_n_train_steps": "interval=..., by_epoch=False",
+        "train_time_interval": "interval=..., in epochs or, with by_epoch=False, in iterations",
+        "dirpath": "work_dir=... of the Trainer; or out_dir=..., and in it a folder named as that",
+        "filename": _NAMES,
+        "auto_insert_metric_name": _NAMES,
+        "save_weights_only": 'published_keys="state_dict" at the end; save_optimizer=False leaves it out of each',
+        "save_on_train_epoch_end": "interval=..., before the validation of the epoch; the best is saved after it",
+        "save_on_exception": "nothing: after an error nothing is saved, and the error names the newest one",
+        "verbose": "writers=[ConsoleWriter()] of the Trainer, which tells of each",
+    },
+    "MMEngine": {"file_client_args": _STORE, "backend_args": _STORE},
+    "mmcv": {
+        "create_symlink": 'nothing: trainer.resume("auto") finds the newest',
+        "sync_buffer": "hooks=[SyncBuffersHook()] of the Trainer",
+    },
+    "ignite": {
+        "n_saved": "keep_best=... of the metric of save_best; max_keep_ckpts=... of the newest",
+        "score_name": 'save_best="...", a metric of the validation',
+        "score_function": 'save_best="...", a metric of the validation',
+        "greater_or_equal": "nothing: an equal score is not better",
+        "dirname": "work_dir=... of the Trainer; or out_dir=..., and in it a folder named as that",
+        "filename_prefix": _NAMES,
+        "filename_pattern": _NAMES,
+        "to_save": "nothing: the whole state is saved, and what each hook's state_dict returns",
+    },
+    "detectron2": {
+        "period": "interval=...",
+        "max_to_keep": "max_keep_ckpts=...",
+        "file_prefix": _NAMES,
+        "val_metric": 'save_best="..."',
+        "eval_period": "val_interval=... of the Trainer",
+    },
+    "Keras": {
+        "filepath": "work_dir=... of the Trainer, and filename_tmpl",
+        "save_best_only": 'save_best="...", without an interval',
+        "save_freq": "interval=...; by_epoch=False for iterations",
+    },
+}
+_EARLY_STOPPING = {
+    "Lightning": {
+        "mode": _RULE,
+        "verbose": "writers=[ConsoleWriter()] of the Trainer, which tells of a stop and why",
+        "divergence_threshold": "check_finite=True, for NaN and infinity; or a handler that calls trainer.stop(reason)",
+        "check_on_train_epoch_end": "nothing: it looks after each validation",
+        "log_rank_zero_only": "nothing: rank 0 decides, and says so",
+    },
+    "ignite": {
+        "score_function": 'monitor="...", a metric of the validation',
+        "trainer": "the other way round: hooks=[EarlyStoppingHook(...)] of the Trainer",
+        "cumulative_delta": "nothing: as there with True, min_delta is counted from the best so far",
+        "min_delta_mode": "delta_mode=...",
+    },
+    "Keras": {
+        "restore_best_weights": 'hooks=[CheckpointHook(save_best="...")] of the Trainer, then its load_checkpoint',
+        "start_from_epoch": "val_begin=... of the Trainer, the first that is validated",
+    },
+    "transformers": {
+        "early_stopping_patience": "patience=...",
+        "early_stopping_threshold": "min_delta=...",
+    },
+}
+_ACCUMULATING = "another hook in its place: hooks=[GradientCumulativeOptimizerHook(cumulative_iters=...)]"
+_PRECISION = 'another hook in its place: hooks=[AmpOptimizerHook(dtype="bfloat16")]'
+_NORM = "grad_clip=dict(max_norm=..., norm_type=2)"
+_VALUE = 'grad_clip=dict(type="value", clip_value=...)'
+_OPTIMIZER = {
+    "MMEngine": {
+        "clip_grad": "grad_clip=..., the same dict",
+        "accumulative_counts": _ACCUMULATING,
+        "loss_scale": _PRECISION,
+        "dtype": _PRECISION,
+    },
+    "mmcv": {"cumulative_iters": _ACCUMULATING},
+    "Lightning": {
+        "gradient_clip_val": _NORM,
+        "gradient_clip_algorithm": _VALUE,
+        "accumulate_grad_batches": _ACCUMULATING,
+        "precision": _PRECISION,
+    },
+    "PyTorch": {"max_norm": _NORM, "norm_type": _NORM, "clip_value": _VALUE},
+}
+_LOGGER = {
+    "MMEngine": {
+        "window_size": 'custom_cfg=[dict(data_src="loss", window_size=...)]; interval=... is that of the others',
+        "interval_exp_name": "nothing: work_dir names the run",
+        "keep_local": "nothing: the files stay in work_dir beside their copies",
+        "log_metric_by_epoch": "nothing: what is logged carries both, epoch and step",
+        "file_client_args": _STORE,
+        "backend_args": _STORE,
+    },
+    "mmcv": {
+        "by_epoch": "max_epochs or max_iters of the Trainer, which is said once",
+        "reset_flag": "nothing: each interval is by itself",
+    },
+    "Lightning": {"log_every_n_steps": "interval=..."},
+    "detectron2": {"period": "interval=..."},
+}
+_ANNEALED = 'ema_type="MomentumAnnealingEMA", gamma=...'
+_EMA = {
+    "Lightning": {
+        "decay": "momentum=..., the share of the newest weights: 1 - decay",
+        "use_buffers": "update_buffers=...",
+        "avg_fn": "ema_type=..., a class derived from BaseAveragedModel",
+        "multi_avg_fn": "ema_type=..., a class derived from BaseAveragedModel",
+        "update_every_n_steps": "interval=...",
+        "update_starting_at_step": "begin_iter=...",
+        "update_starting_at_epoch": "begin_epoch=...",
+        "swa_epoch_start": 'begin_epoch=..., ema_type="StochasticWeightAverage"',
+        "swa_lrs": "schedulers=[torch.optim.swa_utils.SWALR(...)] of the Trainer",
+    },
+    "timm": {
+        "update_after_step": "begin_iter=...",
+        "use_warmup": _ANNEALED,
+        "exclude_buffers": "update_buffers=False, the default",
+    },
+    "mmcv": {"warm_up": _ANNEALED, "resume_from": "trainer.resume(path)"},
+    "ignite": {
+        "momentum_warmup": _ANNEALED,
+        "warmup_iters": _ANNEALED,
+        "handle_buffers": "update_buffers=...",
+    },
+}
+
+OF_CLASSES = {
+    "Trainer": ARGUMENTS,
+    "CheckpointHook": _CHECKPOINTS,
+    "EarlyStoppingHook": _EARLY_STOPPING,
+    "OptimizerHook": _OPTIMIZER,
+    "LoggerHook": _LOGGER,
+    "BaseAveragedModel": _EMA,
+}
+"""By class, and by the system that has them: what arguments are called there, and what they are here."""
+
+
+def argument_meant(classes: Iterable[str], name: str) -> str:
+    """The tail of an error message about an argument that a class, or one it is derived from, does not have: what another
+    system's of that name is here; "" where no system has it."""
+    systems = (system for each in classes for system in OF_CLASSES.get(each, {}).items())
+    found = (f": {system}'s is here {arguments[name]}" for system, arguments in systems if name in arguments)
+    return next(found, "")
+
+
 _VALIDATION = "the Trainer validates: val_loader=..., val_interval=..."
 _CONSOLE = "ConsoleWriter, which LoggerHook's interval feeds"
 _OWN = "a Writer of your own, of some twenty lines: see `eventloop.writers.Writer`"
 _BEST = 'CheckpointHook(save_best="...")'
+_STOPPING = 'EarlyStoppingHook(monitor="...")'
+_AVERAGE = "EMAHook(momentum=...), whose momentum is 1 - decay"
 
 CLASSES = {
     "EvalHook": _VALIDATION,
@@ -72,6 +228,17 @@ CLASSES = {
     "PeriodicCheckpointer": "CheckpointHook(interval=...)",
     "BestCheckpointer": _BEST,
     "ModelCheckpoint": "CheckpointHook(interval=..., save_best=...)",
+    "Checkpoint": "CheckpointHook(interval=..., save_best=...)",
+    "EarlyStopping": _STOPPING,
+    "EarlyStoppingCallback": _STOPPING,
+    "TerminateOnNan": "CheckInvalidLossHook()",
+    "GradientAccumulationScheduler": "GradientCumulativeOptimizerHook(cumulative_iters=...)",
+    "WeightAveraging": _AVERAGE,
+    "EMAWeightAveraging": _AVERAGE,
+    "EMAHandler": _AVERAGE,
+    "ModelEma": _AVERAGE,
+    "ModelEmaV2": _AVERAGE,
+    "ModelEmaV3": _AVERAGE,
     "TextLoggerHook": _CONSOLE,
     "CommonMetricPrinter": _CONSOLE,
     "TensorboardLoggerHook": "TensorBoardWriter",
@@ -87,15 +254,46 @@ CLASSES = {
     "Timer": "a handler that calls trainer.stop(reason)",
     "RichProgressBar": _CONSOLE,
     "TQDMProgressBar": _CONSOLE,
+    "ProgressBar": _CONSOLE,
     "SummaryWriter": "TensorBoardWriter",
+    "TensorBoardLogger": "TensorBoardWriter",
+    "TensorboardLogger": "TensorBoardWriter",
+    "TensorboardXWriter": "TensorBoardWriter",
+    "JSONWriter": "JSONLWriter",
+    "VisdomLogger": "VisdomWriter",
     "CSVLogger": "CSVWriter",
     "WandbLogger": _OWN,
+    "WandBLogger": _OWN,
+    "CometLogger": _OWN,
+    "NeptuneLogger": _OWN,
+    "ClearMLLogger": _OWN,
     "WandbVisBackend": _OWN,
     "MLFlowLogger": _OWN,
     "MLflowVisBackend": _OWN,
 }
-"""Hooks and writers of mmcv, MMEngine, detectron2 and Lightning that are something else here, or have a name that is not
-near."""
+"""Hooks and writers of mmcv, MMEngine, detectron2, Lightning, ignite and timm that are something else here, or have a name
+that is not near."""
+
+
+def explain_absent(package: str, name: str) -> NoReturn:
+    """What a package's `__getattr__` does: refuse a name that it has not, and say what another system's of that name is
+    here.
+
+    `from package import name` asks `hasattr` first, and puts a text of its own in the place of an AttributeError's. That
+    one caller, found by its frame, is given an ImportError, so that whoever typed it reads what is said here; where it has
+    another name the text is Python's.
+
+    Raises:
+        ImportError: to an import statement.
+        AttributeError: to everybody else.
+    """
+    if name not in CLASSES:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
+    meant = f"{name!r}: what it does elsewhere is here {CLASSES[name]}"
+    if sys._getframe(2).f_code.co_name == "_handle_fromlist":
+        raise ImportError(f"cannot import name {meant}", name=package)
+    raise AttributeError(f"module {package!r} has no attribute {meant}", name=name)
+
 
 _POINTS = {"on_save_checkpoint": "before_save_checkpoint", "on_load_checkpoint": "after_load_checkpoint"}
 _WHEN = {"start": "before", "begin": "before", "end": "after"}

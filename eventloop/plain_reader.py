@@ -7,12 +7,19 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from torch.utils.data import DataLoader, IterableDataset
+
 from eventloop.loaders import has_states, length_of, persists
-from eventloop.rng import generators_of, random_state, rng_state, set_random_state
+from eventloop.rng import generators_of, moved, random_state, rng_state, set_random_state
 
 logger = logging.getLogger("eventloop")
 
 AGAIN = "the first %d batches of the pass, which were trained on, are read again and dropped: %s"
+MAY_DIFFER = (
+    "what is read from here on may not be what the run that was interrupted would have read: reading draws from the global "
+    "generator of %s as the pass goes, and so does the training; let the data draw from a generator that is an "
+    "attribute of the data set or of the loader"
+)
 
 
 class PlainReader:
@@ -51,9 +58,12 @@ class PlainReader:
         now = random_state(loader)
         set_random_state(loader, opened_with, opening=True)
         iterator = iter(loader)
-        for _ in range(skip):
+        next(iterator, None)
+        opened = rng_state()
+        for _ in range(skip - 1):
             next(iterator, None)
         self.left = rng_state()
+        _tell_inexact(loader, opened, self.left, now["rng"])
         set_random_state(loader, now)
         return iterator
 
@@ -65,3 +75,15 @@ class PlainReader:
         """Take that."""
         self._seeded_earlier = bool(state.get("seeded_earlier"))
         self._opened = 2 if self._seeded_earlier else 0
+
+
+def _tell_inexact(
+    loader: Any, opened: Mapping[str, Any], left: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
+    """Reading after the first batch, by which an order is drawn, has moved a global generator that is not there where the
+    reading alone brings it. The order of a map-style data set is its sampler's, of which others tell."""
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        return
+    elsewhere = moved(left, now)
+    if shared := [name for name in moved(opened, left) if name in elsewhere]:
+        logger.warning(MAY_DIFFER, " and of ".join(shared))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -14,6 +15,8 @@ from torch.utils.data import get_worker_info
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
 
 INTERRUPTED = "interrupted by Ctrl-C"
 
@@ -72,6 +75,7 @@ class StopSignals:
         finally:
             self._put_back()
         if decides:
+            self._tell(error)
             self._exit(error)
 
     def _put_back(self) -> None:
@@ -152,6 +156,15 @@ class StopSignals:
         return self._before[signum] in (signal.SIG_DFL, signal.default_int_handler)
 
     # --- when everything is delivered ------------------------------------------------------------------------
+
+    def _tell(self, error: BaseException | None) -> None:
+        """Tell the log where to resume; the KeyboardInterrupt has it in a note, and of a loop that was left it has been
+        said. No warning: that a scheduler's signal ended a run well is nothing to be seen on standard error."""
+        trainer = self._trainer
+        signum = self._taken or trainer.stop_signal
+        if signum in (None, signal.SIGINT) or error is not None or not trainer.where_to_resume:
+            return
+        logger.info("the run was %s: %s", _reason(signum), trainer.where_to_resume)
 
     def _exit(self, error: BaseException | None) -> None:
         """Also for a signal that came too late to end anything, and on a rank whose run ended for one of another's.

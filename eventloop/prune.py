@@ -24,7 +24,7 @@ class Plan(msgspec.Struct):
 
 
 def make_plan(stock: Stock, count: int) -> Plan:
-    """Keep the newest, the best of each metric, and at least one that can be resumed from. Every file of those is
+    """Keep the newest, of each metric the best so many that its run keeps, and at least one that can be resumed from. Every file of those is
     read first: one that is damaged does not count, and the next takes its place. Where none is whole nothing goes.
 
     Args:
@@ -34,7 +34,8 @@ def make_plan(stock: Stock, count: int) -> Plan:
     own = [path for path in found.newest_first() if not path.is_symlink()]
     keep = set(_whole(stock, own, count))
     for metric in found.watched():
-        keep.update(_whole(stock, [path for path in found.ranking(metric) if path in own], 1))
+        ranked = [path for path in found.ranking(metric) if path in own]
+        keep.update(_whole(stock, ranked, found.best_kept(metric)))
     keep.update(
         _whole(stock, (path for path in own if stock.could_be_whole(path) and not stock.missing(path)), 1)
     )

@@ -8,16 +8,18 @@ The order is exactly that of the uninterrupted run where it is decided by
 
 - `set_epoch`, or what the global generators of Python, NumPy and torch give when the pass is opened, up to its first list
   of indices: what `shuffle=True` and torch's samplers do;
-- a generator of Python, NumPy or torch that is an attribute of the loader, of one of its samplers or of its dataset: its
-  state is in the checkpoint;
+- a generator of Python, NumPy or torch that is an attribute of the loader, of one of its samplers or of its dataset, or
+  of what these are made of, as transforms and other datasets are, also in a short list, tuple or dict: its state is in
+  the checkpoint;
 - a sampler with `state_dict` and `load_state_dict`, whose state as of the opening of the pass is in the checkpoint; it is
   all that decides the next pass, or its place in this one, which is then found by drawing;
 - a global generator that is drawn from as the pass goes, if nobody else draws from it meanwhile. If the reading of
   the samples does too, they are read again, which is as exact without workers; if the training does (dropout draws from
   torch's), nothing is, and one line of the log says so.
 
-What a sampler keeps elsewhere (in a list of generators, in a closure, in an object of its own) is not found. Where a
-number among its attributes tells that it is another than it was, one line of the log says so. What a dataset counts
+What a sampler keeps elsewhere (in a closure, in a module, in a list of more than 32, further down than in four objects) is
+not found. Where a number among its attributes tells that it is another than it was, one line of the log says so; another
+one where a stream, or loaders that are combined, draw from a global generator as the pass goes and the training does too. What a dataset counts
 or draws from in its workers is theirs: only the global generators there are put back.
 """
 

@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, overload
 
 from eventloop.catalogue import near, suggest
-from eventloop.peer_names import CLASSES
+from eventloop.peer_names import CLASSES, argument_meant
 from eventloop.subscription import check_budget
 
 C = TypeVar("C", bound=type)
@@ -173,8 +173,9 @@ def build(config: Mapping[str, Any], among: Registry | None = None, /, **also: A
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in arguments:
         if key not in parameters and key not in attributes and not takes_any:
+            meant = argument_meant((base.__name__ for base in cls.__mro__), key)
             raise ValueError(
-                f"{cls.__name__} has no argument {key!r}{suggest(key, [*parameters, *attributes])}"
+                f"{cls.__name__} has no argument {key!r}{meant or suggest(key, [*parameters, *attributes])}"
             )
     to_set = {key: arguments.pop(key) for key in attributes if key in arguments}
     if to_set.get("budget_us") is not None:  # here: a writer of another rank than the first is never attached

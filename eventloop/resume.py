@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from eventloop.catalogue import suggest
+from eventloop.anchored import Anchored
 from eventloop.checkpoint import (
     CheckpointError,
-    find_checkpoints,
     load_best,
     load_checkpoint,
     load_newest,
 )
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
+from eventloop.named import place_of, what_else
 from eventloop.optimizers import (
     ParameterOrder,
     check_optimizer_state,
@@ -29,9 +29,10 @@ from eventloop.optimizers import (
 from eventloop.plain import plain
 from eventloop.position import Within
 from eventloop.ranks import Part, of_all_ranks, own_buffers, part_of, several
+from eventloop.reschedule import standing_still, too_short
 from eventloop.rng import module_generators, rng_state, set_module_generators, set_rng_state
 from eventloop.settings import Change, Changed, Settings, check_changed, refusal, told
-from eventloop.shelf import NEEDED, SUFFIXES
+from eventloop.shelf import NEEDED
 from eventloop.undo import Undo
 from eventloop.weights import check_model_state, load_model_state, unwrap
 
@@ -44,6 +45,10 @@ logger = logging.getLogger("eventloop")
 
 SCHEMA = 1
 OF_THE_LOADER = ("batch_size", "loader_length", "dataset_length", "sampler")
+STANDS_STILL = (
+    "%s: the learning rate %sis 0, and the schedules of the run leave it there: what is left of the run trains nothing. Build "
+    'them for the length that it has now, and resume(path, changed="apply"); or resume from before their end'
+)
 
 
 class Resumed(NamedTuple):
@@ -65,7 +70,7 @@ class TrainerState:
         self.went_back_to: Path | None = None
         """The checkpoint that was resumed from by name, or as the best, until somebody has noted that."""
         self._resumed: Resumed | None = None  # until the training begins
-        self._directories: list[Path] = []
+        self._directories: list[Anchored] = []
         self._watched: list[str] = []
 
     def saves_in(self, directory: Path, watched: Sequence[str] = ()) -> None:
@@ -73,14 +78,14 @@ class TrainerState:
         into; the first one is `checkpoint_dir`."""
         if not self._directories:
             self._trainer.checkpoint_dir = directory
-        self._directories.append(directory)
+        self._directories.append(Anchored(directory))
         self._watched += watched
 
     @property
     def directories(self) -> list[Path]:
         """Where the run's checkpoints are, `checkpoint_dir` first; each once, however its path is written."""
         places: dict[Path, Path] = {}
-        for directory in (self._trainer.checkpoint_dir, *self._directories):
+        for directory in (self._trainer.checkpoint_dir, *(each.path for each in self._directories)):
             places.setdefault(directory.resolve(), directory)
         return list(places.values())
 
@@ -195,15 +200,18 @@ class TrainerState:
         changes = self.settings.compare(checkpoint["meta"])
         if changed == "refuse" and (message := refusal(found, changes)) is not None:
             raise CheckpointError(message)
+        self._check_length(checkpoint, found, changed)
         part = part_of(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
         undo = Undo(trainer)
         try:
-            self._load(found, checkpoint, part, changed, changes)
+            lines = self._load(found, checkpoint, part, changed, changes)
         except BaseException:
             undo()
             raise
-        for line in told(changed, changes):
+        for line in (*told(changed, changes), *lines):
             logger.warning("%s: %s", found, line)
+        for name in standing_still(trainer):
+            logger.warning(STANDS_STILL, found, f"of {name!r} " if name else "")
         if part.inexact:
             logger.warning("%s: %s", found, part.inexact)
 
@@ -214,16 +222,19 @@ class TrainerState:
         part: Part,
         changed: Changed,
         changes: list[Change],
-    ) -> None:
+    ) -> list[str]:
+        """Load it, and return what there is to say of it."""
         trainer = self._trainer
         load_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
         converts = any(change.name == "model_dtypes" for change in changes)
         load_optimizer_state(trainer.optimizer, checkpoint["optimizer"], converts=converts)
         self.settings.go_on(changed, changes, checkpoint["meta"])
-        for number, state in enumerate(checkpoint["param_schedulers"]):
-            if changed == "apply":
-                state = self.settings.scheduler_state(number, state)
-            trainer.schedulers[number].load_state_dict(state)
+        states: list[Any] = checkpoint["param_schedulers"]
+        lines: list[str] = []
+        if changed == "apply":
+            states, lines = self.settings.scheduler_states(states, changes, checkpoint["meta"])
+        for scheduler, state in zip(trainer.schedulers, states, strict=True):
+            scheduler.load_state_dict(state)
         self._restore_counters(checkpoint["meta"], part)
         for change in changes:
             self._rescale(change)
@@ -232,32 +243,20 @@ class TrainerState:
         if part.rng is not None:
             set_rng_state(part.rng)
             set_module_generators(unwrap(trainer.model), part.rng.get("modules", {}))
+        return lines
 
-    def _find(self, path: str | Path) -> tuple[Path, dict[str, Any]]:
+    def _find(self, path: str | Path, needed: Collection[str] = NEEDED) -> tuple[Path, dict[str, Any]]:
         if str(path) == "auto":
-            return load_newest(self.directories, NEEDED)
+            return load_newest(self.directories, needed)
         if str(path) == "best":
-            return load_best(self.directories, needed=NEEDED, prefer=self._watched)
-        place = self._place(path)
-        return place, load_checkpoint(place)
-
-    def _place(self, path: str | Path) -> Path:
-        """Where a checkpoint is that is named as a path, or by its name alone where the run's are.
-
-        Raises:
-            FileNotFoundError: a name that is found in no such place (with a suggestion).
-        """
-        path, places = Path(path), self.directories
-        names = [path.name, path.stem] if path.suffix in SUFFIXES else [path.name]
-        if len(path.parts) != 1 or any(Path(name).exists() for name in names):
-            return path
-        there = [place / name for place in places for name in names if (place / name).exists()]
-        if not there:
-            known = [*dict.fromkeys(each.name for place in places for each in find_checkpoints(place))]
-            hint = suggest(path.name, known) if known else ", which holds none"
-            looked = " or ".join(map(str, places))
-            raise FileNotFoundError(f"no checkpoint at {path}, nor one of that name in {looked}{hint}")
-        return there[0]
+            return load_best(self.directories, needed=needed, prefer=self._watched)
+        place = place_of(path, self.directories)
+        try:
+            return place, load_checkpoint(place)
+        except CheckpointError as error:
+            if not place.is_dir():
+                raise
+            raise CheckpointError(f"{error}{what_else(place)}") from error
 
     def _check_hooks(self, meta: Mapping[str, Any], path: Path) -> None:
         """A hook that saves something else than it was, an average for the weights, is needed to make it good."""
@@ -294,9 +293,9 @@ class TrainerState:
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
         """See `Trainer.load_checkpoint`."""
         self._trainer.copying.join()
-        place = self._place(path)
+        place, checkpoint = self._find(path, needed=())
         with self._trainer.bus.holding(AfterLoadCheckpoint):
-            checkpoint = self._announce(place, load_checkpoint(place))
+            checkpoint = self._announce(place, checkpoint)
             load_model_state(
                 unwrap(self._trainer.model), checkpoint["state_dict"], strict=strict, source=str(place)
             )
@@ -333,6 +332,17 @@ class TrainerState:
             )
         check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
         self._order.check(unwrap(trainer.model), trainer.optimizer, meta.get("parameters", {}), path)
+
+    def _check_length(self, checkpoint: Mapping[str, Any], path: Path, changed: Changed) -> None:
+        """A schedule that raises after its last step ends a run that is longer."""
+        for number, state in enumerate(checkpoint["param_schedulers"]):
+            if changed == "apply":
+                state = self.settings.scheduler_state(number, state)
+            if (why := too_short(self._trainer, number, state, checkpoint["meta"])) is not None:
+                raise CheckpointError(
+                    f"{path} cannot be gone on with so, nothing was loaded: {why}; build it for all of them, and "
+                    'resume(path, changed="apply")'
+                )
 
     def _restore_counters(self, meta: Mapping[str, Any], part: Part) -> None:
         trainer = self._trainer

@@ -9,7 +9,7 @@ class Run(msgspec.Struct, frozen=True):
     """One run, from the moment `before_run` is about to be emitted."""
 
     work_dir: str
-    """Where the run's files go; it exists and can be written."""
+    """Where the run's files go, from the root; it exists and can be written."""
     start_iter: int = 0
     """Completed train iterations when the run began; above 0 when it was resumed."""
     start_epoch: int = 0

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import signal
 import struct
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import FileIO
 from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any, NamedTuple
 
-from eventloop.launch import Home, command
+from eventloop.launch import Home, command, signals_held
 from eventloop.manifest import Label
 from eventloop.snapshot import Layout, Packed
 
@@ -65,7 +63,7 @@ class SaverProcess:
         reader, writer = _pipe()
         try:
             # it holds `reader` too: left alone, it must not die of an answer that nobody reads
-            with _ctrl_c_held():
+            with signals_held():
                 self._process = subprocess.Popen(
                     command("eventloop.saver_process", Home.here(), str(writer)), pass_fds=[reader, writer],
                     stdin=subprocess.PIPE,
@@ -194,17 +192,6 @@ def _pipe() -> tuple[int, int]:
             if end not in ends:
                 os.close(end)
     return ends[0], ends[1]
-
-
-@contextmanager
-def _ctrl_c_held() -> Iterator[None]:
-    """What is started meanwhile is deaf to Ctrl-C, which reaches the whole group, from its first moment on: while it
-    imports torch it would die of it, with a traceback on the terminal."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def wait_for(descriptor: int, event: int, seconds: float) -> bool:

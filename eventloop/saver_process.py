@@ -14,22 +14,21 @@ from typing import IO, Any
 import torch
 
 from eventloop.checkpoint import Serialized, save_checkpoint
+from eventloop.launch import ASK_TO_END
 from eventloop.saver_client import LOOK_SECONDS, Job, Written, receive, send, wait_for
 from eventloop.snapshot import Layout, Packed, bytes_of, tensors_of
 from eventloop.unfinished import remove_replaced
 
 _IN_MEMORY = 32 << 20
-ASK_TO_END = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCPU")
-"""What a run may be told to end by, as `PreemptionHook` knows them."""
 
 
 def main() -> None:
     """Write what comes on standard input, until that ends; answer each with what was written or the error, to the
     descriptor of the command line: what a sitecustomize or a plug-in of torch's prints must not look like an answer."""
     # Ctrl-C and a scheduler's SIGTERM reach the whole group: the parent decides, and this save is finished
-    for name in ASK_TO_END:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for signum in ASK_TO_END:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
     _give_way()
     torch.set_num_threads(1)
     torch.serialization.set_crc32_options(False)  # the manifest has SHA-256

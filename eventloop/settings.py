@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,6 +19,16 @@ from torch.utils.data import BatchSampler
 from eventloop.catalogue import near
 from eventloop.loaders import length_of
 from eventloop.optimizers import named_optimizers
+from eventloop.reschedule import (
+    PROGRESS,
+    bring_anew,
+    keys_of,
+    own_schedulers,
+    put_values,
+    values_told,
+    with_arguments,
+    without_parameters,
+)
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -26,13 +36,6 @@ if TYPE_CHECKING:
 Changed = Literal["refuse", "keep", "apply"]
 CHOICES: tuple[Changed, ...] = ("refuse", "keep", "apply")
 
-# What schedulers count or derive; everything else in their states was an argument.
-_PROGRESS = frozenset(
-    {
-        "last_epoch", "last_step", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs",
-        "cooldown_counter", "T_cur", "T_i", "verbose", "_get_lr_called_within_step", "_is_initial",
-    }
-)  # fmt: skip
 _OF_EVALUATIONS = ("val_interval", "val_begin", "dynamic_intervals")
 _DERIVED = ".schedule_phases["  # of OneCycleLR, where something else says more
 _ABSENT = object()
@@ -48,6 +51,7 @@ class Change:
         kind: "loaded", either can be had; "given", this trainer's is what runs; "noted", this trainer's is what
             runs, and changing it needs no leave.
         group: for a setting of an optimizer its name, the number of the param group, and the key.
+        scheduler: for an argument of a scheduler its number.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Change:
     own: Any
     kind: Literal["loaded", "given", "noted"]
     group: tuple[str, int, str] | None = None
+    scheduler: int | None = None
 
     def __str__(self) -> str:
         return f"{self.name}: {self.saved!r} in the checkpoint, {self.own!r} in this trainer"
@@ -67,6 +72,7 @@ class Settings:
         self._trainer = trainer
         self._groups: dict[str, list[dict[str, Any]]] | None = None
         self._built: list[dict[str, Any]] = []  # states of the schedulers
+        self._begun_with: dict[str, list[dict[str, Any]]] = {}  # all of the groups, of the optimizers by name
         self._constants: list[Any] = []
         self._options: dict[str, dict[str, Any]] = {}  # of hooks, by name
         self._loader: tuple[Any, dict[str, Any]] | None = None  # and what it was built with
@@ -77,6 +83,10 @@ class Settings:
             trainer = self._trainer
             self._groups = {
                 name: [_of_group(group) for group in optimizer.param_groups]
+                for name, optimizer in named_optimizers(trainer.optimizer).items()
+            }
+            self._begun_with = {
+                name: [without_parameters(group) for group in optimizer.param_groups]
                 for name, optimizer in named_optimizers(trainer.optimizer).items()
             }
             self._built = [deepcopy(_built_state(scheduler)) for scheduler in trainer.schedulers]
@@ -148,7 +158,8 @@ class Settings:
         for number, (name, own, former) in enumerate(zip(names, self._constants, saved, strict=False)):
             label = name if names.count(name) == 1 else f"schedulers[{number}] {name}"
             found = [*_differences(own, former, label)]
-            yield from [change for change in found if _DERIVED not in change.name] or found
+            found = [change for change in found if _DERIVED not in change.name] or found
+            yield from (replace(change, scheduler=number) for change in found)
 
     def _of_hooks(self, saved: Mapping[str, Any]) -> Iterator[Change]:
         for name, options in self._options.items():
@@ -188,7 +199,37 @@ class Settings:
 
     def scheduler_state(self, number: int, saved: Mapping[str, Any]) -> dict[str, Any]:
         """The state of a scheduler that goes on where `saved` was, with the arguments it was built with."""
-        return _with_arguments(saved, deepcopy(self._built[number]))
+        return with_arguments(saved, deepcopy(self._built[number]))
+
+    def scheduler_states(
+        self, saved: list[dict[str, Any]], changes: list[Change], meta: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """The states of schedulers that go on with the arguments they were built with, and what there is to say of it.
+        After `go_on`: the rates are what these arguments come to by now, where that is known; otherwise a schedule goes
+        on from the rate that is there."""
+        trainer = self._trainer
+        states = [self.scheduler_state(number, state) for number, state in enumerate(saved)]
+        lines: list[str] = []
+        for name, optimizer in named_optimizers(trainer.optimizer).items():
+            numbers = own_schedulers(trainer, optimizer)
+            schedulers = [trainer.schedulers[number] for number in numbers]
+            keys: set[str] = set().union(*map(keys_of, schedulers))
+            if not any(_reschedules(change, name, numbers, keys) for change in changes):
+                continue
+            built, former = ([each[number] for number in numbers] for each in (self._built, saved))
+            try:
+                anew = bring_anew(schedulers, built, self._begun_with[name], former, meta)
+            except Exception as error:  # of a function, or a part, of somebody's own
+                lines.append(
+                    f"where the schedules would be by now cannot be reckoned, they go on from there: {error!r}"
+                )
+                continue
+            if anew is not None:
+                lines += values_told(name, optimizer.param_groups, anew.groups, keys)
+                put_values(optimizer.param_groups, anew.groups, keys)
+                for number, state in zip(numbers, anew.states, strict=True):
+                    states[number] = state
+        return states, lines
 
 
 def check_changed(changed: object) -> None:
@@ -299,7 +340,7 @@ def _constants(value: Any) -> Any:
     if isinstance(value, Counter):  # the milestones of MultiStepLR
         return sorted(value.elements())
     if isinstance(value, Mapping):
-        found = {key: _constants(item) for key, item in value.items() if key not in _PROGRESS}
+        found = {key: _constants(item) for key, item in value.items() if key not in PROGRESS}
         return {key: item for key, item in found.items() if item is not _ABSENT}
     if isinstance(value, list | tuple):
         items = [_constants(item) for item in value]
@@ -348,15 +389,9 @@ def _moved(current: Any, saved: Any, own: Any) -> Any:
     return current * (own / saved)
 
 
-def _with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(saved)
-    for key, value in built.items():
-        if key not in saved or (key in _PROGRESS and key != "base_lrs"):
-            continue
-        if key == "scheduler":  # of a window, None as long as it has not begun
-            merged[key] = saved[key] and _with_arguments(saved[key], value)
-        elif key == "_schedulers":
-            merged[key] = [_with_arguments(*pair) for pair in zip(saved[key], value, strict=True)]
-        else:
-            merged[key] = value
-    return merged
+def _reschedules(change: Change, name: str, numbers: list[int], keys: set[str]) -> bool:
+    """It is one of what these schedules do: an argument, of which some are in the groups (`max_lr`), or what they move."""
+    if change.group is not None:
+        key = change.group[2]
+        return change.group[0] == name and (key in keys or key.partition("_")[2] in keys)
+    return change.scheduler in numbers

@@ -109,6 +109,12 @@ class Found(NamedTuple):
         saved = [path for path in self.newest_first() if metric in self.manifests[path].best]
         return sorted(saved, key=merit, reverse=True)
 
+    def best_kept(self, metric: str) -> int:
+        """How many of the best of a metric stay, as the newest of them says; at most as many as there are."""
+        saved = [path for path in self.newest_first() if metric in self.manifests[path].best]
+        count = self.manifests[saved[0]].keep_best
+        return len(saved) if count < 0 else min(count, len(saved))
+
 
 def scan(*directories: str | Path) -> Found:
     """Read the manifests in a directory, or in all that the hooks of a run save in, which count on together. Checkpoints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +12,14 @@ from eventloop.events import PreemptionRequested, StopRequested
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
+logger = logging.getLogger("eventloop")
+
 _ENDLESS = 2**62
+UNEQUAL = (
+    "rank %d has %d batches in this epoch, and the ranks have from %d to %d: in a DistributedDataParallel model one that has "
+    "more than %d waits for the gradients of the others forever; give all as many, as DistributedSampler does, or an "
+    "even share with drop_last=True"
+)
 
 
 class Request(NamedTuple):
@@ -32,6 +40,7 @@ class Stopping:
         self._trainer = trainer
         self._request: Request | None = None
         self._agreement: Agreement | None = None
+        self._told: set[tuple[int, int]] = set()  # lengths of ranks
         self.together = False
         """True while a run is shared with other ranks."""
 
@@ -79,9 +88,17 @@ class Stopping:
         """`poll` between epochs and evaluations, where the ranks may wait for each other."""
         return self._agree(edge=True)
 
-    def least(self, number: int) -> int:
-        """The smallest of all ranks' numbers."""
-        return self._agreement.least(number) if self.together and self._agreement is not None else number
+    def common(self, length: int | None, *, trains: bool) -> int:
+        """The batches that all ranks have in a pass that begins; 0 where one does not know. Where they differ in a
+        training, the ranks say so, once for the same lengths."""
+        own = 0 if length is None else length
+        if not self.together or self._agreement is None:
+            return own
+        least, most = self._agreement.extremes(own)
+        if trains and 0 < least < most and (least, most) not in self._told:
+            self._told.add((least, most))
+            logger.warning(UNEQUAL, self._trainer.rank, own, least, most, least)
+        return least
 
     def meet(self) -> None:
         """At the end of a run that a signal ended: wait until all ranks are there. torchrun and srun end all of them,
@@ -126,13 +143,16 @@ class Pass:
     Args:
         length: batches of the pass here; None when it is not known.
         endless: the pass has no end of its own. Otherwise a pass of unknown length is done to its end by several ranks.
+        trains: the model is trained in it, where ranks may wait for each other's gradients.
     """
 
-    def __init__(self, stopping: Stopping, length: int | None, *, endless: bool = False) -> None:
+    def __init__(
+        self, stopping: Stopping, length: int | None, *, endless: bool = False, trains: bool = False
+    ) -> None:
         self._stopping, self._length = stopping, length
         self._common = _ENDLESS
         if stopping.together and not endless:
-            self._common = stopping.least(0 if length is None else length)
+            self._common = stopping.common(length, trains=trains)
 
     def stops(self, done: int) -> bool:
         """True when a stop ends the pass after so many batches; nothing is cut short by one after the last."""

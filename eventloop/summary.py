@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from eventloop.costs import PHASES, HandlerCost, RunCosts
+from eventloop.costs import PHASES, HandlerCost, Phases, RunCosts
 from eventloop.meter import WARM_UP
 from eventloop.render import table
 from eventloop.subscription import SubscriptionStats
@@ -15,23 +16,45 @@ if TYPE_CHECKING:
 
 ERROR_WIDTH = 60
 """Of an error so much stands in a table; the line for its subscriber has all of it."""
+SMALL = 0.001
+"""Handlers of ours that take less than this share of the iterations' time share a row."""
+_HELPERS = frozenset({"TraceWindow"})
+"""Of ours too, and no hooks: a hook has subscribed them."""
 NAMES = 10
 """Of the metrics with values that could not be read, so many are named."""
 
 
-def cost_table(costs: list[HandlerCost], iterations: int) -> str:
+def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] = ()) -> str:
     """What each synchronous handler cost: microseconds per iteration, and its share of one. What is called outside of
-    the iterations, as once in a run, is spread over them too, and has no share."""
-    rows = []
-    for cost in sorted((cost for cost in costs if cost.calls), key=lambda cost: -cost.seconds):
-        per_iteration = cost.seconds / max(1, iterations) * 1e6
-        share = f"{cost.share:.2%}" if cost.in_iteration else ABSENT
-        rows.append([cost.name, cost.event, f"{cost.calls:,}", f"{per_iteration:,.1f}", share])
+    the iterations, as once in a run, is spread over them too, and has no share.
+
+    Args:
+        ours: classes whose handlers are in one row together where they cost next to nothing.
+    """
+    called = sorted((cost for cost in costs if cost.calls), key=lambda cost: -cost.seconds)
+    small = [cost for cost in called if cost.name.partition(".")[0] in ours and _is_small(cost, phases.wall)]
+    told_alone = [cost for cost in called if cost not in small] if len(small) > 1 else called
+    rows = [_row(cost.name, cost.event, [cost], phases.iterations) for cost in told_alone]
+    notes = [
+        f"calls are counted; times are estimated from the first {WARM_UP} calls and samples of the others",
+        f"what is called outside of the iterations is spread over them, and has no share ({ABSENT})",
+    ]
+    if len(small) > 1:
+        rows.append(_row(f"{len(small)} more, each below {SMALL:.1%}", "", small, phases.iterations))
+        notes.append("trainer.costs() and `eventloop report` have every one")
     told = table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
-    return (
-        f"{told}\ncalls are counted; times are estimated from the first {WARM_UP} calls and samples of the others\n"
-        f"what is called outside of the iterations is spread over them, and has no share ({ABSENT})"
-    )
+    return "\n".join([told, *notes])
+
+
+def _is_small(cost: HandlerCost, wall: float) -> bool:
+    return cost.seconds < SMALL * wall
+
+
+def _row(name: str, event: str, costs: Sequence[HandlerCost], iterations: int) -> list[str]:
+    per_iteration = sum(cost.seconds for cost in costs) / max(1, iterations) * 1e6
+    shares = [cost.share for cost in costs if cost.in_iteration]
+    share = f"{sum(shares):.2%}" if shares else ABSENT
+    return [name, event, f"{sum(cost.calls for cost in costs):,}", f"{per_iteration:,.1f}", share]
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:
@@ -82,13 +105,20 @@ def summarize(trainer: Trainer) -> str:
     """The whole summary as text; also `trainer.summary()`."""
     stats, phases = trainer.bus.stats(), trainer.clock.phases
     costs = trainer.bus.handler_costs(phases.wall)
-    blocks = [breakdown(trainer), cost_table(costs, phases.iterations)]
+    blocks = [breakdown(trainer), cost_table(costs, phases, _ours(trainer))]
     if any(s.runs_on != "sync" for s in stats):
         blocks.append(delivery_table(stats))
     losses = shortfalls(stats) + _unread(dict(trainer.metrics.unreadable))
     if losses:
         blocks.append("\n".join(["not everything was delivered:", *(f"  {line}" for line in losses)]))
     return "\n\n".join(blocks)
+
+
+def _ours(trainer: Trainer) -> frozenset[str]:
+    """The classes of this package that handle events for the trainer, by the names that their handlers have."""
+    classes = {type(hook) for hook in trainer.hooks}
+    own = {cls for cls in classes if not cls.__module__.startswith("eventloop.")}
+    return (_HELPERS | {cls.__qualname__ for cls in classes - own}) - {cls.__qualname__ for cls in own}
 
 
 def _unread(values: dict[str, int]) -> list[str]:

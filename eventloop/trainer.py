@@ -10,19 +10,9 @@ from typing import Any
 
 import torch
 
+from eventloop.anchored import AnchoredPath
 from eventloop.arguments import knowing_others
-from eventloop.assemble import (
-    attach_all,
-    check_bus,
-    check_default_hooks,
-    check_lists,
-    check_signatures,
-    check_step,
-    check_trainer,
-    facts_of,
-    make_work_dir,
-    rank_and_world_size,
-)
+from eventloop.assemble import attach_all, facts_of, make_work_dir, rank_and_world_size
 from eventloop.bus import Bus
 from eventloop.clock import StepClock
 from eventloop.copying import Copying
@@ -34,7 +24,16 @@ from eventloop.loops import TrainLoop, check_loader, evaluate
 from eventloop.metrics import EventStorage
 from eventloop.optimizers import Optimizers
 from eventloop.packet import Place
+from eventloop.peer_attributes import KnowsPeers, knowing_calls
 from eventloop.position import LoaderPosition, Within, length_of
+from eventloop.refusals import (
+    check_bus,
+    check_default_hooks,
+    check_lists,
+    check_signatures,
+    check_step,
+    check_trainer,
+)
 from eventloop.resume import TrainerState
 from eventloop.run import CurrentRun
 from eventloop.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
@@ -49,7 +48,7 @@ logger = logging.getLogger("eventloop")
 Step = Callable[["Trainer", Any], Any]
 
 
-class Trainer:
+class Trainer(KnowsPeers):
     """Trains a model; everything that happens is announced on `trainer.bus`.
 
     trainer = Trainer(model, optimizer=opt, loss_fn=F.cross_entropy, train_loader=train, val_loader=val,
@@ -82,7 +81,8 @@ class Trainer:
         custom_hooks: MMEngine's name for `hooks`.
         default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
             checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None to go without.
-        work_dir: where files go; by default a new directory under runs/.
+        work_dir: where files go; by default a new directory under runs/. A relative one is of the directory the program
+            is in now, also when it changes that.
         device: where batches, and the model, are moved; by default both stay where they are.
         bus: an existing bus to announce on.
 
@@ -98,6 +98,11 @@ class Trainer:
     )  # fmt: skip
     # What every iteration looks at, side by side: after a step of torch nothing of it is in a cache any more, and a
     # dictionary of 45 attributes is spread over dozens of lines.
+
+    work_dir = AnchoredPath()
+    """Where files go; a change of directory leads no file elsewhere."""
+    checkpoint_dir = AnchoredPath()
+    """Where the checkpoint hook saves; of several the first."""
 
     @knowing_others
     def __init__(
@@ -174,12 +179,12 @@ class Trainer:
         rehearsal = self.bus.rehearsal
         self.work_dir = make_work_dir(work_dir, None if rehearsal is None else rehearsal.lead(self.bus))
         self.checkpoint_dir = self.work_dir
-        """Where the checkpoint hook saves; of several the first."""
         self.facts = CurrentRun(facts_of(self))
         self.hooks, self.writers = attach_all(self, [*hooks, *custom_hooks], writers, default_hooks or {})
 
     # --- running -------------------------------------------------------------------------------------------
 
+    @knowing_calls
     def train(self) -> None:
         """Train until `max_epochs` or `max_iters`, validating on the way.
 
@@ -199,11 +204,13 @@ class Trainer:
             check_loader(self, mode)
         self._train(schedule)
 
+    @knowing_calls
     def val(self) -> dict[str, float]:
         """Validate once and return the metrics."""
         with RunScope(self):
             return evaluate(self, "val")
 
+    @knowing_calls
     def test(self) -> dict[str, float]:
         """Test once and return the metrics."""
         with RunScope(self):
@@ -323,28 +330,38 @@ class Trainer:
             changed: what to do where the trainer was built with other settings than the checkpoint's run:
                 hyper-parameters of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch
                 size, lengths of loader and data set, number of processes, autocast. "refuse" lists them. "keep" goes
-                on with the checkpoint's hyper-parameters and arguments, "apply" with this trainer's: a value that a
-                schedule has moved is scaled, a schedule goes on from there by its new arguments. The rest, options of
-                hooks among it, is this trainer's with either. `max_epochs`, `max_iters`, and which hooks there are,
-                may always differ. What differs and is not refused is logged. On several ranks each goes on with its
-                own random state and its own place; with another number of them random numbers differ.
+                on with the checkpoint's hyper-parameters and arguments, "apply" with this trainer's: a
+                schedule goes on where it would be by now with these arguments from the first step on, one of 0 too; where
+                that cannot be known, after one that follows a metric or is of a class of yours, the value that it has
+                moved is scaled, and goes on from there. The rest, options of hooks among it, is this trainer's with
+                either. `max_epochs`, `max_iters`, `val_interval`, `val_begin`, `dynamic_intervals`, and which hooks there
+                are, may always differ. What differs and is not refused is logged, and so is a learning rate of 0 that
+                stays there. On several ranks each goes on with its own random state and its own place; with another
+                number of them random numbers differ.
 
         Returns:
             The file it was read from.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
-            CheckpointError: it cannot be read, is of another model, or of a run with other settings; nothing live
-                was touched.
-            ValueError: `changed` is none of the three.
+            CheckpointError: it cannot be read, is of another model, or of a run with other settings, or a schedule of its
+                ends before the run does; nothing live was touched.
+            TypeError, ValueError: `path` is no path, or `changed` is none of the three.
         """
         return self.state.resume(path, changed)
 
     def load_checkpoint(self, path: str | Path, *, strict: bool = True) -> None:
         """Load the weights of a checkpoint, and nothing else of it.
 
+        Args:
+            path: as of `resume`; or a file of another program's: a `.safetensors`, or one that `torch.load` reads with
+                `weights_only=True` and that has a model's tensors by name, alone or at `state_dict`,
+                `model_state_dict` or `model`. A prefix `module.` or `_orig_mod.` of all names is left away.
+            strict: names that only one side has are an error; else they are logged, and shapes alone must agree.
+
         Raises:
             FileNotFoundError, CheckpointError: as `resume`; with `strict` also for missing or unexpected names.
+            ImportError: a file of safetensors, which is not installed.
         """
         self.state.load_weights(path, strict=strict)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -117,6 +118,25 @@ class Window:
         As with PyTorch's schedulers the arguments in the state replace those of the constructor. Where they differ,
         that is logged as a warning, because somebody may have edited them in vain.
         """
+        changed = self._take(state)
+        if changed:
+            logger.warning(
+                "%s goes on with the arguments of the checkpoint, not with those it was built with: %s",
+                type(self).__name__,
+                "; ".join(changed),
+            )
+
+    def moved_to(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Window:
+        """The same schedule where a state was taken, on another optimizer with as many groups; of a state that has the
+        arguments of a window that has not begun, as `built_state`, these are left."""
+        other = copy.copy(self)
+        other.optimizer = optimizer
+        begun = state["begin"] <= state["last_step"]
+        other._take({**state, "scheduler": state["scheduler"] if begun else None})
+        return other
+
+    def _take(self, state: Mapping[str, Any]) -> list[str]:
+        """Take a state, and return what differs of the arguments."""
         changed = _differences({name: getattr(self, name) for name in ("begin", "end", "by_epoch")}, state)
         self.begin, self.end, self.by_epoch = state["begin"], state["end"], state["by_epoch"]
         self.last_step = int(state["last_step"])
@@ -130,12 +150,7 @@ class Window:
         changed += _differences(
             {f"initial_{self.param_name}": self._initial}, {f"initial_{self.param_name}": initial}
         )
-        if changed:
-            logger.warning(
-                "%s goes on with the arguments of the checkpoint, not with those it was built with: %s",
-                type(self).__name__,
-                "; ".join(changed),
-            )
+        return changed
 
     def _advance(self) -> None:
         shadow, scheduler = self._shadow, self._scheduler

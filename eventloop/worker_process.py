@@ -7,11 +7,10 @@ import select
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from weakref import WeakSet
 
-from eventloop.launch import ASK_TO_END, Home, command
+from eventloop.launch import Home, command, signals_held
 from eventloop.wire import Frame, Inbox
 
 PIPE_BYTES = 1 << 20
@@ -38,7 +37,7 @@ class WorkerProcess:
         os.set_blocking(self._commands, False)
         _enlarge(self._commands)
         try:
-            with _signals_held():
+            with signals_held():
                 self._process = subprocess.Popen(
                     command("eventloop.worker", home, str(answers), str(os.getpid())),
                     stdin=commands, pass_fds=[answers], cwd=home.cwd,
@@ -155,13 +154,3 @@ def _enlarge(pipe: int) -> None:
         import fcntl
 
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """What is started meanwhile is deaf to what asks the program to end, which reaches the whole group, from its first moment on."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, ASK_TO_END)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)

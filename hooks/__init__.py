@@ -1,5 +1,7 @@
 """Hooks: synchronous subscribers on a training's critical path. One idea a file."""
 
+from typing import TYPE_CHECKING, NoReturn
+
 from eventloop.hooks.activation_stats import ActivationStats
 from eventloop.hooks.amp import AmpOptimizerHook, Fp16OptimizerHook, GradientCumulativeFp16OptimizerHook
 from eventloop.hooks.averages import (
@@ -57,6 +59,7 @@ from eventloop.hooks.sampler_seed import DistSamplerSeedHook
 from eventloop.hooks.sync_buffers import SyncBuffersHook
 from eventloop.hooks.trace import TraceHook
 from eventloop.hooks.visualization import VisualizationHook
+from eventloop.peer_names import explain_absent
 
 __all__ = [
     "ActivationStats",
@@ -118,3 +121,9 @@ __all__ = [
     "on_rank",
     "update_bn_stats",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker is to know that there are no other names
+
+    def __getattr__(name: str) -> NoReturn:
+        explain_absent(__name__, name)

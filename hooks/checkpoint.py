@@ -1,4 +1,4 @@
-"""Saves checkpoints: at an interval, at the end, and the best one."""
+"""Saves checkpoints: at an interval, at the end, and the best ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from eventloop.arguments import knowing_others
 from eventloop.checkpoint import save_checkpoint
 from eventloop.events import (
     COMPLETED,
@@ -20,7 +21,8 @@ from eventloop.events import (
 )
 from eventloop.hooks.beside import has_more, note_where_to_resume, refuse_twin, sequences, where_to_resume
 from eventloop.hooks.best import Best, BestMetrics, Rule, file_part
-from eventloop.hooks.checkpoint_options import WhenBusy, check_options, folder_template
+from eventloop.hooks.bests import Bests
+from eventloop.hooks.checkpoint_options import WhenBusy, check_options, folder_template, unit_of
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.kept import Going, Kept
 from eventloop.hooks.labels import Labels, note_where_it_went_back, warn_of_another_run
@@ -67,6 +69,9 @@ class CheckpointHook(Hook):
             the others, whole, so it can be resumed from too; `resume("best")` goes by the first of several. Validations
             of a training count, those also that a handler or a hand-written loop asks for; `trainer.val()` before or
             after it saves nothing and removes nothing.
+        keep_best: the best so many of each metric stay, -1 all that have a score; where there are as many, a score has to
+            beat the last of them. One is removed when what has outdone it is durable. Those of one epoch have one name,
+            and of them the best stays; with a hook of iterations, `by_epoch=False`, one of each iteration.
         rule: "greater" or "less", for all of them or one each; by default told from the metric's name.
         greater_keys, less_keys: parts of metrics' names that tell so, before the rules known here.
         published_keys: at the end of the run the last checkpoint and the best ones are written once more with these
@@ -90,6 +95,7 @@ class CheckpointHook(Hook):
 
     priority = Priority.VERY_LOW
 
+    @knowing_others
     def __init__(
         self,
         interval: int = -1,
@@ -99,6 +105,7 @@ class CheckpointHook(Hook):
         save_last: bool = True,
         max_keep_ckpts: int = -1,
         save_best: str | Sequence[str] | None = None,
+        keep_best: int = 1,
         rule: Rule | Sequence[Rule] | None = None,
         greater_keys: str | Sequence[str] | None = None,
         less_keys: str | Sequence[str] | None = None,
@@ -119,31 +126,32 @@ class CheckpointHook(Hook):
         self._interval, self._by_epoch, self._begin = interval, by_epoch, save_begin
         self._save_last, self._kept = save_last, Kept(max_keep_ckpts)
         self._watched = BestMetrics(save_best, rule, greater_keys, less_keys)
+        self._bests = Bests(self._watched, keep_best)
         self._publisher = Publisher(published_keys, published_format)
-        self._left_out = [
-            key
-            for key, kept in (("optimizer", save_optimizer), ("param_schedulers", save_param_scheduler))
-            if not kept
-        ]
+        kept = {"optimizer": save_optimizer, "param_schedulers": save_param_scheduler}
+        self._left_out = [key for key, is_kept in kept.items() if not is_kept]
         self._out_dir = None if out_dir is None else Path(out_dir)
         self._template = folder_template(filename_tmpl)
         self._overlap, self._when_busy = overlap, when_busy
         self.directory = self._place = Path()
         self.naming = self._template, by_epoch
         self.can_be_resumed = not self._left_out
-        self.bests: dict[str, Best] = {}
         self._training = False
         self._resumed = False  # from a state of a hook that watched the same several metrics
         self._validated: list[tuple[Mapping[str, float], int]] = []  # of weights that are not to be saved yet
         self._passed_iter = self._passed_epoch = -1  # whose end this hook has seen
-        self.labels = Labels()
+        self.labels = Labels(keep_best)
         self.saves = Saves(self._new_saver, self._saved, self._failed)
 
     @property
+    def bests(self) -> dict[str, Best]:
+        """The best of each metric."""
+        return self._bests.first()
+
+    @property
     def best(self) -> Best:
-        """The best of the first metric of `save_best`; `bests` has them all, by metric."""
-        watched = (self.bests[metric] for metric in self._watched.metrics if metric in self.bests)
-        return next(watched, next(iter(self.bests.values()), Best()))
+        """The best of the first metric of `save_best`."""
+        return self._bests.of_first_metric()
 
     def check(self, trainer: Trainer) -> None:
         """Settle the unit.
@@ -151,13 +159,7 @@ class CheckpointHook(Hook):
         Raises:
             ValueError: `by_epoch=True` in a run measured in iterations, or `save_best` without a validation.
         """
-        if self._by_epoch is None:
-            self._by_epoch = trainer.by_epoch
-        if self._by_epoch and not trainer.by_epoch:
-            raise ValueError(
-                "CheckpointHook(by_epoch=True) in a run measured in iterations would never save: "
-                "leave by_epoch out, or give the Trainer max_epochs"
-            )
+        self._by_epoch = unit_of(trainer, self._by_epoch)
         work_dir = trainer.work_dir
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
         self._place = self.directory.absolute()
@@ -255,20 +257,20 @@ class CheckpointHook(Hook):
             self._save_validated(trainer)
 
     def _save_validated(self, trainer: Trainer) -> None:
-        """Note each validation, and save if it has a best score."""
+        """Note each validation, and save if it has one of the best scores."""
         validated, self._validated = self._validated, []
         for metrics, iteration in validated:
             self.labels.validated(metrics, iteration)
             if not self._watched:
                 continue
             self._watched.settle(metrics)
-            due = _decided(trainer, self._watched.better(metrics, self.bests))
+            names = {metric: self._best_name(trainer, metric) for metric in self._watched.metrics}
+            due = _decided(trainer, self._bests.due(metrics, names))
             for metric in due:
-                name = self._best_name(trainer, metric)
-                self._save(trainer, name, within=trainer.within, best=metric, score=metrics[metric])
+                self._save(trainer, names[metric], within=trainer.within, best=metric, score=metrics[metric])
             self.saves.finish(trainer)  # a best that could not be saved is not one to compare with
             if due:
-                self.bests = _decided(trainer, self.bests)
+                self._bests.record = _decided(trainer, self._bests.record)
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
         by_epoch = bool(self._by_epoch)
@@ -281,11 +283,13 @@ class CheckpointHook(Hook):
         if ends_at_once(trainer):
             return
         self._stay()
+        at_end = self._save_last and event.reason not in (ERROR, LEFT) and trainer.iter > 0
+        if at_end and trainer.stop_signal is not None and trainer.iter != self._kept.saved_at:
+            self.saves.supersede()
         for hook in _beside(trainer):  # what is the newest is known when all are
             hook.saves.finish(trainer)  # a save that failed is tried once more
         if event.reason == ERROR and trainer.rank == 0:
             note_where_to_resume(trainer.failure, _beside(trainer))
-        at_end = self._save_last and event.reason not in (ERROR, LEFT) and trainer.iter > 0
         if at_end and _decided(trainer, trainer.iter != self._kept.saved_at):
             whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
             name = self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
@@ -321,9 +325,9 @@ class CheckpointHook(Hook):
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
             return
-        former, going = self.bests, Going()
-        if best:  # the checkpoint is to say of itself that it is the best
-            self.bests = {**self.bests, best: Best(score, name, best)}
+        former, going = self._bests.record, Going()
+        if best:  # the checkpoint is to say of itself that it is one of the best
+            self._bests.add(Best(score, name, best))
         else:
             going = self._kept.begin(name, trainer.iter + (within == "iter"))
         try:
@@ -337,7 +341,7 @@ class CheckpointHook(Hook):
             self._forget(name, None)
             self.saves.skip(trainer, path)
         elif trainer.rank == 0:
-            replaces = [*going.surely, *(self._outdone(former) if best else ())]
+            replaces = [*going.surely, *(self._bests.outdone(former) if best else ())]
             job = Job(
                 path, self._label(trainer, best), self._paths(replaces), awaited=bool(best) or not within
             )
@@ -383,16 +387,11 @@ class CheckpointHook(Hook):
         if bests is None:
             self._kept.failed(name)
         else:
-            self.bests = bests
+            self._bests.record = bests
 
     def known(self) -> list[Path]:
         """What it has saved and keeps, in the run that was resumed too."""
-        return [*self._paths(self._kept.durable), *self._paths([best.name for best in self.bests.values()])]
-
-    def _outdone(self, former: Mapping[str, Best]) -> list[str]:
-        """Of the former best ones those that are no longer."""
-        now = {best.name for best in self.bests.values()}
-        return [best.name for best in former.values() if best.name not in now]
+        return [*self._paths(self._kept.durable), *self._paths([*self._bests.record])]
 
     def _paths(self, names: Sequence[str]) -> tuple[Path, ...]:
         return tuple(self.directory / name for name in names)
@@ -407,17 +406,15 @@ class CheckpointHook(Hook):
             **several,
             **self.labels.state_dict(),
             "kept": self._kept.names,
-            "bests": {metric: list(best) for metric, best in self.bests.items()},
+            **self._bests.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on pruning and comparing where the saved run was; a metric that is not watched is not compared with."""
         self._kept.load(state["kept"])
         self.labels.load_state_dict(state)
-        bests = {metric: Best(*values) for metric, values in state["bests"].items()}
+        self._bests.load_state_dict(state)
         self._resumed = state.get("watched") == self._watched.metrics
-        order = self._watched.metrics if self._watched.metrics != ["auto"] else [*bests]
-        self.bests = {metric: bests[metric] for metric in order if metric in bests}
 
 
 def _beside(trainer: Trainer) -> list[CheckpointHook]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from eventloop.catalogue import suggest
 from eventloop.checkpoint import SUFFIXES
 from eventloop.options import check_bools
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
 
 WhenBusy = Literal["wait", "skip", "replace"]
 
@@ -28,6 +31,20 @@ def check_options(
     check_bools(overlap=overlap)
     if when_busy not in get_args(WhenBusy):
         raise ValueError(f"unknown when_busy {when_busy!r}{suggest(str(when_busy), [*get_args(WhenBusy)])}")
+
+
+def unit_of(trainer: Trainer, by_epoch: bool | None) -> bool:
+    """True for epochs; by default that of the run.
+
+    Raises:
+        ValueError: epochs, in a run measured in iterations.
+    """
+    if by_epoch and not trainer.by_epoch:
+        raise ValueError(
+            "CheckpointHook(by_epoch=True) in a run measured in iterations would never save: "
+            "leave by_epoch out, or give the Trainer max_epochs"
+        )
+    return trainer.by_epoch if by_epoch is None else by_epoch
 
 
 def folder_template(template: str | None) -> str | None:

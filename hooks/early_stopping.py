@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
 
+from eventloop.arguments import knowing_others
 from eventloop.catalogue import suggest
 from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
 from eventloop.hooks.best import Rule, infer_rule
@@ -56,6 +57,7 @@ class EarlyStoppingHook(Hook):
 
     priority = Priority.LOW
 
+    @knowing_others
     def __init__(
         self,
         monitor: str,

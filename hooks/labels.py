@@ -15,9 +15,14 @@ logger = logging.getLogger("eventloop")
 
 
 class Labels:
-    """Makes the labels, and knows the last validation, whose scores every checkpoint after it has."""
+    """Makes the labels, and knows the last validation, whose scores every checkpoint after it has.
 
-    def __init__(self) -> None:
+    Args:
+        keep_best: what the labels of the best ones say of how many stay.
+    """
+
+    def __init__(self, keep_best: int = 1) -> None:
+        self._keep_best = keep_best
         self.sequence = -1
         """Of the last label in the directory; -1 while nobody has looked into it."""
         self._metrics: dict[str, float] = {}
@@ -44,8 +49,9 @@ class Labels:
         self.sequence = 1 + max(beside)
         metrics = {metric: score(float(value)) for metric, value in self._metrics.items()}
         return Label(
-            sequence=self.sequence, best=dict(best), metrics=metrics, validated_at=self._validated_at
-        )
+            sequence=self.sequence, best=dict(best), keep_best=self._keep_best, metrics=metrics,
+            validated_at=self._validated_at,
+        )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """The last validation."""

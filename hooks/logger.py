@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from eventloop.arguments import knowing_others
 from eventloop.events import (
     AfterRun,
     AfterTestEpoch,
@@ -85,6 +86,7 @@ class LoggerHook(Hook):
 
     priority = Priority.BELOW_NORMAL
 
+    @knowing_others
     def __init__(
         self,
         interval: int = 10,
@@ -106,7 +108,7 @@ class LoggerHook(Hook):
         self._ignore_last = ignore_last
         if out_dir is not None:
             check_path("out_dir", out_dir)
-        self._out_dir = None if out_dir is None else Path(out_dir)
+        self._out_dir = None if out_dir is None else Path(out_dir).absolute()
         self._ended_well = False
         self._out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
 

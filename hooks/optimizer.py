@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eventloop.arguments import knowing_others
 from eventloop.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.events import AfterBackward, AfterOptimizerStep, AfterTrainIter, BeforeOptimizerStep, Event
 from eventloop.hooks.anomalous import AnomalousParams
@@ -50,6 +51,7 @@ class OptimizerHook(Hook):
     priority = Priority.HIGH
     runs_phases = ("backward", "optimizer")
 
+    @knowing_others
     def __init__(
         self, grad_clip: Mapping[str, Any] | None = None, detect_anomalous_params: bool = False
     ) -> None:

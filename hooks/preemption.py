@@ -41,8 +41,9 @@ class PreemptionHook(Hook):
     that one is called when the signal comes, and `train` returns: it decides. An error that ended the run goes on as
     it is.
 
-    The first Ctrl-C says on standard error what goes on, and the KeyboardInterrupt in a note where to resume. A second
-    one raises KeyboardInterrupt at once, and nobody is waited for. A second SIGTERM changes nothing.
+    The first Ctrl-C says on standard error what goes on, and the KeyboardInterrupt in a note where to resume; of another
+    signal the log says that ("eventloop", level INFO). A second Ctrl-C raises KeyboardInterrupt at once, and nobody is
+    waited for. A second SIGTERM changes nothing.
 
     Handlers are those of the main thread, from `before_run` until everything is delivered, and are put back then.
     Left alone are signals that the process ignores (nohup), SIGINT within `graceful_interrupt`, and signals that the

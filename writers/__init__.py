@@ -1,5 +1,8 @@
 """Writers: background subscribers that put a run's facts somewhere. One destination a file."""
 
+from typing import TYPE_CHECKING, NoReturn
+
+from eventloop.peer_names import explain_absent
 from eventloop.writers.console import ConsoleWriter
 from eventloop.writers.csv_writer import CSVWriter
 from eventloop.writers.event_log_writer import EventLogWriter
@@ -22,3 +25,9 @@ __all__ = [
     "read_jsonl",
     "trace_graph",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker is to know that there are no other names
+
+    def __getattr__(name: str) -> NoReturn:
+        explain_absent(__name__, name)

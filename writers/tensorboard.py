@@ -117,7 +117,7 @@ class TensorBoardWriter(Writer):
             self.offload = check_place(offload)
         if log_dir is not None:
             check_path("log_dir", log_dir)
-        self.log_dir = log_dir
+        self.log_dir = None if log_dir is None else os.path.abspath(log_dir)
         self.name = name
         self.hparams = _check_hparams(hparams)
         self.metrics = _check_metrics(metrics, hparams)
@@ -157,7 +157,7 @@ class TensorBoardWriter(Writer):
         self._write([self._lib.frame(record.SerializeToString()) for record in records])
 
     def _folder(self, run: Run) -> str:
-        return os.path.abspath(Path(run.work_dir, "tensorboard") if self.log_dir is None else self.log_dir)
+        return self.log_dir or os.path.abspath(Path(run.work_dir, "tensorboard"))
 
     def _begin(self) -> list[Any]:
         records = list(self._lib.hparams(self.hparams, self.metrics)) if self.hparams else []

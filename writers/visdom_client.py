@@ -45,6 +45,9 @@ class Panels:
         visdom = importlib.import_module("visdom")
         server = host if "://" in host else f"http://{host}"
         self.url = f"{server}:{port}{base_url.rstrip('/')}"
+        self._command = f"python -m visdom.server -port {port}"
+        if base_url.rstrip("/"):
+            self._command += f" -base_url {base_url}"
         # send=False: the constructor asks nothing of the server, and starts no thread that listens to it
         self._client: Any = visdom.Visdom(
             server=server, port=port, base_url=base_url, env=escaped(env), raise_exceptions=True, send=False,
@@ -70,7 +73,11 @@ class Panels:
             OSError,
             ValueError,
         ) as error:  # requests' errors are OSErrors; no JSON: another kind of server
-            raise ConnectionError(f"no visdom server answers at {self.url}: {_reason(error)}") from error
+            reason = _root(error)
+            told = f"no visdom server answers at {self.url}: {_said(reason)}"
+            if isinstance(reason, ConnectionRefusedError):  # nobody is there, and not somebody else
+                told += f"; `{self._command}` starts one there"
+            raise ConnectionError(told) from None  # theirs is three tracebacks long, of which this is the end
 
     def read(self, name: str, mode: str) -> Curve:
         """What the server has of a curve."""
@@ -112,6 +119,13 @@ def _refuse_errors(response: Any, *args: Any, **kwargs: Any) -> None:
     response.raise_for_status()
 
 
-def _reason(error: BaseException) -> str:
-    """What went wrong underneath: visdom's own error says only that something did."""
-    return str(error.__context__ or error)
+def _root(error: BaseException) -> BaseException:
+    """What went wrong underneath: visdom's own error says only that something did, and each of those below it repeats
+    the next one."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    return error
+
+
+def _said(error: BaseException) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

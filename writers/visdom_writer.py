@@ -15,6 +15,7 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
+from eventloop.error_text import UnavailableError
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.run import Run
 from eventloop.writers.checks import check_place
@@ -32,8 +33,8 @@ class VisdomWriter(Writer):
 
         VisdomWriter("localhost", 8097, interested_keys=["loss", "val/accuracy"])
 
-    A server that is not there when the run begins is an error: the run goes on without this writer, and its summary
-    says so. One that goes away later is tried again every `retry_interval` seconds, and at the end of the run;
+    A server that is not there when the run begins (`python -m visdom.server` starts one) is an error: a warning says so,
+    the run goes on without this writer, and its summary has its events as failed or dropped. One that goes away later is tried again every `retry_interval` seconds, and at the end of the run;
     meanwhile up to `backlog` points wait, and are drawn when it is back. Beyond that, or if it does not come back, the
     writer fails with the number of points that were not drawn. What a server forgot when it was restarted is not
     drawn again. NaN and the infinities are gaps in the curve.
@@ -119,7 +120,10 @@ class VisdomWriter(Writer):
         self._missing = {*self.interested_keys} if self.interested_keys is not None else set()
         self._retry_at = 0.0
         self._error: ConnectionError | None = None
-        self._panels.check()
+        try:
+            self._panels.check()
+        except ConnectionError as error:
+            raise UnavailableError(error) from None
 
     def write(self, event: Event) -> None:
         self.write_batch([event])

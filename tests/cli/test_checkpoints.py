@@ -53,7 +53,7 @@ def test_json_has_it_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert best == {
         "name": "best_acc_epoch_2", "bytes": (run / "best_acc_epoch_2" / PAYLOAD).stat().st_size,
         "time": read_manifest(run / "best_acc_epoch_2").time, "epoch": 2, "iter": 6, "batch_idx": 0,
-        "best": {"acc": 0.75}, "best_now": ["acc"], "newest": False, "abandoned": False, "missing": [],
+        "best": {"acc": 0.75}, "best_now": ["acc"], "best_kept": ["acc"], "newest": False, "abandoned": False, "missing": [],
         "metrics": {"acc": 0.75}, "validated_at": 6,
         "eventloop": __version__, "torch": str(torch.__version__), "whole": None,
     }  # fmt: skip
@@ -152,13 +152,13 @@ def test_a_checkpoint_within_an_epoch_says_so(run: Path, capsys: pytest.CaptureF
 
 
 def test_a_single_file_is_listed_and_never_pruned(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A published one, or another program's: there is nothing to compare it with."""
-    torch.save({"state_dict": {}}, run / "epoch_4-01234567.pth")
+    """Another program's: there is nothing to compare it with."""
+    torch.save({"state_dict": {}}, run / "epoch_4.pth")
 
     assert checkpoints(run, "--verify", "--prune", "1", "--yes") == 0
 
     assert capsys.readouterr().out.splitlines()[1].endswith("a single file, without a manifest")
-    assert (run / "epoch_4-01234567.pth").is_file()
+    assert (run / "epoch_4.pth").is_file()
 
 
 def test_no_torch_is_imported(run: Path) -> None:
@@ -212,11 +212,18 @@ def cut(path: Path) -> None:
 def test_damage_is_found_and_named(
     run: Path, damage: Callable[[Path], None], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A flipped bit, a short file, a missing one: exit code 1; without `--verify` the files are not read."""
+    """A flipped bit, a short file, a missing one: exit code 1; without `--verify` the files are not read, and what their
+    sizes tell is told."""
     damage(run / "epoch_3" / PAYLOAD)
 
-    assert checkpoints(run) == 0
-    assert "amaged" not in capsys.readouterr().out
+    if damage is flip:
+        assert checkpoints(run) == 0
+        assert "amaged" not in capsys.readouterr().out
+    else:
+        assert checkpoints(run) == 1
+        listed = capsys.readouterr().out
+        assert checkpoints(run, "--verify") == 1
+        assert capsys.readouterr().out.replace("; whole", "").replace("  whole", "") == listed
 
     assert checkpoints(run, "--verify") == 1
     *lines, damaged = capsys.readouterr().out.splitlines()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from eventloop.events import CheckpointFailed, CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.hooks.saves import Saves
 from eventloop.manifest import Label
+from eventloop.saver import Saver
 from eventloop.trainer import Trainer
 from tests.checkpoints import rewrite
 
@@ -293,3 +296,41 @@ def test_a_resumed_run_counts_what_is_there(
     trainer.train()
 
     assert files() == ["iter_3", "iter_4"]
+
+
+@pytest.mark.parametrize(
+    ("signum", "at", "superseded"), [(signal.SIGTERM, 3, [True]), (signal.SIGTERM, 2, []), (None, 3, [])]
+)
+def test_a_preempted_run_hurries_to_its_last_state(
+    make_trainer: Make,
+    scripted: Scripted,
+    slow: Callable[..., Slow],
+    monkeypatch: pytest.MonkeyPatch,
+    signum: int | None,
+    at: int,
+    superseded: list[bool],
+) -> None:
+    """An older state under way is superseded, of which a process may take too long; not one that is the last itself, nor
+    where the time is not short."""
+    held, seen = slow("iter_2"), []
+    supersede = Saver.supersede
+
+    def spy(saver: Saver) -> None:
+        seen.append(saver.busy)
+        supersede(saver)
+
+    monkeypatch.setattr(Saver, "supersede", spy)
+    trainer = make_trainer(
+        **scripted(), max_iters=8, default_hooks={"checkpoint": None}, hooks=[CheckpointHook(interval=2)]
+    )
+
+    @trainer.bus.on("after_train_iter", priority="LOWEST", start=at - 1, once=True)
+    def ends(trainer: Trainer, event: Any) -> None:
+        assert held.entered.wait(DEADLINE)
+        trainer.request_stop("the time is over", signum=signum)
+
+    with contextlib.suppress(SystemExit):
+        trainer.train()
+
+    assert seen == superseded
+    assert load_checkpoint(trainer.work_dir / f"iter_{at}")["meta"]["iter"] == at

@@ -6,6 +6,7 @@ Arguments: the rank, a rendezvous file. Prints what happened as JSON.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -24,6 +25,8 @@ from eventloop.hooks import CheckpointHook, Hook, PreciseBN
 
 RANK = int(sys.argv[1]) if __name__ == "__main__" else 0
 SAID: dict[str, Any] = {}
+TOLD: list[str] = []
+"""What is logged in a run."""
 TRIALS = [(iteration, rank) for iteration in (1, 3, 4, 6) for rank in (0, 1)]
 """Which iteration (of two epochs of four) a signal comes in, and to which rank."""
 
@@ -68,6 +71,7 @@ def run(
     trainer, seen = trainer_of(name, **options)
     happened = []
     logged: list[int] = []
+    TOLD.clear()
     trainer.bus.subscribe(lambda event: logged.append(event.step), "scalars_logged", offload="thread")
 
     def maybe(event: Any) -> None:
@@ -77,7 +81,7 @@ def run(
 
     trainer.bus.subscribe(maybe, event)
     trainer.train()
-    say(name, trainer, seen, logged=logged)
+    say(name, trainer, seen, logged=logged, told=[*TOLD])
     trainer.close()
 
 
@@ -118,6 +122,15 @@ def signals() -> None:
     run("edge", send, "after_train_epoch", 1, 0)
     # without collectives of the model's own the ranks may train unequally many iterations
     run("uneven", send, "after_train_iter", 2, 1, train_loader=batches(4 + RANK), plain=True)
+    run(
+        "unequal",
+        send,
+        "before_run",
+        99,
+        train_loader=batches(2 + RANK),
+        plain=True,
+        val_loader=batches(2 + RANK),
+    )
     run("longer rank", send, "after_train_iter", 5, 1, train_loader=batches(4 + 2 * RANK), plain=True)
     watch = StopsInPass()
     run("precise", send, "before_run", 99, 1, hooks=[PreciseBN(1, 4, forward=watch.forward), watch])
@@ -143,6 +156,12 @@ def stops() -> None:
     run("early stop", stop, "after_val_epoch", 1, val_loader=batches(2))
     run("before training", stop, "before_train", 1, 0)
     run("too late", stop, "after_train", 1, 0)
+
+
+def numbers() -> None:
+    """A score that the ranks have in common but for what a float of 32 bits has no room for."""
+    trainer, _ = trainer_of("numbers", val_loader=batches(2), val_step=lambda t, b: {"x": 1 + RANK * 2e-12})
+    SAID["numbers"] = trainer.val()
 
 
 def again() -> None:
@@ -179,11 +198,18 @@ def exits() -> None:
     say("exit", trainer, seen, code=code)
 
 
+def note(record: logging.LogRecord) -> bool:
+    """Of what is logged."""
+    TOLD.append(record.getMessage())
+    return True
+
+
 def main() -> None:
     """All of them, in one process group."""
     torch.set_num_threads(1)
+    logging.getLogger("eventloop").addFilter(note)
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=RANK, world_size=2)
-    for part in (signals, stops, again, exits):
+    for part in (signals, stops, numbers, again, exits):
         part()
     sys.stdout.write(json.dumps(SAID))
     dist.destroy_process_group()

@@ -65,6 +65,25 @@ def test_the_longer_rank_ends_its_epoch(ranks: Ranks) -> None:
     assert [said["longer rank"]["at"] for said in ranks] == [[4, 1], [6, 1]]
 
 
+def test_unequal_lengths_are_told(ranks: Ranks) -> None:
+    """Where ranks train unequally many batches, by each of them and once for a run; of a validation nothing is said, nor
+    where they are equal."""
+    for rank, said in enumerate(ranks):
+        told = [line for line in said["unequal"]["told"] if "batches in this epoch" in line]
+        assert len(told) == 1
+        assert told[0].startswith(
+            f"rank {rank} has {2 + rank} batches in this epoch, and the ranks have from 2 to 3:"
+        )
+        for name in ("stop of one", "validation", "long validation", "by iteration"):
+            assert not any("batches in this epoch" in line for line in said[name]["told"])
+
+
+def test_numbers_of_ranks_are_not_rounded(ranks: Ranks) -> None:
+    """The mean of what a validation returned on each, in Python's floats."""
+    for said in ranks:
+        assert abs(said["numbers"]["x"] - (1 + 1e-12)) < 1e-15
+
+
 def test_the_rank_that_asks_logs_where_the_others_do(ranks: Ranks) -> None:
     """It goes on for another iteration with them, and what they log may be reduced."""
     assert [said["stop of one"]["logged"] for said in ranks] == [[3], [3]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -75,6 +76,76 @@ def test_numbers_of_a_val_step(make_trainer: MakeTrainer) -> None:
     )
 
     assert trainer.val() == {"n": pytest.approx(3.6), "t": pytest.approx(3.6), "flag": 1.0}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float32(2.5),
+        np.float64(2.5),
+        np.array(2.5),
+        np.array([2.5]),
+        torch.tensor([2.5]),
+        torch.tensor(2.5).double(),
+    ],
+    ids=repr,
+)
+def test_numbers_of_numpy_count(make_trainer: MakeTrainer, value: Any) -> None:
+    """As those of Python and of torch do."""
+    trainer = make_trainer(
+        val_loader=unequal(), val_step=lambda trainer, batch: {"x": value, "n": np.int64(3), "b": np.bool_(1)}
+    )
+
+    assert trainer.val() == {"x": 2.5, "n": 3.0, "b": 1.0}
+
+
+@pytest.mark.parametrize("value", [0.85, 1 - 1e-12, 123456789.123, 2**53 - 1], ids=repr)
+@pytest.mark.parametrize("where", ["val_step", "evaluator"])
+def test_numbers_are_not_rounded(make_trainer: MakeTrainer, value: float, where: str) -> None:
+    """A number of Python's is not brought through a device's floats: close scores do not tie."""
+    step = {"preds": torch.ones(1), "target": torch.ones(1), **({"x": value} if where == "val_step" else {})}
+    evaluator = {"x": lambda preds, target: value} if where == "evaluator" else {"y": lambda preds, target: 1}
+    trainer = make_trainer(val_loader=unequal(), val_step=lambda trainer, batch: step, evaluator=evaluator)
+
+    assert trainer.val()["x"] == value
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_not_finite_stays_so(bad: float) -> None:
+    """Whatever comes before and after it."""
+    evaluation = Evaluation(None)
+    for value in (1.0, bad, 2.0):
+        evaluation.add({"x": value, "t": torch.tensor(value)}, samples=4)
+
+    metrics = evaluation.compute()
+
+    assert metrics["x"] == metrics["t"] == bad or metrics["x"] != metrics["x"] != metrics["t"] != metrics["t"]
+
+
+def test_numbers_and_tensors_of_one_name() -> None:
+    """Are averaged together, by their samples."""
+    evaluation = Evaluation(None)
+    for value, count in ((1.0, 3), (torch.tensor(2.0), 1), (torch.tensor(4.0).double(), 4), (2, 0)):
+        evaluation.add({"x": value}, count)
+
+    assert evaluation.compute() == {"x": pytest.approx((3 + 2 + 16) / 8)}
+
+
+@pytest.mark.parametrize("value", [None, "0.85", 1j, np.complex64(1j)], ids=repr)
+def test_what_is_no_number_is_told_once(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, value: Any
+) -> None:
+    """By its name, in the first validation; lists and larger tensors are for handlers, and nothing is said of them."""
+    outputs = {"a": 1.0, "b": value, "boxes": [1, 2], "scores": torch.ones(3), "empty": np.ones(0)}
+    trainer = make_trainer(val_loader=unequal(), val_step=lambda trainer, batch: outputs)
+
+    assert trainer.val() == trainer.val() == {"a": 1.0}
+
+    (told,) = [line for line in caplog.messages if "becomes no metric" in line]
+    assert told == (
+        f"val_step returned {value!r} as 'b', which is no number and becomes no metric: return a number, or a tensor of "
+        "one element"
+    )
 
 
 def test_predictions_of_one_sample_are_no_metric(make_trainer: MakeTrainer) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +12,22 @@ from typing import Any
 import pytest
 
 from eventloop import Trainer, hooks, writers
-from eventloop.hooks import AmpOptimizerHook, GradientCumulativeOptimizerHook
-from eventloop.peer_names import ARGUMENTS, CLASSES
+from eventloop.hooks import (
+    AmpOptimizerHook,
+    CheckpointHook,
+    EarlyStoppingHook,
+    EMAHook,
+    GradientCumulativeOptimizerHook,
+    LoggerHook,
+    OptimizerHook,
+)
+from eventloop.peer_names import ARGUMENTS, CLASSES, OF_CLASSES
 
 MakeTrainer = Callable[..., Trainer]
 
 SAID = [*CLASSES.values(), *(here for arguments in ARGUMENTS.values() for here in arguments.values())]
 PARAMETERS = set(inspect.signature(Trainer).parameters)
+OF_HOOKS = [name for name in OF_CLASSES if name != "Trainer"]
 
 
 @pytest.mark.parametrize(
@@ -75,3 +86,157 @@ def test_what_is_suggested_is_there() -> None:
 def test_what_is_suggested_builds(make_trainer: MakeTrainer, arguments: dict[str, Any]) -> None:
     """As it is written in the error, with values for the dots."""
     make_trainer(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("hook", "arguments", "said"),
+    [
+        (
+            CheckpointHook,
+            {"monitor": "val_loss", "save_top_k": 3, "mode": "min"},
+            (
+                r"CheckpointHook has no argument 'monitor': Lightning's is here save_best=\"\.\.\.\", the metric\n"
+                r"  nor 'save_top_k': Lightning's is here keep_best=\.\.\. of the metric of save_best; .*\n"
+                r"  nor 'mode': Lightning's is here rule=\"less\" where they have \"min\""
+            ),
+        ),
+        (CheckpointHook, {"n_saved": 2}, r"'n_saved': ignite's is here keep_best=\.\.\. of the metric"),
+        (
+            CheckpointHook,
+            {"backend_args": None},
+            "'backend_args': MMEngine's is here nothing: out_dir is a path",
+        ),
+        (
+            CheckpointHook,
+            {"keep_bst": 2},
+            "^CheckpointHook has no argument 'keep_bst': did you mean 'keep_best'",
+        ),
+        (
+            EarlyStoppingHook,
+            {"monitor": "loss", "mode": "min"},
+            "'mode': Lightning's is here rule=\"less\" where",
+        ),
+        (
+            EarlyStoppingHook,
+            {"monitor": "loss", "verbose": True},
+            r"'verbose': Lightning's is here writers=\[ConsoleWriter\(\)\] of the Trainer, which tells of a stop",
+        ),
+        (
+            OptimizerHook,
+            {"clip_grad": {}},
+            r"'clip_grad': MMEngine's is here grad_clip=\.\.\., the same dict$",
+        ),
+        (OptimizerHook, {"max_norm": 1.0}, r"'max_norm': PyTorch's is here grad_clip=dict\(max_norm="),
+        (LoggerHook, {"log_every_n_steps": 50}, r"'log_every_n_steps': Lightning's is here interval=\.\.\.$"),
+        (
+            EarlyStoppingHook,
+            {"cumulative_delta": True},
+            "'cumulative_delta': ignite's is here nothing: as there",
+        ),
+    ],
+)
+def test_arguments_of_a_hook_are_explained(
+    hook: Callable[..., object], arguments: dict[str, Any], said: str
+) -> None:
+    """Each that it does not have, on a line of its own: whose it is, and what does that here."""
+    with pytest.raises(TypeError, match=said):
+        hook(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"default_hooks": {"checkpoint": {"save_top_k": 3}}},
+            r"CheckpointHook has no argument 'save_top_k': Lightning's is here keep_best=",
+        ),
+        (
+            {"hooks": [{"type": "EarlyStoppingHook", "monitor": "loss", "mode": "min"}]},
+            "EarlyStoppingHook has no argument 'mode': Lightning's is here rule=",
+        ),
+        (
+            {"hooks": [{"type": "AmpOptimizerHook", "gradient_clip_val": 1.0}]},
+            r"AmpOptimizerHook has no argument 'gradient_clip_val': Lightning's is here grad_clip=dict\(max_norm",
+        ),
+        (
+            {"hooks": [{"type": "EMAHook", "decay": 0.999}]},
+            "ExponentialMovingAverage has no argument 'decay': Lightning's is here momentum=.*: 1 - decay",
+        ),
+        (
+            {"default_hooks": {"logger": {"intervall": 2}}},
+            "LoggerHook has no argument 'intervall': did you mean 'interval'",
+        ),
+    ],
+)
+def test_arguments_in_a_config_are_explained(
+    make_trainer: MakeTrainer, options: dict[str, Any], said: str
+) -> None:
+    """As where the hook is built; those that a class is derived from are asked too."""
+    with pytest.raises(ValueError, match=said):
+        make_trainer(**options)
+
+
+@pytest.mark.parametrize("owner", OF_HOOKS)
+def test_arguments_that_are_suggested_are_there(owner: str) -> None:
+    """Each is one of the hook's, or its line says whose it is; what is explained is none of them."""
+    parameters = set(inspect.signature(getattr(hooks, owner)).parameters)
+    if owner == "BaseAveragedModel":  # whose arguments go through the hook's
+        parameters |= set(inspect.signature(hooks.MomentumAnnealingEMA).parameters)
+        parameters |= set(inspect.signature(EMAHook).parameters)
+    of_trainer = {"work_dir", "val_interval", "val_begin", "max_epochs", "writers", "hooks", "schedulers"}
+
+    for arguments in OF_CLASSES[owner].values():
+        assert not set(arguments) & parameters
+        for here in arguments.values():
+            if (named := re.match(r"(\w+)=", here)) and named[1] not in parameters:
+                assert named[1] in of_trainer & PARAMETERS, here
+                assert "of the Trainer" in here
+
+
+@pytest.mark.parametrize(
+    ("statement", "here"),
+    [
+        (
+            "from eventloop.hooks import ModelCheckpoint",
+            r"CheckpointHook\(interval=\.\.\., save_best=\.\.\.\)",
+        ),
+        (
+            "from eventloop.hooks import CheckpointHook, EarlyStopping",
+            r"EarlyStoppingHook\(monitor=\"\.\.\.\"\)",
+        ),
+        ("from eventloop.writers import WandbLogger", "a Writer of your own, of some twenty lines"),
+    ],
+)
+def test_an_import_is_explained(statement: str, here: str) -> None:
+    """Of another system's name: the statement's own error says what does that here."""
+    name = statement.rpartition(" ")[2]
+    with pytest.raises(
+        ImportError, match=f"^cannot import name '{name}': what it does elsewhere is here {here}"
+    ):
+        exec(statement)
+
+
+def test_an_import_of_any_other_name_is_pythons() -> None:
+    """A misspelled name has Python's message, with the file."""
+    with pytest.raises(ImportError, match=r"cannot import name 'Checkpoints' from 'eventloop.hooks' \("):
+        exec("from eventloop.hooks import Checkpoints")
+
+
+@pytest.mark.parametrize("package", ["eventloop.hooks", "eventloop.writers"])
+def test_an_absent_name_is_absent(package: str) -> None:
+    """To `hasattr`, to `getattr` with a default, to `import *` and to pickle it is one that is not there."""
+    module = importlib.import_module(package)
+
+    assert not hasattr(module, "ModelCheckpoint")
+    assert getattr(module, "WandbLogger", None) is None
+    with pytest.raises(
+        AttributeError, match=rf"^module '{package}' has no attribute 'ModelCheckpoint': what it does"
+    ):
+        _ = module.ModelCheckpoint
+    with pytest.raises(AttributeError, match=rf"^module '{package}' has no attribute 'nonsense'$"):
+        _ = module.nonsense
+    there: dict[str, object] = {}
+    exec(f"from {package} import *", there)
+    assert {*module.__all__} <= {*there}
+    for name in module.__all__:
+        assert pickle.loads(pickle.dumps(getattr(module, name))) is getattr(module, name)

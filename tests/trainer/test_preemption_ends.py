@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from typing import Any
@@ -14,6 +15,7 @@ from eventloop.hooks import CheckpointHook
 from eventloop.hooks.preemption import HINT
 from tests.trainer.conftest import MakeTrainer, batches, collect, event_name
 from tests.trainer.signals import Heard, send, send_in
+from tests.trainer.test_hand_written import train_by_hand
 
 # --- how the program ends ----------------------------------------------------------------------------------
 
@@ -66,6 +68,47 @@ def test_ctrl_c_is_answered(
         trainer.train()
 
     assert capfd.readouterr().err == said
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_the_log_says_where_to_resume(
+    make_trainer: MakeTrainer,
+    default_handlers: None,
+    caplog: pytest.LogCaptureFixture,
+    signum: int,
+    by_hand: bool,
+) -> None:
+    """Of a scheduler's signal, which leaves no traceback that could have a note; once."""
+    trainer = make_trainer(hooks=[CheckpointHook(interval=1)])
+    send_in(trainer, "after_train_iter", 2, signum)
+
+    with caplog.at_level(logging.INFO, "eventloop"), pytest.raises(SystemExit):
+        train_by_hand(trainer, batches(3)) if by_hand else trainer.train()
+
+    place = f"the newest checkpoint to resume from is {trainer.work_dir / 'iter_2'} (iteration 2)"
+    told = [record.getMessage() for record in caplog.records if "to resume from" in record.getMessage()]
+    assert told == [f"the run was preempted by {signal.Signals(signum).name}: {place}"]
+
+
+@pytest.mark.parametrize("ends", ["Ctrl-C", "an error"])
+def test_what_has_a_note_is_not_told_twice(
+    make_trainer: MakeTrainer, default_handlers: None, caplog: pytest.LogCaptureFixture, ends: str
+) -> None:
+    """The KeyboardInterrupt of Ctrl-C says where to resume, and so does an error that ends a run that a signal was to."""
+    trainer = make_trainer(hooks=[CheckpointHook(interval=1)])
+    send_in(trainer, "after_train_iter", 5, signal.SIGINT if ends == "Ctrl-C" else signal.SIGTERM)
+
+    @trainer.bus.on("stop_requested")
+    def fail(event: Any) -> None:
+        if ends == "an error":
+            raise ValueError("no more")
+
+    with caplog.at_level(logging.INFO, "eventloop"), pytest.raises((KeyboardInterrupt, ValueError)) as ended:
+        trainer.train()
+
+    assert "the newest checkpoint to resume from" in "".join(ended.value.__notes__)
+    assert "to resume from" not in caplog.text
 
 
 def test_the_interrupt_says_where_to_resume(make_trainer: MakeTrainer, default_handlers: None) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,6 +67,73 @@ def test_a_name_that_is_nowhere(make_trainer: MakeTrainer, saved: Path, tmp_path
         FileNotFoundError, match=r"no checkpoint at epoch_1, nor .* in .*new, which holds none"
     ):
         make_trainer(work_dir=tmp_path / "new").resume("epoch_1")
+
+
+@pytest.mark.parametrize("name", ["last", "latest", "newest", "last.ckpt", "Latest"])
+def test_other_names_of_the_newest(make_trainer: MakeTrainer, saved: Path, name: str) -> None:
+    """Get the one that it has here, and what that is."""
+    trainer = make_trainer(work_dir=saved)
+
+    with pytest.raises(
+        FileNotFoundError, match=rf'no checkpoint at {name}, .*: the newest one is "auto", epoch_2$'
+    ):
+        trainer.resume(name)
+    with pytest.raises(FileNotFoundError, match=r'no checkpoint at .*: the newest one is "auto", epoch_2$'):
+        trainer.resume(saved / name)
+
+
+@pytest.mark.parametrize(
+    ("path", "error"), [(True, TypeError), (None, TypeError), (3, TypeError), ("", ValueError)]
+)
+def test_what_is_no_path(make_trainer: MakeTrainer, saved: Path, path: Any, error: type[Exception]) -> None:
+    """Is refused with what is expected."""
+    with pytest.raises(
+        error, match=rf'"auto", "best", or the path or name .*, got {path or "."}.*the newest one is'
+    ):
+        make_trainer(work_dir=saved).resume(path)
+
+
+def test_a_directory_of_checkpoints(make_trainer: MakeTrainer, saved: Path, tmp_path: Path) -> None:
+    """Is none; its newest are named. Of the run's own that is "auto"."""
+    others = tmp_path / "others"
+    make_trainer(work_dir=others, max_epochs=7).train()
+    trainer = make_trainer(work_dir=saved)
+
+    with pytest.raises(
+        FileNotFoundError,
+        match=r'run is no checkpoint, but a directory of them: epoch_2, epoch_1, the newest first: the newest one is "auto"',
+    ):
+        trainer.resume(saved)
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"epoch_7, epoch_6, epoch_5, epoch_4, epoch_3 and 2 more, the newest first; a trainer with this work_dir",
+    ):
+        trainer.resume(others)
+    with pytest.raises(
+        FileNotFoundError, match=r"elsewhere is a directory that holds no checkpoint, and is none"
+    ):
+        trainer.load_checkpoint(tmp_path / "elsewhere")
+
+
+def test_one_that_was_removed(make_trainer: MakeTrainer, saved: Path) -> None:
+    """A number below those that are there is no misspelled one: the newest that are there are named."""
+    shutil.rmtree(saved / "epoch_1")
+    trainer = make_trainer(work_dir=saved)
+
+    for name in ("epoch_1", saved / "epoch_1", "epoch_1.pth"):
+        with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*epoch_1.*: there is epoch_2$"):
+            trainer.resume(name)
+
+
+def test_a_damaged_one_by_its_name(make_trainer: MakeTrainer, saved: Path) -> None:
+    """Is refused, with what can be done."""
+    (saved / "epoch_2" / "state.pth").write_bytes(b"half a file")
+
+    with pytest.raises(
+        CheckpointError,
+        match=r"is damaged: it has 11 bytes.*; the newest that is whole is \"auto\", and `eventloop checkpoints .*run --ve",
+    ):
+        make_trainer(work_dir=saved).resume("epoch_2")
 
 
 def test_a_refusal_is_all_that_is_said(

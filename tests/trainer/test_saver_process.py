@@ -134,17 +134,16 @@ def test_a_process_that_is_done_exits_well() -> None:
     assert process.exit_code == 0
 
 
-@needs_shared_memory
-def test_process_outlives_ctrl_c_and_ends_with_its_parent(make_saver: Make) -> None:
-    """What a run may be told to end by reaches the group, and does not end it; the end of its input does."""
-    saver = make_saver(process=True)
-    process = saver.process
-    assert process is not None
-    for name in KNOWN:
-        os.kill(process.pid, getattr(signal, name))
+def test_process_outlives_ctrl_c_and_ends_with_its_parent() -> None:
+    """What a run may be told to end by reaches the group, and does not end it, from its first moment on; the end of its
+    input does."""
+    process = SaverProcess()
+    for _ in ("while it imports", "when it is ready"):
+        for name in KNOWN:
+            os.kill(process.pid, getattr(signal, name))
+        assert process.wait_ready(DEADLINE)
 
-    assert process.ready
-    saver.close()
+    process.close()
 
     assert process.exit_code == 0
 
@@ -322,9 +321,15 @@ def test_a_state_that_cannot_be_copied_is_a_failed_save(
     """The training goes on, and so does the saver, with its process if it has one."""
     nothing_is_small(monkeypatch)
     saver = with_process() if process else make_saver()
-    failed = saver.save({"w": torch.ones(3, device="meta")}, Job(tmp_path / "a"))
 
-    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+    def copies_nothing(views: object, sources: object, *, non_blocking: bool) -> None:
+        raise NotImplementedError("could not run 'aten::_foreach_copy_'")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "_foreach_copy_", copies_nothing)
+        failed = saver.save({"w": torch.ones(3)}, Job(tmp_path / "a"))
+
+    with pytest.raises(NotImplementedError, match="could not run 'aten::_foreach_copy_'"):
         failed.result(DEADLINE)
 
     saver.save(a_state(1.0), Job(tmp_path / "b")).result(DEADLINE)

@@ -208,6 +208,31 @@ def test_a_server_that_is_not_there_is_named(attach: Attach, account: Account) -
     assert "refused" in stats.error
 
 
+@pytest.mark.parametrize("offload", ["thread", "process"])
+def test_a_server_that_is_not_there_is_one_warning(
+    attach: Attach, account: Account, caplog: pytest.LogCaptureFixture, offload: str
+) -> None:
+    """On a line: what is missing, the command that starts it, and what becomes of the run and of the events."""
+    port = free_port()
+    bus = attach(VisdomWriter("127.0.0.1", port, base_url="/curves", offload=offload))
+
+    with caplog.at_level(logging.DEBUG, "eventloop"):
+        write(bus, *train(1, 2, 3))
+
+    told, closing = caplog.records
+    assert (told.levelname, told.exc_info) == ("WARNING", None)
+    assert "3 failed of 3" in closing.getMessage()
+    missing = (
+        f"no visdom server answers at http://127.0.0.1:{port}/curves: Connection refused; "
+        f"`python -m visdom.server -port {port} -base_url /curves` starts one there"
+    )
+    assert told.getMessage() == (
+        f"background subscriber VisdomWriter failed and is disabled: {missing}; "
+        "the run goes on without it, and its events count as failed or dropped"
+    )
+    assert account(bus).error == f"[error] UnavailableError: {missing}"
+
+
 def test_a_server_that_never_answers_is_given_up(attach: Attach, account: Account) -> None:
     """A connection that is taken and never answered costs one timeout, not the run."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

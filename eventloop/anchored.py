@@ -1,0 +1,45 @@
+"""Paths that lead to one place, whatever directory the program changes to meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self, overload
+
+
+class Anchored:
+    """A path: as it was given, while that leads to where it did then, and from the root after a change of directory.
+
+    place = Anchored(Path("runs/digits"))
+    os.chdir("elsewhere")
+    place.path                      # /home/me/runs/digits
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._given, self._place = path, path.absolute()
+
+    @property
+    def path(self) -> Path:
+        """To there, from here."""
+        try:
+            return self._given if self._given.absolute() == self._place else self._place
+        except FileNotFoundError:  # the directory was removed
+            return self._place
+
+
+class AnchoredPath:
+    """An attribute that is an `Anchored` path."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> Path: ...
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return self if instance is None else getattr(instance, self._name).path
+
+    def __set__(self, instance: object, path: Path) -> None:
+        setattr(instance, self._name, Anchored(path))

@@ -1,0 +1,306 @@
+"""CheckpointHook: the best few of each metric."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from io import FileIO
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.disk import DISK, Disk
+from eventloop.hooks import CheckpointHook
+from eventloop.manifest import Label, read_manifest
+from eventloop.trainer import Trainer
+from tests.ranks import run_ranks
+
+Make = Callable[..., Trainer]
+Scripted = Callable[..., dict[str, Any]]
+Files = Callable[..., list[str]]
+Train = Callable[..., CheckpointHook]
+
+
+@pytest.fixture
+def train(make_trainer: Make, scripted: Scripted) -> Train:
+    """Train until there were so many epochs in all, one a score; after a resume from `resumed`."""
+
+    def run(
+        *scores: float | dict[str, float], resumed: str = "", epochs: int = 0, **options: Any
+    ) -> CheckpointHook:
+        hook = CheckpointHook(**{"save_best": "acc", "save_last": False, **options})
+        trainer = make_trainer(max_epochs=epochs or len(scores), hooks=[hook], **scripted(*scores))
+        if resumed:
+            trainer.resume(resumed)
+        trainer.train()
+        return hook
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("keep_best", "scores", "epochs"),
+    [
+        (2, (0.25, 0.5, 0.75), [2, 3]),
+        (2, (0.75, 0.25, 0.5), [1, 3]),
+        (3, (0.25, 0.75, 0.5, 0.125), [1, 2, 3]),
+        (2, (0.5, 0.5, 0.5), [1, 2]),
+        (2, (0.5, 0.25, 0.25, 0.5), [1, 4]),
+        (2, (nan, 0.25, inf, 0.5, -inf), [2, 4]),
+        (-1, (0.25, 0.75, nan, 0.5, 0.125), [1, 2, 4, 5]),
+        (1, (0.25, 0.75, 0.5), [2]),
+    ],
+)
+def test_the_best_few_are_kept(
+    train: Train, files: Files, keep_best: int, scores: tuple[float, ...], epochs: list[int]
+) -> None:
+    """What is among the best so many is saved, and the one that it outdoes goes; an equal score is not better, and what
+    is no number is none of them."""
+    train(*scores, keep_best=keep_best)
+
+    assert files() == [f"best_acc_epoch_{epoch}" for epoch in epochs]
+
+
+def test_less_is_better_of_a_loss(train: Train, files: Files) -> None:
+    """The last of them is the one with the greatest."""
+    train({"loss": 3.0}, {"loss": 1.0}, {"loss": 2.0}, {"loss": 2.5}, save_best="loss", keep_best=2)
+
+    assert files() == ["best_loss_epoch_2", "best_loss_epoch_3"]
+
+
+def test_each_metric_has_its_own(train: Train, files: Files) -> None:
+    """What is outdone in one metric takes nothing from another; `best` and `bests` are the best of each."""
+    scores = [{"acc": 0.5, "loss": 1.0}, {"acc": 0.75, "loss": 2.0}, {"acc": 0.625, "loss": 3.0}]
+    hook = train(*scores, save_best=["acc", "loss"], keep_best=2)
+
+    assert files() == [
+        "best_acc_epoch_2", "best_acc_epoch_3", "best_loss_epoch_1", "best_loss_epoch_2",
+    ]  # fmt: skip
+    assert {m: b.name for m, b in hook.bests.items()} == {
+        "acc": "best_acc_epoch_2",
+        "loss": "best_loss_epoch_1",
+    }
+    assert hook.best.score == 0.75
+
+
+def test_the_outdone_one_is_there_until_the_new_one_is_durable(
+    train: Train, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one of the best is being written, all of those before are there."""
+    before_write: list[list[str]] = []
+
+    def watched(state: Any, path: Path, label: Label, **options: Any) -> int:
+        before_write.append(files())
+        return save_checkpoint(state, path, label, **options)
+
+    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", watched)
+    train(0.25, 0.5, 0.75, keep_best=2)
+
+    assert before_write == [[], ["best_acc_epoch_1"], ["best_acc_epoch_1", "best_acc_epoch_2"]]
+    assert files() == ["best_acc_epoch_2", "best_acc_epoch_3"]
+
+
+def test_one_that_was_not_saved_is_not_compared_with(
+    train: Train, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save that fails outdoes nothing, and a lower score takes its place."""
+
+    class Full(Disk):
+        def sync(self, file: FileIO) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write(state: Any, path: Path, label: Label, **options: Any) -> int:
+        disk = Full() if path.name == "best_acc_epoch_3" else DISK
+        return save_checkpoint(state, path, label, disk=disk, **options)
+
+    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", write)
+    hook = train(0.25, 0.5, 0.875, 0.375, keep_best=2)
+
+    assert files() == ["best_acc_epoch_2", "best_acc_epoch_4"]
+    assert hook.best.score == 0.5
+
+
+def test_each_says_of_itself_that_it_is_one_of_them(train: Train, tmp_path: Path) -> None:
+    """In its manifest, by which `resume("best")` finds it, and in the hook's state: the best where it ever was, and behind
+    it the others."""
+    train(0.75, 0.25, 0.5, keep_best=3)
+
+    run = tmp_path / "run"
+    assert [read_manifest(run / f"best_acc_epoch_{n}").best for n in (1, 2, 3)] == [{"acc": "greater"}] * 3
+    assert read_manifest(run / "best_acc_epoch_2").keep_best == 3
+    saved = load_checkpoint(run / "best_acc_epoch_3")["hooks"]["checkpoint"]
+    assert saved["bests"] == {"acc": [0.75, "best_acc_epoch_1", "acc"]}
+    assert saved["bests_behind"] == {
+        "acc": [[0.5, "best_acc_epoch_3", "acc"], [0.25, "best_acc_epoch_2", "acc"]]
+    }
+
+
+@pytest.mark.parametrize("scores", [(0.25, 0.75, 0.5), (0.75, 0.25, 0.75)], ids=["highest", "equal"])
+def test_resume_takes_the_best_of_them(train: Train, make_trainer: Make, scores: tuple[float, ...]) -> None:
+    """Of equal ones the newest, which is the hook's best too."""
+    hook = train(*scores, keep_best=3)
+
+    assert make_trainer(max_epochs=3).resume("best").name == hook.best.name
+
+
+@pytest.mark.parametrize(
+    ("later", "kept"),
+    [
+        ((0.25,), [2, 3]),
+        ((0.375,), [2, 3]),
+        ((0.5,), [2, 4]),
+        ((0.5, 0.75), [2, 5]),
+        ((0.875, 0.9375), [4, 5]),
+    ],
+    ids=["worse", "tie", "one", "two", "all"],
+)
+def test_all_of_them_survive_a_resume(
+    train: Train, files: Files, later: tuple[float, ...], kept: list[int]
+) -> None:
+    """The run that goes on compares with the last of them, and removes them in their order."""
+    train(0.25, 0.625, 0.375, keep_best=2)
+
+    train(*later, keep_best=2, resumed="auto", epochs=3 + len(later))
+
+    assert files() == [f"best_acc_epoch_{epoch}" for epoch in kept]
+
+
+@pytest.mark.parametrize(
+    ("keep_best", "later", "kept"),
+    [
+        (1, 0.75, [2]),
+        (1, 0.9375, [4]),
+        (2, 0.75, [2, 4]),
+        (4, 0.125, [1, 2, 3, 4]),
+        (-1, 0.125, [1, 2, 3, 4]),
+    ],
+)
+def test_another_number_in_a_resumed_run(
+    train: Train, files: Files, keep_best: int, later: float, kept: list[int]
+) -> None:
+    """More fill up; what is beyond fewer goes with the next that is saved."""
+    train(0.25, 0.875, 0.5, keep_best=3)
+
+    train(later, keep_best=keep_best, resumed="auto", epochs=4)
+
+    there = files()
+    surplus = [] if later > 0.875 or keep_best != 1 else ["best_acc_epoch_1", "best_acc_epoch_3"]
+    assert there == sorted({*(f"best_acc_epoch_{epoch}" for epoch in kept), *surplus})
+
+
+def test_a_state_from_before_there_were_several(train: Train, files: Files, tmp_path: Path) -> None:
+    """Its state has the one best of each metric, which is the first of those that stay."""
+    train(0.25, 0.5)
+    path = tmp_path / "run" / "best_acc_epoch_2"
+    assert "bests_behind" not in load_checkpoint(path)["hooks"]["checkpoint"]
+
+    hook = train(0.375, 0.125, keep_best=2, resumed="auto", epochs=4)
+
+    assert files() == ["best_acc_epoch_2", "best_acc_epoch_3"]
+    assert hook.best.score == 0.5
+
+
+def test_the_newest_are_counted_by_themselves(train: Train, files: Files) -> None:
+    """`max_keep_ckpts` leaves the best few alone, and they leave it."""
+    train(0.75, 0.5, 0.25, interval=1, max_keep_ckpts=1, keep_best=2)
+
+    assert files() == ["epoch_3", "best_acc_epoch_1", "best_acc_epoch_2"]
+
+
+def test_the_best_of_each_is_published(train: Train, files: Files) -> None:
+    """Not those behind it."""
+    train(0.25, 0.75, 0.5, keep_best=3, published_keys="state_dict")
+
+    assert [name.rpartition("-")[0] for name in files() if name.endswith(".pth")] == ["best_acc_epoch_2"]
+
+
+def test_two_hooks_keep_their_own(make_trainer: Make, scripted: Scripted, files: Files) -> None:
+    """Each the best few of its number, under names of its own."""
+    few, more = (
+        CheckpointHook(save_best="acc", keep_best=number, save_last=False, filename_tmpl=f"{name}_{{}}")
+        for number, name in ((1, "few"), (2, "more"))
+    )
+    few.name = "few"
+    make_trainer(max_epochs=3, hooks=[few, more], **scripted(0.25, 0.75, 0.5)).train()
+
+    assert files() == ["best_acc_few_2", "best_acc_more_2", "best_acc_more_3"]
+
+
+def test_of_validations_of_one_name_the_best_stays(
+    make_trainer: Make, scripted: Scripted, tmp_path: Path
+) -> None:
+    """Where several fall into one epoch, a lower score does not take the place of a higher one, nor a second place."""
+    hook = CheckpointHook(save_best="acc", keep_best=2, save_last=False)
+    trainer = make_trainer(max_epochs=1, batches=3, hooks=[hook], **scripted(0.5, 0.25, 0.75, 0.125))
+    trainer.bus.subscribe(lambda trainer, event: trainer.val(), "after_train_iter", name="validate")
+    trainer.train()
+
+    names = sorted(path.name for path in (tmp_path / "run").glob("best_*"))
+    assert names == ["best_acc_epoch_0", "best_acc_epoch_1"]
+    assert read_manifest(tmp_path / "run" / "best_acc_epoch_0").metrics == {"acc": 0.75}
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+import eventloop.hooks.checkpoint
+from eventloop import Trainer
+from eventloop.hooks import CheckpointHook
+
+rank, meeting = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+model = torch.nn.Linear(1, 1)
+left = iter([0.25, 0.75, 0.5, 0.375])
+save = eventloop.hooks.checkpoint.save_checkpoint
+
+def fail_once(state, path, label, **options):
+    if path.name == "best_acc_epoch_2":
+        raise OSError("full")
+    return save(state, path, label, **options)
+
+eventloop.hooks.checkpoint.save_checkpoint = fail_once
+hook = CheckpointHook(save_best="acc", keep_best=2, save_last=False)
+trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=torch.nn.functional.mse_loss,
+                  train_loader=[(torch.ones(1, 1), torch.ones(1, 1))], val_loader=[torch.ones(1)],
+                  val_step=lambda trainer, batch: {"acc": next(left)}, max_epochs=4, work_dir="run", hooks=[hook],
+                  default_hooks=dict(preemption=None))
+trainer.train()
+trainer.close()
+print(json.dumps({"best": hook.best.name, "known": sorted(path.name for path in hook.known())}))
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_know_the_same(tmp_path: Path) -> None:
+    """Rank 0 alone writes, and knows of a save that failed; the others take over its record."""
+    said = run_ranks(PROGRAM, tmp_path)
+
+    there = ["best_acc_epoch_3", "best_acc_epoch_4"]
+    assert said == [{"best": "best_acc_epoch_3", "known": there}] * 2
+    assert sorted(path.name for path in (tmp_path / "run").glob("best_*")) == there
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"keep_best": 0},
+            "keep_best must be a positive int, how many .* or -1 for all, got 0; without save_best",
+        ),
+        ({"keep_best": True}, "keep_best must be a positive int, .* got True"),
+        ({"keep_best": "3"}, "keep_best must be a positive int, .* got '3'"),
+        ({"keep_best": -2}, "keep_best must be a positive int, .* got -2"),
+        (
+            {"keep_best": 3, "save_best": None},
+            'keep_best=3 needs the metric they are the best of: save_best="accuracy", .* max_keep_ckpts=3$',
+        ),
+    ],
+)
+def test_bad_numbers_are_refused(options: dict[str, Any], message: str) -> None:
+    """When the hook is built, with what to do."""
+    with pytest.raises(ValueError, match=message):
+        CheckpointHook(**{"save_best": "acc", **options})
