@@ -69,6 +69,8 @@ class TrainerState:
         self._order = ParameterOrder()
         self.went_back_to: Path | None = None
         """The checkpoint that was resumed from by name, or as the best, until somebody has noted that."""
+        self.resumed_from: Path | None = None
+        """The checkpoint that was resumed from last."""
         self._resumed: Resumed | None = None  # until the training begins
         self._directories: list[Anchored] = []
         self._watched: list[str] = []
@@ -153,6 +155,7 @@ class TrainerState:
             checkpoint = self._announce(found, checkpoint)
             self._take(found, checkpoint, changed)
         self._resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
+        self.resumed_from = found.absolute()
         self.went_back_to = None if str(path) == "auto" else found
         return found
 
@@ -293,6 +296,7 @@ class TrainerState:
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
         """See `Trainer.load_checkpoint`."""
         self._trainer.copying.join()
+        self.resumed_from = None  # it has other weights now
         place, checkpoint = self._find(path, needed=())
         with self._trainer.bus.holding(AfterLoadCheckpoint):
             checkpoint = self._announce(place, checkpoint)

@@ -100,13 +100,8 @@ class Window:
 
     def state_dict(self) -> dict[str, Any]:
         """The window, the place in the run, and the state of PyTorch's scheduler once its window has begun."""
-        return {
-            "last_step": self.last_step,
-            "begin": self.begin,
-            "end": self.end,
-            "by_epoch": self.by_epoch,
-            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-        }
+        scheduler = None if self._scheduler is None else self._scheduler.state_dict()
+        return {"last_step": self.last_step, **self._window(), "scheduler": scheduler}
 
     def built_state(self) -> dict[str, Any]:
         """A state with the arguments of PyTorch's scheduler in it, whether or not its window has begun."""
@@ -135,10 +130,16 @@ class Window:
         other._take({**state, "scheduler": state["scheduler"] if begun else None})
         return other
 
+    def _window(self) -> dict[str, Any]:
+        """The arguments that are not PyTorch's scheduler's."""
+        floor = self._floor if isinstance(self._floor, int | float) else list(self._floor)
+        return {"begin": self.begin, "end": self.end, "by_epoch": self.by_epoch, "floor": floor}
+
     def _take(self, state: Mapping[str, Any]) -> list[str]:
         """Take a state, and return what differs of the arguments."""
-        changed = _differences({name: getattr(self, name) for name in ("begin", "end", "by_epoch")}, state)
+        changed = _differences(self._window(), state)
         self.begin, self.end, self.by_epoch = state["begin"], state["end"], state["by_epoch"]
+        self._floor = state["floor"]
         self.last_step = int(state["last_step"])
         self._shadow = _Shadow(self.optimizer, self.param_name, self._floor)
         self._scheduler = None

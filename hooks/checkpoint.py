@@ -208,6 +208,9 @@ class CheckpointHook(Hook):
         remove_dead(self.directory)
         found = self.labels.look_around(self.directory)
         self._kept.only([path.name for path in found.manifests])
+        newest = next(iter(found.newest_first()), None)
+        if newest is not None and newest.absolute() == trainer.state.resumed_from:
+            self._kept.resumed_from(found.manifests[newest].iter)  # a run that is done already saves nothing
         resumed, trainer.state.went_back_to = trainer.state.went_back_to, None
         if resumed is not None:
             note_where_it_went_back(trainer.state.directories, resumed)

@@ -83,6 +83,10 @@ class Kept:
         """Go on with the names of a checkpoint; what is under way by now is another run's."""
         self._durable, self._begun, self._durable_at = list(names), [], -1
 
+    def resumed_from(self, iteration: int) -> None:
+        """The newest one that is there is of this iteration."""
+        self._durable_at = iteration
+
     def only(self, there: Collection[str]) -> None:
         """Forget names that are not there: a save that had been under way may have failed."""
         self._durable = [name for name in self._durable if name in there]

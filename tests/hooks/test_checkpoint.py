@@ -394,3 +394,20 @@ def test_a_change_of_directory(
         for place in ("run", "out/run")
         for path in (f"{place}/epoch_1", f"{place}/epoch_2", f"{tmp_path}/{place}/epoch_3")
     }
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_run_that_is_done_is_not_saved_again(make_trainer: Make, tmp_path: Path, loads: bool) -> None:
+    """Resumed with nothing left to train, it has its last checkpoint already; unless its weights were changed."""
+    first = make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)], work_dir=tmp_path / "run")
+    first.train()
+    again = make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)], work_dir=tmp_path / "run")
+    again.resume()
+    if loads:
+        again.load_checkpoint(tmp_path / "run" / "epoch_1")
+    with again.bus.capture(CheckpointSaved) as saved:
+        again.train()
+
+    assert [Path(event.path).name for event in saved if isinstance(event, CheckpointSaved)] == (
+        epochs(2) if loads else []
+    )

@@ -252,6 +252,24 @@ def test_apply_in_a_window(build: Build, caplog: pytest.LogCaptureFixture) -> No
     assert "goes on with the arguments of the checkpoint" not in caplog.text
 
 
+@pytest.mark.parametrize("named", [{"eta_min": 0.02}, {"eta_min_ratio": 0.2}], ids=["minimum", "ratio"])
+def test_the_minimum_of_a_schedule(build: Build, named: dict[str, float]) -> None:
+    """It is what PyTorch's scheduler is not told, and is compared, kept and applied as its arguments are."""
+    cosine = {"type": "CosineAnnealingLR", "T_max": 50, "by_epoch": False}
+    rate = stopped(build(scheduler=lambda o: {**cosine, **named}))["lr"]
+    lines = refused(build(scheduler=lambda o: cosine))
+    kept, applied = build(scheduler=lambda o: cosine), build(scheduler=lambda o: cosine)
+
+    kept.resume(changed="keep")
+    applied.resume(changed="apply")
+
+    assert any("CosineAnnealingLR.floor" in line for line in lines), lines
+    assert kept.schedulers[0].state_dict()["floor"] == pytest.approx([0.02])
+    assert kept.optimizer.param_groups[0]["lr"] == rate
+    assert applied.schedulers[0].state_dict()["floor"] == [0.0]
+    assert applied.optimizer.param_groups[0]["lr"] < rate
+
+
 def test_several_groups_and_optimizers_are_named(build: Build, make_trainer: MakeTrainer) -> None:
     """By the optimizer's name and the number of the group."""
 
