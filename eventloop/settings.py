@@ -183,7 +183,10 @@ class Settings:
 
     def undo(self) -> Callable[[], None]:
         """What puts back the settings of now, after `go_on`."""
-        groups, constants = deepcopy(self._groups), deepcopy(self._constants)
+        groups, constants = (
+            deepcopy(self._groups),
+            self._constants,
+        )  # it writes into those, and replaces these
 
         def put_back() -> None:
             self._groups, self._constants = groups, constants

@@ -62,7 +62,7 @@ TESTS = {
     "undo.py": _RESUMED,
     "unfinished.py": STORE,
     "verify.py": STORE,
-    "weights.py": _RESUMED,
+    "weights.py": (*_RESUMED, "tests/trainer/test_weights_refused.py"),
 }
 """The checkpoint code, and what is to turn red where something of a file is left out."""
 

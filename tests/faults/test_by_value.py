@@ -216,8 +216,14 @@ def of_living_states(directory: Path, iterations: int) -> tuple[Trainer, Living,
 
 def test_what_is_put_back_is_a_copy(tmp_path: Path) -> None:
     """Whatever loads a state in place, and gave it away as it is, has its own again after a resume that failed."""
+
+    def refused_by_a_hook(saved: dict[str, Any]) -> None:
+        saved["hooks"]["Picky"].update(right=False)
+        (groups,) = saved["meta"]["settings"]["optimizer"].values()
+        groups[0]["lr"] = 0.3
+
     of_living_states(tmp_path / "other", 3)[0].close()
-    rewrite(tmp_path / "other" / "iter_3", lambda saved: saved["hooks"]["Picky"].update(right=False))
+    rewrite(tmp_path / "other" / "iter_3", refused_by_a_hook)
     trainer, living, scheduler = of_living_states(tmp_path / "own", 2)
     momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
     before = [momentum.clone() for momentum in momenta]
