@@ -20,18 +20,11 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from eventloop.lean_step import stepper
 from eventloop.optimizers import named_optimizers
-from eventloop.windows import PlateauWindow, Window
+from eventloop.windows import PROGRESS, PlateauWindow, Window
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
-# What schedulers count or derive; everything else in their states was an argument.
-PROGRESS = frozenset(
-    {
-        "last_epoch", "last_step", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs",
-        "cooldown_counter", "T_cur", "T_i", "verbose", "_get_lr_called_within_step", "_is_initial",
-    }
-)  # fmt: skip
 LOOK = 1000
 """How many steps ahead it is looked whether a rate of 0 comes to life again."""
 

@@ -20,7 +20,6 @@ from eventloop.catalogue import near
 from eventloop.loaders import length_of
 from eventloop.optimizers import named_optimizers
 from eventloop.reschedule import (
-    PROGRESS,
     bring_anew,
     keys_of,
     own_schedulers,
@@ -29,6 +28,7 @@ from eventloop.reschedule import (
     with_arguments,
     without_parameters,
 )
+from eventloop.windows import PROGRESS
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer

@@ -18,9 +18,12 @@ logger = logging.getLogger("eventloop")
 
 Schedule = Callable[[Optimizer], LRScheduler]
 
-# What a scheduler of PyTorch's counts or derives; everything else in its state was an argument.
-_PROGRESS = frozenset(
-    {"last_epoch", "base_lrs", "verbose", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i"}
+# What schedulers count or derive; everything else in their states was an argument.
+PROGRESS = frozenset(
+    {
+        "last_epoch", "last_step", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs",
+        "cooldown_counter", "T_cur", "T_i", "verbose", "_get_lr_called_within_step", "_is_initial",
+    }
 )  # fmt: skip
 
 
@@ -303,5 +306,5 @@ def _differences(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]
     return [
         f"{name} {loaded[name]!r} instead of {value!r}"
         for name, value in own.items()
-        if name in loaded and not name.startswith("_") and name not in _PROGRESS and loaded[name] != value
+        if name in loaded and not name.startswith("_") and name not in PROGRESS and loaded[name] != value
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from eventloop.anchored import AnchoredPath
 from eventloop.arguments import knowing_others
 from eventloop.checkpoint import save_checkpoint
 from eventloop.events import (
@@ -94,6 +95,8 @@ class CheckpointHook(Hook):
     """
 
     priority = Priority.VERY_LOW
+    directory = AnchoredPath()
+    """Where it saves; a change of directory splits no run."""
 
     @knowing_others
     def __init__(
@@ -133,7 +136,7 @@ class CheckpointHook(Hook):
         self._out_dir = None if out_dir is None else Path(out_dir)
         self._template = folder_template(filename_tmpl)
         self._overlap, self._when_busy = overlap, when_busy
-        self.directory = self._place = Path()
+        self.directory = Path()
         self.naming = self._template, by_epoch
         self.can_be_resumed = not self._left_out
         self._training = False
@@ -162,7 +165,6 @@ class CheckpointHook(Hook):
         self._by_epoch = unit_of(trainer, self._by_epoch)
         work_dir = trainer.work_dir
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
-        self._place = self.directory.absolute()
         self.naming = self._template, self._by_epoch
         trainer.state.saves_in(self.directory, self._watched.metrics)
         refuse_twin(self, _beside(trainer))
@@ -194,17 +196,7 @@ class CheckpointHook(Hook):
             self._validated.insert(0, last)
         self._save_validated(trainer)
 
-    def _stay(self) -> None:
-        """Where the program has changed its directory since this was built, say where it saves from the root."""
-        try:
-            moved = self.directory.absolute() != self._place
-        except FileNotFoundError:  # that one was removed
-            moved = True
-        if moved:
-            self.directory = self._place
-
     def _look_around(self, trainer: Trainer) -> None:
-        self._stay()
         remove_dead(self.directory)
         found = self.labels.look_around(self.directory)
         self._kept.only([path.name for path in found.manifests])
@@ -285,7 +277,6 @@ class CheckpointHook(Hook):
         self._training = False
         if ends_at_once(trainer):
             return
-        self._stay()
         at_end = self._save_last and event.reason not in (ERROR, LEFT) and trainer.iter > 0
         if at_end and trainer.stop_signal is not None and trainer.iter != self._kept.saved_at:
             self.saves.supersede()
@@ -321,7 +312,6 @@ class CheckpointHook(Hook):
     ) -> None:
         if trainer.bus.failing is not None:
             return  # a handler before this one failed: the state is not one to come back to
-        self._stay()
         path, began = self.directory / name, perf_counter()
         trainer.copying.join()  # hooks that are asked for their states may change parameters meanwhile
         skips = self._make_room(trainer, must=bool(best) or not within or self._is_end(trainer, within))

@@ -202,43 +202,25 @@ os.waitpid(child, 0)
     assert [line.split()[-1] for line in logged(tmp_path)] == ["0", "1", "2"]
 
 
-def test_ctrl_c_ends_no_worker(script: Script, tmp_path: Path) -> None:
-    """It reaches the whole group, and the program decides."""
+@pytest.mark.parametrize(
+    ("signals", "ignored"),
+    [("SIGINT SIGTERM", True), ("SIGUSR1 SIGUSR2 SIGHUP SIGQUIT SIGXCPU SIGTERM", False)],
+)
+def test_what_reaches_the_whole_group_ends_no_worker(
+    script: Script, tmp_path: Path, signals: str, ignored: bool
+) -> None:
+    """Ctrl-C, or what a scheduler sends to all processes of a job, is for the program: a worker is deaf to it from its
+    first moment on, whatever the program itself does with it."""
     ran = script(
-        """
+        f"""
 import signal
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+told = [getattr(signal, name) for name in {signals!r}.split()]
+for signum in told if {ignored} else ():
+    signal.signal(signum, signal.SIG_IGN)
 bus = Bus()
 sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process", on_close=my_handlers.closed)
 while sub.lane.worker is None:
     time.sleep(0.001)
-for signum in (signal.SIGINT, signal.SIGTERM):
-    os.kill(sub.lane.worker.pid, signum)
-assert sub.lane.wait_ready(20)
-for signum in (signal.SIGINT, signal.SIGTERM):
-    os.kill(sub.lane.worker.pid, signum)
-emit(bus, 3)
-assert bus.close(20)
-assert sub.lane.deaths == 0
-"""
-    )
-    _, err = ran.communicate(timeout=60)
-
-    assert (err, ran.returncode) == ("", 0)
-    assert logged(tmp_path)[-1] == "closed"
-
-
-def test_a_schedulers_signals_end_no_worker(script: Script, tmp_path: Path) -> None:
-    """What is sent to all processes of a job is for the program: a worker is deaf to it from its first moment on."""
-    ran = script(
-        """
-import signal
-bus = Bus()
-sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process", on_close=my_handlers.closed)
-while sub.lane.worker is None:
-    time.sleep(0.001)
-told = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGTERM
 for signum in told:
     os.kill(sub.lane.worker.pid, signum)
 assert sub.lane.wait_ready(20)
