@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -250,19 +250,24 @@ def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]
     return state
 
 
+Check = Callable[[dict[str, Any], str], object]
+"""Raises a CheckpointError for a state, of the name that is given, which cannot be used."""
+
+
 def load_newest(
-    directory: str | Path | Sequence[str | Path], needed: Collection[str] = ()
+    directory: str | Path | Sequence[str | Path], check: Check | None = None
 ) -> tuple[Path, dict[str, Any]]:
-    """The newest checkpoint that is whole and has the keys that are `needed`, and its state; those that cannot be
-    used are named in the log.
+    """The newest checkpoint that is whole and passes a check, and its state; those that cannot be used are named in the
+    log.
 
     Args:
         directory: where to look; or all that the hooks of a run save in.
+        check: what a state must pass besides.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    found, path, state = _first_whole(_places(directory), lambda found: found.paths[::-1], needed)
+    found, path, state = _first_whole(_places(directory), lambda found: found.paths[::-1], check)
     if left := found.left_behind(path):
         logger.warning(
             "%s is the newest on the line that was last gone on with; left behind are %s",
@@ -275,7 +280,7 @@ def load_newest(
 def load_best(
     directory: str | Path | Sequence[str | Path],
     metric: str | None = None,
-    needed: Collection[str] = (),
+    check: Check | None = None,
     prefer: Sequence[str] = (),
 ) -> tuple[Path, dict[str, Any]]:
     """The best checkpoint that is whole, as `load_newest`.
@@ -300,7 +305,7 @@ def load_best(
             )
         return found.ranking(chosen)
 
-    return _first_whole(places, ranked, needed)[1:]
+    return _first_whole(places, ranked, check)[1:]
 
 
 def _places(directory: str | Path | Sequence[str | Path]) -> list[str | Path]:
@@ -312,7 +317,7 @@ def _holding(places: Sequence[str | Path]) -> str:
 
 
 def _first_whole(
-    places: Sequence[str | Path], order: Callable[[Found], Sequence[Path]], needed: Collection[str]
+    places: Sequence[str | Path], order: Callable[[Found], Sequence[Path]], check: Check | None
 ) -> tuple[Found, Path, dict[str, Any]]:
     """What is there, and the first of it that can be used, with its state. A run that goes on meanwhile may remove what
     was found, for something newer that is durable: then it is looked again."""
@@ -322,13 +327,12 @@ def _first_whole(
         for path in order(found):
             try:
                 state = load_checkpoint(path)
+                if check is not None:
+                    check(state, found.name_of(path))
             except (CheckpointError, OSError) as error:
                 if gone := look < LOOKS and found.was_replaced(path):
                     break
                 passed.append(str(error))
-                continue
-            if missing := [key for key in needed if key not in state]:
-                passed.append(f"{found.name_of(path)} has no {', '.join(missing)}")
                 continue
             for reason in passed:
                 logger.warning("passed over for %s: %s", path, reason)
@@ -339,10 +343,10 @@ def _first_whole(
     raise FileNotFoundError(f"{_holding(places)} no checkpoint to resume from{reasons}")
 
 
-def latest_checkpoint(directory: str | Path, needed: Collection[str] = ()) -> Path:
+def latest_checkpoint(directory: str | Path, check: Check | None = None) -> Path:
     """The path of `load_newest`.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    return load_newest(directory, needed)[0]
+    return load_newest(directory, check)[0]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from eventloop.checkpoint import CheckpointError
+from eventloop.schema import check_alike, read_as, refusing
+from eventloop.undo import Undo
 
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
 _LOAD = torch.optim.Optimizer.load_state_dict
@@ -73,7 +76,9 @@ def optimizer_state(optimizer: Any) -> Any:
     return None if optimizer is None else optimizer.state_dict()
 
 
-def load_optimizer_state(optimizer: Any, state: Any, *, converts: bool = False) -> None:
+def load_optimizer_state(
+    optimizer: Any, state: Any, undo: Undo, *, converts: bool = False, source: object = "the state"
+) -> None:
     """Take what `optimizer_state` returned; without an optimizer nothing is taken.
 
     PyTorch converts what is loaded to the type of the parameters, by which averages that are kept in float32 beside
@@ -81,13 +86,38 @@ def load_optimizer_state(optimizer: Any, state: Any, *, converts: bool = False) 
     its own.
 
     Args:
+        undo: puts an optimizer back. PyTorch's loading replaces two attributes, so only the state of one that loads in a
+            way of its own is copied for that.
         converts: the parameters are of another type than those of the state, which is to follow them.
+        source: for messages.
+
+    Raises:
+        CheckpointError: an optimizer refuses its state.
     """
     for name, each in named_optimizers(optimizer).items():
         own = state[name] if name else state
-        each.load_state_dict(own)
-        if not converts and getattr(type(each), "load_state_dict", None) is _LOAD:
-            _unconvert(each, own)
+        of_torch = _loads_as_torch(each)
+        undo.keep(
+            f"the optimizer {name!r}" if name else "the optimizer",
+            each,
+            copies=not (of_torch and _plainly(each)),
+        )
+        with refusing(f"{source} has a state that the optimizer{f' {name!r}' if name else ''} refuses"):
+            each.load_state_dict(own)
+            if of_torch and not converts:
+                _unconvert(each, own)
+
+
+def _loads_as_torch(optimizer: Any) -> bool:
+    return getattr(type(optimizer), "load_state_dict", None) is _LOAD
+
+
+def _plainly(optimizer: torch.optim.Optimizer) -> bool:
+    """Loading runs no code of others."""
+    hooks = (
+        optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks,
+    )  # fmt: skip
+    return type(optimizer).__setstate__.__module__.startswith("torch.") and not any(hooks)
 
 
 def _unconvert(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
@@ -162,7 +192,7 @@ def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: 
     """Refuse a checkpoint of other optimizers before anything of it is taken.
 
     Raises:
-        CheckpointError: another class, other names, or parameter groups of other sizes.
+        CheckpointError: another class, other names, parameter groups of other sizes, or something that is no state.
     """
     if optimizer is None:
         return
@@ -172,14 +202,34 @@ def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: 
             "or load_checkpoint(path), which takes the weights alone"
         )
     for name, each in named_optimizers(optimizer).items():
-        sizes = _group_sizes(each.param_groups)
-        saved_sizes = _group_sizes((state[name] if name else state)["param_groups"])
+        of = f"optimizer[{name!r}]" if name else "optimizer"
+        own = state.get(name) if name and isinstance(state, Mapping) else state
+        saved = read_as(_State, own, f"{source}: {of} cannot be loaded")
+        if _loads_as_torch(each):
+            read_as(dict[Any, dict[Any, Any]], saved.state, f"{source}: {of}['state'] cannot be loaded")
+        sizes, saved_sizes = (_group_sizes(groups) for groups in (each.param_groups, saved.param_groups))
         if sizes != saved_sizes:
             raise CheckpointError(
                 f"{source} is of another optimizer: {f'of {name!r} ' if name else ''}its parameter groups have "
                 f"{saved_sizes} parameters, the trainer's {sizes}: give it the groups that it had then, or "
                 "load_checkpoint(path), which takes the weights alone"
             )
+        for number, (former, group) in enumerate(zip(saved.param_groups, each.param_groups, strict=True)):
+            what = f"{source}: {of}.param_groups[{number}]"
+            check_alike({**former, "params": None}, group, what)
+            with refusing(f"{what}['lr'] must be a number, got {former.get('lr')!r}"):
+                float(former.get("lr", 0.0))
+
+
+class _State(msgspec.Struct):
+    """What every optimizer's state has."""
+
+    param_groups: list[dict[str, Any]]
+    state: Any = None
+
+    def __post_init__(self) -> None:
+        if any(not isinstance(group.get("params"), list) for group in self.param_groups):
+            raise ValueError("each of `param_groups` must have a list `params`")
 
 
 def _group_sizes(groups: list[dict[str, Any]]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary, finalize
 
@@ -15,16 +16,21 @@ from eventloop.index_reader import IndexReader
 from eventloop.loaders import length_of
 from eventloop.readers import Reader, StatefulReader, reader_of
 from eventloop.rng import (
+    check_own_random_state,
+    check_rng_state,
     generators_of,
+    load_sampler,
     lost_in,
     own_random_state,
     random_state,
+    samplers_given,
     samplers_of,
     samplers_state,
     set_generators,
     set_own_random_state,
     set_samplers,
 )
+from eventloop.undo import Undo
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -149,8 +155,36 @@ class LoaderPosition:
             "evaluations": {mode: own_random_state(each) for mode, each in self._evaluated_on().items()},
         }
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise what is wrong with the random states of a place, which is of the right layout."""
+        opened_with = state["opened_with"]
+        if opened_with:
+            check_rng_state(opened_with["rng"])
+            check_own_random_state(self._trainer.loader, opened_with)
+        check_own_random_state(self._trainer.loader, state)
+        saved = state.get("evaluations", {})
+        for mode, loader in self._evaluated_on().items():
+            if mode in saved:
+                check_own_random_state(loader, saved[mode])
+
+    def load_samplers(self, state: Mapping[str, Any], undo: Undo) -> None:
+        """Give samplers of the loaders that are evaluated on their states, before `load_state_dict`."""
+        saved = state.get("evaluations", {})
+        for mode, loader in self._evaluated_on().items():
+            if mode in saved:
+                samplers = saved[mode].get("samplers", {})
+                _tell_lost(loader, samplers)
+                own = own_random_state(loader)
+                undo.add(
+                    f"the generators of {mode}_loader",
+                    partial(set_own_random_state, loader, own, opening=False),
+                )
+                for sampler, its_state in samplers_given(loader, samplers):
+                    undo.keep(f"the sampler {type(sampler).__name__} of {mode}_loader", sampler)
+                    load_sampler(sampler, its_state)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the place a checkpoint was taken at."""
+        """Go to the place a checkpoint was taken at; what it is was checked, and `load_samplers` has gone before."""
         self._trainer.batch_idx = int(state["batch_idx"])
         self._passes = int(state["passes"])
         self._opened_with = dict(state["opened_with"])
@@ -165,8 +199,7 @@ class LoaderPosition:
         saved = state.get("evaluations", {})
         for mode, loader in self._evaluated_on().items():
             if mode in saved:
-                _tell_lost(loader, saved[mode]["samplers"])
-                set_own_random_state(loader, saved[mode], opening=True)
+                set_own_random_state(loader, saved[mode], opening=False)
 
     def _evaluated_on(self) -> dict[str, Iterable[Any]]:
         """The other loaders, by mode: their samplers may draw from generators of their own, too."""

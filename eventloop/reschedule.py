@@ -19,7 +19,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from eventloop.lean_step import stepper
+from eventloop.manifest import CheckpointError
 from eventloop.optimizers import named_optimizers
+from eventloop.schema import Count, check_alike, read_as
 from eventloop.windows import PROGRESS, PlateauWindow, Window
 
 if TYPE_CHECKING:
@@ -134,6 +136,32 @@ def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[s
         else:
             merged[key] = value
     return merged
+
+
+def check_scheduler_state(scheduler: Any, saved: Mapping[str, Any], what: str) -> None:
+    """Refuse what does not say how many steps were made, or has a value of another kind than the scheduler.
+
+    Raises:
+        CheckpointError: with the key, what was expected and what was found.
+    """
+    own = scheduler.state_dict()
+    if not isinstance(own, Mapping):
+        return
+    for key in ("last_epoch", "last_step"):
+        if key in own:
+            read_as(Count, saved.get(key), f"{what}[{key!r}] cannot be loaded")
+    check_alike(saved, own, what)
+    if "_schedulers" in own:
+        parts = getattr(scheduler, "_schedulers", ())
+        states = read_as(
+            list[dict[str, Any]], saved.get("_schedulers"), f"{what}['_schedulers'] cannot be loaded"
+        )
+        if len(states) != len(parts):
+            raise CheckpointError(
+                f"{what}['_schedulers'] is wrong: expected {len(parts)} states, got {len(states)}"
+            )
+        for number, pair in enumerate(zip(parts, states, strict=True)):
+            check_scheduler_state(*pair, f"{what}['_schedulers'][{number}]")
 
 
 def standing_still(trainer: Trainer) -> list[str]:

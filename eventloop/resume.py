@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,12 +13,14 @@ import torch
 
 from eventloop.anchored import Anchored
 from eventloop.checkpoint import (
+    Check,
     CheckpointError,
     load_best,
     load_checkpoint,
     load_newest,
 )
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
+from eventloop.hook_states import HookStates
 from eventloop.named import place_of, what_else
 from eventloop.optimizers import (
     ParameterOrder,
@@ -29,12 +32,19 @@ from eventloop.optimizers import (
 from eventloop.plain import plain
 from eventloop.position import Within
 from eventloop.ranks import Part, of_all_ranks, own_buffers, part_of, several
-from eventloop.reschedule import standing_still, too_short
-from eventloop.rng import module_generators, rng_state, set_module_generators, set_rng_state
+from eventloop.reschedule import check_scheduler_state, standing_still, too_short
+from eventloop.rng import (
+    check_module_generators,
+    check_rng_state,
+    module_generators,
+    rng_state,
+    set_module_generators,
+    set_rng_state,
+)
+from eventloop.schema import SCHEMA, check_layout, refusing
 from eventloop.settings import Change, Changed, Settings, check_changed, refusal, told
-from eventloop.shelf import NEEDED
 from eventloop.undo import Undo
-from eventloop.weights import check_model_state, load_model_state, unwrap
+from eventloop.weights import OWN, check_model_state, load_model_state, prepare_model_state, unwrap
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -43,7 +53,6 @@ __all__ = ["SCHEMA", "TrainerState", "Within"]
 
 logger = logging.getLogger("eventloop")
 
-SCHEMA = 1
 OF_THE_LOADER = ("batch_size", "loader_length", "dataset_length", "sampler")
 STANDS_STILL = (
     "%s: the learning rate %sis 0, and the schedules of the run leave it there: what is left of the run trains nothing. Build "
@@ -71,6 +80,8 @@ class TrainerState:
         """The checkpoint that was resumed from by name, or as the best, until somebody has noted that."""
         self.resumed_from: Path | None = None
         """The checkpoint that was resumed from last."""
+        self.loads = 0
+        """How often the model was given the weights of a checkpoint."""
         self._resumed: Resumed | None = None  # until the training begins
         self._directories: list[Anchored] = []
         self._watched: list[str] = []
@@ -150,14 +161,21 @@ class TrainerState:
         check_changed(changed)
         trainer = self._trainer
         trainer.copying.join()
-        found, checkpoint = self._find(path)
-        with trainer.bus.holding(AfterLoadCheckpoint):  # what is refused was not loaded
-            checkpoint = self._announce(found, checkpoint)
-            self._take(found, checkpoint, changed)
-        self._resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
-        self.resumed_from = found.absolute()
-        self.went_back_to = None if str(path) == "auto" else found
+        found, checkpoint = self._find(path, check_layout)
+        with Undo(found) as undo:
+            with trainer.bus.holding(AfterLoadCheckpoint):  # what is refused was not loaded
+                checkpoint = self._announce(found, checkpoint)
+                steps = self._take(found, checkpoint, changed, undo)
+            resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
+            undo.finish([*steps, partial(self._note_resumed, resumed, by_name=str(path) != "auto")])
+        self._tell_what_is_left(found)
         return found
+
+    def _note_resumed(self, resumed: Resumed, *, by_name: bool) -> None:
+        self._resumed = resumed
+        self.resumed_from = resumed.path.absolute()
+        self.went_back_to = resumed.path if by_name else None
+        self.loads += 1
 
     def goes_over(self, loader: Iterable[Any]) -> None:
         """The training begins, or goes on, with a pass over `loader`, which a hand-written loop names only now. Between two
@@ -188,71 +206,81 @@ class TrainerState:
         if change.name == "loader_length" and None not in (change.saved, change.own):
             self._trainer.position.rescale(change.saved, change.own)
 
-    def _take(self, found: Path, checkpoint: Mapping[str, Any], changed: Changed) -> None:
-        """Check everything, then load it, or leave everything as it was."""
+    def _take(
+        self, found: Path, checkpoint: Mapping[str, Any], changed: Changed, undo: Undo
+    ) -> list[Callable[[], object]]:
+        """Check everything, then load what may be refused while it is loaded, which `undo` puts back; return the steps
+        that load the rest, and cannot fail."""
         trainer = self._trainer
-        missing = [key for key in NEEDED if key not in checkpoint]
-        if missing:
-            raise CheckpointError(
-                f"{found} cannot be resumed from, it has no {', '.join(missing)}: load_checkpoint takes its weights"
-            )
-        self._check_schema(checkpoint["meta"], found)
-        check_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
+        check_layout(checkpoint, found)
+        self._check_unit(checkpoint["meta"], found)
+        weights = checkpoint.get(OWN, checkpoint["state_dict"])
+        check_model_state(unwrap(trainer.model), weights, strict=True, source=str(found))
         self._check_parts(checkpoint, found)
         self._check_hooks(checkpoint["meta"], found)
-        changes = self.settings.compare(checkpoint["meta"])
+        with refusing(f"{found} has meta.settings that cannot be compared with this trainer's"):
+            changes = self.settings.compare(checkpoint["meta"])
         if changed == "refuse" and (message := refusal(found, changes)) is not None:
             raise CheckpointError(message)
         self._check_length(checkpoint, found, changed)
         part = part_of(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
-        undo = Undo(trainer)
-        try:
-            lines = self._load(found, checkpoint, part, changed, changes)
-        except BaseException:
-            undo()
-            raise
-        for line in (*told(changed, changes), *lines):
-            logger.warning("%s: %s", found, line)
-        for name in standing_still(trainer):
-            logger.warning(STANDS_STILL, found, f"of {name!r} " if name else "")
-        if part.inexact:
-            logger.warning("%s: %s", found, part.inexact)
-
-    def _load(
-        self,
-        found: Path,
-        checkpoint: Mapping[str, Any],
-        part: Part,
-        changed: Changed,
-        changes: list[Change],
-    ) -> list[str]:
-        """Load it, and return what there is to say of it."""
-        trainer = self._trainer
-        load_model_state(unwrap(trainer.model), checkpoint["state_dict"], strict=True, source=str(found))
+        self._check_random_states(part, found)
+        undo.add("the random state", partial(set_rng_state, rng_state()))  # code of others may draw
+        hooks = HookStates(trainer.hooks, checkpoint["hooks"], found)
+        takes = hooks.prepare()
+        hooks.load(undo)
+        trainer.position.load_samplers(part.position, undo)
         converts = any(change.name == "model_dtypes" for change in changes)
-        load_optimizer_state(trainer.optimizer, checkpoint["optimizer"], converts=converts)
-        self.settings.go_on(changed, changes, checkpoint["meta"])
+        load_optimizer_state(
+            trainer.optimizer, checkpoint["optimizer"], undo, converts=converts, source=found
+        )
+        lines = [*told(changed, changes), *self._load_schedulers(checkpoint, changed, changes, undo)]
+        lines += [part.inexact] if part.inexact else []
+        model = prepare_model_state(unwrap(trainer.model), weights, undo, strict=True, source=str(found))
+        return [
+            model, *takes, partial(self._go_to, checkpoint["meta"], part, changes), partial(self._restore_random_state, part),
+            hooks.tell, *(partial(logger.warning, "%s: %s", found, line) for line in lines),
+        ]  # fmt: skip
+
+    def _load_schedulers(
+        self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], undo: Undo
+    ) -> list[str]:
+        """Load the schedulers, after the optimizers, and return what there is to say of it."""
         states: list[Any] = checkpoint["param_schedulers"]
         lines: list[str] = []
+        undo.add("the settings", self.settings.undo())
+        self.settings.go_on(changed, changes, checkpoint["meta"])
         if changed == "apply":
             states, lines = self.settings.scheduler_states(states, changes, checkpoint["meta"])
-        for scheduler, state in zip(trainer.schedulers, states, strict=True):
-            scheduler.load_state_dict(state)
-        self._restore_counters(checkpoint["meta"], part)
-        for change in changes:
-            self._rescale(change)
-        self._restore_hooks(checkpoint["hooks"], found)
-        part.load_buffers(trainer.model)
-        if part.rng is not None:
-            set_rng_state(part.rng)
-            set_module_generators(unwrap(trainer.model), part.rng.get("modules", {}))
+        for number, (scheduler, state) in enumerate(zip(self._trainer.schedulers, states, strict=True)):
+            name = f"schedulers[{number}] {type(scheduler).__name__}"
+            undo.keep(name, scheduler)
+            with refusing(f"{undo.source} has a state that {name} refuses"):
+                scheduler.load_state_dict(state)
         return lines
 
-    def _find(self, path: str | Path, needed: Collection[str] = NEEDED) -> tuple[Path, dict[str, Any]]:
+    def _tell_what_is_left(self, found: Path) -> None:
+        for name in standing_still(self._trainer):
+            logger.warning(STANDS_STILL, found, f"of {name!r} " if name else "")
+
+    def _check_random_states(self, part: Part, path: Path) -> None:
+        with refusing(f"{path} cannot be resumed from, it has a random state that is none"):
+            if part.rng is not None:
+                check_rng_state(part.rng)
+                check_module_generators(unwrap(self._trainer.model), part.rng.get("modules", {}))
+            self._trainer.position.check_state(part.position)
+
+    def _restore_random_state(self, part: Part) -> None:
+        part.load_buffers(self._trainer.model)
+        if part.rng is not None:
+            set_rng_state(part.rng)
+            set_module_generators(unwrap(self._trainer.model), part.rng.get("modules", {}))
+
+    def _find(self, path: str | Path, check: Check | None) -> tuple[Path, dict[str, Any]]:
         if str(path) == "auto":
-            return load_newest(self.directories, needed)
+            return load_newest(self.directories, check)
         if str(path) == "best":
-            return load_best(self.directories, needed=needed, prefer=self._watched)
+            return load_best(self.directories, check=check, prefer=self._watched)
         place = place_of(path, self.directories)
         try:
             return place, load_checkpoint(place)
@@ -271,38 +299,17 @@ class TrainerState:
                 "give the Trainer that hook under that name; load_checkpoint takes the weights alone"
             )
 
-    def _restore_hooks(self, states: Mapping[str, Any], path: Path) -> None:
-        hooks = {hook.name: hook for hook in self._trainer.hooks if hook.stateful}
-        for name, hook in hooks.items():
-            if name in states:
-                try:
-                    hook.load_state_dict(states[name])
-                except Exception as error:
-                    error.add_note(
-                        f"raised by the hook {name}, which was given its state of {path}; everything that was loaded before "
-                        "it is put back. A run without that hook, or with it under another name, leaves the state"
-                    )
-                    raise
-            else:
-                logger.warning("%s has no state of the hook %s, which starts afresh", path, name)
-        others = {hook.name for hook in self._trainer.hooks if not hook.stateful}
-        for name in states:
-            if name in others:
-                text = "%s has a state of the hook %s, which keeps none as this trainer was built: it is left"
-                logger.warning(text, path, name)
-            elif name not in hooks:
-                logger.warning("%s has a state of %s, which is no hook of this trainer's", path, name)
-
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
         """See `Trainer.load_checkpoint`."""
         self._trainer.copying.join()
-        self.resumed_from = None  # it has other weights now
-        place, checkpoint = self._find(path, needed=())
+        place, checkpoint = self._find(path, None)
         with self._trainer.bus.holding(AfterLoadCheckpoint):
             checkpoint = self._announce(place, checkpoint)
             load_model_state(
                 unwrap(self._trainer.model), checkpoint["state_dict"], strict=strict, source=str(place)
             )
+        self.resumed_from = None  # it has other weights now
+        self.loads += 1
 
     def _announce(self, path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
         trainer = self._trainer
@@ -313,11 +320,7 @@ class TrainerState:
         finally:
             trainer.checkpoint = None
 
-    def _check_schema(self, meta: Mapping[str, Any], path: Path) -> None:
-        if meta.get("schema") != SCHEMA:
-            raise CheckpointError(
-                f"{path} has schema {meta.get('schema')!r}, this version of eventloop reads {SCHEMA}: update eventloop"
-            )
+    def _check_unit(self, meta: Mapping[str, Any], path: Path) -> None:
         by_epoch = meta["max_epochs"] is not None
         if by_epoch != self._trainer.by_epoch:
             units = ("epochs", "iterations") if by_epoch else ("iterations", "epochs")
@@ -329,11 +332,15 @@ class TrainerState:
     def _check_parts(self, checkpoint: Mapping[str, Any], path: Path) -> None:
         meta, trainer = checkpoint["meta"], self._trainer
         saved, own = meta["param_schedulers"], [type(scheduler).__name__ for scheduler in trainer.schedulers]
-        if saved != own:
+        if saved != own or len(checkpoint["param_schedulers"]) != len(own):
             raise CheckpointError(
                 f"{path} has the state of the schedulers {saved}, the trainer has {own}: give it the same, in their order, "
                 "or load_checkpoint(path), which takes the weights alone"
             )
+        for number, (scheduler, state) in enumerate(
+            zip(trainer.schedulers, checkpoint["param_schedulers"], strict=True)
+        ):
+            check_scheduler_state(scheduler, state, f"{path}: param_schedulers[{number}]")
         check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
         self._order.check(unwrap(trainer.model), trainer.optimizer, meta.get("parameters", {}), path)
 
@@ -348,8 +355,10 @@ class TrainerState:
                     'resume(path, changed="apply")'
                 )
 
-    def _restore_counters(self, meta: Mapping[str, Any], part: Part) -> None:
+    def _go_to(self, meta: Mapping[str, Any], part: Part, changes: Iterable[Change]) -> None:
         trainer = self._trainer
         trainer.iter = trainer.metrics.iter = int(meta["iter"])
         trainer.epoch = trainer.metrics.epoch = int(meta["epoch"])
         trainer.position.load_state_dict(part.position)
+        for change in changes:
+            self._rescale(change)

@@ -38,16 +38,31 @@ def rng_state() -> dict[str, Any]:
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
     """Put the generators into a state that `rng_state` returned."""
+    _put_global(state, random, np.random, torch.default_generator)
+    for index, device in _of_devices(state):
+        torch.cuda.set_rng_state(device, index)
+
+
+def check_rng_state(state: Mapping[str, Any]) -> None:
+    """Put a state into generators that nobody draws from, which raise what is wrong with it."""
+    _put_global(state, random.Random(), np.random.RandomState(), torch.Generator())
+    for index, device in _of_devices(state):
+        torch.Generator(f"cuda:{index}").set_state(device)
+
+
+def _put_global(state: Mapping[str, Any], python: Any, numpy: Any, cpu: torch.Generator) -> None:
     version, words, gauss = state["python"]
-    random.setstate((version, tuple(_words(words).tolist()), gauss))
+    python.setstate((version, tuple(_words(words).tolist()), gauss))
     name, words, *rest = state["numpy"]
-    np.random.set_state((name, _words(words), *rest))
-    torch.set_rng_state(state["torch"].clone())  # torch reads a state from the start of its storage
+    numpy.set_state((name, _words(words), *rest))
+    cpu.set_state(state["torch"].clone())  # torch reads a state from the start of its storage
+
+
+def _of_devices(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
+    """The states of the devices that are here: there may be fewer than there were."""
     if "cuda" in state and torch.cuda.is_available():
-        for index, device in enumerate(
-            state["cuda"][: torch.cuda.device_count()]
-        ):  # there may be fewer than there were
-            torch.cuda.set_rng_state(device.clone(), index)
+        for index, device in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            yield index, device.clone()
 
 
 def samplers_of(loader: Iterable[Any] | None) -> list[Any]:
@@ -100,6 +115,13 @@ def set_own_random_state(loader: Iterable[Any] | None, state: Mapping[str, Any],
     set_generators(loader, state["generators"])
 
 
+def check_own_random_state(loader: Iterable[Any] | None, state: Mapping[str, Any]) -> None:
+    """Put the states of a loader's own generators into others like them, which raise what is wrong with one."""
+    for generator, own in zip(generators_of(loader), state["generators"], strict=False):
+        _put_torch(_like(generator), own)
+    _check_generators(_own_generators(loader), state.get("samplers", {}).get("generators", {}))
+
+
 def moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Which of Python's, NumPy's and torch's generators are not the same in two of `rng_state`."""
     return [name for name in ("python", "numpy", "torch") if not _same(before[name], after[name])]
@@ -128,13 +150,17 @@ def samplers_state(loader: Iterable[Any] | None) -> dict[str, Any]:
 
 def set_samplers(loader: Iterable[Any] | None, saved: Mapping[str, Any], *, opening: bool) -> None:
     """Put what is in the same place into a state that `samplers_state` returned; see `set_random_state`."""
+    for sampler, state in samplers_given(loader, saved) if opening else ():
+        load_sampler(sampler, state)
+    for generator, state in _matching(_own_generators(loader), saved.get("generators", {})):
+        _put(generator, state)
+
+
+def samplers_given(loader: Iterable[Any] | None, saved: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """The samplers of a loader that take a state that `samplers_state` returned of them, each with that state."""
     samplers, states = _samplers(loader), saved.get("states", {})
-    for place in samplers.keys() & states.keys() if opening and not saves_itself(loader) else ():
-        _load(samplers[place], states[place])
-    for place, generator in _own_generators(loader).items():
-        state = saved.get("generators", {}).get(place)
-        if state is not None and state[0] == _kind(generator):
-            _put(generator, state)
+    places = () if saves_itself(loader) else samplers.keys() & states.keys()
+    return [(samplers[place], states[place]) for place in places]
 
 
 def lost_in(loader: Iterable[Any] | None, saved: Mapping[str, Any]) -> list[str]:
@@ -175,9 +201,24 @@ def module_generators(model: torch.nn.Module) -> dict[str, Any]:
 
 def set_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
     """Put those of the same name and kind into a state that `module_generators` returned."""
-    for place, generator in _of_modules(model).items():
-        if (state := saved.get(place)) is not None and state[0] == _kind(generator):
-            _put(generator, state)
+    for generator, state in _matching(_of_modules(model), saved):
+        _put(generator, state)
+
+
+def check_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+    """Put their states into others like them, which raise what is wrong with one."""
+    _check_generators(_of_modules(model), saved)
+
+
+def _check_generators(own: Mapping[str, _Own], saved: Mapping[str, Any]) -> None:
+    for generator, state in _matching(own, saved):
+        _put(_like(generator), state)
+
+
+def _matching(own: Mapping[str, _Own], saved: Mapping[str, Any]) -> list[tuple[Any, list[Any]]]:
+    """The generators that have a state in the same place and of their kind, each with that state."""
+    pairs = [(generator, saved[place]) for place, generator in own.items() if place in saved]
+    return [(generator, state) for generator, state in pairs if state[0] == _kind(generator)]
 
 
 def _of_modules(model: torch.nn.Module) -> dict[str, Any]:
@@ -249,7 +290,7 @@ def _has_parts(value: Any) -> bool:
     )
 
 
-def _load(sampler: Any, state: Any) -> None:
+def load_sampler(sampler: Any, state: Any) -> None:
     """Give a sampler its state of when a pass was opened.
 
     For some (torchdata's) that is a place within a pass, and before a pass begins it is the end of the one before. Such
@@ -269,6 +310,18 @@ def _kind(generator: _Own) -> str:
     if isinstance(generator, np.random.RandomState):
         return f"RandomState({type(getattr(generator, '_bit_generator', None)).__name__})"
     return "torch" if isinstance(generator, torch.Generator) else "python"
+
+
+def _like(generator: Any) -> Any:
+    """Another generator that takes the states of this one."""
+    if isinstance(generator, torch.Generator):
+        return torch.Generator(generator.device)
+    if isinstance(generator, np.random.Generator):
+        return np.random.Generator(type(generator.bit_generator)())
+    if isinstance(generator, np.random.RandomState):
+        made_of: Any = generator.get_state(legacy=False)
+        return np.random.RandomState(getattr(np.random, made_of["bit_generator"])())
+    return random.Random()
 
 
 def _has_state(generator: _Own) -> bool:
@@ -337,4 +390,6 @@ def _tensor(words: Any) -> torch.Tensor:
 
 
 def _words(tensor: torch.Tensor) -> Any:
+    if tensor.dtype != torch.int32:
+        raise TypeError(f"the words of a generator must be of torch.int32, got {tensor.dtype}")
     return tensor.numpy().view(np.uint32)

@@ -344,8 +344,9 @@ class Trainer(KnowsPeers):
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
-            CheckpointError: it cannot be read, is of another model, or of a run with other settings, or a schedule of its
-                ends before the run does; nothing live was touched.
+            CheckpointError: it cannot be read, has a value of the wrong type, is of another model, or of a run with other
+                settings, or a schedule of its ends before the run does; nothing of it is loaded.
+            Exception: what a hook raises of its state; nothing is loaded then either, as a note says.
             TypeError, ValueError: `path` is no path, or `changed` is none of the three.
         """
         return self.state.resume(path, changed)

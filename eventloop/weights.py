@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,12 @@ from torch.nn.parameter import is_lazy
 from eventloop.error_text import error_text
 from eventloop.foreign import is_extra_state
 from eventloop.manifest import CheckpointError
+from eventloop.undo import Undo
 
 logger = logging.getLogger("eventloop")
 
+OWN = "own_state_dict"
+"""Where a hook puts the weights that a resumed run goes on with, if `state_dict` has others: an average."""
 _WRAPPERS = ("module.", "_orig_mod.")
 """What DistributedDataParallel, and `torch.compile`, put before the names."""
 _ADVICE = (
@@ -73,47 +77,48 @@ def check_model_state(
     return strangers
 
 
-def load_model_state(
-    model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str
-) -> list[str]:
+def load_model_state(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str) -> None:
     """Load weights after `check_model_state`, under the names of the model inside what distributed or compiled it; a
     refused model is left as it was, also by a module that finds only while it loads that something does not fit.
 
     Raises:
         CheckpointError: as `check_model_state`, or a module refused it.
     """
+    with Undo(source) as undo:
+        undo.finish([prepare_model_state(model, state, undo, strict=strict, source=source)])
+
+
+def prepare_model_state(
+    model: torch.nn.Module, state: Mapping[str, Any], undo: Undo, *, strict: bool, source: str
+) -> Callable[[], None]:
+    """Return what loads weights, and cannot fail. Where a module may refuse them they are loaded here, after a copy for
+    `undo`.
+
+    Raises:
+        CheckpointError: as `load_model_state`.
+    """
     state = _under_names_of(model, state)
     strangers = check_model_state(model, state, strict=strict, source=source)
-    if _may_be_refused(model, state):
-        _load_or_put_back(model, state, source)
-    else:
-        model.load_state_dict(state, strict=False)
-    if strangers:
-        logger.warning(
-            "%s has other names than the model, and the rest was loaded:\n  %s",
-            source,
-            "\n  ".join(strangers),
-        )
-    return strangers
-
-
-def _load_or_put_back(model: torch.nn.Module, state: Mapping[str, Any], source: str) -> None:
-    before = copy.deepcopy(
-        model.state_dict()
-    )  # with the versions of the modules, which it has as an attribute
-    for name in [name for name, value in before.items() if is_lazy(value)]:
-        del before[name]
-    try:
-        model.load_state_dict(state, strict=False)
-    except BaseException as error:
+    refusable = _may_be_refused(model, state)
+    if refusable:
+        before = copy.deepcopy(model.state_dict())  # with the versions of the modules, an attribute of it
+        for name in [name for name, value in before.items() if is_lazy(value)]:
+            del before[name]
+        undo.add("the model", partial(model.load_state_dict, before, strict=False))
         try:
-            model.load_state_dict(before, strict=False)
-        except Exception:
-            logger.exception("the model could not be put back to what it was before %s", source)
-        if not isinstance(error, Exception):
-            raise
-        what = f"{source} does not fit the model; nothing was loaded: {error_text(error)}"
-        raise CheckpointError(f"{what}\n{_ADVICE}") from error
+            model.load_state_dict(state, strict=False)
+        except Exception as error:
+            what = f"{source} does not fit the model; nothing was loaded: {error_text(error)}"
+            raise CheckpointError(f"{what}\n{_ADVICE}") from error
+
+    def load() -> None:
+        if not refusable:
+            model.load_state_dict(state, strict=False)
+        if strangers:
+            lines = "\n  ".join(strangers)
+            logger.warning("%s has other names than the model, and the rest was loaded:\n  %s", source, lines)
+
+    return load
 
 
 def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:

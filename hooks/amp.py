@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import torch
 
 from eventloop.catalogue import suggest
@@ -15,6 +16,7 @@ from eventloop.events import AfterTrainEpoch, BeforeRun, BeforeTrainIter, Optimi
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
 from eventloop.hooks.hook import on
 from eventloop.priority import Priority
+from eventloop.schema import Count, read_as
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -197,16 +199,32 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         return {**super().state_dict(), "scaler": scaler}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
         """Go on with the saved scale, and with the factors that the hook was given.
 
         Raises:
+            CheckpointError: it is the state of something else.
             ValueError: the state is of another kind of loss scaling, or its gradients do not fit.
         """
-        super().load_state_dict(state)
-        if self._scaler is not None:
-            saved = {key: state["scaler"][key] for key in ("scale", "_growth_tracker")}
-            self._scaler.load_state_dict({**self._scaler.state_dict(), **saved})
+        take_gradients, scaler = super().prepare_state(state), self._scaler
+        if scaler is None:
+            return take_gradients
+        saved = read_as(_State, state, f"{type(self).__name__} cannot take its state").scaler
+
+        def take() -> None:
+            take_gradients()
+            scaler.load_state_dict({**scaler.state_dict(), **msgspec.structs.asdict(saved)})
+
+        return take
+
+
+class _Scaler(msgspec.Struct):
+    scale: Annotated[float, msgspec.Meta(gt=0)]
+    _growth_tracker: Count
+
+
+class _State(msgspec.Struct):
+    scaler: _Scaler
 
 
 class Fp16OptimizerHook(AmpOptimizerHook):

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from copy import copy, deepcopy
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from eventloop.rng import random_state, saves_itself, set_random_state
+from eventloop.undo import same_state
 
 logger = logging.getLogger("eventloop")
 
@@ -55,7 +55,7 @@ def _place_kept(loader: Any, put_back: PutBack, *, always: bool) -> Iterator[Non
     try:
         yield
     finally:
-        if always or not _same(state, loader.state_dict()):
+        if always or not same_state(state, loader.state_dict()):
             put_back(loader, state)
 
 
@@ -114,19 +114,3 @@ def _copy_sampler(sampler: Any, copies: dict[int, Any]) -> Any:
 def _numbers(owner: object) -> dict[str, int | float]:
     attributes = vars(owner) if hasattr(owner, "__dict__") else {}
     return {name: value for name, value in attributes.items() if type(value) in (int, float)}
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Of states; False where it cannot be told: what is put back once too often is where it was."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    try:
-        return bool(a == b)
-    except ValueError:  # arrays
-        return False

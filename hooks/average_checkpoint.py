@@ -16,6 +16,8 @@ from torch import nn
 from eventloop.checkpoint import CheckpointError
 from eventloop.hooks.average_swap import Swap
 from eventloop.hooks.averages import BaseAveragedModel
+from eventloop.schema import read_as
+from eventloop.weights import OWN
 
 logger = logging.getLogger("eventloop")
 
@@ -45,12 +47,14 @@ def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
     """Check that the two states of a checkpoint are of one model.
 
     Raises:
-        CheckpointError: the shapes of a name differ, or with `strict` there are names on one side only; without it
+        CheckpointError: one is no state, the shapes of a name differ, or with `strict` there are names on one side only; without it
             those are logged.
     """
     if KEY not in checkpoint:
         return
-    averaged, own = checkpoint["state_dict"], own_weights(checkpoint)
+    averaged = read_as(dict[str, Any], checkpoint.get("state_dict"), f"{source}: state_dict cannot be loaded")
+    read_as(dict[str, Any], checkpoint[KEY], f"{source}: {KEY} cannot be loaded")
+    own = own_weights(checkpoint)
     wrong = [
         f"{name}: {_shape(averaged[name])} in state_dict, {_shape(own[name])} in {KEY}"
         for name in averaged
@@ -69,12 +73,18 @@ def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
         logger.warning("the average in %s has other names than its model: %s", source, "; ".join(strangers))
 
 
-def restore(checkpoint: Mapping[str, Any], average: BaseAveragedModel, model: nn.Module) -> None:
-    """Load both from a checkpoint that was checked. Where a name has no weights of its own, the average's serve."""
-    average.pairs_with(model)  # the copy has the model's present form
-    average.module.load_state_dict(checkpoint["state_dict"], strict=False)
-    average.steps = int(checkpoint[KEY]["steps"])
-    model.load_state_dict(own_weights(checkpoint), strict=False)
+def separate(checkpoint: dict[str, Any], name: str | None) -> None:
+    """Put the weights that a resumed run goes on with at `OWN` of a checkpoint that was checked, and the average into the
+    state of the hook of this name; None where there is no average. Where a name has no weights of its own, the
+    average's serve. Whoever takes the weights alone still finds the average at `state_dict`."""
+    states = checkpoint.get("hooks")
+    if not isinstance(states, Mapping) or not isinstance(states.get(name), Mapping):
+        return
+    averaged = None
+    if KEY in checkpoint:
+        averaged, own = checkpoint["state_dict"], own_weights(checkpoint)
+        checkpoint[OWN] = {key: own.get(key, value) for key, value in averaged.items()}
+    checkpoint["hooks"] = {**states, name: {**states[name], "average": averaged}}
 
 
 def own_weights(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

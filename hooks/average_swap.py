@@ -42,10 +42,6 @@ class Swap:
             _copy(*self._kept)
             self._kept = None
 
-    def forget(self) -> None:
-        """The model was given other values: there is nothing to put back."""
-        self._kept = None
-
     @contextmanager
     def undone(self, average: BaseAveragedModel, model: nn.Module) -> Iterator[None]:
         """Inside, the model has its own values."""

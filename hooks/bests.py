@@ -7,6 +7,8 @@ from typing import Any
 
 from eventloop.hooks.best import Best, BestMetrics
 
+Values = tuple[float | None, str, str]
+"""Of a `Best`, as a checkpoint has it."""
 Record = dict[str, Best]
 """By name; of each metric the best first, of equal ones the newest, as `resume("best")` ranks them."""
 
@@ -72,11 +74,9 @@ class Bests:
         own = {"bests": {metric: [*best] for metric, best in first.items()}}
         return {**own, "bests_behind": behind} if behind else own
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with those of the metrics that are watched. All of them, whatever the limit is: what is beyond it goes
-        with the next that is saved."""
-        first: Mapping[str, Sequence[Any]] = state["bests"]
-        behind: Mapping[str, Sequence[Sequence[Any]]] = state.get("bests_behind", {})
+    def load(self, first: Mapping[str, Values], behind: Mapping[str, Sequence[Values]]) -> None:
+        """Go on with those of a state, of the metrics that are watched. All of them, whatever the limit is: what is beyond
+        it goes with the next that is saved."""
         watched = self._watched.metrics if self._watched.metrics != ["auto"] else [*first]
         found = [
             Best(*values)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from eventloop.anchored import AnchoredPath
 from eventloop.arguments import knowing_others
@@ -22,7 +24,7 @@ from eventloop.events import (
 )
 from eventloop.hooks.beside import has_more, note_where_to_resume, refuse_twin, sequences, where_to_resume
 from eventloop.hooks.best import Best, BestMetrics, Rule, file_part
-from eventloop.hooks.bests import Bests
+from eventloop.hooks.bests import Bests, Values
 from eventloop.hooks.checkpoint_options import WhenBusy, check_options, folder_template, unit_of
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.kept import Going, Kept
@@ -36,6 +38,7 @@ from eventloop.priority import Priority
 from eventloop.ranks import of_rank_0, several
 from eventloop.saver import Saver
 from eventloop.saver_client import Job
+from eventloop.schema import Count, read_as
 from eventloop.scopes import ERROR, LEFT, ends_at_once
 from eventloop.unfinished import remove_dead
 
@@ -402,12 +405,30 @@ class CheckpointHook(Hook):
             **self._bests.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on pruning and comparing where the saved run was; a metric that is not watched is not compared with."""
-        self._kept.load(state["kept"])
-        self.labels.load_state_dict(state)
-        self._bests.load_state_dict(state)
-        self._resumed = state.get("watched") == self._watched.metrics
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Go on pruning and comparing where the saved run was; a metric that is not watched is not compared with.
+
+        Raises:
+            CheckpointError: it is the state of something else.
+        """
+        saved = read_as(_State, state, "CheckpointHook cannot take its state")
+
+        def take() -> None:
+            self._kept = Kept(self._kept.limit, saved.kept)  # what is under way by now is another run's
+            self.labels.load(saved.metrics, saved.validated_at)
+            self._bests.load(saved.bests, saved.bests_behind)
+            self._resumed = saved.watched == self._watched.metrics
+
+        return take
+
+
+class _State(msgspec.Struct):
+    kept: list[str]
+    bests: dict[str, Values]
+    bests_behind: dict[str, list[Values]] = {}
+    metrics: dict[str, float] = {}
+    validated_at: Count | None = None
+    watched: list[str] | None = None
 
 
 def _beside(trainer: Trainer) -> list[CheckpointHook]:

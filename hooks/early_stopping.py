@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import torch.distributed as dist
 
 from eventloop.arguments import knowing_others
@@ -18,6 +19,7 @@ from eventloop.hooks.hook import Hook
 from eventloop.options import check_bools
 from eventloop.priority import Priority
 from eventloop.schedule import positive
+from eventloop.schema import Count, read_as
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -189,16 +191,32 @@ class EarlyStoppingHook(Hook):
             "invalid": self._invalid,
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting; scores of another metric are not compared with."""
-        if (state["monitor"], state["rule"]) != (self._monitor, self._rule):
-            logger.warning(
-                "the checkpoint's early stopping monitored %s (%s is better), this one %s (%s): it starts afresh",
-                state["monitor"], state["rule"], self._monitor, self._rule,
-            )  # fmt: skip
-            return
-        self.best, self.wait = state["best"], int(state["wait"])
-        self._invalid = str(state["invalid"])
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Go on counting; scores of another metric are not compared with.
+
+        Raises:
+            CheckpointError: it is the state of something else.
+        """
+        saved = read_as(_State, state, "EarlyStoppingHook cannot take its state")
+
+        def take() -> None:
+            if (saved.monitor, saved.rule) != (self._monitor, self._rule):
+                logger.warning(
+                    "the checkpoint's early stopping monitored %s (%s is better), this one %s (%s): it starts afresh",
+                    saved.monitor, saved.rule, self._monitor, self._rule,
+                )  # fmt: skip
+                return
+            self.best, self.wait, self._invalid = saved.best, saved.wait, saved.invalid
+
+        return take
+
+
+class _State(msgspec.Struct):
+    monitor: str
+    rule: str
+    best: float | None
+    wait: Count
+    invalid: str
 
 
 def _of_rank_0(score: float) -> float:

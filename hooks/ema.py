@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -33,10 +35,12 @@ from eventloop.hooks.average_config import arguments_of, average_config, build_a
 from eventloop.hooks.average_swap import Swap
 from eventloop.hooks.averages import BaseAveragedModel
 from eventloop.hooks.checkpoint import CheckpointHook
-from eventloop.hooks.hook import Hook
+from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.late import refuse_late
 from eventloop.optimizers import named_optimizers
 from eventloop.options import check_bools
+from eventloop.priority import Priority
+from eventloop.schema import Count, read_as
 from eventloop.weights import unwrap
 
 if TYPE_CHECKING:
@@ -98,7 +102,9 @@ class EMAHook(Hook):
         self._model: nn.Module | None = None
         self._swap = Swap()
         self._evaluating: set[str] = set()
-        self._loaded: tuple[nn.Module, Mapping[str, Any], int] | None = None
+        self._loads: int | None = (
+            0  # checkpoints that the model was given before; None, the average came with the last
+        )
         self._watched: list[Any] = []
         self._stepped = self._ever_stepped = False
         self._began_at = 0
@@ -152,7 +158,7 @@ class EMAHook(Hook):
         """
         if sum(isinstance(hook, EMAHook) for hook in trainer.hooks) > 1:
             raise ValueError("the trainer has two EMAHooks: only one average can be evaluated and saved")
-        self._see_loaded()
+        self._see_loaded(trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Make the copy, and watch the optimizers."""
@@ -199,8 +205,8 @@ class EMAHook(Hook):
     def _update(self, trainer: Trainer, epoch: int, iteration: int) -> None:
         if epoch < self._begin_epoch or iteration < self._begin_iter:
             return
-        if self._loaded is not None:
-            self._see_loaded()
+        if trainer.state.loads != self._loads:
+            self._see_loaded(trainer)
         model = self._model_of(trainer)
         if self._average is None:  # its lazy modules have their shapes only now
             self._average = self._build(model)
@@ -214,7 +220,7 @@ class EMAHook(Hook):
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
         """Put the model's own weights back, however the validation ended."""
-        self._swap_back("val")
+        self._swap_back(trainer, "val")
 
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
         """Put the average into the model."""
@@ -222,17 +228,17 @@ class EMAHook(Hook):
 
     def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
         """Put the model's own weights back, however the test ended."""
-        self._swap_back("test")
+        self._swap_back(trainer, "test")
 
     # An interrupt may fall into the handling of the event above. Each scope around it has a closing event too.
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
         """See to it that the weights are back."""
-        self._swap_back("val")
+        self._swap_back(trainer, "val")
 
     def after_test(self, trainer: Trainer, event: AfterTest) -> None:
         """See to it that the weights are back."""
-        self._swap_back("test")
+        self._swap_back(trainer, "test")
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
         """See to it that the weights are back."""
@@ -241,14 +247,14 @@ class EMAHook(Hook):
         self._unwatch()
 
     def _swap_in(self, trainer: Trainer, mode: str) -> None:
-        self._see_loaded()
+        self._see_loaded(trainer)
         if self._average is not None and self._average.steps:
             self._evaluating.add(mode)
             trainer.copying.join()
             self._swap.put(self._average, self._model_of(trainer))
 
-    def _swap_back(self, mode: str) -> None:
-        self._see_loaded()
+    def _swap_back(self, trainer: Trainer, mode: str) -> None:
+        self._see_loaded(trainer)
         self._evaluating.discard(mode)
         if not self._evaluating:  # a test within a validation leaves the average in
             self._swap.back()
@@ -257,21 +263,24 @@ class EMAHook(Hook):
 
     def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
         """Save the average as `state_dict`, the model's own weights as `ema_state_dict`."""
-        self._see_loaded()
+        self._see_loaded(trainer)
         if self._average is not None and self._average.steps and trainer.checkpoint is not None:
             average_checkpoint.store(trainer.checkpoint, self._average, self._model_of(trainer), self._swap)
             trainer.checkpoint["meta"].setdefault("needs_hooks", []).append(self.name)
 
+    @on(priority=Priority.LOWEST)
     def after_load_checkpoint(self, trainer: Trainer, event: AfterLoadCheckpoint) -> None:
-        """Check the average of the checkpoint, and remember it until it is known what is loaded from it.
+        """Check the average of the checkpoint; for a resume, give this hook's state the average, and the model its own
+        weights. Last, so that other handlers find the mapping as it was saved.
 
         Raises:
             CheckpointError: the average is of another model.
         """
+        self._see_loaded(trainer)
+        self._model_of(trainer)
         assert trainer.checkpoint is not None
         average_checkpoint.check(trainer.checkpoint, strict=self._strict_load, source=event.path)
-        model = self._model_of(trainer)
-        self._loaded = (model, trainer.checkpoint, _version(model))
+        average_checkpoint.separate(trainer.checkpoint, self.name)
 
     def settings(self) -> dict[str, Any]:
         """When averaging begins, the kind of the average, and its arguments."""
@@ -283,42 +292,53 @@ class EMAHook(Hook):
         """The number of updates; the average itself is in the checkpoint beside it."""
         return {"steps": 0 if self._average is None else self._average.steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the average and the weights of the checkpoint that is being resumed from.
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Go on with the average of the checkpoint that is being resumed from. It is built here; the live one is left.
 
         Raises:
-            RuntimeError: none is.
+            RuntimeError: no checkpoint is being resumed from.
+            CheckpointError: it is the state of something else.
         """
-        if self._loaded is None:
+        saved = read_as(_State, state, "EMAHook cannot take its state")
+        if saved.average is msgspec.UNSET or self._model is None:
             raise RuntimeError("the average is not in the hook's own state: use Trainer.resume")
-        model, checkpoint, _ = self._loaded
-        self._loaded = None
-        self._begin_anew()
-        if not state["steps"]:
-            return
-        if average_checkpoint.KEY not in checkpoint:
-            logger.warning(
-                "the checkpoint has no %s: the average begins anew as a copy", average_checkpoint.KEY
-            )
-            return
-        if self._average is None:
-            self._average = self._build(model)
-        average_checkpoint.restore(checkpoint, self._average, model)
+        weights = saved.average if saved.steps else None
+        average = self._load_average(self._model, weights, saved.steps)
 
-    def _see_loaded(self) -> None:
+        def take() -> None:
+            self._average, self._loads = average, None
+            self._swap, self._evaluating = (
+                Swap(),
+                set(),
+            )  # the model has other values: nothing is to be put back
+            if saved.steps and weights is None:
+                text = "the checkpoint has no %s: the average begins anew as a copy"
+                logger.warning(text, average_checkpoint.KEY)
+
+        return take
+
+    def _load_average(
+        self, model: nn.Module, weights: Mapping[str, Any] | None, steps: int
+    ) -> BaseAveragedModel | None:
+        """A new average with these weights; None where the first update has to make it."""
+        if _lazy(model):
+            if weights is None:
+                return None
+            model = deepcopy(model)
+            model.load_state_dict(weights, strict=False)  # which gives it its shapes
+        average = self._build(model)
+        if weights is not None:
+            average.module.load_state_dict(weights, strict=False)
+            average.steps = steps
+        return average
+
+    def _see_loaded(self, trainer: Trainer) -> None:
         """Weights that were loaded without resuming are what is to be evaluated, and averaged from now on."""
-        if self._loaded is None:
-            return
-        model, _, version = self._loaded
-        self._loaded = None
-        if _version(model) != version:  # else the checkpoint was refused
-            self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._swap.forget()
-        self._evaluating.clear()
-        if self._average is not None:
-            self._average.restart()
+        known, self._loads = self._loads, trainer.state.loads
+        if known not in (None, self._loads):
+            self._swap, self._evaluating = Swap(), set()
+            if self._average is not None:
+                self._average.restart()
 
     # --- parts ---------------------------------------------------------------------------------------------
 
@@ -348,6 +368,6 @@ def _lazy(model: nn.Module) -> bool:
     return any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers()))
 
 
-def _version(model: nn.Module) -> int:
-    """A number that loading weights changes, without looking at them."""
-    return sum(parameter._version for parameter in model.parameters())
+class _State(msgspec.Struct):
+    steps: Count
+    average: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET

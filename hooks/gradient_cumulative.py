@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from eventloop.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.events import (
@@ -30,6 +32,7 @@ from eventloop.hooks.hook import on
 from eventloop.hooks.optimizer import OptimizerHook, loss_of
 from eventloop.priority import Priority
 from eventloop.schedule import positive
+from eventloop.schema import Count, read_as
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -250,36 +253,47 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             state["gradients"] = [parameter.grad for parameter in self._parameters()]
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
         """Go on within the window that was saved, and end it as it was begun, whatever `cumulative_iters` is now.
 
         Raises:
+            CheckpointError: it is the state of something else.
             ValueError: the losses were scaled in another way, or the gradients are not those of the trainer's
                 parameters.
         """
-        if state["loss_scaling"] != self.loss_scaling:
+        saved = read_as(_State, state, f"{type(self).__name__} cannot take its state")
+        if saved.loss_scaling != self.loss_scaling:
             raise ValueError(
-                f"the checkpoint is of a run whose loss scaling was {state['loss_scaling']!r}, this hook's is "
+                f"the checkpoint is of a run whose loss scaling was {saved.loss_scaling!r}, this hook's is "
                 f"{self.loss_scaling!r}: give the hook the loss_scale and dtype of that run, or take the weights "
                 "alone with load_checkpoint"
             )
-        if state["count"]:
-            self._take_gradients(state["gradients"])
-            self._divisor = state["divisor"]
-        self._count = state["count"]
+        gradients = self._fitting(saved.gradients) if saved.count else []
 
-    def _take_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        def take() -> None:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            self._count, self._divisor = saved.count, saved.divisor if saved.count else self._divisor
+
+        return take
+
+    def _fitting(
+        self, gradients: Sequence[torch.Tensor | None]
+    ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """The parameters, each with a copy of its gradient."""
         parameters = [*self._parameters()]
         if len(parameters) != len(gradients) or any(
-            gradient is not None and gradient.shape != parameter.shape
+            gradient is not None and not is_lazy(parameter) and gradient.shape != parameter.shape
             for parameter, gradient in zip(parameters, gradients, strict=True)
         ):
             raise ValueError(
                 f"the checkpoint's {len(gradients)} accumulated gradients do not fit the optimizer's "
                 f"{len(parameters)} parameters: is it of another model or optimizer?"
             )
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+        return [
+            (parameter, None if gradient is None else gradient.to(parameter, copy=True))
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+        ]
 
     @on(priority=Priority.HIGHEST)
     def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
@@ -288,6 +302,13 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         if self._count and model is not None and trainer.checkpoint is not None:
             means = _mean_over_ranks(model, [*self._parameters()])
             trainer.checkpoint["hooks"][self.name]["gradients"] = means
+
+
+class _State(msgspec.Struct):
+    count: Count
+    loss_scaling: str
+    divisor: Annotated[int, msgspec.Meta(ge=1)] = 1
+    gradients: list[torch.Tensor | None] = []
 
 
 def _distributed(model: torch.nn.Module) -> DistributedDataParallel | None:

@@ -116,8 +116,31 @@ class Hook(Points):
         """The hook's state as plain values and tensors."""
         return {}
 
+    @property
+    def loads_itself(self) -> bool:
+        """True when the class has a `load_state_dict` of its own, which may fail after a part of the state."""
+        return type(self).load_state_dict is not Hook.load_state_dict
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take a state that `state_dict` returned."""
+        """Take a state that `state_dict` returned.
+
+        `Trainer.resume` calls it before the model, the optimizer and the counters are loaded. If it raises, or a later
+        hook, the resume is refused: the hook's attributes are put back, and where that leaves another `state_dict`
+        than before, it is given a copy of that one.
+        """
+        self.prepare_state(state)()
+
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Check a state that `state_dict` returned, change nothing, and return what takes it, which must not fail.
+
+            def prepare_state(self, state):
+                patience = int(state["patience"])
+                return lambda: setattr(self, "patience", patience)
+
+        A hook that overrides this instead of `load_state_dict` need not be put back: `Trainer.resume` calls what is
+        returned last, when nothing of the checkpoint can be refused any more.
+        """
+        return lambda: None
 
     def settings(self) -> dict[str, Any]:
         """The options that change the course of a training, by the names they were given under.

@@ -30,11 +30,12 @@ class Kept:
 
     Args:
         limit: so many of the newest stay; -1 all.
+        names: those that are there.
     """
 
-    def __init__(self, limit: int = -1) -> None:
-        self._limit = limit
-        self._durable: list[str] = []
+    def __init__(self, limit: int = -1, names: Iterable[str] = ()) -> None:
+        self.limit = limit
+        self._durable = [*names]
         self._durable_at = -1
         self._begun: list[_Begun] = []
 
@@ -79,10 +80,6 @@ class Kept:
             for later in self._begun:
                 later.if_former.clear()
 
-    def load(self, names: Iterable[str]) -> None:
-        """Go on with the names of a checkpoint; what is under way by now is another run's."""
-        self._durable, self._begun, self._durable_at = list(names), [], -1
-
     def resumed_from(self, iteration: int) -> None:
         """The newest one that is there is of this iteration."""
         self._durable_at = iteration
@@ -98,4 +95,4 @@ class Kept:
         return begun
 
     def _beyond(self, older: list[str], name: str) -> list[str]:
-        return [*older, name][: -self._limit] if self._limit > 0 else []
+        return [*older, name][: -self.limit] if self.limit > 0 else []

@@ -57,10 +57,9 @@ class Labels:
         """The last validation."""
         return {"metrics": dict(self._metrics), "validated_at": self._validated_at}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load(self, metrics: Mapping[str, float], validated_at: int | None) -> None:
         """Go on with it."""
-        self._metrics = dict(state.get("metrics", {}))
-        self._validated_at = state.get("validated_at")
+        self._metrics, self._validated_at = dict(metrics), validated_at
 
 
 def note_where_it_went_back(directories: Sequence[Path], resumed: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any
 
@@ -16,6 +16,7 @@ from eventloop.events import Event, ScalarsLogged
 from eventloop.hooks.log_windows import Result, Window, window_of
 from eventloop.packet import Packet, Row
 from eventloop.reducer import WAIT_SECONDS, Reduced
+from eventloop.schema import read_as
 
 logger = logging.getLogger("eventloop")
 
@@ -47,9 +48,10 @@ class Statistic:
         self.size = config.get("window_size", "global")
         self._failed = False
         self._method = config.get("method_name", "mean")
-        self.window = self._empty()
+        self.window = self.new_window()
 
-    def _empty(self) -> Window:
+    def new_window(self) -> Window:
+        """One without values."""
         return window_of(self._method, self.size)
 
     def take(self, rows: Iterable[Row]) -> bool:
@@ -70,18 +72,18 @@ class Statistic:
 
     def state_dict(self, pending: Iterable[Row]) -> dict[str, Any]:
         """Its values, and those of rows that it has yet to take."""
-        window = self._empty()
+        window = self.new_window()
         window.load_state_dict(self.window.state_dict())
         _take(self.source, window, pending)
         return {"source": self.source, "window": window.kind, **window.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> bool:
-        """Go on with the values of a state; begin anew, and return False, without one of its source and window."""
-        self.window = self._empty()
-        if state is None or (state["source"], state["window"]) != (self.source, self.window.kind):
-            return False
-        self.window.load_state_dict(state)
-        return True
+    def window_of_state(self, state: Mapping[str, Any] | None) -> Window | None:
+        """A window with the values of a state; None without a state of its source and window."""
+        window = self.new_window()
+        if state is None or (state.get("source"), state.get("window")) != (self.source, window.kind):
+            return None
+        window.load_state_dict(state)
+        return window
 
 
 class LogStatistics:
@@ -126,15 +128,27 @@ class LogStatistics:
         self.take()
         return {entry.name: entry.state_dict(pending) for entry in self.entries}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the saved run was; what it did not have begins anew."""
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Go on where the saved run was; what it did not have begins anew.
+
+        Raises:
+            CheckpointError: it is the state of something else.
+        """
+        saved = read_as(dict[str, dict[str, Any]], state, "LoggerHook cannot take its state")
+        windows = [entry.window_of_state(saved.get(entry.name)) for entry in self.entries]
         self.take()  # what was posted before belongs to what is replaced
-        anew = [entry.name for entry in self.entries if not entry.load_state_dict(state.get(entry.name))]
-        if anew:
-            logger.warning(
-                "of custom_cfg %s begins anew: the checkpoint has no values of that name, source and window",
-                ", ".join(anew),
-            )
+
+        def take() -> None:
+            for entry, window in zip(self.entries, windows, strict=True):
+                entry.window = entry.new_window() if window is None else window
+            pairs = zip(self.entries, windows, strict=True)
+            if anew := [entry.name for entry, window in pairs if window is None]:
+                logger.warning(
+                    "of custom_cfg %s begins anew: the checkpoint has no values of that name, source and window",
+                    ", ".join(anew),
+                )
+
+        return take
 
 
 def _take(source: str, window: Window, rows: Iterable[Row]) -> bool:

@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from eventloop.catalogue import suggest
+from eventloop.schema import Count, read_as
 
 Method = Callable[[Sequence[float]], float]
 Result = Callable[[], float]
@@ -36,7 +39,11 @@ class Window(Protocol):
         """The values, as plain numbers."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take those of another one of this kind."""
+        """Take those of another one of this kind.
+
+        Raises:
+            CheckpointError: they are none.
+        """
 
 
 class Last:
@@ -61,8 +68,9 @@ class Last:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Window`; of a longer one these are the last."""
+        values = read_as(list[float], state.get("values"), "a statistic of custom_cfg cannot take its values")
         self._values.clear()
-        self._values.extend(state["values"])
+        self._values.extend(values)
 
 
 class Running:
@@ -97,8 +105,18 @@ class Running:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Window`."""
-        self._count, self._sum, self._epoch = state["count"], state["sum"], state["epoch"]
-        self._least, self._most, self._current = state["least"], state["most"], state["current"]
+        saved = read_as(_Sums, state, "a statistic of custom_cfg cannot take its sums")
+        self._count, self._sum, self._epoch = saved.count, saved.sum, saved.epoch
+        self._least, self._most, self._current = saved.least, saved.most, saved.current
+
+
+class _Sums(msgspec.Struct):
+    count: Count
+    sum: float
+    least: float
+    most: float
+    current: float
+    epoch: int
 
 
 def window_of(method: object, size: object) -> Window:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -195,10 +195,17 @@ class LoggerHook(Hook):
             return {}
         return self._statistics.state_dict([] if self._metrics is None else self._metrics.read_pending())
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the values of a state; a statistic that it does not have begins anew."""
-        if self._statistics is not None:
-            self._statistics.load_state_dict(state)
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Go on with the values of a state; a statistic that it does not have begins anew.
+
+        Raises:
+            CheckpointError: it is the state of something else.
+        """
+        return (
+            super().prepare_state(state)
+            if self._statistics is None
+            else self._statistics.prepare_state(state)
+        )
 
     def _copy_logs(
         self, trainer: Trainer, out_dir: Path, kind: type[BaseException] | None, *error: object

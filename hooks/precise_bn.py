@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -15,6 +17,7 @@ from eventloop.hooks.bn_statistics import Forward, get_bn_modules, update_bn_sta
 from eventloop.hooks.hook import Hook
 from eventloop.metrics import EventStorage
 from eventloop.options import check_bools, check_optional_bools
+from eventloop.schema import read_as
 from eventloop.weights import unwrap
 
 if TYPE_CHECKING:
@@ -182,9 +185,14 @@ class PreciseBN(Hook):
         """What a stop left to be done."""
         return {"missed": list(self._missed)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do it when training begins."""
-        self._missed = list(state["missed"])
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Do it when training begins.
+
+        Raises:
+            CheckpointError: it is the state of something else.
+        """
+        missed = read_as(_State, state, "PreciseBN cannot take its state").missed
+        return partial(setattr, self, "_missed", missed)
 
     def _forward_of(self, trainer: Trainer) -> Forward | None:
         step = trainer.custom_step
@@ -202,6 +210,10 @@ class PreciseBN(Hook):
                 raise
 
         return run_step
+
+
+class _State(msgspec.Struct):
+    missed: list[str]
 
 
 @contextmanager

@@ -27,6 +27,7 @@ BY_VALUE = "tests/faults/test_by_value.py"
 _RESUMED = (
     BY_VALUE, "tests/trainer/test_resume_refused.py", "tests/trainer/test_resume_settings.py",
     "tests/trainer/test_resume.py", "tests/trainer/test_resume_samplers.py", "tests/trainer/test_resume_exact.py",
+    "tests/trainer/test_resume_late.py",
 )  # fmt: skip
 _AVERAGED = (
     "tests/trainer/test_copying.py", "tests/hooks/test_ema_checkpoint.py", "tests/hooks/test_ema.py",

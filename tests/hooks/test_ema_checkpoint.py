@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.hooks.averages import BaseAveragedModel
@@ -287,6 +288,35 @@ def test_checkpoint_without_an_average_begins_one(
     assert average_of(trainer).steps == 4
 
 
+def test_lazy_model_resumes_with_its_average(train_net: MakeTrainer, tmp_path: Path) -> None:
+    """A model whose shapes the checkpoint gives goes on exactly; refused, it has none yet."""
+
+    def build(directory: str, **options: Any) -> Trainer:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+        ema = EMAHook(momentum=0.25)
+        return train_net(ema=ema, model=model, max_epochs=2, work_dir=tmp_path / directory, **options)
+
+    whole = build("run")
+    whole.train()
+    second = build("second")
+    refusal: list[Exception] = [ValueError("not now")]
+
+    def refuse(*arguments: Any) -> None:
+        if refusal:
+            raise refusal.pop()
+
+    second.optimizer.register_load_state_dict_post_hook(refuse)
+
+    with pytest.raises(CheckpointError, match="a state that the optimizer refuses: ValueError: not now"):
+        second.resume(tmp_path / "run" / "epoch_1")
+    assert is_lazy(next(second.model.parameters()))
+    second.resume(tmp_path / "run" / "epoch_1")
+    second.train()
+
+    assert_same(second, whole)
+
+
 def test_checkpoint_from_before_the_beginning_resumes(train_net: MakeTrainer) -> None:
     """An average that had begun is not mixed with a checkpoint in which it had not."""
     trainer = train_net(ema=EMAHook(begin_epoch=2), max_epochs=2)
@@ -389,6 +419,22 @@ def test_loading_in_a_validation_is_not_undone(train_net: MakeTrainer) -> None:
 
     saved = load_checkpoint(trainer.work_dir / "epoch_1")["state_dict"]
     assert differing(trainer.model.state_dict(), saved) == []
+
+
+def test_weights_refused_in_mid_training_leave_the_average(train_net: MakeTrainer, tmp_path: Path) -> None:
+    """A `load_checkpoint` that a handler tries while the run goes on does not end the average, if it is refused."""
+    other = train_net(ema=None, model=net(hidden=5), work_dir=tmp_path / "other")
+    other.train()
+    trainer = train_net(ema=EMAHook(momentum=0.25))
+
+    def load(trainer: Trainer, event: Any) -> None:
+        with pytest.raises(CheckpointError, match="another model"):
+            trainer.load_checkpoint(tmp_path / "other" / "epoch_1")
+
+    trainer.bus.subscribe(load, "before_train_iter", start=2, once=True)
+    trainer.train()
+
+    assert average_of(trainer).steps == 4
 
 
 @pytest.mark.parametrize("how", ["resume", "load_checkpoint"])

@@ -7,9 +7,7 @@ from eventloop.hooks.kept import Going, Kept
 
 def kept(limit: int, *names: str) -> Kept:
     """A record with checkpoints that are durable."""
-    record = Kept(limit)
-    record.load(names)
-    return record
+    return Kept(limit, names)
 
 
 def test_the_oldest_go() -> None:
@@ -102,9 +100,7 @@ def test_names_that_are_not_there() -> None:
 
 def test_a_save_of_another_run() -> None:
     """What becomes of one that was under way when a checkpoint was loaded does not matter."""
-    record = kept(2)
-    record.begin("1", 1)
-    record.load(["a"])
+    record = kept(2, "a")
 
     record.done("1")
     record.failed("1")

@@ -23,7 +23,7 @@ from eventloop.checkpoint import (
     save_checkpoint,
     scan,
 )
-from eventloop.manifest import MANIFEST, Label
+from eventloop.manifest import MANIFEST, CheckpointError, Label
 from eventloop.shelf import LOOKS, remove_checkpoint
 
 
@@ -240,12 +240,18 @@ def test_newest_passes_over_what_is_damaged(tmp_path: Path, caplog: pytest.LogCa
         assert any(str(path) in line and what in line for line in said)
 
 
+def needs_meta(state: dict[str, Any], name: str) -> None:
+    """A check that a checkpoint of weights alone does not pass."""
+    if "meta" not in state:
+        raise CheckpointError(f"{name} has no meta")
+
+
 def test_newest_that_has_what_is_needed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One without the parts that were asked for is passed over."""
+    """One that does not pass the check is passed over."""
     save(tmp_path, "epoch_1", 1)
     save_checkpoint({"state_dict": {}}, tmp_path / "epoch_2", Label(sequence=2))
 
-    assert load_newest(tmp_path, ("meta",))[0].name == "epoch_1"
+    assert load_newest(tmp_path, needs_meta)[0].name == "epoch_1"
     assert "passed over for" in caplog.text
     assert "epoch_2 has no meta" in caplog.text
 
@@ -261,7 +267,7 @@ def test_none_that_can_be_used(tmp_path: Path) -> None:
         FileNotFoundError,
         match=r"holds no checkpoint to resume from; epoch_2 has no meta; .*epoch_1/state\.pth is damaged: its SHA-256",
     ):
-        latest_checkpoint(tmp_path, ("meta",))
+        latest_checkpoint(tmp_path, needs_meta)
 
 
 # --- the best ----------------------------------------------------------------------------------------------
@@ -360,5 +366,5 @@ def test_several_directories_are_named(tmp_path: Path, caplog: pytest.LogCapture
 
     save(left, "epoch_1", 1)
     save_checkpoint({"state_dict": {}}, right / "epoch_1", Label(sequence=2))
-    assert load_newest([left, right], ("meta",))[0] == left / "epoch_1"
+    assert load_newest([left, right], needs_meta)[0] == left / "epoch_1"
     assert f"passed over for {left / 'epoch_1'}: {right / 'epoch_1'} has no meta" in caplog.text
