@@ -212,6 +212,33 @@ class TrainerState:
         """Check everything, then load what may be refused while it is loaded, which `undo` puts back; return the steps
         that load the rest, and cannot fail."""
         trainer = self._trainer
+        weights, changes, part = self._check(found, checkpoint, changed)
+        undo.add("the random state", partial(set_rng_state, rng_state()))  # code of others may draw
+        hooks = HookStates(trainer.hooks, checkpoint["hooks"], found)
+        takes = hooks.prepare()
+        hooks.load(undo)
+        trainer.position.load_samplers(part.position, undo)
+        converts = any(change.name == "model_dtypes" for change in changes)
+        load_optimizer_state(
+            trainer.optimizer, checkpoint["optimizer"], undo, converts=converts, source=found
+        )
+        lines = [*told(changed, changes), *self._load_schedulers(checkpoint, changed, changes, undo)]
+        lines += [part.inexact] if part.inexact else []
+        return [
+            prepare_model_state(unwrap(trainer.model), weights, undo, strict=True, source=str(found)),
+            *takes,
+            partial(self._go_to, checkpoint["meta"], part, changes),
+            partial(self._restore_random_state, part),
+            hooks.tell,
+            *(partial(logger.warning, "%s: %s", found, line) for line in lines),
+        ]
+
+    def _check(
+        self, found: Path, checkpoint: Mapping[str, Any], changed: Changed
+    ) -> tuple[Mapping[str, Any], list[Change], Part]:
+        """Refuse what this trainer cannot go on from, before anything is touched; return the weights, what differs of the
+        settings, and what is this rank's."""
+        trainer = self._trainer
         check_layout(checkpoint, found)
         self._check_unit(checkpoint["meta"], found)
         weights = checkpoint.get(OWN, checkpoint["state_dict"])
@@ -225,22 +252,7 @@ class TrainerState:
         self._check_length(checkpoint, found, changed)
         part = part_of(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
         self._check_random_states(part, found)
-        undo.add("the random state", partial(set_rng_state, rng_state()))  # code of others may draw
-        hooks = HookStates(trainer.hooks, checkpoint["hooks"], found)
-        takes = hooks.prepare()
-        hooks.load(undo)
-        trainer.position.load_samplers(part.position, undo)
-        converts = any(change.name == "model_dtypes" for change in changes)
-        load_optimizer_state(
-            trainer.optimizer, checkpoint["optimizer"], undo, converts=converts, source=found
-        )
-        lines = [*told(changed, changes), *self._load_schedulers(checkpoint, changed, changes, undo)]
-        lines += [part.inexact] if part.inexact else []
-        model = prepare_model_state(unwrap(trainer.model), weights, undo, strict=True, source=str(found))
-        return [
-            model, *takes, partial(self._go_to, checkpoint["meta"], part, changes), partial(self._restore_random_state, part),
-            hooks.tell, *(partial(logger.warning, "%s: %s", found, line) for line in lines),
-        ]  # fmt: skip
+        return weights, changes, part
 
     def _load_schedulers(
         self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], undo: Undo

@@ -161,7 +161,9 @@ def test_left_out(train: Callable[..., Trainer], make_trainer: Make) -> None:
         CheckpointError, match="cannot be resumed from, it has no optimizer, param_schedulers"
     ):
         make_trainer(max_epochs=4).resume(path)
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint to resume from; epoch_3 has no optimizer"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no checkpoint to resume from; epoch_3 .* it has no optimizer"
+    ):
         make_trainer(max_epochs=4).resume()
     make_trainer(max_epochs=4).load_checkpoint(path)
 
