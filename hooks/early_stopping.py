@@ -15,7 +15,7 @@ from eventloop.catalogue import suggest
 from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
 from eventloop.hooks.best import Rule, infer_rule
 from eventloop.hooks.hook import Hook
-from eventloop.options import check_bools
+from eventloop.options import check_bools, check_metric
 from eventloop.priority import Priority
 from eventloop.schedule import positive
 
@@ -70,8 +70,7 @@ class EarlyStoppingHook(Hook):
         *,
         delta_mode: DeltaMode = "abs",
     ) -> None:
-        if not isinstance(monitor, str) or not monitor:
-            raise TypeError(f"monitor must be the name of a metric, got {monitor!r}")
+        check_metric("monitor", monitor)
         positive("patience", patience)
         check_bools(strict=strict, check_finite=check_finite)
         _check_numbers(min_delta, stopping_threshold)
