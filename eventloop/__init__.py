@@ -23,6 +23,7 @@ from eventloop.replay import replay as replay
 if TYPE_CHECKING:
     from eventloop.loops import SkipIteration as SkipIteration
     from eventloop.metrics import EventStorage as EventStorage
+    from eventloop.metrics import get_event_storage as get_event_storage
     from eventloop.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ __all__ = [
     "Priority",
     "SkipIteration",
     "Trainer",
+    "get_event_storage",
     "read_events",
     "register",
     "replay",
@@ -45,6 +47,7 @@ _NEED_TORCH = {
     "EventStorage": "eventloop.metrics",
     "SkipIteration": "eventloop.loops",
     "Trainer": "eventloop.trainer",
+    "get_event_storage": "eventloop.metrics",
 }
 
 

@@ -420,6 +420,7 @@ class Trainer(KnowsPeers):
         self.position.go_on()
         self.facts.run = facts_of(self)
         self.clock.begin_run(self.iter, self.clock.device or device_clock(self))
+        self.during_run.enter_context(self.metrics)  # for get_event_storage
 
     def begin_epoch(self) -> None:
         """A training epoch begins."""

@@ -206,12 +206,14 @@ class PreciseBN(Hook):
 
 @contextmanager
 def _aside(trainer: Trainer) -> Iterator[None]:
-    """What a train step may touch is the trainer's again afterwards; numbers it puts are thrown away. Meanwhile
+    """What a train step may touch is the trainer's again afterwards; numbers it puts, also by
+    `get_event_storage`, are thrown away. Meanwhile
     the model is the one inside DistributedDataParallel, whose collectives would wait for ranks with more batches."""
     model, batch, outputs, metrics = trainer.model, trainer.batch, trainer.outputs, trainer.metrics
     try:
-        trainer.model, trainer.metrics = unwrap(model), EventStorage()
-        yield
+        trainer.model = unwrap(model)
+        with EventStorage() as trainer.metrics:
+            yield
     finally:
         trainer.model, trainer.batch, trainer.outputs, trainer.metrics = model, batch, outputs, metrics
 
