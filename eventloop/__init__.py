@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.bus import Bus as Bus
 from eventloop.event_log import read_events as read_events
 from eventloop.events import Event as Event
+from eventloop.peer_names import explain_absent
 from eventloop.priority import Priority as Priority
 from eventloop.registry import HOOKS as HOOKS
 from eventloop.registry import WRITERS as WRITERS
@@ -54,7 +55,7 @@ _NEED_TORCH = {
 def __getattr__(name: str) -> Any:
     if name in _NEED_TORCH:
         return getattr(importlib.import_module(_NEED_TORCH[name]), name)
-    raise AttributeError(f"module 'eventloop' has no attribute {name!r}")
+    explain_absent("eventloop", name)
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from eventloop.arguments import knowing_others
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.hooks.hook import on
 from eventloop.hooks.iter_timer import IterTimerHook
@@ -41,6 +42,7 @@ class IterationTimer(IterTimerHook):
         TypeError, ValueError: `warmup_iter` is no int of at least 0, or `ignore_warmup_time` no bool.
     """
 
+    @knowing_others
     def __init__(self, warmup_iter: int = 3, ignore_warmup_time: bool = True) -> None:
         super().__init__()
         check_bools(ignore_warmup_time=ignore_warmup_time)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from eventloop.arguments import knowing_others
 from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrain, BeforeTrainEpoch
 from eventloop.hooks.bn_statistics import Forward, get_bn_modules, update_bn_stats
 from eventloop.hooks.hook import Hook
@@ -59,6 +60,7 @@ class PreciseBN(Hook):
 
     priority = 80
 
+    @knowing_others
     def __init__(
         self,
         interval: int = -1,
