@@ -13,7 +13,9 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -63,7 +65,17 @@ class EventStorage:
     storage.history("loss").avg(20)
 
     `iter`, `epoch` and `mode` are kept by the trainer; a value is put for the current iteration unless `cur_iter` says
-    otherwise. detectron2's EventStorage, without its global stack: pass the storage on.
+    otherwise. A loop without a trainer counts by itself, and may post the values to the writers of a bus:
+
+        JSONLWriter().attach(bus, lambda: Run(work_dir="runs/mine"))
+        with EventStorage(start_iter) as storage:
+            for batch in loader:
+                storage.put_scalars(loss=train_step(batch), time=perf_counter() - began)
+                storage.step()
+                if storage.iter % 20 == 0:
+                    bus.post(storage.collect(), ScalarsLogged)
+
+    Inside the `with`, and inside a run of a trainer for its metrics, `get_event_storage()` returns the storage.
     """
 
     def __init__(self, start_iter: int = 0) -> None:
@@ -94,8 +106,26 @@ class EventStorage:
         self._shapes: dict[str | tuple[str, ...], Shape] = {}  # a single name is its own key
         self._floats = Shape((), True)  # of the last `put_floats`
         self._prefix = ""
+        self._entered_in = 0  # the thread whose `with` it is
         self._pool = PinnedPool()
         self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        """Make this the storage that `get_event_storage` returns, until the block is left."""
+        self._entered_in = threading.get_ident()
+        _ENTERED.set((*_ENTERED.get(), self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Make it the one before again. A generator may be closed in a context that never entered it."""
+        entered = _ENTERED.get()
+        if self in entered:
+            last = len(entered) - 1 - entered[::-1].index(self)
+            _ENTERED.set(entered[:last] + entered[last + 1 :])
+
+    def step(self) -> None:
+        """Count one iteration, in a loop without a trainer; what is put from here on is of the next one."""
+        self.iter += 1
 
     @property
     def epoch(self) -> int:
@@ -163,13 +193,25 @@ class EventStorage:
             self._look()
 
     def put_scalars(
-        self, scalars: Mapping[str, Value], smoothing_hint: bool = True, cur_iter: int | None = None
+        self,
+        scalars: Mapping[str, Value] = MappingProxyType({}),
+        /,
+        smoothing_hint: bool = True,
+        cur_iter: int | None = None,
+        **named: Value,
     ) -> None:
-        """Put several numbers; a mapping, so that no metric's name can collide with an argument's.
+        """Put several numbers: a mapping, keywords, or both, as `dict` takes them.
+
+        Args:
+            scalars: numbers by name; needed for names that are no identifiers, or those of an argument here.
+            smoothing_hint, cur_iter: as of `put_scalar`.
+            named: numbers by name, as in detectron2: `put_scalars(time=seconds)`.
 
         Raises:
             TypeError, ValueError: as `put_scalar`; then none of them is put.
         """
+        if named:
+            scalars = {**scalars, **named}
         if self._prefix:
             scalars = {self._prefix + name: value for name, value in scalars.items()}
         numbers = [
@@ -448,8 +490,8 @@ class EventStorage:
         if not self._gave_up:
             self._gave_up = True
             logger.warning(
-                "nobody collects the metrics (a LoggerHook does): their histories go on, and older values of %s and "
-                "others are logged nowhere", most,
+                "nobody collects the metrics (a LoggerHook does, or bus.post(storage.collect(), ScalarsLogged)): their "
+                "histories go on, and older values of %s and others are logged nowhere", most,
             )  # fmt: skip
         self._read_all()
         kept: list[Row] = []
@@ -460,3 +502,30 @@ class EventStorage:
             else:
                 kept.append(row)
         self._rows, self._entered = kept, len(kept)
+
+
+_ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages", default=())
+"""The storages whose `with` is not left, the innermost last."""
+
+
+def get_event_storage() -> EventStorage:
+    """Return the storage of the innermost `with`, or the metrics of the trainer that runs: for code given neither.
+
+        class Detector(nn.Module):
+            def forward(self, images):
+                get_event_storage().put_scalar("num_boxes", boxes.shape[0])
+
+    Only the thread of the `with` has it: neither a thread that is started inside nor a background subscriber does. An
+    asyncio task has that of the code which created it.
+
+    Raises:
+        RuntimeError: this thread entered no storage.
+    """
+    entered = _ENTERED.get()
+    # the context of another thread may have been copied, as asyncio does: two threads must not put into one storage
+    if entered and entered[-1]._entered_in == threading.get_ident():
+        return entered[-1]
+    raise RuntimeError(
+        "get_event_storage() found no storage: call it inside `with EventStorage(start_iter) as storage:`, or while a "
+        "Trainer runs; another thread has none, pass it the storage"
+    )

@@ -193,12 +193,16 @@ class Trainer(KnowsPeers):
         """
         self._train(self._schedule)
 
-    def run(self, workflow: Workflow) -> None:
-        """Train and evaluate by mmcv's workflow, `[("train", 2), ("val", 1)]`, cycling until the run's end.
+    @knowing_calls
+    def run(self, workflow: Workflow | None = None) -> None:
+        """Train and evaluate by mmcv's workflow, `[("train", 2), ("val", 1)]`, cycling until the run's end; without a
+        workflow, `train()`.
 
         Raises:
-            TypeError, ValueError: the workflow is none, or the trainer lacks a loader for it.
+            TypeError, ValueError: the workflow is not a list of such pairs, or the trainer lacks a loader for it.
         """
+        if workflow is None:
+            return self.train()
         schedule = WorkflowSchedule(workflow)
         for mode in schedule.modes:
             check_loader(self, mode)
@@ -420,6 +424,7 @@ class Trainer(KnowsPeers):
         self.position.go_on()
         self.facts.run = facts_of(self)
         self.clock.begin_run(self.iter, self.clock.device or device_clock(self))
+        self.during_run.enter_context(self.metrics)  # for get_event_storage
 
     def begin_epoch(self) -> None:
         """A training epoch begins."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from eventloop.lean_step import next_values, steps_plainly
+from eventloop.options import check_metric
 from eventloop.param_groups import check_has_value, initial_value, read_value, write_value
 
 logger = logging.getLogger("eventloop")
@@ -200,6 +201,7 @@ class PlateauWindow(Window):
     def __init__(
         self, optimizer: Optimizer, schedule: Schedule, monitor: str, *, begin: int = 0, end: int | None = None
     ) -> None:  # fmt: skip
+        check_metric("monitor", monitor)
         self.monitor = monitor
         super().__init__(optimizer, schedule, begin=begin, end=end)
         if self._scheduler is None:

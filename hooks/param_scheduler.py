@@ -21,7 +21,7 @@ from eventloop.events import (
 from eventloop.hooks.hook import Hook
 from eventloop.lean_step import stepper
 from eventloop.optimizers import each_optimizer
-from eventloop.options import check_bools
+from eventloop.options import check_bools, check_metric
 from eventloop.param_schedulers import build_schedulers, check_windows
 from eventloop.priority import Priority
 from eventloop.windows import PlateauWindow
@@ -47,7 +47,7 @@ class ParamSchedulerHook(Hook):
             `monitor` has its own.
 
     Raises:
-        TypeError: `by_epoch` is no bool.
+        TypeError: `by_epoch` is no bool, or `monitor` is not the name of a metric.
 
     Warns:
         UserWarning: a window reaches past the run; a scheduler is of an optimizer that is not the trainer's; or one counted
@@ -59,6 +59,7 @@ class ParamSchedulerHook(Hook):
 
     def __init__(self, by_epoch: bool = False, monitor: str = "loss") -> None:
         check_bools(by_epoch=by_epoch)
+        check_metric("monitor", monitor)
         self._by_epoch = by_epoch
         self._monitor = monitor
         self._each_iter: list[Callable[[], object]] = []
