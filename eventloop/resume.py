@@ -31,7 +31,8 @@ from eventloop.position import Within
 from eventloop.ranks import Part, of_all_ranks, own_buffers, part_of, several
 from eventloop.reschedule import standing_still, too_short
 from eventloop.rng import module_generators, rng_state, set_module_generators, set_rng_state
-from eventloop.settings import Change, Changed, Settings, check_changed, refusal, told
+from eventloop.setting_changes import Change, Changed, check_changed, refusal, told
+from eventloop.settings import Settings
 from eventloop.shelf import NEEDED
 from eventloop.undo import Undo
 from eventloop.weights import check_model_state, load_model_state, unwrap
@@ -211,7 +212,7 @@ class TrainerState:
         except BaseException:
             undo()
             raise
-        for line in (*told(changed, changes), *lines):
+        for line in (*told(changed, changes, trainer), *lines):
             logger.warning("%s: %s", found, line)
         for name in standing_still(trainer):
             logger.warning(STANDS_STILL, found, f"of {name!r} " if name else "")

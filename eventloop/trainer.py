@@ -38,7 +38,7 @@ from eventloop.resume import TrainerState
 from eventloop.run import CurrentRun
 from eventloop.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
 from eventloop.scopes import EpochScope, RunScope, TrainScope
-from eventloop.settings import Changed
+from eventloop.setting_changes import Changed
 from eventloop.steps import LossFn, forward, predict, train_outputs, val_outputs
 from eventloop.stopping import Stopping
 from eventloop.summary import run_costs, summarize
