@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 
+from eventloop.printable import printable
+
 
 def at_least_one(text: str) -> int:
     """An argument that is a positive number.
@@ -29,12 +31,12 @@ class OutputError(OSError):
 
 def say(text: str) -> bool:
     """Write a line, now; False when nobody is there to read it any more, as in `eventloop demo | head`. What standard
-    output has no characters for stands there as escapes.
+    output has no characters for stands there as escapes, and so do control characters.
 
     Raises:
         OutputError: it cannot be written.
     """
-    return _put(lambda: sys.stdout.write(_encodable(f"{text}\n")))
+    return _put(lambda: sys.stdout.write(_encodable(printable(f"{text}\n"))))
 
 
 def put_file(data: bytes) -> bool:

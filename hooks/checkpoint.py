@@ -23,7 +23,7 @@ from eventloop.events import (
 from eventloop.hooks.beside import has_more, note_where_to_resume, refuse_twin, sequences, where_to_resume
 from eventloop.hooks.best import Best, BestMetrics, Rule, file_part
 from eventloop.hooks.bests import Bests
-from eventloop.hooks.checkpoint_options import WhenBusy, check_options, folder_template, unit_of
+from eventloop.hooks.checkpoint_options import WhenBusy, check_names, check_options, folder_template, unit_of
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.kept import Going, Kept
 from eventloop.hooks.labels import Labels, note_where_it_went_back, warn_of_another_run
@@ -403,7 +403,12 @@ class CheckpointHook(Hook):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on pruning and comparing where the saved run was; a metric that is not watched is not compared with."""
+        """Go on pruning and comparing where the saved run was; a metric that is not watched is not compared with.
+
+        Raises:
+            CheckpointError: a checkpoint that it names, and may remove later, is a path.
+        """
+        check_names(state, self.directory)
         self._kept.load(state["kept"])
         self.labels.load_state_dict(state)
         self._bests.load_state_dict(state)

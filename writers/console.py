@@ -26,8 +26,10 @@ from eventloop.events import (
     TextLogged,
 )
 from eventloop.options import check_optional_bools
+from eventloop.printable import printable
 from eventloop.run import Run
 from eventloop.terminal import drop_output
+from eventloop.units import on_a_line
 from eventloop.writers.lines import Pace, notice, score_line, train_line
 from eventloop.writers.writer import Writer
 
@@ -109,7 +111,8 @@ class ConsoleWriter(Writer):
                 if self._bar is not None and isinstance(event, ScalarsLogged):
                     self._bar.note("")  # the evaluation that was noted is over
                 self._settle(ended=isinstance(event, AfterRun))
-                self._say(score_line(event) if isinstance(event, ScalarsLogged) else notice(event))
+                text = score_line(event) if isinstance(event, ScalarsLogged) else notice(event)
+                self._say(text, lines=isinstance(event, TextLogged))
 
     def flush(self) -> None:
         self._show(self._flush_out)
@@ -178,7 +181,9 @@ class ConsoleWriter(Writer):
             self._bar.draw()
         self._ended = self._ended or ended
 
-    def _say(self, line: str) -> None:
+    def _say(self, text: str, *, lines: bool = False) -> None:
+        """Print a text; a terminal obeys none of its characters, and only with `lines` it has several lines."""
+        line = printable(text) if lines else on_a_line(text)
         encoding = getattr(self._out, "encoding", None)
         if encoding:  # a character the output cannot show must not end the console
             line = line.encode(encoding, "backslashreplace").decode(encoding)

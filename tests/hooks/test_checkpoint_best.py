@@ -12,7 +12,7 @@ import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint, scan
 from eventloop.hooks import CheckpointHook
-from eventloop.manifest import Label, read_manifest
+from eventloop.manifest import CheckpointError, Label, read_manifest
 from eventloop.trainer import Trainer
 
 Make = Callable[..., Trainer]
@@ -356,3 +356,49 @@ def test_two_hooks_in_one_directory_count_together(make_trainer: Make, tmp_path:
         "iter_10",
         "whole_2",
     ]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"kept": ["../victim"]},
+        {"bests": {"acc": [0.0, "../victim", "acc"]}},
+        {"bests": {"other": [0.0, "/victim", "other"]}},
+        {"bests_behind": {"acc": [[0.0, "a/../../victim", "acc"]]}},
+    ],
+)
+def test_a_state_that_lists_paths_is_refused(make_trainer: Make, state: dict[str, Any]) -> None:
+    """A checkpoint of another program could have this run remove any directory, when it prunes."""
+    hook = CheckpointHook(save_best="acc")
+
+    with pytest.raises(CheckpointError, match=r"lists '.*victim' .* expected the name of a folder in"):
+        hook.load_state_dict({"kept": [], "bests": {}, **state})
+
+
+def test_what_is_no_checkpoint_is_not_removed(make_trainer: Make, scripted: Scripted, tmp_path: Path) -> None:
+    """Of the names that a resumed checkpoint lists as those it saved, only checkpoints go for better ones."""
+    run = tmp_path / "run"
+    options: dict[str, Any] = {"save_best": "acc", "max_keep_ckpts": 1}
+    make_trainer(hooks=[CheckpointHook(**options)], **scripted(0.25)).train()
+    state = load_checkpoint(run / "best_acc_epoch_1")
+    state["hooks"]["checkpoint"] |= {"kept": ["notes"], "bests": {"acc": [0.25, "notes", "acc"]}}
+    save_checkpoint(state, run / "epoch_1", Label(sequence=9))
+    (run / "notes").mkdir()
+
+    trainer = make_trainer(max_epochs=2, hooks=[CheckpointHook(**options)], **scripted(0.5))
+    trainer.resume(run / "epoch_1")
+    trainer.train()
+
+    assert (run / "notes").is_dir()
+    assert (run / "best_acc_epoch_2").is_dir()
+
+
+def test_a_metric_is_one_part_of_a_name(best_of: Callable[..., CheckpointHook], files: Files) -> None:
+    """Whatever it is called."""
+    metric = "a/../acc\x1b\0" + "x" * 300
+
+    best_of({metric: 0.5}, save_best=metric)
+
+    (name,) = files()
+    assert name.startswith("best_a_.._acc%1B%00xxx")
+    assert name.endswith("_epoch_1")

@@ -248,6 +248,40 @@ def test_other_events_are_a_line_each(attach: Attach, event: Event, line: str) -
     assert console.lines(event) == [line]
 
 
+HOSTILE = "\x1b]0;title\x07\r\x9b2J\u202e\n[bold]"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ScalarsLogged(step=10, mode="train", scalars={HOSTILE: 1.0}),
+        ScalarsLogged(mode=HOSTILE, scalars={"loss": 1.0}),
+        TextLogged(name="note", text=HOSTILE),
+        CheckpointSaved(path=HOSTILE),
+        CheckpointFailed(path=HOSTILE, error=HOSTILE),
+        AfterLoadCheckpoint(path=HOSTILE),
+        StopRequested(reason=HOSTILE),
+        PreemptionRequested(reason=HOSTILE),
+        HandlerFailed(handler=HOSTILE, error=HOSTILE),
+        EventsDropped(handler=HOSTILE),
+        SlowHandler(handler=HOSTILE),
+        AfterRun(reason=HOSTILE, error=HOSTILE),
+    ],
+)
+def test_a_terminal_obeys_no_text(attach: Attach, event: Event) -> None:
+    """Control characters and direction marks are escapes; only a text that was logged may have several lines."""
+    console = Console(attach)
+
+    console.lines(event)
+
+    shown = console.stream.getvalue()
+    assert {*"\x1b\x07\r\x9b\u202e"}.isdisjoint(shown)
+    assert r"\x1b]0;title\x07" in shown
+    assert r"\u009b2J\u202e" in shown
+    assert "[bold]" in shown
+    assert shown.count("\n") == (2 if isinstance(event, TextLogged) else 1)
+
+
 def test_an_event_without_words_of_its_own_is_named() -> None:
     """A subclass may subscribe to more."""
     assert notice(BeforeRun()).startswith("before_run: BeforeRun(")

@@ -122,6 +122,17 @@ def test_a_failed_run_ends_the_bar_too(attach: Attach) -> None:
     assert plain(seen).endswith("\r\nRun ended at iteration 10: error: ValueError: x\r\n<after>")
 
 
+def test_texts_of_a_run_are_no_commands(attach: Attach) -> None:
+    """Neither to the terminal nor to rich, whose markup is shown as it is."""
+    named = {"[bold]acc[/bold] :smile:\x1b[2J": 0.5}
+    event = ScalarsLogged(mode="val", step=10, max_iters=1800, scalars=named)
+
+    seen = shown(attach, BeforeRun(), train(10), event)
+
+    assert r"[bold]acc[/bold] :smile:\x1b[2J: 0.5000" in plain(seen)
+    assert "\x1b[2J" not in seen
+
+
 def test_closing_the_bus_ends_the_bar(attach: Attach) -> None:
     """Without an after_run too, as at interpreter exit."""
     terminal = PseudoTerminal()
