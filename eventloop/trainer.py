@@ -323,10 +323,11 @@ class Trainer(KnowsPeers):
         trainer.resume("auto", changed="apply")  # with the learning rate that was edited meanwhile
 
         Args:
-            path: "auto" for the newest whole checkpoint of the run, "best" for its best one (of several metrics by the
-                first of `save_best`), or a path; a name alone, as "iter_50", is also looked for among the run's.
-                Those are in the directories of all checkpoint hooks. A training that begins after another than "auto"
-                leaves what is newer behind, durably: from then on "auto" stays on its line.
+            path: "auto" for the newest whole checkpoint of the run (at one iteration the regular one rather than a best
+                one), "best" for its best one (of several metrics by the first of `save_best`), or a path; a name
+                alone, as "iter_50", is also looked for among the run's. Those are in the directories of all checkpoint
+                hooks. A training that begins after another than "auto" leaves what is newer behind, durably: from then
+                on "auto" stays on its line.
             changed: what to do where the trainer was built with other settings than the checkpoint's run:
                 hyper-parameters of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch
                 size, lengths of loader and data set, number of processes, autocast. "refuse" lists them. "keep" goes
