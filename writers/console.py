@@ -28,7 +28,7 @@ from eventloop.events import (
 )
 from eventloop.options import check_optional_bools
 from eventloop.run import Run
-from eventloop.terminal import drop_output
+from eventloop.terminal import drop_output, is_terminal
 from eventloop.writers.lines import Columns, Pace, notice, score_line, train_line
 from eventloop.writers.writer import Writer
 
@@ -78,7 +78,7 @@ class ConsoleWriter(Writer):
         self.interval = interval
         self.progress = progress
         self.stream = stream
-        wanted = _is_terminal(stream or sys.stdout) if progress is None else progress
+        wanted = _moves_cursor(stream or sys.stdout) if progress is None else progress
         self._module = _import_progress(required=progress is True) if wanted else None
         self._bar: ProgressBar | None = None
         self.nobody_reads = False
@@ -93,7 +93,7 @@ class ConsoleWriter(Writer):
         if out is None:
             return
         self._out = out
-        if self._module is not None and (self.progress or _is_terminal(self._out)):
+        if self._module is not None and (self.progress or _moves_cursor(self._out)):
             self._bar = self._module.ProgressBar(self._out)
 
     def write(self, event: Event) -> None:
@@ -198,8 +198,8 @@ class ConsoleWriter(Writer):
             self._out.flush()
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+def _moves_cursor(stream: TextIO | None) -> bool:
+    return is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _import_progress(*, required: bool) -> ModuleType | None:

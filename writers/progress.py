@@ -58,12 +58,20 @@ class ProgressBar:
     def say(self, line: str) -> None:
         """Print an ordinary line above."""
         self._console.print(line, soft_wrap=True)
+        self._return()
 
     def draw(self) -> None:
         """Draw the line now."""
         if self._live is not None and self._state is not None:
             self._drawn = monotonic()
             self._live.update(self._line(*self._state), refresh=True)
+            self._return()
+
+    def _return(self) -> None:
+        """Go to the beginning of the bar's line: what the program prints then replaces the bar, and is not cut by the
+        terminal's width."""
+        self._console.file.write("\r")
+        self._console.file.flush()
 
     def stop(self) -> None:
         """Draw the line a last time and leave the cursor below it: what others print next is clean."""

@@ -200,6 +200,18 @@ def test_the_line_keeps_its_width(attach: Attach) -> None:
     assert len({len(line) for line in lines}) == 1
 
 
+def test_what_the_program_prints_begins_a_line(attach: Attach, clock: list[float]) -> None:
+    """Beside the bar, and behind a line above it."""
+    for events in ([train(10)], [train(10), val(10)]):
+        stream = io.StringIO()
+        bus = attach(ConsoleWriter(progress=True, stream=stream))
+        for event in events:
+            bus.emit(event)
+        bus.flush()
+
+        assert stream.getvalue().endswith("\r")
+
+
 def test_values_after_the_end_are_lines(attach: Attach) -> None:
     """A value that came late from a device starts no second bar."""
     seen = shown(attach, BeforeRun(), train(10), AfterRun(iter=10), train(20))
