@@ -20,9 +20,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from eventloop.catalogue import suggest
 from eventloop.device import HostCopy, PinnedPool
 from eventloop.history import HistoryBuffer
+from eventloop.latest import ByName, LatestValue
 from eventloop.media import Kind, MediaPacket, Medium, PendingMedia, histogram_of, image_of
 from eventloop.packet import (
     Packet,
@@ -61,7 +61,7 @@ class EventStorage:
     """Where hooks put numbers and read them back: `trainer.metrics`.
 
     storage.put_scalar("loss", loss.detach())
-    storage.latest()["loss"]          # (value, iteration); reads the device
+    storage.latest()["loss"].value    # waits for the device
     storage.history("loss").avg(20)
 
     `iter`, `epoch` and `mode` are kept by the trainer; a value is put for the current iteration unless `cur_iter` says
@@ -102,6 +102,7 @@ class EventStorage:
         self._late: list[Row] = []  # those read, and not entered
         self._followed = False  # whether somebody holds a history, and may look at it again
         self._histories: dict[str, HistoryBuffer] = {}
+        self._latest: dict[str, tuple[float, Row]] = {}
         self._hints: dict[str, bool] = {}
         self._shapes: dict[str | tuple[str, ...], Shape] = {}  # a single name is its own key
         self._floats = Shape((), True)  # of the last `put_floats`
@@ -329,36 +330,39 @@ class EventStorage:
 
     # --- reading, which may wait for the device ------------------------------------------------------------
 
-    def latest(self) -> dict[str, tuple[float, int]]:
-        """The last value of each name and its iteration. Waits for values that are still on the device."""
-        self._read_all()
-        return {name: history.values()[-1] for name, history in self._histories.items()}
+    def latest(self) -> dict[str, LatestValue]:
+        """Return the last value of each name, with its step; an unknown name in it is a KeyError that suggests one.
 
-    def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
+        Waits for values that are still on the device.
+        """
+        self._read_all()
+        latest = {**self._latest}  # one C call: the background may enter values meanwhile
+        return ByName(
+            {name: LatestValue(value, row.iteration, row.step) for name, (value, row) in latest.items()}
+        )
+
+    def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, LatestValue]:
         """As `latest`, with the median over the last `window_size` iterations for names with a smoothing hint."""
-        return {
-            name: (self._histories[name].median(window_size) if self._hints.get(name) else value, iteration)
-            for name, (value, iteration) in self.latest().items()
-        }
+        latest = self.latest()
+        for name, (_, iteration) in latest.items():
+            if self._hints.get(name):
+                median = self._histories[name].median(window_size)
+                latest[name] = LatestValue(median, iteration, latest[name].step)
+        return latest
 
     def history(self, name: str) -> HistoryBuffer:
         """The history of one name. Waits for values that are still on the device.
 
         Raises:
-            KeyError: nothing was put under that name.
+            KeyError: nothing was put under that name (with a suggestion).
         """
-        self._read_all()
-        self._followed = True
-        if name not in self._histories:
-            known = suggest(name, [*self._histories]) if self._histories else ": nothing was put yet"
-            raise KeyError(f"no history for scalar {name!r}{known}")
-        return self._histories[name]
+        return self.histories()[name]
 
     def histories(self) -> dict[str, HistoryBuffer]:
-        """All of them, by name."""
+        """Return all of them, by name; an unknown name in it is a KeyError that suggests one."""
         self._read_all()
         self._followed = True
-        return dict(self._histories)
+        return ByName(self._histories)
 
     def read_pending(self) -> list[Row]:
         """What was put since the last `collect`, as numbers; it stays. Waits for values that are still on the device."""
@@ -380,7 +384,7 @@ class EventStorage:
                     break
             if packet is None or self._followed or len(self._late) >= LATE_LIMIT:
                 late, self._late = self._late, []
-                enter(late, self._histories)
+                enter(late, self._histories, self._latest)
         self._leave_out(unread)
 
     def _read_all(self) -> None:
@@ -388,7 +392,7 @@ class EventStorage:
         # What is read early is still logged at the end of its interval: it stays pending, as floats.
         fresh = self._rows[self._entered :]
         unread = read_rows(fresh, None)
-        enter(fresh, self._histories)
+        enter(fresh, self._histories, self._latest)
         if unread:
             self._rows[self._entered :] = fresh  # without them
         self._entered = len(self._rows)

@@ -39,7 +39,7 @@ _LIGHTNING = {
     "precision": 'hooks=[AmpOptimizerHook(dtype="bfloat16")]',
     "callbacks": "hooks=[...]",
     "logger": "writers=[...]",
-    "enable_progress_bar": "writers=[ConsoleWriter()]",
+    "enable_progress_bar": "writers=[ConsoleWriter()], the default on a terminal; writers=[] shows nothing",
     "enable_checkpointing": "hooks=[CheckpointHook(interval=...)]",
     "default_root_dir": "work_dir=...",
     "max_steps": "max_iters=...",

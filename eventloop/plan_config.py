@@ -215,7 +215,7 @@ def _plan(config: Mapping[str, Any]) -> ConfigPlan:
             default_hooks=config.get("default_hooks") or {},
             custom_hooks=config.get("custom_hooks") or [],
             hooks=config.get("hooks") or [],
-            writers=config.get("writers") or [],
+            writers=config.get("writers"),
             work_dir=folder,
             **_length(config),
         )

@@ -38,8 +38,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--html", metavar="FILE",
-        help='write one page with charts, which needs nothing but itself to be read; "-" is standard output; with '
-        "torch-eventloop[report]",
+        help='write one page with charts, which needs nothing but itself to be read; "-" is standard output; needs '
+        "plotly, which the extras demo and report bring",
     )  # fmt: skip
     parser.add_argument("--traceback", action="store_true", help="show where an error was found")
 

@@ -77,7 +77,8 @@ class Trainer(KnowsPeers):
         val_interval, val_begin, dynamic_intervals: when to validate, in that unit, as in MMEngine; by default
             every epoch, or every 1000 iterations.
         hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class takes
-            its place.
+            its place. `writers=None` shows progress (a `ConsoleWriter`) where standard error is a terminal, or in a
+            notebook, and nothing elsewhere; `writers=[]` shows nothing.
         custom_hooks: MMEngine's name for `hooks`.
         default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
             checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None to go without.
@@ -124,7 +125,7 @@ class Trainer(KnowsPeers):
         val_begin: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
         hooks: Sequence[Any] = (),
-        writers: Sequence[Any] = (),
+        writers: Sequence[Any] | None = None,
         custom_hooks: Sequence[Any] = (),
         default_hooks: Mapping[str, Any] | None = None,
         work_dir: str | Path | None = None,
@@ -132,7 +133,7 @@ class Trainer(KnowsPeers):
         bus: Bus | None = None,
     ) -> None:
         loaders = (train_loader, val_loader, test_loader)
-        check_lists(hooks=hooks, custom_hooks=custom_hooks, writers=writers)
+        check_lists(hooks=hooks, custom_hooks=custom_hooks, writers=() if writers is None else writers)
         check_default_hooks(default_hooks)
         check_bus(bus)
         check_signatures(train_step=train_step, val_step=val_step)
@@ -327,10 +328,11 @@ class Trainer(KnowsPeers):
         trainer.resume("auto", changed="apply")  # with the learning rate that was edited meanwhile
 
         Args:
-            path: "auto" for the newest whole checkpoint of the run, "best" for its best one (of several metrics by the
-                first of `save_best`), or a path; a name alone, as "iter_50", is also looked for among the run's.
-                Those are in the directories of all checkpoint hooks. A training that begins after another than "auto"
-                leaves what is newer behind, durably: from then on "auto" stays on its line.
+            path: "auto" for the newest whole checkpoint of the run (at one iteration the regular one rather than a best
+                one), "best" for its best one (of several metrics by the first of `save_best`), or a path; a name
+                alone, as "iter_50", is also looked for among the run's. Those are in the directories of all checkpoint
+                hooks. A training that begins after another than "auto" leaves what is newer behind, durably: from then
+                on "auto" stays on its line.
             changed: what to do where the trainer was built with other settings than the checkpoint's run:
                 hyper-parameters of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch
                 size, lengths of loader and data set, number of processes, autocast. "refuse" lists them. "keep" goes

@@ -144,7 +144,7 @@ def test_a_name_with_a_line_end_is_one_row(
 
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:6]] == [
-        "epoch_1", "epoch_2", "best_acc_epoch_2", "epoch", "epoch_4",
+        "epoch_1", "best_acc_epoch_2", "epoch_2", "epoch", "epoch_4",
     ]  # fmt: skip
     assert len(lines) == 6 + len(arguments)
 

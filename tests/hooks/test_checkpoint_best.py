@@ -258,17 +258,44 @@ def test_kept_files_survive_a_resume(make_trainer: Make, files: Files) -> None:
     assert files() == ["epoch_3", "epoch_4"]
 
 
-@pytest.mark.parametrize(("scores", "newest"), [((0.25, 0.5), "best_acc_epoch_2"), ((0.5, 0.25), "epoch_2")])
-def test_resume_takes_the_newest_whatever_it_was_saved_as(
-    make_trainer: Make, scripted: Scripted, scores: tuple[float, ...], newest: str
+@pytest.mark.parametrize(
+    ("damaged", "taken"),
+    [
+        ([], "epoch_2"),
+        (["epoch_2/state.pth"], "best_loss_epoch_2"),
+        (["epoch_2/manifest.json"], "best_loss_epoch_2"),
+        (["epoch_2/state.pth", "best_loss_epoch_2/state.pth"], "best_acc_epoch_2"),
+    ],
+)
+def test_resume_prefers_the_regular_one_of_an_iteration(
+    make_trainer: Make, scripted: Scripted, tmp_path: Path, damaged: list[str], taken: str
 ) -> None:
-    """`resume("auto")` goes by the order of saving: a best one has the validation of its epoch behind it, so it is
-    newer than that epoch's own."""
-    hook = CheckpointHook(interval=1, save_best="acc")
-    trainer = make_trainer(max_epochs=2, hooks=[hook], **scripted(*scores))
+    """Of one iteration `resume("auto")` takes the regular checkpoint, and a best one where that is damaged."""
+    hook = CheckpointHook(interval=1, save_best=["acc", "loss"])
+    scores = scripted({"acc": 0.25, "loss": 2.0}, {"acc": 0.5, "loss": 1.0})
+    trainer = make_trainer(max_epochs=2, hooks=[hook], **scores)
+    trainer.train()
+    for name in damaged:
+        (tmp_path / "run" / name).write_bytes(b"torn")
+
+    assert trainer.resume("auto").name == taken
+    assert (trainer.epoch, trainer.iter) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("hook", "newest"),
+    [({"interval": 1}, "epoch_2"), ({"interval": 2, "by_epoch": False}, "iter_6"), ({"interval": -1}, "best_acc_iter_6")],
+)  # fmt: skip
+def test_a_newer_best_one_is_taken(
+    make_trainer: Make, scripted: Scripted, hook: dict[str, Any], newest: str
+) -> None:
+    """The preference is within an iteration: without a regular checkpoint there, the best one is the newest."""
+    by_iteration = {"val_interval": 3, "max_iters": 6} if "epoch" not in newest else {"max_epochs": 2}
+    hooks = [CheckpointHook(**hook, save_best="acc", save_last=False)]
+    trainer = make_trainer(hooks=hooks, **by_iteration, **scripted(0.25, 0.5, 0.75))
     trainer.train()
 
-    assert trainer.resume().name == newest
+    assert trainer.resume("auto").name == newest
 
 
 def test_resume_from_the_best(make_trainer: Make, scripted: Scripted) -> None:
