@@ -268,17 +268,13 @@ def test_own_step_beside_the_hook_names_the_option(
 def test_other_errors_of_backward_get_no_advice(make_trainer: Callable[..., Trainer]) -> None:
     """Only a graph that was freed is explained."""
 
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:
-            return loss.clone()
+    def fail(gradient: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("a kernel failed")
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            raise RuntimeError("a kernel failed")
-
-    def step(trainer: Trainer, batch: Any) -> Any:
-        return Fails.apply(F.mse_loss(trainer.model(batch[0]), batch[1]))
+    def step(trainer: Trainer, batch: Any) -> torch.Tensor:
+        loss = F.mse_loss(trainer.model(batch[0]), batch[1])
+        loss.register_hook(fail)
+        return loss
 
     with pytest.raises(RuntimeError, match="a kernel failed") as raised:
         make_trainer(train_step=step).train()
