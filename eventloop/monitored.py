@@ -74,13 +74,14 @@ class MonitoredMetrics:
     def sanity_check(self) -> None:
         """Validate a few batches before the first iteration of a run, and look for the metrics among the results.
 
-        It emits no event: handlers would count, log and swap weights for what is not a validation. Afterwards random
-        states, buffers, modes, metrics and evaluators are what they were. A resumed run does without.
+        No event is emitted: handlers would count, log and swap weights for a validation that the run does not have.
+        Random states, buffers, modes, metrics and evaluators are put back; what `val_step` changes elsewhere is not. By
+        default nothing is run on a loader that may not begin again, as an iterator. A resumed run is not checked.
 
         Raises:
             ValueError: a metric is missing.
-            Exception: of the user's code, where `sanity_val` was given. By default it is logged, and nothing is checked: an
-                evaluator may need more than one batch.
+            Exception: from the user's code, where `sanity_val` was given. By default it is logged and the names are not
+                checked, because an evaluator may need more than one batch.
         """
         trainer, batches = self._trainer, self._sanity_val
         if trainer.iter or trainer.stopping:
@@ -208,7 +209,7 @@ def _on_any_rank(flag: bool) -> bool:
 
 @contextmanager
 def _aside(trainer: Trainer) -> Iterator[None]:
-    """Put back what validating changes: random states, the model's modes and buffers, the trainer's fields, evaluators."""
+    """Put back what validating changes: random states, modes and buffers, the trainer's fields, evaluators."""
     model, loader = trainer.model, trainer.val_loader
     batch, outputs, metrics = trainer.batch, trainer.outputs, trainer.metrics
     drawn, modules = random_state(loader), module_generators(model)

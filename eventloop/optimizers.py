@@ -85,7 +85,7 @@ def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *,
     all_ids = {each for ids in given.values() for each in ids}
     if refuses and own and all(given.values()) and given and all_ids.isdisjoint(own | of_loss):
         raise ValueError(
-            f"optimizer has none of the model's {len(own)} parameters: its own {len(all_ids)} are others, and the model "
+            f"optimizer has none of the model's {len(own)} parameters: its own {len(all_ids)} are others, so the model "
             "would not change. Build it from this model, as torch.optim.SGD(model.parameters(), ...), and after all "
             "that replaces parameters. To train other modules, put them into the model (torch.nn.ModuleDict), or call "
             "step() in your own code with default_hooks=dict(optimizer=None)"

@@ -77,9 +77,9 @@ class Trainer(KnowsPeers):
             tests is given one too, `max_epochs=1`.
         val_interval, val_begin, dynamic_intervals: when to validate, in that unit, as in MMEngine; by default
             every epoch, or every 1000 iterations.
-        sanity_val: validate so many batches before the first iteration, to find errors early; without events, and
-            without a trace in the run. By default one batch where a hook monitors a metric of a name that is not known
-            before, such as what `val_step` returns; 0 does without.
+        sanity_val: batches to validate before the first iteration, without events and without a trace in the run, so
+            that errors are found early. By default 1 where a hook monitors a metric that only a batch can show to be
+            reported, such as one of `val_step`, which is called once more then; 0 runs none.
         hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class takes
             its place.
         custom_hooks: MMEngine's name for `hooks`.
