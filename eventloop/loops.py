@@ -53,6 +53,7 @@ class TrainLoop:
         """Yield the index of each epoch that is left; an iteration-based run is one epoch."""
         trainer = self._trainer
         trainer.stops.edge()
+        trainer.monitored.sanity_check()
         if not (trainer.by_epoch and trainer.batch_idx):
             self._tell_done()
             self._evaluate()  # what is due at the start, or was when a checkpoint was taken
@@ -249,7 +250,7 @@ class TrainLoop:
         )
 
 
-_LEFT_OUT: WeakKeyDictionary[Trainer, set[str]] = WeakKeyDictionary()
+LEFT_OUT_NAMES: WeakKeyDictionary[Trainer, set[str]] = WeakKeyDictionary()
 """What validations of a trainer returned that is no number, and was told."""
 _EVENTS: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
     "val": (BeforeValIter, AfterValIter, AfterValEpoch),
@@ -283,7 +284,7 @@ def _evaluate(
     trainer.model.eval()
     try:
         with EpochScope(trainer, mode) as epoch:
-            evaluation = Evaluation(trainer.evaluator, _LEFT_OUT.setdefault(trainer, set()))
+            evaluation = Evaluation(trainer.evaluator, LEFT_OUT_NAMES.setdefault(trainer, set()))
             if _run_pass(trainer, mode, loader, evaluation):
                 epoch.metrics = scope.metrics = evaluation.compute()
                 epoch.complete = scope.complete = True

@@ -46,7 +46,7 @@ _LIGHTNING = {
     "check_val_every_n_epoch": "val_interval=...",
     "val_check_interval": "val_interval=..., in epochs, or in iterations of a run of max_iters",
     "log_every_n_steps": "default_hooks=dict(logger=dict(interval=...))",
-    "num_sanity_val_steps": "trainer.val() before trainer.train()",
+    "num_sanity_val_steps": "sanity_val=..., in batches",
     "limit_train_batches": _DATA,
     "limit_val_batches": _DATA,
     "limit_test_batches": _DATA,

@@ -22,7 +22,8 @@ from eventloop.evaluate import Evaluators, name_evaluators
 from eventloop.events import Event
 from eventloop.loops import TrainLoop, check_loader, evaluate
 from eventloop.metrics import EventStorage
-from eventloop.optimizers import Optimizers
+from eventloop.monitored import MonitoredMetrics
+from eventloop.optimizers import Optimizers, check_parameters
 from eventloop.packet import Place
 from eventloop.peer_attributes import KnowsPeers, knowing_calls
 from eventloop.position import LoaderPosition, Within, length_of
@@ -76,6 +77,9 @@ class Trainer(KnowsPeers):
             tests is given one too, `max_epochs=1`.
         val_interval, val_begin, dynamic_intervals: when to validate, in that unit, as in MMEngine; by default
             every epoch, or every 1000 iterations.
+        sanity_val: batches to validate before the first iteration, without events and without a trace in the run, so
+            that errors are found early. By default 1 where a hook monitors a metric that only a batch can show to be
+            reported, such as one of `val_step`, which is called once more then; 0 runs none.
         hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class takes
             its place. `writers=None` shows progress (a `ConsoleWriter`) where standard error is a terminal, or in a
             notebook, and nothing elsewhere; `writers=[]` shows nothing.
@@ -124,6 +128,7 @@ class Trainer(KnowsPeers):
         val_interval: int | None = None,
         val_begin: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+        sanity_val: int | None = None,
         hooks: Sequence[Any] = (),
         writers: Sequence[Any] | None = None,
         custom_hooks: Sequence[Any] = (),
@@ -143,6 +148,8 @@ class Trainer(KnowsPeers):
         self._schedule: Schedule = schedule if val_loader is not None else Never()
         self.device = None if device is None else torch.device(device)
         self.model = model if self.device is None else model.to(self.device)
+        steps = (default_hooks or {}).get("optimizer", "by default") is not None
+        check_parameters(self.model, optimizer, loss_fn, refuses=steps)
         self.optimizer: Any = optimizer  # one, or a mapping of them
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.schedulers: list[Any] = [*schedulers] if isinstance(schedulers, list | tuple) else [schedulers]
@@ -150,6 +157,8 @@ class Trainer(KnowsPeers):
         self.loss_fn, self.custom_step, self._val_step = loss_fn, train_step, val_step
         self.evaluator = name_evaluators(evaluator)
         self.train_loader, self.val_loader, self.test_loader = loaders
+        own_val_step = val_step is not None or type(self).val_step is not Trainer.val_step
+        self.monitored = MonitoredMetrics(self, sanity_val, own_val_step=own_val_step)
         self.max_epochs, self.max_iters = max_epochs, max_iters
         if max_epochs is not None and (length := length_of(train_loader)) is not None:
             self.max_iters = max_epochs * length

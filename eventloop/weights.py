@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,6 +36,28 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
             model = inner
         else:
             return model
+
+
+@contextmanager
+def modes_and_buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Put the modes and the buffers of all modules back at the end of the block, in place."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if not is_lazy(buffer)
+    ]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                buffer.copy_(value)
+                if getattr(module, name) is not buffer:
+                    setattr(module, name, buffer)
 
 
 def check_model_state(

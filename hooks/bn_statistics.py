@@ -16,7 +16,7 @@ from eventloop.loaders import length_of
 from eventloop.loops import to_device
 from eventloop.module_hooks import eagerly
 from eventloop.options import check_bools
-from eventloop.weights import unwrap
+from eventloop.weights import modes_and_buffers_kept, unwrap
 
 Forward = Callable[[torch.nn.Module, Any], Any]
 _END = object()
@@ -92,7 +92,7 @@ def update_bn_stats(
     together = any(isinstance(layer, SyncBatchNorm) for layer in layers)
     with ExitStack() as kept:
         loader = kept.enter_context(apart(data_loader, put_back))
-        kept.enter_context(_model_kept(inner))
+        kept.enter_context(modes_and_buffers_kept(inner))
         kept.enter_context(_telling(told))
         kept.enter_context(eagerly)
         for layer, population in zip(layers, populations, strict=True):
@@ -260,29 +260,6 @@ def _sum_over_ranks(*flags: bool) -> list[int]:
     tensor = torch.tensor(numbers, device="cpu" if host else torch.accelerator.current_accelerator())
     dist.all_reduce(tensor)
     return [int(number) for number in tensor.tolist()]
-
-
-# --- what is put back --------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _model_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Modes and buffers, also those of layers that are no batch norm."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for module, name, buffer, value in buffers:
-            buffer.copy_(value)
-            if getattr(module, name) is not buffer:
-                setattr(module, name, buffer)
 
 
 def _tensor(buffer: torch.Tensor | None) -> torch.Tensor:

@@ -160,7 +160,8 @@ class CheckpointHook(Hook):
         """Settle the unit.
 
         Raises:
-            ValueError: `by_epoch=True` in a run measured in iterations, or `save_best` without a validation.
+            ValueError: `by_epoch=True` in a run measured in iterations, or `save_best` without a validation, or of a metric
+                that it does not report.
         """
         self._by_epoch = unit_of(trainer, self._by_epoch)
         work_dir = trainer.work_dir
@@ -173,6 +174,9 @@ class CheckpointHook(Hook):
             raise ValueError(
                 f"save_best={', '.join(self._watched.metrics)!r} needs a validation: give the Trainer a val_loader"
             )
+        for metric in self._watched.metrics:
+            if metric != "auto":
+                trainer.monitored.require(metric, f"CheckpointHook(save_best={metric!r})")
         if self._interval > 0:
             tell_late(self, "after_train_epoch" if self._by_epoch else "after_train_iter", trainer.hooks)
 

@@ -106,15 +106,17 @@ class EarlyStoppingHook(Hook):
             self._to_beat = score * self._sign + delta
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a trainer that never validates.
+        """Refuse a trainer that never validates, or whose validation does not report the metric.
 
         Raises:
-            ValueError: it has no `val_loader`.
+            ValueError: it has no `val_loader`, or `strict` and no such metric.
         """
         if trainer.val_loader is None:
             raise ValueError(
                 f"EarlyStoppingHook(monitor={self._monitor!r}) needs a validation: give the Trainer a val_loader"
             )
+        if self._strict:
+            trainer.monitored.require(self._monitor, f"EarlyStoppingHook(monitor={self._monitor!r})")
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Leave a run stopped that was."""

@@ -27,7 +27,7 @@ from eventloop.events import (
     BeforeTrainIter,
 )
 from eventloop.hooks.hook import on
-from eventloop.hooks.optimizer import OptimizerHook, loss_of
+from eventloop.hooks.optimizer import OptimizerHook, detached, explain_freed_graph, loss_of
 from eventloop.priority import Priority
 from eventloop.schedule import positive
 
@@ -139,7 +139,11 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         backward = perf_counter() - clock.excluded
         if device is not None:
             device.mark(BACKWARD_BEGINS)
-        self._accumulate(loss)
+        try:
+            self._accumulate(loss)
+        except RuntimeError as error:
+            explain_freed_graph(error)
+            raise
         clock.backward = perf_counter() - clock.excluded - backward
         if device is not None:
             device.mark(BACKWARD_ENDS)
@@ -154,6 +158,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             self._allow_schedulers()
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
+        trainer.outputs = detached(trainer.outputs)
         trainer.within = "iter"
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 

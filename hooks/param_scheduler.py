@@ -81,7 +81,7 @@ class ParamSchedulerHook(Hook):
         Raises:
             TypeError: something that is no scheduler.
             ValueError: a config with an unknown type or argument, a scheduler by epoch in a run measured in
-                iterations, or `ReduceLROnPlateau` without a validation.
+                iterations, or `ReduceLROnPlateau` without a validation, or of a metric that it does not report.
         """
         build_schedulers(trainer)
         for scheduler in trainer.schedulers:
@@ -92,8 +92,11 @@ class ParamSchedulerHook(Hook):
                 )
             if not callable(getattr(scheduler, "step", None)):
                 raise TypeError(f"schedulers must be PyTorch schedulers, with a step(), got {scheduler!r}")
-            if _watches(scheduler) and trainer.val_loader is None:
-                raise ValueError(f"{name} needs a validation: give the Trainer a val_loader")
+            if _watches(scheduler):
+                if trainer.val_loader is None:
+                    raise ValueError(f"{name} needs a validation: give the Trainer a val_loader")
+                monitor = self._monitor_of(scheduler)
+                trainer.monitored.require(monitor, f"{name} with monitor={monitor!r}")
             if self._counts_epochs(scheduler) and not trainer.by_epoch:
                 raise ValueError(
                     f"{name} counts epochs, and a run measured in iterations has none: leave by_epoch out and count "
@@ -152,7 +155,7 @@ class ParamSchedulerHook(Hook):
         if not self._plateaus or event.reason != COMPLETED:
             return
         for scheduler in self._plateaus:
-            monitor = getattr(scheduler, "monitor", self._monitor)
+            monitor = self._monitor_of(scheduler)
             if monitor not in event.metrics:
                 known = suggest(monitor, [*event.metrics])
                 raise KeyError(
@@ -184,6 +187,10 @@ class ParamSchedulerHook(Hook):
         if trainer.batch_idx > 0:
             for text in said:
                 logger.warning(text)
+
+    def _monitor_of(self, scheduler: Any) -> str:
+        monitor: str = getattr(scheduler, "monitor", self._monitor)
+        return monitor
 
     def _counts_epochs(self, scheduler: Any) -> bool:
         """PyTorch's `ReduceLROnPlateau` counts validations, which a run measured in iterations has too."""
