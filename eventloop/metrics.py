@@ -9,6 +9,7 @@ there. Nothing on the training thread asks a tensor for its value.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -247,6 +248,13 @@ class EventStorage:
             TypeError, ValueError: it is no tensor or array of real numbers, or empty.
         """
         self._put_medium("histogram", name, histogram_of(name, values), values)
+
+    def hide_from_dynamo(self) -> None:
+        """Run the put methods eagerly in compiled functions, at one graph break a call. Traced, they would be compiled
+        again in each iteration. Does nothing unless Dynamo was imported, which takes a second."""
+        if "torch._dynamo" in sys.modules and "put_scalar" not in vars(self):
+            for name in ("put_scalar", "put_scalars", "put_image", "put_histogram"):
+                setattr(self, name, torch.compiler.disable(getattr(self, name)))
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:

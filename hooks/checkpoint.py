@@ -188,6 +188,8 @@ class CheckpointHook(Hook):
         those that handlers before this one asked for do too, and the one that a checkpoint was saved after."""
         self._passed_iter = self._passed_epoch = -1
         self._training = True
+        if self._overlap and (self._interval > 0 or self._watched):  # it is to save within the training
+            trainer.copying.watch()
         if trainer.rank == 0:
             self._look_around(trainer)
         resumed, self._resumed = self._resumed, False

@@ -208,6 +208,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         if wants(BeforeOptimizerStep):
             self._announce(trainer, BeforeOptimizerStep)
         for optimizer in self._optimizers:
+            trainer.copying.before_step(optimizer)
             optimizer.step()
         if wants(AfterOptimizerStep):
             self._announce(trainer, AfterOptimizerStep)
