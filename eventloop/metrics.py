@@ -37,6 +37,7 @@ from eventloop.packet import (
     tensors_in,
 )
 from eventloop.scalar import is_number, own, refuse_unreadable, single_number, unreadable_kind
+from eventloop.sharded import refuse_sharded
 
 logger = logging.getLogger("eventloop")
 
@@ -202,13 +203,18 @@ class EventStorage:
             self._look()
 
     def put_numbers(self, values: Mapping[str, Any]) -> None:
-        """Put those of the values that are single numbers, and leave the rest: for what a train step returned."""
+        """Put those of the values that are single numbers, and leave the rest: for what a train step returned.
+
+        Raises:
+            TypeError: a tensor of one element is sharded over ranks.
+        """
         names: list[str] = []
         numbers: list[Scalar] = []
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
                 if value.numel() != 1:
                     continue
+                refuse_sharded(f"scalar {name!r}", value)
                 numbers.append(own(value))
             elif is_number(value):
                 try:
