@@ -44,6 +44,10 @@ class Unsized:
     def __iter__(self):
         return iter(own[:11])
 
+class Short(Unsized):
+    def __len__(self):
+        return 12
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -119,6 +123,10 @@ logging.getLogger("eventloop").addHandler(Record())
 model = sharded(Net())
 anomalous = train(model, OptimizerHook(clip, detect_anomalous_params=True))
 said["anomalous"], said["anomalous weights"] = lines[:], anomalous["weights"]
+
+lines.clear()
+said["short"] = train(sharded(Net()), Cumulative(4, clip), loader=Short())
+said["expected"]["short"], said["dropped"] = by_hand([4, 4]), lines[:]
 
 weight = model.one.weight
 state = {"meta": {}, "state_dict": {"one.weight": weight}}
@@ -252,6 +260,15 @@ def test_gradients_are_reduced_once_a_window(ranks: list[dict[str, Any]]) -> Non
     ]
 
     assert counts == [(24, 6, 22)] * 2
+
+
+def test_gradients_that_were_never_reduced_are_in_no_step(ranks: list[dict[str, Any]]) -> None:
+    """A loader that ends before its length says leaves 3 iterations of a window without a reduction: they are dropped,
+    the log says how many, and the weights are those of the steps before."""
+    for said in ranks:
+        assert [line for line in said["dropped"] if "last 3 iterations are in no step" in line]
+        for ours, theirs in zip(said["short"]["weights"], said["expected"]["short"]["weights"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 
 
 def test_unreached_parameters_are_named(ranks: list[dict[str, Any]]) -> None:
