@@ -9,6 +9,7 @@ there. Nothing on the training thread asks a tensor for its value.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from eventloop.packet import (
     tensors_in,
 )
 from eventloop.scalar import is_number, own, refuse_unreadable, single_number, unreadable_kind
+from eventloop.sharded import refuse_sharded
 
 logger = logging.getLogger("eventloop")
 
@@ -244,13 +246,18 @@ class EventStorage:
             self._look()
 
     def put_numbers(self, values: Mapping[str, Any]) -> None:
-        """Put those of the values that are single numbers, and leave the rest: for what a train step returned."""
+        """Put those of the values that are single numbers, and leave the rest: for what a train step returned.
+
+        Raises:
+            TypeError: a tensor of one element is sharded over ranks.
+        """
         names: list[str] = []
         numbers: list[Scalar] = []
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
                 if value.numel() != 1:
                     continue
+                refuse_sharded(f"scalar {name!r}", value)
                 numbers.append(own(value))
             elif is_number(value):
                 try:
@@ -290,6 +297,13 @@ class EventStorage:
             TypeError, ValueError: it is no tensor or array of real numbers, or empty.
         """
         self._put_medium("histogram", name, histogram_of(name, values), values)
+
+    def hide_from_dynamo(self) -> None:
+        """Run the put methods eagerly in compiled functions, at one graph break a call. Traced, they would be compiled
+        again in each iteration. Does nothing unless Dynamo was imported, which takes a second."""
+        if "torch._dynamo" in sys.modules and "put_scalar" not in vars(self):
+            for name in ("put_scalar", "put_scalars", "put_image", "put_histogram"):
+                setattr(self, name, torch.compiler.disable(getattr(self, name)))
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:

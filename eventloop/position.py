@@ -204,9 +204,9 @@ def _tell_lost(loader: Iterable[Any], saved: Mapping[str, Any]) -> None:
 
 
 def set_sampler_epoch(loader: Iterable[Any], epoch: int) -> None:
-    """Tell the loader's sampler, or its batch sampler's, which epoch begins; does nothing where none asks."""
-    for sampler in samplers_of(loader):
-        set_epoch = getattr(sampler, "set_epoch", None)
+    """Call `set_epoch` of the loader, as accelerate's have it, else of its sampler or its batch sampler's sampler."""
+    for owner in (loader, *samplers_of(loader)):
+        set_epoch = getattr(owner, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
             return

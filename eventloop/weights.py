@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from eventloop.error_text import error_text
 from eventloop.foreign import is_extra_state
 from eventloop.manifest import CheckpointError
+from eventloop.sharded import refuse_sharded_model
 
 logger = logging.getLogger("eventloop")
 
@@ -71,7 +72,11 @@ def check_model_state(
     Raises:
         CheckpointError: shapes differ, no name is that of anything in the model, or with `strict` names are missing or
             unexpected: every one is named, with both shapes.
+        TypeError: the model is sharded over ranks.
     """
+    refuse_sharded_model(
+        f"loading {source}", model, "Load it before fully_shard or distribute_tensor is applied."
+    )
     own, free = model.state_dict(), _loading_by_themselves(model)
     wrong = [
         f"{name}: the checkpoint has {_shape(state[name])}, the model {_shape(own[name])}"

@@ -37,7 +37,9 @@ from eventloop.ranks import of_rank_0, several
 from eventloop.saver import Saver
 from eventloop.saver_client import Job
 from eventloop.scopes import ERROR, LEFT, ends_at_once
+from eventloop.sharded import refuse_sharded_model
 from eventloop.unfinished import remove_dead
+from eventloop.weights import unwrap
 
 if TYPE_CHECKING:
     from eventloop.position import Within
@@ -58,6 +60,9 @@ class CheckpointHook(Hook):
     ones and those of the end of a run are waited for; a second Ctrl-C leaves them to the process, or gives them up.
     Nothing older is removed before its successor is durable. Several such hooks, each with a `filename_tmpl` or `out_dir`
     of its own, save in one order, and `resume` looks into the directories of all.
+
+    A model that is sharded over ranks, by FSDP or as DTensors, is refused when the trainer is built:
+    `default_hooks=dict(checkpoint=None)` trains it without checkpoints.
 
     Args:
         interval: save every so many epochs or iterations; -1 never.
@@ -162,7 +167,9 @@ class CheckpointHook(Hook):
         Raises:
             ValueError: `by_epoch=True` in a run measured in iterations, or `save_best` without a validation, or of a metric
                 that it does not report.
+            TypeError: the model is sharded over ranks.
         """
+        refuse_sharded_model("CheckpointHook", unwrap(trainer.model))
         self._by_epoch = unit_of(trainer, self._by_epoch)
         work_dir = trainer.work_dir
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
@@ -182,7 +189,12 @@ class CheckpointHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """What was validated so far is no part of a training of this run."""
+        """What was validated so far is no part of a training of this run.
+
+        Raises:
+            TypeError: the model was sharded over ranks since the trainer was built.
+        """
+        refuse_sharded_model("CheckpointHook", unwrap(trainer.model))
         self._training = False
         self._validated.clear()
 
@@ -192,6 +204,8 @@ class CheckpointHook(Hook):
         those that handlers before this one asked for do too, and the one that a checkpoint was saved after."""
         self._passed_iter = self._passed_epoch = -1
         self._training = True
+        if self._overlap and (self._interval > 0 or self._watched):  # it is to save within the training
+            trainer.copying.watch()
         if trainer.rank == 0:
             self._look_around(trainer)
         resumed, self._resumed = self._resumed, False

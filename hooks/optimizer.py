@@ -112,6 +112,7 @@ class OptimizerHook(Hook):
         if wanted[BeforeOptimizerStep]:
             self._announce(trainer, BeforeOptimizerStep)
         for optimizer in optimizers:
+            trainer.copying.before_step(optimizer)
             optimizer.step()
         if wanted[AfterOptimizerStep]:
             self._announce(trainer, AfterOptimizerStep)
