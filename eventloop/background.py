@@ -28,7 +28,7 @@ from eventloop.lane import Lane, Route
 from eventloop.lane_options import LaneOptions, Offload
 from eventloop.pace import HOLD_SECONDS, Pace
 from eventloop.process_lane import ProcessLane
-from eventloop.runners import TaskLane, ThreadLane
+from eventloop.runners import CallersLane, TaskLane, ThreadLane
 from eventloop.spans import INBOX, SpanRecorder
 from eventloop.waiting import Latch
 
@@ -74,9 +74,17 @@ class Background(Draining):
     # --- subscribing (any thread) --------------------------------------------------------------------------
 
     def add_lane(
-        self, name: str, fn: Callable[..., Any], options: LaneOptions, offload: Offload | None
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        offload: Offload | None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> Lane:
         """Start a subscriber's lane; the first one starts the loop.
+
+        Args:
+            loop: of the caller, which runs a coroutine function in place of this one.
 
         Raises:
             TypeError: offload="process", and no process could import the subscriber.
@@ -86,26 +94,34 @@ class Background(Draining):
         if self.closed:
             raise closed
         self.start()
-        lane = self._begin_lane(name, fn, options, offload)
+        lane = self._begin_lane(name, fn, options, offload, loop)
         if self.closed:  # another thread has just done so, perhaps without this lane
             self.remove_lane(lane)
             raise closed
         return lane
 
     def _begin_lane(
-        self, name: str, fn: Callable[..., Any], options: LaneOptions, offload: Offload | None
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        offload: Offload | None,
+        loop: asyncio.AbstractEventLoop | None,
     ) -> Lane:
-        if offload is not None:
-            own_thread = (
-                ProcessLane(name, fn, options, self.health.report)
+        report = self.health.report
+        if offload is not None or loop is not None:
+            elsewhere = (
+                CallersLane(name, fn, options, report, loop)
+                if loop is not None
+                else ProcessLane(name, fn, options, report)
                 if offload == "process"
-                else ThreadLane(name, fn, options, self.health.report, self._pace)
+                else ThreadLane(name, fn, options, report, self._pace)
             )
-            own_thread.recorder, own_thread.doorbell = self.recorder, self._doorbell
-            own_thread.start()
-            self.lanes.append(own_thread)
-            return own_thread
-        lane = TaskLane(name, fn, options, self.health.report, self._call_soon)
+            elsewhere.recorder, elsewhere.doorbell = self.recorder, self._doorbell
+            elsewhere.start()
+            self.lanes.append(elsewhere)
+            return elsewhere
+        lane = TaskLane(name, fn, options, report, self._call_soon)
         lane.recorder, lane.doorbell = self.recorder, self._doorbell
         self.lanes.append(lane)
         self._coroutines.add(lane)

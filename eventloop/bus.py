@@ -14,6 +14,7 @@ A plain function runs at once on the emitting thread, in priority order; a corou
 
 from __future__ import annotations
 
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -97,8 +98,13 @@ class Bus:
         stall_timeout: float = 60.0,
         batch: bool | int = False,
         budget_us: float | None = None,
+        loop: AbstractEventLoop | None = None,
     ) -> Callable[[F], F]:
-        """Subscribe the decorated function and return it unchanged; see `subscribe` for the arguments."""
+        """Subscribe the decorated function and return it unchanged; see `subscribe` for the arguments.
+
+        A coroutine function runs on the bus's own event loop, on a thread in the background, or on the caller's with
+        `loop=asyncio.get_running_loop()`.
+        """
         if len(events) == 1 and callable(events[0]) and not isinstance(events[0], type):
             raise TypeError('bus.on needs the event: write @bus.on("after_train_iter"), not @bus.on')
 
@@ -106,7 +112,7 @@ class Bus:
             self.subscribe(
                 fn, *events, priority=priority, every=every, start=start, once=once, when=when, name=name,
                 offload=offload, queue=queue, overflow=overflow, on_error=on_error,
-                stall_timeout=stall_timeout, batch=batch, budget_us=budget_us,
+                stall_timeout=stall_timeout, batch=batch, budget_us=budget_us, loop=loop,
             )  # fmt: skip
             return fn
 
@@ -129,6 +135,7 @@ class Bus:
         stall_timeout: float = 60.0,
         batch: bool | int = False,
         budget_us: float | None = None,
+        loop: AbstractEventLoop | None = None,
         on_flush: Callable[[], object] | None = None,
         on_close: Callable[[], object] | None = None,
     ) -> Subscription:
@@ -160,6 +167,11 @@ class Bus:
             batch: deliver `list[Event]`: all that is waiting, or at most so many.
             budget_us: microseconds that the p99 of its calls should stay under. The first time sampled calls say
                 that it does not, a warning and the event `slow_handler` name it.
+            loop: the asyncio event loop that runs a coroutine function, in place of the bus's own; for what belongs to a
+                program's loop, such as its HTTP session. Events wait in the queue while that loop is busy, as it is
+                while `trainer.train()` or `bus.close()` runs on its thread: these do not wait for the subscriber then.
+                `await asyncio.to_thread(trainer.train)` leaves the loop free. What is left when the loop ends is
+                counted as failed or dropped.
             on_flush, on_close: called on the background subscriber's own thread when the bus is flushed, closed.
 
         Raises:
@@ -169,7 +181,7 @@ class Bus:
         options = make_options(
             fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
             lane=LaneOptions(queue, overflow, on_error, stall_timeout, batch, on_flush, on_close),
-            budget_us=budget_us,
+            budget_us=budget_us, loop=loop,
         )  # fmt: skip
         return self._subscribers.add(fn, events, name, options)
 

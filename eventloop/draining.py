@@ -135,6 +135,9 @@ class Draining(ABC):
                 continue
             if flushed is not None:
                 flushed[lane] = routed
+            if lane.out_of_reach:
+                complete = complete and not lane.queued
+                continue
             waiting.append((lane, lane.flush_soon(calls=flushed is not None)))
         for lane, number in waiting:
             if not self._wait(partial(lane.wait_flushed, number=number), deadline):
@@ -209,6 +212,8 @@ class Draining(ABC):
 
     def _wait_closed(self, lane: Lane, ending: Ending, *, held: bool) -> bool:
         """As `_wait`, of a lane that is told by the loop when it may end, or here where the loop is held."""
+        if lane in ending.out_of_reach:
+            return not lane.queued
         while True:
             if held and monotonic() < ending.deadline and not any(each.being_fed for each in ending.lanes):
                 self._route_rest(partial(self._give_rest, until=ending.deadline), ending.deadline)

@@ -49,6 +49,8 @@ class Ending:
         self._groups = ((first, deadline - 2 * spare), (last, deadline - spare))
         self._may_end = 0  # how many of the groups
         self.timeout = timeout
+        self.out_of_reach = {lane for lane in lanes if lane.out_of_reach}
+        """Those that deliver nothing while this thread waits."""
         self._left = left
         self._tell_drops = tell_drops
         self._told = False
@@ -56,6 +58,8 @@ class Ending:
 
     def until(self, lane: Lane) -> float:
         """When a lane is waited for no more. What was waited in vain for the delivery that it is still at counts."""
+        if lane in self.out_of_reach:
+            return -inf
         until = self.deadline
         if waited := lane.waited:
             until += max(GRACE_SECONDS, self.timeout - waited) - self.timeout

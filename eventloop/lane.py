@@ -55,6 +55,11 @@ class Lane(LaneQueue, ABC):
         return self.done or not (self.queued or self._calling)
 
     @property
+    def out_of_reach(self) -> bool:
+        """True where it delivers nothing while this thread waits."""
+        return False
+
+    @property
     def ended(self) -> bool:
         """True when nobody waits for it any more."""
         return self.ended_by == "stalled" or self.closed.is_set()

@@ -79,7 +79,7 @@ class Subscribers:
             )  # fmt: skip
             if background:
                 subscription.lane = self._background.add_lane(
-                    subscription.name, fn, options.lane, options.offload
+                    subscription.name, fn, options.lane, options.offload, options.loop
                 )
                 subscription.lane.budget = self._budget(
                     subscription, subscription.lane.busy, subscription.event
