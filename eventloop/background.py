@@ -58,6 +58,8 @@ class Background(Draining):
         self.latest = self.health.latest  # of the events that are born here
         self.never_waits = False
         """Nobody has time any more: a blocking subscriber that is full takes what comes all the same."""
+        self.inert = False
+        """This is a forked child, which has none of the threads."""
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
         self._looked: Callable[[], None] | None = None
@@ -90,7 +92,9 @@ class Background(Draining):
             TypeError: offload="process", and no process could import the subscriber.
             RuntimeError: the background side is closed, or no thread can be started, as at the exit of Python 3.12.
         """
-        closed = RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
+        closed = RuntimeError(
+            f"cannot subscribe {name}: the bus is closed and delivers no more; bus.reopen() opens it again"
+        )
         if self.closed:
             raise closed
         self.start()
@@ -247,7 +251,7 @@ class Background(Draining):
 
     def become_inert(self) -> None:
         """In a forked child, where the threads are missing: forget all that was to be delivered."""
-        vars(self).update(vars(Background()), closed=True, finished=True)
+        vars(self).update(vars(Background()), closed=True, finished=True, inert=True)
 
     def end_soon(self) -> None:
         """Nobody holds the bus any more: deliver what is left, then end, without anyone waiting."""
@@ -351,6 +355,7 @@ class Background(Draining):
             lane.break_off(error)  # let through, it would end the loop, and with it everybody's deliveries
         finally:
             self._coroutines.discard(lane)
+            lane.closed.set()  # also of one that was torn out of a delivery
 
     async def _breathe(self) -> None:
         """Leave the interpreter to the training thread until the loop's turn, or until somebody wakes the loop; not at all

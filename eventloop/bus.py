@@ -29,7 +29,7 @@ from eventloop.costs import HandlerCost, SubscriberCost
 from eventloop.deferred import Deferred
 from eventloop.events import Event
 from eventloop.filters import Predicate
-from eventloop.handler import handler_name
+from eventloop.handler import handler_name, is_coroutine_function
 from eventloop.lane_options import LaneOptions, OnError, Overflow
 from eventloop.priority import Priority
 from eventloop.recording import Recording
@@ -66,6 +66,8 @@ class Bus:
             raise ValueError(f"drain_timeout must be at least 0 seconds, got {drain_timeout}")
         self.drain_timeout = drain_timeout
         self.closed = False
+        self.for_runs = False
+        """A trainer's, whose next run opens it again: who subscribes between two runs does so, too."""
         self.rehearsal = under_way()
         """What holds back the runs of this process, if anything does; see `eventloop.rehearsal`."""
         self._background = Background() if self.rehearsal is None else Silent()
@@ -176,13 +178,15 @@ class Bus:
 
         Raises:
             TypeError, ValueError: an unknown event, a wrong signature, a bad option: see the message.
-            RuntimeError: a background subscriber on a closed bus.
+            RuntimeError: a background subscriber on a closed bus that no trainer has.
         """
         options = make_options(
             fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
             lane=LaneOptions(queue, overflow, on_error, stall_timeout, batch, on_flush, on_close),
             budget_us=budget_us, loop=loop,
         )  # fmt: skip
+        if self.closed and self.for_runs and (offload or is_coroutine_function(fn)):
+            self.reopen()
         return self._subscribers.add(fn, events, name, options)
 
     def off(self, fn: Callable[..., Any]) -> None:
@@ -423,7 +427,8 @@ class Bus:
         """Deliver what was emitted, and what background subscribers emit meanwhile, close the subscribers, stop the thread,
         within `timeout` seconds. Who emits on and on looks at `bus.closed`. What was dropped or has failed is logged.
         A delivery for which a flush has waited in vain is waited for no second time, but for a moment.
-        Sync handlers go on working; closing again does nothing; what is emitted afterwards is counted as dropped. What a
+        Sync handlers go on working; closing again does nothing; what is emitted afterwards is counted as dropped, up to a
+        `reopen`. What a
         Ctrl-C has interrupted the next `close` goes on with, or the exit of the interpreter; a second thread waits, within
         its own `timeout`, for the one that is closing.
 
@@ -447,6 +452,39 @@ class Bus:
             self._subscribers.refresh_routes()
             self._subscribers.after_close.sweep()
         return complete
+
+    def reopen(self) -> None:
+        """Deliver again after a close: to the same subscribers, in the same order. Does nothing where the bus is open.
+        A trainer that trains again calls this.
+
+        Filters, pauses and what fired `once` are as they were, and accounts go on; what the close has left counts as
+        dropped. Every background subscriber begins anew, one too that its error had disabled: a writer opens its files
+        again. One that is still in a delivery is waited for, all together for `drain_timeout` seconds; then it is given
+        nothing more, and the log names it.
+
+        Raises:
+            RuntimeError: called from a background subscriber, or in a forked process; or no thread can be started.
+        """
+        if not self.closed:
+            return
+        self._refuse_in_background("reopen")
+        if self._background.inert:
+            raise RuntimeError(
+                "bus.reopen was called in a forked process, and the bus's subscribers are those of its parent: make a new "
+                "Bus, or Trainer, here"
+            )
+        self.end(self.drain_timeout)  # goes on with a close that a Ctrl-C has interrupted
+        background = Background() if self.rehearsal is None else Silent()
+        if self.rehearsal is None:
+            background.start()
+        background.latest.update(self._background.latest)
+        self._background, self.health = background, background.health
+        lifetime.watch(self, background)
+        recording = None if self._recording is None else self._recording()
+        if recording is not None and not recording.stopped:
+            recording.go_on_with(background)
+        self._subscribers.go_on_with(background, self.drain_timeout)
+        self.closed = False
 
     @contextmanager
     def telling_losses(self) -> Iterator[None]:

@@ -254,7 +254,7 @@ class EpochScope(Scope):
         trainer.within = "epoch" if reason == COMPLETED else ""
         try:
             trainer.announce(after, reason=reason)
-        finally:
+        finally:  # of a handler's error too: the others have done what they do once an epoch
             trainer.within = ""
-        if reason in (COMPLETED, LEFT):  # a `break` out of a hand-written epoch goes on with the next one
-            trainer.completed_epoch()
+            if reason in (COMPLETED, LEFT):  # a `break` out of a hand-written epoch goes on with the next one
+                trainer.completed_epoch()

@@ -102,11 +102,11 @@ class OptimizerHook(Hook):
             self._announce(trainer, BeforeOptimizerStep)
         for optimizer in optimizers:
             optimizer.step()
+        trainer.within = "iter"
         if wanted[AfterOptimizerStep]:
             self._announce(trainer, AfterOptimizerStep)
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
-        trainer.within = "iter"
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 
     def _announce(self, trainer: Trainer, event_type: type[StepEvent]) -> None:
