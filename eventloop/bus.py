@@ -53,7 +53,9 @@ class Bus:
     """A blinker bus with an order, filters, background subscribers and an account of all of them.
 
     Args:
-        drain_timeout: seconds `close` may take when it is called without one: by `with`, at interpreter exit.
+        drain_timeout: seconds that `flush` and `close` wait for background subscribers where they are called without a
+            timeout, as by `with` and at the end of a run; as often again while ever less is left, ten times in all. At
+            interpreter exit, and in a run that a signal ends, once.
 
     Raises:
         TypeError, ValueError: that is no number, or below 0.
@@ -68,6 +70,8 @@ class Bus:
         self.closed = False
         self.for_runs = False
         """A trainer's, whose next run opens it again: who subscribes between two runs does so, too."""
+        self.overtime = True
+        """Whether a flush and a close without a timeout go on while subscribers deliver; False where time is short."""
         self.rehearsal = under_way()
         """What holds back the runs of this process, if anything does; see `eventloop.rehearsal`."""
         self._background = Background() if self.rehearsal is None else Silent()
@@ -408,14 +412,19 @@ class Bus:
 
     def flush(self, timeout: float | None = None) -> DrainReport:
         """Wait until everything emitted so far is delivered, and what background subscribers emit meanwhile, at most
-        `timeout` seconds.
+        `timeout` seconds; without one `drain_timeout`, and on while ever less is left.
 
         Raises:
             RuntimeError: called from a background subscriber, which would wait for itself.
         """
         self._refuse_in_background("flush")
-        seconds = self.drain_timeout if timeout is None else timeout
-        complete = self._background.flush(seconds, self._subscribers.noting())
+        noting = self._subscribers.noting
+        if timeout is None:
+            complete = self._background.flush_while_delivering(
+                self.drain_timeout, noting, lambda: self.overtime
+            )
+        else:
+            complete = self._background.flush(timeout, noting())
         return DrainReport(complete, self._subscribers.stats())
 
     def never_wait(self) -> None:
@@ -425,7 +434,7 @@ class Bus:
 
     def close(self, timeout: float | None = None) -> DrainReport:
         """Deliver what was emitted, and what background subscribers emit meanwhile, close the subscribers, stop the thread,
-        within `timeout` seconds. Who emits on and on looks at `bus.closed`. What was dropped or has failed is logged.
+        within `timeout` seconds; without one within `drain_timeout`, and on while ever less is left. Who emits on and on looks at `bus.closed`. What was dropped or has failed is logged.
         A delivery for which a flush has waited in vain is waited for no second time, but for a moment.
         Sync handlers go on working; closing again does nothing; what is emitted afterwards is counted as dropped, up to a
         `reopen`. What a
@@ -437,16 +446,17 @@ class Bus:
             Exception: the error of a subscriber with `on_error="raise"` that nobody has seen yet.
         """
         self._refuse_in_background("close")
-        complete = self.end(self.drain_timeout if timeout is None else timeout)
+        complete = self.end(timeout) if timeout is not None else self.end(self.drain_timeout, overtime=True)
         report = DrainReport(complete, self._subscribers.stats())
         if self.health.errors:
             raise self.health.errors.popleft()
         return report
 
-    def end(self, timeout: float) -> bool:
+    def end(self, timeout: float, *, overtime: bool = False) -> bool:
         """What `close` does before it reports, and all that is done at interpreter exit; whether it was complete."""
         self.closed = True
-        complete = self._background.close(timeout)
+        as_ever = timeout >= self.drain_timeout
+        complete = self._background.close(timeout, lambda: overtime and self.overtime, advises=as_ever)
         if self._background.finished:  # else another thread is about to finish it, or the exit will
             lifetime.forget(self._background)
             self._subscribers.refresh_routes()

@@ -201,6 +201,12 @@ class Silent(Background):
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
         """Forget it."""
 
+    def flush_while_delivering(
+        self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
+    ) -> bool:
+        """There is nothing to deliver."""
+        return True
+
     def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
         """There is nothing to deliver."""
         return True

@@ -173,6 +173,8 @@ def _drain(trainer: Trainer, *, closes: bool, at_once: bool) -> None:
     `at_once`, or when Ctrl-C comes meanwhile, writers get a moment, and what they have not taken then is left."""
     trainer.running = False
     bus = trainer.bus
+    if not isinstance(trainer.failure, Exception | None):  # KeyboardInterrupt, SystemExit
+        bus.overtime = False
     with bus.telling_losses():
         try:
             report = bus.close(AT_ONCE_SECONDS if at_once else None) if closes else bus.flush()
