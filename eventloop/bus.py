@@ -434,12 +434,12 @@ class Bus:
 
     def close(self, timeout: float | None = None) -> DrainReport:
         """Deliver what was emitted, and what background subscribers emit meanwhile, close the subscribers, stop the thread,
-        within `timeout` seconds; without one within `drain_timeout`, and on while ever less is left. Who emits on and on looks at `bus.closed`. What was dropped or has failed is logged.
+        within `timeout` seconds; without one within `drain_timeout`, and on while ever less is left. Who emits on and on
+        looks at `bus.closed`. What was dropped or has failed is logged.
         A delivery for which a flush has waited in vain is waited for no second time, but for a moment.
         Sync handlers go on working; closing again does nothing; what is emitted afterwards is counted as dropped, up to a
-        `reopen`. What a
-        Ctrl-C has interrupted the next `close` goes on with, or the exit of the interpreter; a second thread waits, within
-        its own `timeout`, for the one that is closing.
+        `reopen`. What a Ctrl-C has interrupted the next `close` goes on with, or the exit of the interpreter; a second
+        thread waits, within its own `timeout`, for the one that is closing.
 
         Raises:
             RuntimeError: called from a background subscriber.
