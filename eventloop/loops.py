@@ -130,7 +130,12 @@ class TrainLoop:
                     iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters,
                     max_epochs=trainer.max_epochs, batch_idx=trainer.batch_idx,
                 )  # fmt: skip
-                bus.emit(event, trainer)
+                try:
+                    bus.emit(event, trainer)
+                except BaseException:
+                    if trainer.within:  # its step was made: a run that goes on does not repeat it
+                        trainer.completed_iteration()
+                    raise
             handled = perf_counter() - clock.excluded - ended
             clock.hooks += between + (started - fetched) + handled - clock.backward - clock.optimizer
             trainer.completed_iteration()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -177,6 +178,7 @@ class Trainer(KnowsPeers):
         """What is done and not counted yet: "iter" from the optimizer's step to the end of the iteration, "epoch" while
         an epoch's end is announced."""
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
+        self._loops: list[ref[Generator[Any]]] = []  # those of a hand-written loop, the outer one first
         self.stops = Stopping(self)
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
         self.metrics = EventStorage()
@@ -197,6 +199,9 @@ class Trainer(KnowsPeers):
     @knowing_calls
     def train(self) -> None:
         """Train until `max_epochs` or `max_iters`, validating on the way.
+
+        Called again, after a stop, Ctrl-C or an error, it goes on behind the last iteration whose step was made. Writers
+        append to their files, and the accounts of subscribers go on.
 
         Raises:
             ValueError: there is no train loader, no step or no optimizer, or the loader is empty.
@@ -236,9 +241,18 @@ class Trainer(KnowsPeers):
         Raises:
             RuntimeError: a run is under way.
         """
+        loop = self._epochs()
+        if not self.running:
+            self._loops = [ref(loop)]
+        return loop
+
+    def _epochs(self) -> Generator[int]:
         self._refuse_within("epochs")
         with RunScope(self), TrainScope(self):
-            yield from TrainLoop(self, self._schedule).epochs()
+            try:
+                yield from TrainLoop(self, self._schedule).epochs()
+            finally:  # a generator of batches that somebody holds is of this run, and not of the next
+                _close(self._loops[1:])
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """For a hand-written loop: yield the batches of an epoch; set `trainer.outputs = {"loss": ...}` for each.
@@ -249,6 +263,11 @@ class Trainer(KnowsPeers):
         Raises:
             RuntimeError: outside `for epoch in trainer.epochs()`.
         """
+        loop = self._batches(loader)
+        self._loops.append(ref(loop))
+        return loop
+
+    def _batches(self, loader: Iterable[Any]) -> Generator[Any]:
         if not self.running:
             raise RuntimeError(
                 "trainer.batches belongs inside `for epoch in trainer.epochs()`, which begins the run"
@@ -295,8 +314,8 @@ class Trainer(KnowsPeers):
         if self.running:
             raise RuntimeError(
                 f"trainer.{what}() was called in the middle of a run of this trainer: a handler may call val() and test(). "
-                "A hand-written loop that an error has ended is still in its run where somebody holds the error, as a "
-                "notebook does: build a new Trainer and resume"
+                "A hand-written loop is in its run as long as something holds its generator, such as a progress bar around "
+                "trainer.epochs() in a notebook: trainer.close() ends it"
             )
 
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -420,13 +439,10 @@ class Trainer(KnowsPeers):
 
     def begin_run(self) -> None:
         """A call of train, val, test or run begins."""
-        if self.bus.closed:
-            raise RuntimeError(
-                "the trainer's bus is closed (a run that an error or a signal ended closes its writers): build a new Trainer "
-                "and resume"
-            )
         if self.bus.rehearsal is not None:
             self.bus.rehearsal.begins(self)
+        self.bus.reopen()  # an error or a signal has closed it
+        self.metrics.in_iteration = False
         self.stops.begin_run()
         self.running, self.ends_program, self.within = True, False, ""
         self.failure, self.where_to_resume = None, ""
@@ -461,5 +477,15 @@ class Trainer(KnowsPeers):
             self.batch_idx = self.position.evaluated = 0
 
     def close(self) -> None:
-        """Drain and close the bus; also done at interpreter exit."""
+        """End a hand-written loop that something still holds, then drain and close the bus, which is also done at
+        interpreter exit. Another run opens it again."""
+        _close(self._loops)
         self.bus.close()
+
+
+def _close(loops: Sequence[ref[Generator[Any]]]) -> None:
+    """Close what is left of the generators of a loop, the innermost first; not one that this is called from."""
+    for held in reversed(loops):
+        loop = held()
+        if loop is not None and not loop.gi_running:
+            loop.close()

@@ -114,12 +114,12 @@ class OptimizerHook(Hook):
         for optimizer in optimizers:
             trainer.copying.before_step(optimizer)
             optimizer.step()
+        trainer.within = "iter"
         if wanted[AfterOptimizerStep]:
             self._announce(trainer, AfterOptimizerStep)
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
         trainer.outputs = detached(trainer.outputs)
-        trainer.within = "iter"
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 
     def _announce(self, trainer: Trainer, event_type: type[StepEvent]) -> None:

@@ -30,6 +30,7 @@ from eventloop.priority import Priority
 from eventloop.windows import PlateauWindow
 
 if TYPE_CHECKING:
+    from eventloop.signal import EventSignal
     from eventloop.trainer import Trainer
 
 
@@ -74,6 +75,7 @@ class ParamSchedulerHook(Hook):
         self._plateaus: list[Any] = []
         self._step_skipped = False
         self._warned = False  # of schedules that count another unit
+        self._signal: EventSignal | None = None
 
     def check(self, trainer: Trainer) -> None:
         """Build what is a config, and refuse schedulers that would never be stepped.
@@ -115,6 +117,7 @@ class ParamSchedulerHook(Hook):
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Sort the schedulers by what they count."""
         self._step_skipped = False
+        self._signal = trainer.bus.signal(AfterTrainIter)
         self._plateaus = [s for s in trainer.schedulers if _watches(s)]
         others = [s for s in trainer.schedulers if not isinstance(s, ReduceLROnPlateau)]
         self._each_epoch = [s for s in others if self._counts_epochs(s)]
@@ -133,9 +136,11 @@ class ParamSchedulerHook(Hook):
         self._step_skipped = True
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Step what counts iterations."""
+        """Step what counts iterations. One whose step has failed is done again by a run that goes on."""
         if self._step_skipped:
             self._step_skipped = False
+            return
+        if self._signal is not None and self._signal.failing is not None and not trainer.within:
             return
         for step in self._each_iter:
             step()
