@@ -106,7 +106,7 @@ class Bench:
             train_step=lambda trainer, batch: batch,
             train_loader=loader(),
             work_dir=self.own_directory(),
-            **{"max_epochs": 100, **options},
+            **{"max_epochs": 100, "writers": [], **options},
         )
         self.stack.callback(trainer.close)
         trainer.iter = trainer.metrics.iter = 7

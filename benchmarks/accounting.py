@@ -99,7 +99,7 @@ def trainer_of(width: int, directory: str, default_hooks: dict[str, Any]) -> Tra
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     return Trainer(
-        model, optimizer=optimizer, max_iters=10**9, work_dir=directory,
+        model, optimizer=optimizer, max_iters=10**9, writers=[], work_dir=directory,
         default_hooks={"checkpoint": None, **default_hooks},
     )  # fmt: skip
 

@@ -93,7 +93,7 @@ def turns(way: Way, batch: tuple[torch.Tensor, torch.Tensor], iterations: int) -
         default["checkpoint"] = None
     trainer = Trainer(
         way.model, optimizer=way.optimizer, max_iters=10**9, hooks=hooks,
-        default_hooks=default, work_dir=way.directory / "run",
+        default_hooks=default, writers=[], work_dir=way.directory / "run",
     )  # fmt: skip
     way.attach(trainer)
     taken: list[float] = []

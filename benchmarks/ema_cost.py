@@ -81,7 +81,7 @@ class Bench:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         self.trainer = Trainer(
             model, optimizer=optimizer, max_epochs=1, hooks=[self.hook], work_dir=work_dir,
-            default_hooks={"checkpoint": None},
+            default_hooks={"checkpoint": None}, writers=[],
         )  # fmt: skip
         self.hook.before_train(self.trainer, EVENT)  # type: ignore[arg-type] # what is in the event it does not ask
 

@@ -110,7 +110,8 @@ class Turn:
             default.pop("garbage_collection", None)
         self._trainer = Trainer(
             model, optimizer=torch.optim.AdamW(model.parameters()), train_step=self._step, max_epochs=4,
-            train_loader=[torch.rand(32, 64)] * (steps // 4), hooks=hooks, default_hooks=default, work_dir=directory,
+            train_loader=[torch.rand(32, 64)] * (steps // 4), hooks=hooks, default_hooks=default, writers=[],
+            work_dir=directory,
         )  # fmt: skip
         bus = self._trainer.bus
         bus.subscribe(self._begin, "before_train_iter", priority=0)

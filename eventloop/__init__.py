@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.bus import Bus as Bus
 from eventloop.event_log import read_events as read_events
 from eventloop.events import Event as Event
+from eventloop.peer_names import explain_absent
 from eventloop.priority import Priority as Priority
 from eventloop.registry import HOOKS as HOOKS
 from eventloop.registry import WRITERS as WRITERS
@@ -23,6 +24,7 @@ from eventloop.replay import replay as replay
 if TYPE_CHECKING:
     from eventloop.loops import SkipIteration as SkipIteration
     from eventloop.metrics import EventStorage as EventStorage
+    from eventloop.metrics import get_event_storage as get_event_storage
     from eventloop.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
@@ -36,6 +38,7 @@ __all__ = [
     "Priority",
     "SkipIteration",
     "Trainer",
+    "get_event_storage",
     "read_events",
     "register",
     "replay",
@@ -45,13 +48,14 @@ _NEED_TORCH = {
     "EventStorage": "eventloop.metrics",
     "SkipIteration": "eventloop.loops",
     "Trainer": "eventloop.trainer",
+    "get_event_storage": "eventloop.metrics",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _NEED_TORCH:
         return getattr(importlib.import_module(_NEED_TORCH[name]), name)
-    raise AttributeError(f"module 'eventloop' has no attribute {name!r}")
+    explain_absent("eventloop", name)
 
 
 def __dir__() -> list[str]:

@@ -65,7 +65,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)  # a link of that name is never written through
+        with open(temporary, "xb") as file:
             yield file
             if durable:
                 file.flush()

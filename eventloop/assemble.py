@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from eventloop.position import length_of
 from eventloop.refusals import take_bus
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.run import Run
+from eventloop.terminal import in_notebook, is_terminal
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -108,8 +110,19 @@ def facts_of(trainer: Trainer) -> Run:
     )  # fmt: skip
 
 
+def default_writers() -> list[dict[str, Any]]:
+    """Return the configs of a trainer's writers where it names none: a console if a person watches.
+
+    It writes to standard error, so that standard output has what the program prints and no more. A notebook shows that
+    in red, and gets it on standard output.
+    """
+    if in_notebook():
+        return [{"type": "ConsoleWriter"}]
+    return [{"type": "ConsoleWriter", "stream": sys.stderr}] if is_terminal(sys.stderr) else []
+
+
 def attach_all(
-    trainer: Trainer, hooks: Sequence[Any], writers: Sequence[Any], default_hooks: Mapping[str, Any]
+    trainer: Trainer, hooks: Sequence[Any], writers: Sequence[Any] | None, default_hooks: Mapping[str, Any]
 ) -> tuple[list[Any], list[Any]]:
     """Build what is a config, name the hooks, and subscribe everything; writers write on rank 0 only.
 
@@ -129,6 +142,8 @@ def attach_all(
     take_bus(trainer.bus)
     for _, hook in named:
         hook.attach(trainer.bus)
+    if writers is None:
+        writers = default_writers() if trainer.rank == 0 else []
     built = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in writers]
     for writer in built:
         _check_attachable(writer, "writer")

@@ -28,7 +28,7 @@ from eventloop.lane import Lane, Route
 from eventloop.lane_options import LaneOptions, Offload
 from eventloop.pace import HOLD_SECONDS, Pace
 from eventloop.process_lane import ProcessLane
-from eventloop.runners import TaskLane, ThreadLane
+from eventloop.runners import CallersLane, TaskLane, ThreadLane
 from eventloop.spans import INBOX, SpanRecorder
 from eventloop.waiting import Latch
 
@@ -58,6 +58,8 @@ class Background(Draining):
         self.latest = self.health.latest  # of the events that are born here
         self.never_waits = False
         """Nobody has time any more: a blocking subscriber that is full takes what comes all the same."""
+        self.inert = False
+        """This is a forked child, which has none of the threads."""
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
         self._looked: Callable[[], None] | None = None
@@ -74,38 +76,56 @@ class Background(Draining):
     # --- subscribing (any thread) --------------------------------------------------------------------------
 
     def add_lane(
-        self, name: str, fn: Callable[..., Any], options: LaneOptions, offload: Offload | None
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        offload: Offload | None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> Lane:
         """Start a subscriber's lane; the first one starts the loop.
+
+        Args:
+            loop: of the caller, which runs a coroutine function in place of this one.
 
         Raises:
             TypeError: offload="process", and no process could import the subscriber.
             RuntimeError: the background side is closed, or no thread can be started, as at the exit of Python 3.12.
         """
-        closed = RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
+        closed = RuntimeError(
+            f"cannot subscribe {name}: the bus is closed and delivers no more; bus.reopen() opens it again"
+        )
         if self.closed:
             raise closed
         self.start()
-        lane = self._begin_lane(name, fn, options, offload)
+        lane = self._begin_lane(name, fn, options, offload, loop)
         if self.closed:  # another thread has just done so, perhaps without this lane
             self.remove_lane(lane)
             raise closed
         return lane
 
     def _begin_lane(
-        self, name: str, fn: Callable[..., Any], options: LaneOptions, offload: Offload | None
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        offload: Offload | None,
+        loop: asyncio.AbstractEventLoop | None,
     ) -> Lane:
-        if offload is not None:
-            own_thread = (
-                ProcessLane(name, fn, options, self.health.report)
+        report = self.health.report
+        if offload is not None or loop is not None:
+            elsewhere = (
+                CallersLane(name, fn, options, report, loop)
+                if loop is not None
+                else ProcessLane(name, fn, options, report)
                 if offload == "process"
-                else ThreadLane(name, fn, options, self.health.report, self._pace)
+                else ThreadLane(name, fn, options, report, self._pace)
             )
-            own_thread.recorder, own_thread.doorbell = self.recorder, self._doorbell
-            own_thread.start()
-            self.lanes.append(own_thread)
-            return own_thread
-        lane = TaskLane(name, fn, options, self.health.report, self._call_soon)
+            elsewhere.recorder, elsewhere.doorbell = self.recorder, self._doorbell
+            elsewhere.start()
+            self.lanes.append(elsewhere)
+            return elsewhere
+        lane = TaskLane(name, fn, options, report, self._call_soon)
         lane.recorder, lane.doorbell = self.recorder, self._doorbell
         self.lanes.append(lane)
         self._coroutines.add(lane)
@@ -231,7 +251,7 @@ class Background(Draining):
 
     def become_inert(self) -> None:
         """In a forked child, where the threads are missing: forget all that was to be delivered."""
-        vars(self).update(vars(Background()), closed=True, finished=True)
+        vars(self).update(vars(Background()), closed=True, finished=True, inert=True)
 
     def end_soon(self) -> None:
         """Nobody holds the bus any more: deliver what is left, then end, without anyone waiting."""
@@ -335,6 +355,7 @@ class Background(Draining):
             lane.break_off(error)  # let through, it would end the loop, and with it everybody's deliveries
         finally:
             self._coroutines.discard(lane)
+            lane.closed.set()  # also of one that was torn out of a delivery
 
     async def _breathe(self) -> None:
         """Leave the interpreter to the training thread until the loop's turn, or until somebody wakes the loop; not at all

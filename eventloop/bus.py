@@ -14,6 +14,7 @@ A plain function runs at once on the emitting thread, in priority order; a corou
 
 from __future__ import annotations
 
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -28,7 +29,7 @@ from eventloop.costs import HandlerCost, SubscriberCost
 from eventloop.deferred import Deferred
 from eventloop.events import Event
 from eventloop.filters import Predicate
-from eventloop.handler import handler_name
+from eventloop.handler import handler_name, is_coroutine_function
 from eventloop.lane_options import LaneOptions, OnError, Overflow
 from eventloop.priority import Priority
 from eventloop.recording import Recording
@@ -52,7 +53,9 @@ class Bus:
     """A blinker bus with an order, filters, background subscribers and an account of all of them.
 
     Args:
-        drain_timeout: seconds `close` may take when it is called without one: by `with`, at interpreter exit.
+        drain_timeout: seconds that `flush` and `close` wait for background subscribers where they are called without a
+            timeout, as by `with` and at the end of a run; as often again while ever less is left, ten times in all. At
+            interpreter exit, and in a run that a signal ends, once.
 
     Raises:
         TypeError, ValueError: that is no number, or below 0.
@@ -65,6 +68,10 @@ class Bus:
             raise ValueError(f"drain_timeout must be at least 0 seconds, got {drain_timeout}")
         self.drain_timeout = drain_timeout
         self.closed = False
+        self.for_runs = False
+        """A trainer's, whose next run opens it again: who subscribes between two runs does so, too."""
+        self.overtime = True
+        """Whether a flush and a close without a timeout go on while subscribers deliver; False where time is short."""
         self.rehearsal = under_way()
         """What holds back the runs of this process, if anything does; see `eventloop.rehearsal`."""
         self._background = Background() if self.rehearsal is None else Silent()
@@ -97,8 +104,13 @@ class Bus:
         stall_timeout: float = 60.0,
         batch: bool | int = False,
         budget_us: float | None = None,
+        loop: AbstractEventLoop | None = None,
     ) -> Callable[[F], F]:
-        """Subscribe the decorated function and return it unchanged; see `subscribe` for the arguments."""
+        """Subscribe the decorated function and return it unchanged; see `subscribe` for the arguments.
+
+        A coroutine function runs on the bus's own event loop, on a thread in the background, or on the caller's with
+        `loop=asyncio.get_running_loop()`.
+        """
         if len(events) == 1 and callable(events[0]) and not isinstance(events[0], type):
             raise TypeError('bus.on needs the event: write @bus.on("after_train_iter"), not @bus.on')
 
@@ -106,7 +118,7 @@ class Bus:
             self.subscribe(
                 fn, *events, priority=priority, every=every, start=start, once=once, when=when, name=name,
                 offload=offload, queue=queue, overflow=overflow, on_error=on_error,
-                stall_timeout=stall_timeout, batch=batch, budget_us=budget_us,
+                stall_timeout=stall_timeout, batch=batch, budget_us=budget_us, loop=loop,
             )  # fmt: skip
             return fn
 
@@ -129,6 +141,7 @@ class Bus:
         stall_timeout: float = 60.0,
         batch: bool | int = False,
         budget_us: float | None = None,
+        loop: AbstractEventLoop | None = None,
         on_flush: Callable[[], object] | None = None,
         on_close: Callable[[], object] | None = None,
     ) -> Subscription:
@@ -160,17 +173,24 @@ class Bus:
             batch: deliver `list[Event]`: all that is waiting, or at most so many.
             budget_us: microseconds that the p99 of its calls should stay under. The first time sampled calls say
                 that it does not, a warning and the event `slow_handler` name it.
+            loop: the asyncio event loop that runs a coroutine function, in place of the bus's own; for what belongs to a
+                program's loop, such as its HTTP session. Events wait in the queue while that loop is busy, as it is
+                while `trainer.train()` or `bus.close()` runs on its thread: these do not wait for the subscriber then.
+                `await asyncio.to_thread(trainer.train)` leaves the loop free. What is left when the loop ends is
+                counted as failed or dropped.
             on_flush, on_close: called on the background subscriber's own thread when the bus is flushed, closed.
 
         Raises:
             TypeError, ValueError: an unknown event, a wrong signature, a bad option: see the message.
-            RuntimeError: a background subscriber on a closed bus.
+            RuntimeError: a background subscriber on a closed bus that no trainer has.
         """
         options = make_options(
             fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
             lane=LaneOptions(queue, overflow, on_error, stall_timeout, batch, on_flush, on_close),
-            budget_us=budget_us,
+            budget_us=budget_us, loop=loop,
         )  # fmt: skip
+        if self.closed and self.for_runs and (offload or is_coroutine_function(fn)):
+            self.reopen()
         return self._subscribers.add(fn, events, name, options)
 
     def off(self, fn: Callable[..., Any]) -> None:
@@ -392,14 +412,19 @@ class Bus:
 
     def flush(self, timeout: float | None = None) -> DrainReport:
         """Wait until everything emitted so far is delivered, and what background subscribers emit meanwhile, at most
-        `timeout` seconds.
+        `timeout` seconds; without one `drain_timeout`, and on while ever less is left.
 
         Raises:
             RuntimeError: called from a background subscriber, which would wait for itself.
         """
         self._refuse_in_background("flush")
-        seconds = self.drain_timeout if timeout is None else timeout
-        complete = self._background.flush(seconds, self._subscribers.noting())
+        noting = self._subscribers.noting
+        if timeout is None:
+            complete = self._background.flush_while_delivering(
+                self.drain_timeout, noting, lambda: self.overtime
+            )
+        else:
+            complete = self._background.flush(timeout, noting())
         return DrainReport(complete, self._subscribers.stats())
 
     def never_wait(self) -> None:
@@ -409,32 +434,67 @@ class Bus:
 
     def close(self, timeout: float | None = None) -> DrainReport:
         """Deliver what was emitted, and what background subscribers emit meanwhile, close the subscribers, stop the thread,
-        within `timeout` seconds. Who emits on and on looks at `bus.closed`. What was dropped or has failed is logged.
+        within `timeout` seconds; without one within `drain_timeout`, and on while ever less is left. Who emits on and on
+        looks at `bus.closed`. What was dropped or has failed is logged.
         A delivery for which a flush has waited in vain is waited for no second time, but for a moment.
-        Sync handlers go on working; closing again does nothing; what is emitted afterwards is counted as dropped. What a
-        Ctrl-C has interrupted the next `close` goes on with, or the exit of the interpreter; a second thread waits, within
-        its own `timeout`, for the one that is closing.
+        Sync handlers go on working; closing again does nothing; what is emitted afterwards is counted as dropped, up to a
+        `reopen`. What a Ctrl-C has interrupted the next `close` goes on with, or the exit of the interpreter; a second
+        thread waits, within its own `timeout`, for the one that is closing.
 
         Raises:
             RuntimeError: called from a background subscriber.
             Exception: the error of a subscriber with `on_error="raise"` that nobody has seen yet.
         """
         self._refuse_in_background("close")
-        complete = self.end(self.drain_timeout if timeout is None else timeout)
+        complete = self.end(timeout) if timeout is not None else self.end(self.drain_timeout, overtime=True)
         report = DrainReport(complete, self._subscribers.stats())
         if self.health.errors:
             raise self.health.errors.popleft()
         return report
 
-    def end(self, timeout: float) -> bool:
+    def end(self, timeout: float, *, overtime: bool = False) -> bool:
         """What `close` does before it reports, and all that is done at interpreter exit; whether it was complete."""
         self.closed = True
-        complete = self._background.close(timeout)
+        as_ever = timeout >= self.drain_timeout
+        complete = self._background.close(timeout, lambda: overtime and self.overtime, advises=as_ever)
         if self._background.finished:  # else another thread is about to finish it, or the exit will
             lifetime.forget(self._background)
             self._subscribers.refresh_routes()
             self._subscribers.after_close.sweep()
         return complete
+
+    def reopen(self) -> None:
+        """Deliver again after a close: to the same subscribers, in the same order. Does nothing where the bus is open.
+        A trainer that trains again calls this.
+
+        Filters, pauses and what fired `once` are as they were, and accounts go on; what the close has left counts as
+        dropped. Every background subscriber begins anew, one too that its error had disabled: a writer opens its files
+        again. One that is still in a delivery is waited for, all together for `drain_timeout` seconds; then it is given
+        nothing more, and the log names it.
+
+        Raises:
+            RuntimeError: called from a background subscriber, or in a forked process; or no thread can be started.
+        """
+        if not self.closed:
+            return
+        self._refuse_in_background("reopen")
+        if self._background.inert:
+            raise RuntimeError(
+                "bus.reopen was called in a forked process, and the bus's subscribers are those of its parent: make a new "
+                "Bus, or Trainer, here"
+            )
+        self.end(self.drain_timeout)  # goes on with a close that a Ctrl-C has interrupted
+        background = Background() if self.rehearsal is None else Silent()
+        if self.rehearsal is None:
+            background.start()
+        background.latest.update(self._background.latest)
+        self._background, self.health = background, background.health
+        lifetime.watch(self, background)
+        recording = None if self._recording is None else self._recording()
+        if recording is not None and not recording.stopped:
+            recording.go_on_with(background)
+        self._subscribers.go_on_with(background, self.drain_timeout)
+        self.closed = False
 
     @contextmanager
     def telling_losses(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ from eventloop.catalogue import suggest
 from eventloop.disk import DISK, Disk, Sink, make_directories, write_file
 from eventloop.foreign import as_checkpoint, read_safetensors
 from eventloop.manifest import MANIFEST, CheckpointError, Label, Manifest, encode_manifest, tensor_table
+from eventloop.sharded import NO_SHARDED_SAVES, refuse_sharded
 from eventloop.shelf import (
     LOOKS,
     PAYLOAD,
@@ -41,6 +42,7 @@ from eventloop.shelf import (
     remove_checkpoint,
     scan,
 )
+from eventloop.snapshot import tensors_of
 from eventloop.verify import SAFETENSORS, open_verified
 
 __all__ = [
@@ -73,23 +75,30 @@ class Serialized:
     """A state as the bytes `torch.save` makes of it, with what a manifest says of its tensors."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
+        self.contents = describe(state)
         memory = io.BytesIO()
         torch.save(dict(state), memory)
         # what the stream itself wrote into, not a copy; a view on it would be an error of the stream's, that Python
         # 3.13 prints, where the two are collected as garbage, as after a save that failed
         self.bytes = memory.getvalue()
-        self.contents = describe(state)
 
 
 def describe(state: Mapping[str, Any]) -> Manifest:
-    """What can be told of a state by looking at it."""
+    """What can be told of a state by looking at it.
+
+    Raises:
+        TypeError: a tensor in it is sharded over ranks.
+    """
+    tensors = tuple(tensor_table(state))
+    for entry, tensor in zip(tensors, tensors_of(state), strict=False):
+        refuse_sharded(f"the checkpoint's {entry.name}", tensor, NO_SHARDED_SAVES)
     meta = state.get("meta", {})
     position = meta.get("position", {})
     return Manifest(
         iter=meta.get("iter", 0), epoch=meta.get("epoch", 0), batch_idx=position.get("batch_idx", 0),
         max_iters=meta.get("max_iters"), max_epochs=meta.get("max_epochs"),
         time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), eventloop=__version__, torch=str(torch.__version__),
-        keys=tuple(map(str, state)), tensors=tuple(tensor_table(state)),
+        keys=tuple(map(str, state)), tensors=tensors,
     )  # fmt: skip
 
 
@@ -116,6 +125,7 @@ def save_checkpoint(
 
     Raises:
         OSError: the disk is full, the directory cannot be written, ...
+        TypeError: a tensor of the state is sharded over ranks.
         SaveGivenUp: `given_up` was set.
     """
     path = Path(path)
@@ -149,8 +159,8 @@ def _fill(
     disk: Disk,
     given_up: threading.Event | None,
 ) -> int:
-    payload = write_file(work / PAYLOAD, partial(_write_state, state), disk=disk, given_up=given_up)
     contents = state.contents if isinstance(state, Serialized) else describe(state)
+    payload = write_file(work / PAYLOAD, partial(_write_state, state), disk=disk, given_up=given_up)
     manifest = _manifest(contents, label, payload)
     write_file(work / MANIFEST, lambda sink: sink.write(manifest), disk=disk, given_up=given_up)
     disk.sync_directory(work)

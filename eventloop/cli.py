@@ -20,6 +20,7 @@ from eventloop import (
     trace_command,
 )
 from eventloop.terminal import OutputError, at_least_one
+from eventloop.units import on_a_line
 
 LAST_WORDS_SECONDS = 0.2
 
@@ -66,7 +67,7 @@ def _demo(options: argparse.Namespace) -> int:
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         if options.traceback:
             raise
-        print(f"eventloop: {error} (--traceback shows where)", file=sys.stderr)
+        print(f"eventloop: {on_a_line(str(error))} (--traceback shows where)", file=sys.stderr)
         return 2
     return demo.run(trainer)
 

@@ -20,21 +20,27 @@ class Copying:
     and the step of the next they can be read by anybody. Everything else may change in a forward pass, as the
     running averages of batch norm layers do, and the parameters that no optimizer has, as a teacher's.
 
-    A hook of the optimizer, which PyTorch calls before each step, waits for the copy; so a hand-written loop that
-    calls `optimizer.step()` is as safe as the optimizer hook. Whoever changes parameters in another way calls `join`
-    first; `EMAHook` does before it swaps in the average. So does whoever gives the trainer another optimizer while a
-    copy is under way, for that one has the hook from the next copy on.
+    The optimizer hook waits for the copy before it steps. In a hand-written loop a hook of the optimizer waits, which
+    PyTorch calls before each step, but not in a compiled one, nor in a CUDA graph: what such a step changes is copied at
+    once. Code that changes parameters in another way calls `join` first; `EMAHook` does before it swaps in the average.
+    So does code that gives the trainer another optimizer while a copy is under way, for that one has the hook from the
+    next copy on.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._joins: list[Callable[[], None]] = []
         self._hooked: list[tuple[torch.optim.Optimizer, Any]] = []  # with what takes the hook off
+        self._waited: set[int] = (
+            set()
+        )  # the ids of the optimizers that called `before_step` since the last copy
 
     def may_come_later(self) -> set[int]:
-        """The `data_ptr` of what only an optimizer's step changes."""
+        """Return the `data_ptr` of what only an optimizer's step changes, where that step waits for the copy."""
         pointers: set[int] = set()
         for optimizer in self._optimizers():
+            if id(optimizer) not in self._waited:
+                continue
             for group in optimizer.param_groups:
                 pointers.update(_pointers(group["params"]))
             for state in optimizer.state.values():
@@ -44,10 +50,23 @@ class Copying:
     def begin(self, join: Callable[[], None]) -> None:
         """A copy was begun; `join` returns once what it copies may be changed."""
         self._joins.append(join)
+        self._waited.clear()
+        self.watch()
+
+    def watch(self) -> None:
+        """Put the hooks on the trainer's optimizers. Before the first step, so that a compiled one is compiled once."""
         optimizers = self._optimizers()
         if [*map(id, optimizers)] != [id(each) for each, _ in self._hooked]:  # a run may exchange them
             self._take_hooks_off()
-            self._hooked = [(o, o.register_step_pre_hook(self._before_step)) for o in optimizers]
+            self._hooked = [(o, o.register_step_pre_hook(self.before_step)) for o in optimizers]
+
+    def before_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        """Wait for the copy under way, which the optimizer's step would change. Dynamo traces none of this."""
+        if torch.compiler.is_compiling():  # a lock, or a call that is not traced, would break the graph
+            return
+        self._waited.add(id(optimizer))
+        if self._joins:
+            self.join()
 
     def join(self) -> None:
         """Return once the parameters and the optimizers' states may be changed."""
@@ -70,10 +89,6 @@ class Copying:
         """Those that call hooks: what only looks like an optimizer may not."""
         optimizers = each_optimizer(self._trainer.optimizer)
         return [optimizer for optimizer in optimizers if isinstance(optimizer, torch.optim.Optimizer)]
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._joins:
-            self.join()
 
 
 def _pointers(values: Iterable[Any]) -> Iterator[int]:

@@ -6,11 +6,12 @@ the iterations are measured in every one of them.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+from eventloop.appending import replacing
 
 VERSION = 1
 """Of the file. A reader refuses a greater one."""
@@ -151,9 +152,8 @@ def write_costs(directory: Path, costs: RunCosts) -> None:
         OSError: it cannot be written.
     """
     path = directory / FILE
-    partial = path.with_name(f".{FILE}.{os.getpid()}")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(costs), indent=1) + b"\n")
-    os.replace(partial, path)
+    with replacing(path, durable=False) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(costs), indent=1) + b"\n")
 
 
 def read_costs(directory: Path) -> RunCosts:

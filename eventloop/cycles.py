@@ -10,8 +10,9 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_lr
 
 from eventloop.decays import NamedWindow, last_of, minima_of, positives
-from eventloop.param_groups import Value, check_has_value, number
-from eventloop.schedule import positive
+from eventloop.options import check_bools, check_choice
+from eventloop.param_groups import Value, check_has_value, number, per_group
+from eventloop.schedule import at_least, positive
 from eventloop.windows import PlateauWindow, check_window
 
 
@@ -41,16 +42,19 @@ class OneCycleLR(NamedWindow):
             total_steps = last_of("OneCycleLR without total_steps", begin, end, by_epoch) + 1
         check_window(begin, end, by_epoch)
         positive("total_steps", total_steps)
+        number("pct_start", pct_start, least=0, most=1)
         if pct_start * total_steps == 1:
             raise ValueError(
                 f"pct_start={pct_start!r} of total_steps={total_steps} is a rise of one step, which has no slope: "
                 "give 0.0, or more steps"
             )
-        for peak in eta_max if isinstance(eta_max, list | tuple) else [eta_max]:
-            number("eta_max", peak, above=0)
+        check_has_value(optimizer, self.param_name)
+        peaks = per_group("eta_max", eta_max, optimizer.param_groups, above=0)
         number("div_factor", div_factor, above=0)
         number("final_div_factor", final_div_factor, above=0)
-        steps, peaks = total_steps, list(eta_max) if isinstance(eta_max, Sequence) else eta_max
+        check_choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
+        check_bools(three_phase=three_phase)
+        steps = total_steps
         super().__init__(
             optimizer,
             lambda o: torch_lr.OneCycleLR(
@@ -81,11 +85,13 @@ class CosineRestartLR(NamedWindow):
         begin: int = 0, end: int | None = None, by_epoch: bool = True,
     ) -> None:  # fmt: skip
         lengths = positives("periods", periods)
-        weights = [1.0] * len(lengths) if restart_weights is None else list(restart_weights)
-        if len(weights) != len(lengths):
+        weights = [1.0] * len(lengths) if restart_weights is None else restart_weights
+        if not isinstance(weights, list | tuple) or len(weights) != len(lengths):
             raise ValueError(
-                f"restart_weights must be as many as periods, got {len(weights)} for {len(lengths)}"
+                f"restart_weights must be a list of as many as periods, {len(lengths)}, got {weights!r}"
             )
+        for weight in weights:
+            number("each of restart_weights", weight, least=0)
         check_has_value(optimizer, self.param_name)
         minima = minima_of(optimizer, self.param_name, eta_min, eta_min_ratio)
         super().__init__(
@@ -136,10 +142,10 @@ class ReduceOnPlateauLR(PlateauWindow):
         monitor: the metric of the validation.
         rule: "less" or "greater", which is better.
         threshold, threshold_rule: how much better it has to be, "rel" or "abs".
-        factor, patience, cooldown, min_value, eps: as PyTorch's, where `min_value` is `min_lr`.
+        factor, patience, cooldown, min_value, eps: as PyTorch's, where `min_value` is `min_lr`: one number, or one a group.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, `factor` not in (0, 1), or no window.
+        TypeError, ValueError: an argument is not as above, `factor` not in (0, 1), another number below 0, or no window.
     """
 
     by_epoch: Literal[True]
@@ -151,14 +157,20 @@ class ReduceOnPlateauLR(PlateauWindow):
         min_value: float | Sequence[float] = 0.0, eps: float = 1e-8, *, begin: int = 0, end: int | None = None,
         by_epoch: bool = True,
     ) -> None:  # fmt: skip
+        check_window(begin, end, by_epoch)
         if not by_epoch:
             raise ValueError(
                 "ReduceOnPlateauLR counts validations: by_epoch=False would mean nothing, leave it out"
             )
-        if rule not in ("less", "greater"):
-            raise ValueError(f"rule must be 'less' or 'greater', got {rule!r}")
+        check_has_value(optimizer, self.param_name)
+        check_choice("rule", rule, ("less", "greater"))
+        check_choice("threshold_rule", threshold_rule, ("rel", "abs"))
         number("factor", factor, above=0, below=1)
-        lows = min_value if isinstance(min_value, int | float) else list(min_value)
+        at_least("patience", patience, 0)
+        at_least("cooldown", cooldown, 0)
+        number("threshold", threshold, least=0)
+        number("eps", eps, least=0)
+        lows = per_group("min_value", min_value, optimizer.param_groups, least=0)
         super().__init__(
             optimizer,
             lambda o: torch_lr.ReduceLROnPlateau(

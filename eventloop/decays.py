@@ -255,6 +255,6 @@ def minima_of(
         raise ValueError(f"give eta_min or eta_min_ratio, not both: got {eta_min!r} and {eta_min_ratio!r}")
     groups = optimizer.param_groups
     if eta_min_ratio is None:
-        return [number("eta_min", eta_min or 0.0, least=0)] * len(groups)
+        return [number("eta_min", 0.0 if eta_min is None else eta_min, least=0)] * len(groups)
     number("eta_min_ratio", eta_min_ratio, least=0)
     return [initial_value(group, param_name) * eta_min_ratio for group in groups]

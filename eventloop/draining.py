@@ -16,6 +16,7 @@ from eventloop.ending import Ending
 from eventloop.events import Event, EventsDropped, HandlerFailed
 from eventloop.health import Health
 from eventloop.lane import Lane
+from eventloop.overtime import Overtime, cure
 from eventloop.router import Item, Router
 from eventloop.runners import TaskLane
 from eventloop.waiting import Latch
@@ -103,6 +104,19 @@ class Draining(ABC):
                     self._quieten(deadline, timeout)
         return complete
 
+    def flush_while_delivering(
+        self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
+    ) -> bool:
+        """`flush` again and again, as long as less is left each time; see `Overtime`."""
+        self.route_now(timeout)
+        overtime = Overtime(self.lanes, timeout, allowed)
+        complete = self.flush(timeout, noting())
+        while not complete and (more := overtime.granted()):
+            complete = self.flush(more, noting())
+        if not complete and (text := cure(self.lanes)):
+            logger.warning("not everything was delivered in time: %s. %s", _names(self.lanes), text)
+        return complete
+
     @property
     def _may_be_held(self) -> bool:
         """True where a coroutine was given up that may hold the loop, for which nobody waits."""
@@ -135,6 +149,9 @@ class Draining(ABC):
                 continue
             if flushed is not None:
                 flushed[lane] = routed
+            if lane.out_of_reach:
+                complete = complete and not lane.queued
+                continue
             waiting.append((lane, lane.flush_soon(calls=flushed is not None)))
         for lane, number in waiting:
             if not self._wait(partial(lane.wait_flushed, number=number), deadline):
@@ -144,8 +161,14 @@ class Draining(ABC):
             self.health.tell_drops(self.lanes)  # for the next time, if there was anything
         return complete
 
-    def close(self, timeout: float) -> bool:
+    def close(
+        self, timeout: float, allowed: Callable[[], bool] = lambda: False, *, advises: bool = False
+    ) -> bool:
         """Deliver what was handed over, close every lane, stop the thread; False when the deadline came first.
+
+        Args:
+            allowed: whether the deadline moves while less and less is left; see `Overtime`.
+            advises: say what would have got the rest delivered.
 
         What a signal has interrupted the next call goes on with; a call during another thread's waits for that one."""
         deadline = monotonic() + timeout
@@ -154,13 +177,13 @@ class Draining(ABC):
             if not self._wait(lambda seconds: self._closer.acquire(timeout=seconds), deadline):
                 return False
             if not self.finished:
-                self._drain(deadline, timeout)
+                self._drain(deadline, timeout, allowed, advises=advises)
             return self._complete
         finally:
             with suppress(RuntimeError):  # a signal, or the deadline, came before it was this thread's
                 self._closer.release()
 
-    def _drain(self, deadline: float, timeout: float) -> None:
+    def _drain(self, deadline: float, timeout: float, allowed: Callable[[], bool], *, advises: bool) -> None:
         """A signal may end this anywhere: what it has done does no harm a second time."""
         with self._starting:
             if self._thread is None:
@@ -170,16 +193,17 @@ class Draining(ABC):
         if ending is None or not self._stopping:
             self._complete = False  # until it is known
             ending = self._begin_to_end(deadline, timeout)
-            self._complete = self._deliver_rest(ending)
+            self._complete = self._deliver_rest(ending, allowed)
             for lane in self.lanes:
                 lane.abandon()
             self._stopping = True
         self.wake()
-        self._thread.join(max(0.1, min(deadline, ending.held_until) - monotonic()))
-        self._route_rest(self._lose_rest, deadline)  # what was emitted meanwhile is dropped
+        self._thread.join(max(0.1, min(ending.deadline, ending.held_until) - monotonic()))
+        self._route_rest(self._lose_rest, ending.deadline)  # what was emitted meanwhile is dropped
         if not self._complete:
             took = monotonic() - (deadline - timeout)
-            _tell_end(ending, timeout if took >= timeout else round(took, 1))
+            as_asked = took >= timeout and ending.deadline == deadline
+            _tell_end(ending, timeout if as_asked else round(took, 1), advises=advises)
         self._tell_losses()
         self._let_go()
         self.finished = True
@@ -195,10 +219,11 @@ class Draining(ABC):
             ending.held_until = max(waits, default=deadline)
         return ending
 
-    def _deliver_rest(self, ending: Ending) -> bool:
+    def _deliver_rest(self, ending: Ending, allowed: Callable[[], bool]) -> bool:
         for lane in ending.lanes:
             lane.hurry()
         routed = self.route_now(min(ending.deadline, ending.held_until) - monotonic())
+        ending.overtime = Overtime(ending.lanes, ending.timeout, allowed)
         self._close = ending
         self.wake()
         complete = routed
@@ -209,11 +234,13 @@ class Draining(ABC):
 
     def _wait_closed(self, lane: Lane, ending: Ending, *, held: bool) -> bool:
         """As `_wait`, of a lane that is told by the loop when it may end, or here where the loop is held."""
+        if lane in ending.out_of_reach:
+            return not lane.queued
         while True:
             if held and monotonic() < ending.deadline and not any(each.being_fed for each in ending.lanes):
                 self._route_rest(partial(self._give_rest, until=ending.deadline), ending.deadline)
                 self._wake_lanes()
-            while ending.look(certain=held):
+            while ending.look(certain=held, closing=True):
                 pass
             left = min(ending.next_look(), until := ending.until(lane)) - monotonic()
             if lane.wait_closed(max(0.0, min(POLL_SECONDS, left))):
@@ -309,15 +336,22 @@ class Draining(ABC):
         self.lanes, self._close = [], None  # a subscriber may well hold the bus, which this outlives
 
 
-def _tell_end(ending: Ending, seconds: float) -> None:
-    left = [lane for lane in ending.lanes if lane.queued]
-    if ending.cut_short and not left:
+def _tell_end(ending: Ending, seconds: float, *, advises: bool) -> None:
+    names, text = _names(ending.lanes), cure(ending.lanes) if advises else ""
+    if ending.cut_short and not names:
         logger.warning(
             "closed after %g s; what had not reached its subscribers by then was dropped: they, or others, went on "
             "emitting, or something held the loop", seconds,
         )  # fmt: skip
         return
-    names = ", ".join(
-        f"{lane.name} ({lane.queued})" + (f", {lane.stuck}" if lane.stuck else "") for lane in left
+    more = f". {text}" if text else ""
+    logger.warning("closed after %g s; events left undelivered: %s%s", seconds, names or "none", more)
+
+
+def _names(lanes: list[Lane]) -> str:
+    """Those with something left, how much, and what they are stuck in."""
+    return ", ".join(
+        f"{lane.name} ({lane.queued})" + (f", {lane.stuck}" if lane.stuck else "")
+        for lane in lanes
+        if lane.queued
     )
-    logger.warning("closed after %g s; events left undelivered: %s", seconds, names or "none")

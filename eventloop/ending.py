@@ -7,6 +7,7 @@ from math import inf
 from time import monotonic
 
 from eventloop.lane import Lane
+from eventloop.overtime import Overtime
 
 GRACE_SECONDS = 0.5
 """How long a close still waits for a delivery that a flush has waited for as long as the close would."""
@@ -46,9 +47,13 @@ class Ending:
         self.deadline = deadline
         self.held_until = inf
         """When the lanes of coroutines are given up, as one of them holds the loop."""
-        self._groups = ((first, deadline - 2 * spare), (last, deadline - spare))
+        self._groups = ((first, 2 * spare), (last, spare))  # and how long before the deadline they end
+        self.overtime: Overtime | None = None
+        """What moves the deadline while less and less is left."""
         self._may_end = 0  # how many of the groups
         self.timeout = timeout
+        self.out_of_reach = {lane for lane in lanes if lane.out_of_reach}
+        """Those that deliver nothing while this thread waits."""
         self._left = left
         self._tell_drops = tell_drops
         self._told = False
@@ -56,6 +61,8 @@ class Ending:
 
     def until(self, lane: Lane) -> float:
         """When a lane is waited for no more. What was waited in vain for the delivery that it is still at counts."""
+        if lane in self.out_of_reach:
+            return -inf
         until = self.deadline
         if waited := lane.waited:
             until += max(GRACE_SECONDS, self.timeout - waited) - self.timeout
@@ -65,20 +72,25 @@ class Ending:
 
     def next_look(self) -> float:
         """When a group has to end, whatever is left."""
-        return self._groups[self._may_end][1] if self._may_end < len(self._groups) else inf
+        return self.deadline - self._groups[self._may_end][1] if self._may_end < len(self._groups) else inf
 
-    def look(self, *, certain: bool) -> bool:
+    def look(self, *, certain: bool, closing: bool = False) -> bool:
         """Let lanes end that may; True when there will be more to look at soon.
 
         Args:
             certain: nothing is just being routed, as only the loop's thread can tell.
+            closing: on the thread that closes, which alone knows when time is over.
         """
         stage = self._may_end
         if stage == len(self._groups):
             return False
-        group, at = self._groups[stage]
-        now = monotonic()
+        group, at, now = self._groups[stage][0], self.next_look(), monotonic()
+        if now >= at and not closing:
+            return False
         if now >= at:
+            if not stage and self.overtime is not None and (more := self.overtime.granted()):
+                self.deadline = now + more
+                return False
             if self._dropped_by_then is None and not stage:
                 self._dropped_by_then = self._dropped()
         elif not (certain and self._ready(stage, now)):

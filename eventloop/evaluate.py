@@ -20,6 +20,7 @@ from eventloop.rng import (
     set_own_random_state,
     set_random_state,
 )
+from eventloop.sharded import refuse_sharded
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -71,11 +72,16 @@ class Averages:
         self._means: dict[str, Mean] = {}
 
     def add(self, name: str, value: Any, samples: int) -> None:
-        """Add the mean `value` of a batch of `samples`."""
+        """Add the mean `value` of a batch of `samples`.
+
+        Raises:
+            TypeError: `value` is a tensor that is sharded over ranks.
+        """
         if is_number(value):
             number = value.item() if isinstance(value, np.ndarray) else float(value)
             self._means[name] = _together(self._means.get(name, NOTHING), Mean(number, samples))
             return
+        refuse_sharded(f"the metric {name!r}", value)
         tensor = torch.as_tensor(value).detach()
         tensor = (tensor if tensor.dtype == torch.float64 else tensor.float()) * samples
         self._sums[name] = self._sums[name] + tensor if name in self._sums else tensor
@@ -200,6 +206,7 @@ class Evaluation:
             if isinstance(metric, Metric):
                 for key, score in _named(name, metric.compute()).items():
                     self._claim(key, f"evaluator {name!r}")
+                    refuse_sharded(f"the metric {key!r}", score)
                     metrics[key] = float(score)
         return _of_rank_0(metrics)
 

@@ -19,7 +19,8 @@ Takes = Literal["event", "trainer", "blinker"]
 """How a handler is called: `fn(event)`, `fn(trainer, event)`, or blinker's `fn(sender, event=event)`."""
 
 RunsOn = Literal["sync", "loop", "thread", "process"]
-"""Where it runs: on the emitting thread, as a task of the background loop, on a thread of its own there."""
+"""Where it runs: on the emitting thread, as a task of the background loop or of the caller's, on a thread or in a process of
+its own."""
 
 
 class Handler:

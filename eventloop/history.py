@@ -137,7 +137,6 @@ class HistoryBuffer:
         result: float = getattr(self, method_name)(*args, **kwargs)
         return result
 
-    @property
     def global_avg(self) -> float:
         """Mean over everything.
 

@@ -30,8 +30,8 @@ class Item(msgspec.Struct, kw_only=True):
         best_kept: those of which it is one of the best so many that the run keeps.
         metrics: all scores of the last validation before it was saved.
         validated_at: the iteration that validation was made at.
-        newest: nothing was saved after it on the line of the run: `resume("auto")` goes on from it, unless another hook
-            of the run has saved a newer one elsewhere.
+        newest: the newest on the line of the run, as `in_order` sorts: `resume("auto")` goes on from it, unless another
+            hook of the run has saved a newer one elsewhere.
         abandoned: a run went back to an earlier one, and left it behind.
         missing: what it lacks to be resumed from.
         eventloop, torch: the versions that wrote it.

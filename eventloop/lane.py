@@ -49,10 +49,26 @@ class Lane(LaneQueue, ABC):
         self._in_vain = InVain()
         self._named: set[tuple[str, str]] = set()  # kinds of events that cannot be encoded, which the log has
 
+    def succeed(self, former: Lane) -> None:
+        """Take the place of a lane that has ended, before there is anything to deliver: its account goes on."""
+        self.go_on_from(former)
+        self._spill.total = former.spilled
+        self.busy, self.waits.timing, self.budget = former.busy, former.waits.timing, former.budget
+        self.paused, self.last_error = former.paused, former.last_error
+
+    def leave_out(self, why: str) -> None:
+        """Give it nothing of a bus that was opened again."""
+        self.ended_by, self.last_error = "stalled", why
+
     @property
     def idle(self) -> bool:
         """True when nothing is in its queue or under way."""
         return self.done or not (self.queued or self._calling)
+
+    @property
+    def out_of_reach(self) -> bool:
+        """True where it delivers nothing while this thread waits."""
+        return False
 
     @property
     def ended(self) -> bool:

@@ -67,6 +67,15 @@ class LaneAccount:
                 self.spilled,
             )  # fmt: skip
 
+    def go_on_from(self, former: LaneAccount) -> None:
+        """Continue the account of a lane that has ended; what that has left counts as dropped, and as told."""
+        with former._account:
+            self.accepted, self.delivered, self.failed = former.accepted, former.delivered, former.failed
+            self.calls, self.seconds, self.peak = former.calls, former.seconds, former.peak
+            self.dropped = former.dropped + former.queued
+            self._turned_away = former._turned_away
+        self._drops_told, self._losses_told = self.dropped, (self.dropped, self.failed)
+
     def new_losses(self) -> str:
         """What was dropped or has failed, in words, where that is more than when this was last asked; else ""."""
         now = self.account

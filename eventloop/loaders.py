@@ -25,7 +25,7 @@ def why_not_by_index(loader: Iterable[Any]) -> str | None:
     if not isinstance(loader, DataLoader):
         return f"a {kind} is no torch.utils.data.DataLoader, and has no state_dict and load_state_dict"
     if type(loader) is not DataLoader:
-        return f"{kind} is a subclass of DataLoader, which may read in any way, and has no state_dict and load_state_dict"
+        return f"{kind} is a subclass of DataLoader, which may read in any way, and saves no place of its own"
     if isinstance(loader.dataset, IterableDataset):
         return "the loader's dataset is an IterableDataset, whose samples have no indices"
     if isinstance(loader.dataset, getattr(data, "MapDataPipe", ())):

@@ -53,6 +53,7 @@ class TrainLoop:
         """Yield the index of each epoch that is left; an iteration-based run is one epoch."""
         trainer = self._trainer
         trainer.stops.edge()
+        trainer.monitored.sanity_check()
         if not (trainer.by_epoch and trainer.batch_idx):
             self._tell_done()
             self._evaluate()  # what is due at the start, or was when a checkpoint was taken
@@ -129,7 +130,12 @@ class TrainLoop:
                     iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters,
                     max_epochs=trainer.max_epochs, batch_idx=trainer.batch_idx,
                 )  # fmt: skip
-                bus.emit(event, trainer)
+                try:
+                    bus.emit(event, trainer)
+                except BaseException:
+                    if trainer.within:  # its step was made: a run that goes on does not repeat it
+                        trainer.completed_iteration()
+                    raise
             handled = perf_counter() - clock.excluded - ended
             clock.hooks += between + (started - fetched) + handled - clock.backward - clock.optimizer
             trainer.completed_iteration()
@@ -249,7 +255,7 @@ class TrainLoop:
         )
 
 
-_LEFT_OUT: WeakKeyDictionary[Trainer, set[str]] = WeakKeyDictionary()
+LEFT_OUT_NAMES: WeakKeyDictionary[Trainer, set[str]] = WeakKeyDictionary()
 """What validations of a trainer returned that is no number, and was told."""
 _EVENTS: dict[str, tuple[type[Any], type[Any], type[Any]]] = {
     "val": (BeforeValIter, AfterValIter, AfterValEpoch),
@@ -283,7 +289,7 @@ def _evaluate(
     trainer.model.eval()
     try:
         with EpochScope(trainer, mode) as epoch:
-            evaluation = Evaluation(trainer.evaluator, _LEFT_OUT.setdefault(trainer, set()))
+            evaluation = Evaluation(trainer.evaluator, LEFT_OUT_NAMES.setdefault(trainer, set()))
             if _run_pass(trainer, mode, loader, evaluation):
                 epoch.metrics = scope.metrics = evaluation.compute()
                 epoch.complete = scope.complete = True

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from eventloop.file_names import is_plain_name
+
 MANIFEST = "manifest.json"
 SCHEMA = 1
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -89,6 +91,12 @@ class Manifest(Label, frozen=True, kw_only=True):
     keys: tuple[str, ...] = ()
     tensors: tuple[TensorEntry, ...] = ()
     files: dict[str, FileEntry] = {}
+
+    def __post_init__(self) -> None:
+        Label.__post_init__(self)
+        for name in self.files:
+            if not is_plain_name(name):
+                raise ValueError(f"files: expected names of files in the directory, got {name!r}")
 
 
 class _Envelope(msgspec.Struct):

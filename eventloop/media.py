@@ -14,6 +14,7 @@ import torch
 from eventloop.events import Event, HistogramLogged, ImageLogged
 from eventloop.packet import Moment, Place, Unread
 from eventloop.scalar import unreadable_kind
+from eventloop.sharded import refuse_sharded
 
 logger = logging.getLogger("eventloop")
 
@@ -196,6 +197,7 @@ def _tensor(what: str, name: str, value: Any) -> torch.Tensor:
         value = _of_array(what, name, value)
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{what} {name!r} must be a tensor or an array, got {value!r}")
+    refuse_sharded(f"{what} {name!r}", value)
     if kind := unreadable_kind(value):
         raise TypeError(f"{what} {name!r} must be of real numbers, got {kind}")
     return value

@@ -9,18 +9,21 @@ there. Nothing on the training thread asks a tensor for its value.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from eventloop.catalogue import suggest
 from eventloop.device import HostCopy, PinnedPool
 from eventloop.history import HistoryBuffer
+from eventloop.latest import ByName, LatestValue
 from eventloop.media import Kind, MediaPacket, Medium, PendingMedia, histogram_of, image_of
 from eventloop.packet import (
     Packet,
@@ -36,6 +39,7 @@ from eventloop.packet import (
     tensors_in,
 )
 from eventloop.scalar import is_number, own, refuse_unreadable, single_number, unreadable_kind
+from eventloop.sharded import refuse_sharded
 
 logger = logging.getLogger("eventloop")
 
@@ -59,11 +63,21 @@ class EventStorage:
     """Where hooks put numbers and read them back: `trainer.metrics`.
 
     storage.put_scalar("loss", loss.detach())
-    storage.latest()["loss"]          # (value, iteration); reads the device
+    storage.latest()["loss"].value    # waits for the device
     storage.history("loss").avg(20)
 
     `iter`, `epoch` and `mode` are kept by the trainer; a value is put for the current iteration unless `cur_iter` says
-    otherwise. detectron2's EventStorage, without its global stack: pass the storage on.
+    otherwise. A loop without a trainer counts by itself, and may post the values to the writers of a bus:
+
+        JSONLWriter().attach(bus, lambda: Run(work_dir="runs/mine"))
+        with EventStorage(start_iter) as storage:
+            for batch in loader:
+                storage.put_scalars(loss=train_step(batch), time=perf_counter() - began)
+                storage.step()
+                if storage.iter % 20 == 0:
+                    bus.post(storage.collect(), ScalarsLogged)
+
+    Inside the `with`, and inside a run of a trainer for its metrics, `get_event_storage()` returns the storage.
     """
 
     def __init__(self, start_iter: int = 0) -> None:
@@ -90,12 +104,31 @@ class EventStorage:
         self._late: list[Row] = []  # those read, and not entered
         self._followed = False  # whether somebody holds a history, and may look at it again
         self._histories: dict[str, HistoryBuffer] = {}
+        self._latest: dict[str, tuple[float, Row]] = {}
         self._hints: dict[str, bool] = {}
         self._shapes: dict[str | tuple[str, ...], Shape] = {}  # a single name is its own key
         self._floats = Shape((), True)  # of the last `put_floats`
         self._prefix = ""
+        self._entered_in = 0  # the thread whose `with` it is
         self._pool = PinnedPool()
         self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        """Make this the storage that `get_event_storage` returns, until the block is left."""
+        self._entered_in = threading.get_ident()
+        _ENTERED.set((*_ENTERED.get(), self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Make it the one before again. A generator may be closed in a context that never entered it."""
+        entered = _ENTERED.get()
+        if self in entered:
+            last = len(entered) - 1 - entered[::-1].index(self)
+            _ENTERED.set(entered[:last] + entered[last + 1 :])
+
+    def step(self) -> None:
+        """Count one iteration, in a loop without a trainer; what is put from here on is of the next one."""
+        self.iter += 1
 
     @property
     def epoch(self) -> int:
@@ -163,13 +196,25 @@ class EventStorage:
             self._look()
 
     def put_scalars(
-        self, scalars: Mapping[str, Value], smoothing_hint: bool = True, cur_iter: int | None = None
+        self,
+        scalars: Mapping[str, Value] = MappingProxyType({}),
+        /,
+        smoothing_hint: bool = True,
+        cur_iter: int | None = None,
+        **named: Value,
     ) -> None:
-        """Put several numbers; a mapping, so that no metric's name can collide with an argument's.
+        """Put several numbers: a mapping, keywords, or both, as `dict` takes them.
+
+        Args:
+            scalars: numbers by name; needed for names that are no identifiers, or those of an argument here.
+            smoothing_hint, cur_iter: as of `put_scalar`.
+            named: numbers by name, as in detectron2: `put_scalars(time=seconds)`.
 
         Raises:
             TypeError, ValueError: as `put_scalar`; then none of them is put.
         """
+        if named:
+            scalars = {**scalars, **named}
         if self._prefix:
             scalars = {self._prefix + name: value for name, value in scalars.items()}
         numbers = [
@@ -201,13 +246,18 @@ class EventStorage:
             self._look()
 
     def put_numbers(self, values: Mapping[str, Any]) -> None:
-        """Put those of the values that are single numbers, and leave the rest: for what a train step returned."""
+        """Put those of the values that are single numbers, and leave the rest: for what a train step returned.
+
+        Raises:
+            TypeError: a tensor of one element is sharded over ranks.
+        """
         names: list[str] = []
         numbers: list[Scalar] = []
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
                 if value.numel() != 1:
                     continue
+                refuse_sharded(f"scalar {name!r}", value)
                 numbers.append(own(value))
             elif is_number(value):
                 try:
@@ -248,6 +298,13 @@ class EventStorage:
         """
         self._put_medium("histogram", name, histogram_of(name, values), values)
 
+    def hide_from_dynamo(self) -> None:
+        """Run the put methods eagerly in compiled functions, at one graph break a call. Traced, they would be compiled
+        again in each iteration. Does nothing unless Dynamo was imported, which takes a second."""
+        if "torch._dynamo" in sys.modules and "put_scalar" not in vars(self):
+            for name in ("put_scalar", "put_scalars", "put_image", "put_histogram"):
+                setattr(self, name, torch.compiler.disable(getattr(self, name)))
+
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
         """Prefix the names put inside with `name/`; restored also when the block raises."""
@@ -287,36 +344,39 @@ class EventStorage:
 
     # --- reading, which may wait for the device ------------------------------------------------------------
 
-    def latest(self) -> dict[str, tuple[float, int]]:
-        """The last value of each name and its iteration. Waits for values that are still on the device."""
-        self._read_all()
-        return {name: history.values()[-1] for name, history in self._histories.items()}
+    def latest(self) -> dict[str, LatestValue]:
+        """Return the last value of each name, with its step; an unknown name in it is a KeyError that suggests one.
 
-    def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
+        Waits for values that are still on the device.
+        """
+        self._read_all()
+        latest = {**self._latest}  # one C call: the background may enter values meanwhile
+        return ByName(
+            {name: LatestValue(value, row.iteration, row.step) for name, (value, row) in latest.items()}
+        )
+
+    def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, LatestValue]:
         """As `latest`, with the median over the last `window_size` iterations for names with a smoothing hint."""
-        return {
-            name: (self._histories[name].median(window_size) if self._hints.get(name) else value, iteration)
-            for name, (value, iteration) in self.latest().items()
-        }
+        latest = self.latest()
+        for name, (_, iteration) in latest.items():
+            if self._hints.get(name):
+                median = self._histories[name].median(window_size)
+                latest[name] = LatestValue(median, iteration, latest[name].step)
+        return latest
 
     def history(self, name: str) -> HistoryBuffer:
         """The history of one name. Waits for values that are still on the device.
 
         Raises:
-            KeyError: nothing was put under that name.
+            KeyError: nothing was put under that name (with a suggestion).
         """
-        self._read_all()
-        self._followed = True
-        if name not in self._histories:
-            known = suggest(name, [*self._histories]) if self._histories else ": nothing was put yet"
-            raise KeyError(f"no history for scalar {name!r}{known}")
-        return self._histories[name]
+        return self.histories()[name]
 
     def histories(self) -> dict[str, HistoryBuffer]:
-        """All of them, by name."""
+        """Return all of them, by name; an unknown name in it is a KeyError that suggests one."""
         self._read_all()
         self._followed = True
-        return dict(self._histories)
+        return ByName(self._histories)
 
     def read_pending(self) -> list[Row]:
         """What was put since the last `collect`, as numbers; it stays. Waits for values that are still on the device."""
@@ -338,7 +398,7 @@ class EventStorage:
                     break
             if packet is None or self._followed or len(self._late) >= LATE_LIMIT:
                 late, self._late = self._late, []
-                enter(late, self._histories)
+                enter(late, self._histories, self._latest)
         self._leave_out(unread)
 
     def _read_all(self) -> None:
@@ -346,7 +406,7 @@ class EventStorage:
         # What is read early is still logged at the end of its interval: it stays pending, as floats.
         fresh = self._rows[self._entered :]
         unread = read_rows(fresh, None)
-        enter(fresh, self._histories)
+        enter(fresh, self._histories, self._latest)
         if unread:
             self._rows[self._entered :] = fresh  # without them
         self._entered = len(self._rows)
@@ -448,8 +508,8 @@ class EventStorage:
         if not self._gave_up:
             self._gave_up = True
             logger.warning(
-                "nobody collects the metrics (a LoggerHook does): their histories go on, and older values of %s and "
-                "others are logged nowhere", most,
+                "nobody collects the metrics (a LoggerHook does, or bus.post(storage.collect(), ScalarsLogged)): their "
+                "histories go on, and older values of %s and others are logged nowhere", most,
             )  # fmt: skip
         self._read_all()
         kept: list[Row] = []
@@ -460,3 +520,30 @@ class EventStorage:
             else:
                 kept.append(row)
         self._rows, self._entered = kept, len(kept)
+
+
+_ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages", default=())
+"""The storages whose `with` is not left, the innermost last."""
+
+
+def get_event_storage() -> EventStorage:
+    """Return the storage of the innermost `with`, or the metrics of the trainer that runs: for code given neither.
+
+        class Detector(nn.Module):
+            def forward(self, images):
+                get_event_storage().put_scalar("num_boxes", boxes.shape[0])
+
+    Only the thread of the `with` has it: neither a thread that is started inside nor a background subscriber does. An
+    asyncio task has that of the code which created it.
+
+    Raises:
+        RuntimeError: this thread entered no storage.
+    """
+    entered = _ENTERED.get()
+    # the context of another thread may have been copied, as asyncio does: two threads must not put into one storage
+    if entered and entered[-1]._entered_in == threading.get_ident():
+        return entered[-1]
+    raise RuntimeError(
+        "get_event_storage() found no storage: call it inside `with EventStorage(start_iter) as storage:`, or while a "
+        "Trainer runs; another thread has none, pass it the storage"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from eventloop.schema import check_alike, read_as, refusing
 from eventloop.undo import Undo
 
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
+logger = logging.getLogger("eventloop")
+
 _LOAD = torch.optim.Optimizer.load_state_dict
 
 
@@ -59,6 +62,47 @@ def check_optimizer(optimizer: object) -> None:
     if len({id(each) for each in optimizer.values()}) < len(optimizer):
         raise ValueError(
             f"two of the optimizers {sorted(optimizer)} are one object, which would be stepped twice: name it once"
+        )
+
+
+def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *, refuses: bool) -> None:
+    """Refuse optimizers that have no parameter of the model, and log parameters that are not the model's.
+
+    The parameters of a `loss_fn` that is a module are trained as well, but no checkpoint has them. Only PyTorch's own
+    optimizers and their subclasses are looked at: a library's wrapper may hold copies of the weights in another type.
+
+    Args:
+        refuses: False only logs, for steps that the user's own code makes and that may change any module.
+
+    Raises:
+        ValueError: every optimizer has parameters, and none of them is the model's or the loss function's.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    of_loss = {id(p) for p in loss_fn.parameters()} if isinstance(loss_fn, torch.nn.Module) else set()
+    given = {
+        name: [id(parameter) for group in each.param_groups for parameter in group["params"]]
+        for name, each in named_optimizers(optimizer).items()
+        if isinstance(each, torch.optim.Optimizer)
+    }
+    foreign = {name: sum(each not in own for each in ids) for name, ids in given.items()}
+    all_ids = {each for ids in given.values() for each in ids}
+    if refuses and own and all(given.values()) and given and all_ids.isdisjoint(own | of_loss):
+        raise ValueError(
+            f"optimizer has none of the model's {len(own)} parameters: its own {len(all_ids)} are others, so the model "
+            "would not change. Build it from this model, as torch.optim.SGD(model.parameters(), ...), and after all "
+            "that replaces parameters. To train other modules, put them into the model (torch.nn.ModuleDict), or call "
+            "step() in your own code with default_hooks=dict(optimizer=None)"
+        )
+    if any(foreign.values()):
+        logger.warning(
+            "not all parameters of the optimizer are the model's: %s. No checkpoint has them, and parameters that were "
+            "replaced in the model train nothing: put their module into the model, or build the optimizer after the "
+            "model is complete",
+            ", ".join(
+                f"{count} of {len(given[name])} are not{f' in optimizer[{name!r}]' if name else ''}"
+                for name, count in foreign.items()
+                if count
+            ),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 
 
@@ -25,6 +26,26 @@ def check_optional_bools(**options: object) -> None:
     for name, value in options.items():
         if value is not None and not isinstance(value, bool):
             raise TypeError(f"{name} must be True, False or None, got {value!r}")
+
+
+def check_choice(name: str, value: object, words: Sequence[str]) -> None:
+    """Refuse a value that is not one of the words.
+
+    Raises:
+        ValueError: naming the option, the words and the value.
+    """
+    if value not in words:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, words))}, got {value!r}")
+
+
+def check_metric(name: str, value: object) -> None:
+    """Refuse what cannot be the name of a metric.
+
+    Raises:
+        TypeError: naming the option and its value.
+    """
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{name} must be the name of a metric, got {value!r}")
 
 
 def check_path(name: str, value: object) -> None:

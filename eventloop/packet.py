@@ -131,8 +131,8 @@ def _singles(rows: list[Row]) -> list[Row]:
     ]
 
 
-def enter(rows: list[Row], histories: dict[str, HistoryBuffer]) -> None:
-    """Append rows, which must have been read, to the histories of their names."""
+def enter(rows: list[Row], histories: dict[str, HistoryBuffer], latest: dict[str, tuple[float, Row]]) -> None:
+    """Append rows, which must have been read, to the histories of their names, and note each name's last value."""
     for block in blocks_of(rows):
         iterations = [row.iteration for row in block.rows]
         for name, values in zip(block.shape.names, block.columns, strict=True):
@@ -140,6 +140,7 @@ def enter(rows: list[Row], histories: dict[str, HistoryBuffer]) -> None:
             if history is None:
                 history = histories[name] = HistoryBuffer()
             history.extend(values, iterations)
+            latest[name] = values[-1], block.rows[-1]
 
 
 def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:
@@ -223,8 +224,8 @@ def _number_if_on_host(tensor: torch.Tensor) -> Scalar:
 
 
 def _number_of(tensor: torch.Tensor) -> float:
-    """Its one element. `item` lets go of the interpreter and has to get it back, `tolist` on the CPU does not; DTensor
-    and other subclasses refuse it."""
+    """Its one element. `item` lets go of the interpreter and has to get it back, `tolist` on the CPU does not; subclasses
+    may refuse it."""
     number: Any = tensor.tolist() if type(tensor) is torch.Tensor else None
     return number if type(number) is float else float(tensor.item())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,13 +80,15 @@ def number(
     below: float | None = None,
     most: float | None = None,
 ) -> float:
-    """Refuse what is no number in a range.
+    """Refuse what is no finite number in a range.
 
     Raises:
         TypeError, ValueError: naming `what`, the range and the value.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{what} must be a finite number, got {value!r}")
     bounds = [
         ("above", above, above is None or value > above),
         ("at least", least, least is None or value >= least),
@@ -95,3 +99,18 @@ def number(
         wanted = " and ".join(f"{word} {bound:g}" for word, bound, _ in bounds if bound is not None)
         raise ValueError(f"{what} must be {wanted}, got {value!r}")
     return float(value)
+
+
+def per_group(what: str, value: object, groups: Sequence[Group], **bounds: float) -> float | list[float]:
+    """Refuse what is neither one finite number in a range nor a list of one for each param group.
+
+    Raises:
+        TypeError, ValueError: naming `what`, the range or how many groups there are, and the value.
+    """
+    if not isinstance(value, list | tuple):
+        return number(what, value, **bounds)
+    if len(value) != len(groups):
+        raise ValueError(
+            f"{what} must be one number, or one for each of the {len(groups)} param groups, got {value!r}"
+        )
+    return [number(f"each of {what}", each, **bounds) for each in value]

@@ -45,6 +45,8 @@ ATTRIBUTES = {
         "_max_epochs": "trainer.max_epochs",
         "_hooks": "trainer.hooks",
         "register_hook": _HOOKS,
+        "register_training_hooks": _HOOKS,
+        "get_hooks_info": "print(trainer.bus), every handler in its order",
         "call_hook": "trainer.bus.emit(event)",
         "from_cfg": "Trainer(...), where hooks, writers and schedulers may be configs",
         "load_or_resume": 'trainer.resume("auto"), or trainer.load_checkpoint(path)',
@@ -95,6 +97,8 @@ ATTRIBUTES = {
         "storage": _NUMBERS,
         "max_iter": "trainer.max_iters",
         "register_hooks": _HOOKS,
+        "build_hooks": _HOOKS,
+        "build_writers": "writers=[...] of the Trainer",
         "resume_or_load": 'trainer.resume("auto"), or trainer.load_checkpoint(path)',
         "checkpointer": _SAVES,
     },
@@ -115,8 +119,9 @@ CALLS = {
     "train_dataloaders": _LOADERS,
     "val_dataloaders": _LOADERS,
     "datamodule": _LOADERS,
+    "data_loaders": _LOADERS,
 }
-"""Arguments that train, val and test take elsewhere."""
+"""Arguments that train, val, test and run take elsewhere."""
 
 
 class _Elsewhere:

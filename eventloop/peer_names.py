@@ -39,14 +39,14 @@ _LIGHTNING = {
     "precision": 'hooks=[AmpOptimizerHook(dtype="bfloat16")]',
     "callbacks": "hooks=[...]",
     "logger": "writers=[...]",
-    "enable_progress_bar": "writers=[ConsoleWriter()]",
+    "enable_progress_bar": "writers=[ConsoleWriter()], the default on a terminal; writers=[] shows nothing",
     "enable_checkpointing": "hooks=[CheckpointHook(interval=...)]",
     "default_root_dir": "work_dir=...",
     "max_steps": "max_iters=...",
     "check_val_every_n_epoch": "val_interval=...",
     "val_check_interval": "val_interval=..., in epochs, or in iterations of a run of max_iters",
     "log_every_n_steps": "default_hooks=dict(logger=dict(interval=...))",
-    "num_sanity_val_steps": "trainer.val() before trainer.train()",
+    "num_sanity_val_steps": "sanity_val=..., in batches",
     "limit_train_batches": _DATA,
     "limit_val_batches": _DATA,
     "limit_test_batches": _DATA,
@@ -61,8 +61,20 @@ _LIGHTNING = {
     "ckpt_path": 'trainer.resume("auto"), or of a path, before trainer.train()',
 }
 
-ARGUMENTS = {"MMEngine": _MMENGINE, "Lightning": _LIGHTNING}
-"""Arguments of MMEngine's Runner and of Lightning's Trainer."""
+_MMCV = {
+    "optimizer_config": "default_hooks=dict(optimizer=dict(grad_clip=dict(max_norm=...))), or with the type of another hook, "
+    "such as GradientCumulativeOptimizerHook",
+    "lr_config": 'hooks=[StepLrUpdaterHook(...)] or that of another policy, or schedulers=[dict(type="MultiStepLR", ...)]',
+    "momentum_config": "hooks=[StepMomentumUpdaterHook(...)], or that of another policy",
+    "checkpoint_config": "default_hooks=dict(checkpoint=dict(interval=...))",
+    "log_config": "default_hooks=dict(logger=dict(interval=...)), and writers=[...]",
+    "evaluation": "val_loader=..., val_interval=...; the best is saved by CheckpointHook(save_best=...)",
+    "workflow": 'trainer.run([("train", 2), ("val", 1)])',
+    "batch_processor": "train_step=..., a function of the trainer and a batch",
+}
+
+ARGUMENTS = {"MMEngine": _MMENGINE, "mmcv": _MMCV, "Lightning": _LIGHTNING}
+"""Arguments of MMEngine's and mmcv's Runners and of Lightning's Trainer."""
 
 _RULE = 'rule="less" where they have "min", "greater" for "max"; by default told from the metric\'s name'
 _NAMES = 'filename_tmpl="step_{}", with the number alone; the scores are told by `eventloop checkpoints`'
@@ -170,6 +182,21 @@ _LOGGER = {
     "Lightning": {"log_every_n_steps": "interval=..."},
     "detectron2": {"period": "interval=..."},
 }
+_LENGTH = "nothing: the Trainer has the length of the run, and of an epoch"
+_TIMER = {"Pet": {"max_iter": _LENGTH, "start_iter": "nothing: a resumed run counts what it runs itself"}}
+_PERIODIC = {
+    "Pet": {
+        "max_iter": _LENGTH,
+        "display_iter": "period=..., and by_epoch=True where it is counted in each epoch",
+    }
+}
+_PRECISE_BN = {
+    "detectron2": {"period": "interval=...", "model": "nothing: it is the model of the Trainer"},
+    "Pet": {
+        "max_iter": _LENGTH,
+        "precise_bn_args": "data_loader=...; the model and the device are the Trainer's",
+    },
+}
 _ANNEALED = 'ema_type="MomentumAnnealingEMA", gamma=...'
 _EMA = {
     "Lightning": {
@@ -202,6 +229,9 @@ OF_CLASSES = {
     "EarlyStoppingHook": _EARLY_STOPPING,
     "OptimizerHook": _OPTIMIZER,
     "LoggerHook": _LOGGER,
+    "PeriodicWriter": _PERIODIC,
+    "IterationTimer": _TIMER,
+    "PreciseBN": _PRECISE_BN,
     "BaseAveragedModel": _EMA,
 }
 """By class, and by the system that has them: what arguments are called there, and what they are here."""
@@ -220,9 +250,24 @@ _CONSOLE = "ConsoleWriter, which LoggerHook's interval feeds"
 _OWN = "a Writer of your own, of some twenty lines: see `eventloop.writers.Writer`"
 _BEST = 'CheckpointHook(save_best="...")'
 _STOPPING = 'EarlyStoppingHook(monitor="...")'
+_HOOK = "Hook, of eventloop.hooks, whose methods take (self, trainer, event)"
+_TRAINER = "Trainer, of eventloop"
 _AVERAGE = "EMAHook(momentum=...), whose momentum is 1 - decay"
 
 CLASSES = {
+    "TrainHook": _HOOK,
+    "HookBase": _HOOK,
+    "Runner": _TRAINER,
+    "EpochBasedRunner": _TRAINER,
+    "IterBasedRunner": _TRAINER,
+    "DefaultTrainer": _TRAINER,
+    "SimpleTrainer": _TRAINER,
+    "EventWriter": "Writer, of eventloop.writers, whose write takes (self, event)",
+    "MessageHub": "trainer.metrics for numbers, and trainer.bus.latest(event) for facts of the run",
+    "get_hooks_info": "print(trainer.bus), every handler in its order",
+    "build_hooks": "hooks=[...] of the Trainer, where a hook may be a config",
+    "build_writers": "writers=[...] of the Trainer, where a writer may be a config",
+    "PrepareTTAHook": "val_step=... of the Trainer, a function that averages what the model returns over the augmentations",
     "EvalHook": _VALIDATION,
     "DistEvalHook": _VALIDATION,
     "PeriodicCheckpointer": "CheckpointHook(interval=...)",
@@ -262,6 +307,9 @@ CLASSES = {
     "JSONWriter": "JSONLWriter",
     "VisdomLogger": "VisdomWriter",
     "CSVLogger": "CSVWriter",
+    **dict.fromkeys(
+        [f"{name}LoggerHook" for name in ("Wandb", "Mlflow", "Neptune", "Dvclive", "ClearML", "Pavi")], _OWN
+    ),
     "WandbLogger": _OWN,
     "WandBLogger": _OWN,
     "CometLogger": _OWN,
@@ -271,8 +319,8 @@ CLASSES = {
     "MLFlowLogger": _OWN,
     "MLflowVisBackend": _OWN,
 }
-"""Hooks and writers of mmcv, MMEngine, detectron2, Lightning, ignite and timm that are something else here, or have a name
-that is not near."""
+"""Classes and functions of Pet, mmcv, MMEngine, detectron2, Lightning, ignite and timm that are something else here, or
+have a name that is not near."""
 
 
 def explain_absent(package: str, name: str) -> NoReturn:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from eventloop.sharded import NO_SHARDED_SAVES, is_sharded, refuse_sharded
+
 _PLAIN = frozenset(
     {
         str,
@@ -40,12 +42,14 @@ def plain(value: Any, where: str) -> Any:
         where: its place in the checkpoint, for the message.
 
     Raises:
-        TypeError: there is something else in it, which could be saved and not be loaded.
+        TypeError: there is something else in it, which could be saved and not be loaded; or a tensor that is sharded
+            over ranks.
     """
     try:
         return _plain(value)
     except _NotPlainError as error:
         where += "".join(reversed(error.keys))
+        refuse_sharded(f"the checkpoint's {where}", error.found, NO_SHARDED_SAVES)
         raise TypeError(
             f"the checkpoint's {where} is {error.found!r}, a {type(error.found).__name__}: a state_dict must be of "
             "tensors, numbers, texts, lists and dicts, so that weights_only=True can load it"
@@ -75,6 +79,8 @@ def _plain(value: Any) -> Any:
 def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory without the class, if that is one which `torch.load` would not know. One that wraps others has no
     memory of its own, and is left."""
+    if is_sharded(tensor):
+        raise _NotPlainError(tensor)
     if type(tensor).__module__.partition(".")[0] == "torch" or is_traceable_wrapper_subclass(tensor):
         return tensor
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():

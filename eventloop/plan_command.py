@@ -30,7 +30,8 @@ included; what it starts in other processes is not held back.
 A config is a .json, .toml or .yaml file, or a Python file that assigns one of default_hooks, custom_hooks, hooks,
 writers, train_cfg, max_epochs, max_iters and besides only imports, assigns and defines; one that in doing so begins a
 run, or makes a trainer or a bus, is the script it is. Its hooks and writers are built with a model of one weight and an
-optimizer; nothing else of it is looked at."""
+optimizer; nothing else of it is looked at. JSON, TOML and YAML are data: such a config names registered hooks and
+writers, and as its _base_ files of these kinds in its own folder; --trust lets it run code."""
 EXIT_CODES = (
     "exit codes: 0 done, 1 the script failed (with its traceback), 2 bad input, or an output that takes nothing (one line), 130 ended by Ctrl-C; "
     "a script that ends itself with another code before its run gives that one"
@@ -42,13 +43,17 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan", help="show who runs when in a training script or a config, before anything runs",
         description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [--json] [--traceback] CONFIG | SCRIPT [-- ARGUMENT ...]",
+        usage="%(prog)s [-h] [--json] [--trust] [--traceback] CONFIG | SCRIPT [-- ARGUMENT ...]",
     )  # fmt: skip
     parser.add_argument(
         "file", type=Path, metavar="CONFIG | SCRIPT", help="what to look at; a script's arguments follow after --"
     )  # fmt: skip
     parser.add_argument(
         "--json", action="store_true", help="for programs: one JSON object; what a script prints goes to standard error"
+    )  # fmt: skip
+    parser.add_argument(
+        "--trust", action="store_true",
+        help="let a config in JSON, TOML or YAML import modules (custom_imports), and be based on any file, Python included",
     )  # fmt: skip
     parser.add_argument("--traceback", action="store_true", help="show where bad input was found")
 
@@ -93,7 +98,7 @@ def _config(options: argparse.Namespace) -> ConfigPlan | Rehearsed | None:
         raise FileNotFoundError(f"no file at {options.file}: give a training script or a config")
     if not is_config(options.file):
         return None
-    return plan_config(options.file, options.arguments, quiet=options.json)
+    return plan_config(options.file, options.arguments, quiet=options.json, trust=options.trust)
 
 
 def _show_config(options: argparse.Namespace, found: ConfigPlan) -> int:

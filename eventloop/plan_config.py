@@ -7,7 +7,8 @@
 
 `_base_` names files whose values it adds to, `custom_imports` modules that register classes. Other names are not
 looked at. In Python each is a variable of the module, elsewhere a key of the document. A Python file is read within
-a rehearsal, for it may be a training script that only assigns.
+a rehearsal, for it may be a training script that only assigns. A document is data: unless it is trusted it imports
+nothing, and modules beside it are not found.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import ast
 import importlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,20 +81,25 @@ def _assigned(node: ast.stmt) -> Iterator[str]:
             yield target.id
 
 
-def plan_config(path: Path, arguments: Sequence[str] = (), *, quiet: bool = False) -> ConfigPlan | Rehearsed:
+def plan_config(
+    path: Path, arguments: Sequence[str] = (), *, quiet: bool = False, trust: bool = False
+) -> ConfigPlan | Rehearsed:
     """Build the hooks and writers of a config, and say who hears what; of a script that looks like a config, what
     became of it: it begins a run, has a trainer or a bus, or ends itself.
 
     Args:
         arguments: of the script.
         quiet: what is printed meanwhile goes to standard error.
+        trust: let a document import modules and read any `_base_`, Python files too.
 
     Raises:
         ImportError, OSError, TypeError, ValueError: see the message; what its hooks and writers raise is told with
             the line of the user's code that did.
     """
-    with as_python_runs(path, arguments, str(Path.cwd())), hushed(quiet):
-        config = _read(path)
+    runs_code = trust or path.suffix not in DOCUMENTS
+    finding = as_python_runs(path, arguments, str(Path.cwd())) if runs_code else nullcontext()
+    with finding, hushed(quiet):
+        config = _read(path, trust=trust)
         if isinstance(config, Rehearsed):
             return config
         if arguments:
@@ -104,13 +111,13 @@ def plan_config(path: Path, arguments: Sequence[str] = (), *, quiet: bool = Fals
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> dict[str, Any] | Rehearsed:
+def _read(path: Path, *, trust: bool) -> dict[str, Any] | Rehearsed:
     """The values of a config, or what became of a script, which is not run a second time."""
     rehearsal, code = Rehearsal(), 0
     config: dict[str, Any] | None = None
     try:
         with rehearsal:
-            config = read_config(path)
+            config = read_config(path, trust=trust)
     except RunReached:
         pass
     except SystemExit as ended:
@@ -208,7 +215,7 @@ def _plan(config: Mapping[str, Any]) -> ConfigPlan:
             default_hooks=config.get("default_hooks") or {},
             custom_hooks=config.get("custom_hooks") or [],
             hooks=config.get("hooks") or [],
-            writers=config.get("writers") or [],
+            writers=config.get("writers"),
             work_dir=folder,
             **_length(config),
         )

@@ -8,7 +8,7 @@ import os
 import runpy
 import sysconfig
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,58 @@ class BaseIsScript(ValueError):
     """A file that a config names as its base begins a run, or ends the program."""
 
 
-def read_config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_config(
+    path: Path, above: tuple[Path, ...] = (), *, trust: bool = False, folder: Path | None = None
+) -> dict[str, Any]:
     """The values of a config, with those of its `_base_` files, which its own are merged into.
 
     Args:
         above: the files that it is a base of.
+        trust: let documents import modules, and be based on Python files and on files outside of `folder`.
+        folder: of the first config, resolved: bases of documents lie there or below.
 
     Raises:
-        FileNotFoundError, TypeError, ValueError, ImportError: it, or a base, is not there, or cannot be read.
+        FileNotFoundError, TypeError, ValueError, ImportError: it, or a base, is not there, or cannot be read; a document
+            asks for code without `trust`.
         SystemExit: it ends the program; `RunReached`, where a rehearsal is under way, of one that begins a run.
     """
     if path.resolve() in above:
         raise ValueError(f"{path} is, by way of _base_, a base of itself")
     values = _load(path)
+    bases = _bases(values.pop("_base_", None), path)
+    here = path.parent.resolve()
+    if folder is None or not here.is_relative_to(folder):  # Python names files wherever they are
+        folder = here
+    if path.suffix in DOCUMENTS and not trust:
+        _refuse_code(values.get("custom_imports"), bases, path, folder)
     merged: dict[str, Any] = {}
-    for name in _bases(values.pop("_base_", None), path):
-        merged = _merged(merged, _read_base(path.parent / name, (*above, path.resolve())))
+    for name in bases:
+        merged = _merged(merged, _read_base(path.parent / name, (*above, path.resolve()), trust, folder))
     return _merged(merged, values)
+
+
+def _refuse_code(imports: Any, bases: Sequence[str | os.PathLike[str]], path: Path, folder: Path) -> None:
+    """Refuse a document that would import a module, run a file as Python or read one elsewhere: it is data, which one
+    looks at before one trusts it.
+
+    Raises:
+        ValueError: naming what it asks for.
+    """
+    if isinstance(imports, Mapping):
+        imports = imports.get("imports")
+    if imports:
+        raise ValueError(
+            f"{path}: custom_imports names {imports!r}, whose code would run: expected none in a {path.suffix} file, "
+            "which is data; --trust imports it"
+        )
+    for name in bases:
+        base = path.parent / name
+        inside = not Path(name).is_absolute() and base.resolve().is_relative_to(folder)
+        if not inside or base.suffix not in DOCUMENTS:
+            raise ValueError(
+                f"{path}: _base_ names {os.fspath(name)!r}: expected the relative path of a file in {folder} that ends in "
+                f"{', '.join(DOCUMENTS)}, because a {path.suffix} file is data; --trust reads it"
+            )
 
 
 def _bases(given: Any, path: Path) -> list[str | os.PathLike[str]]:
@@ -52,9 +87,9 @@ def _bases(given: Any, path: Path) -> list[str | os.PathLike[str]]:
     raise TypeError(f"{path}: _base_ must be the path of a config, or a list of paths, got {given!r}")
 
 
-def _read_base(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+def _read_base(path: Path, above: tuple[Path, ...], trust: bool, folder: Path) -> dict[str, Any]:
     try:
-        return read_config(path, above)
+        return read_config(path, above, trust=trust, folder=folder)
     except SystemExit as ended:
         what = "begins a run" if isinstance(ended, RunReached) else "ends the program"
         raise BaseIsScript(

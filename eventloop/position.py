@@ -28,6 +28,7 @@ from eventloop.rng import (
     samplers_state,
     set_generators,
     set_own_random_state,
+    set_random_state,
     set_samplers,
 )
 from eventloop.undo import Undo
@@ -61,6 +62,7 @@ class LoaderPosition:
         self._samplers: Mapping[str, Any] | None = None  # the same
         self._loader_state: Mapping[str, Any] | None = None  # the same
         self._resuming = False
+        self._opened_at: tuple[int, int] | None = None  # iteration and epoch
         self._current: tuple[Any, Reader] | None = None
         self._by_index: WeakKeyDictionary[Any, Reader] = WeakKeyDictionary()  # they may keep workers
         # held from outside the trainer, which is full of cycles: workers whose queues are collected together with
@@ -93,6 +95,7 @@ class LoaderPosition:
         skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
         self._restore_samplers(loader, skip)
+        self._take_back(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
             reader.load_state_dict(loader, self._loader_state)
@@ -103,7 +106,15 @@ class LoaderPosition:
         self._seed_sampler(loader, self._passes - 1)
         if not skip:
             self._opened_with = random_state(loader)
+            self._opened_at = self._trainer.iter, self._trainer.epoch
         return reader.open(loader, skip, self._opened_with)
+
+    def _take_back(self, loader: Iterable[Any], skip: int) -> None:
+        """Open a pass once more as it was where an error came in its first iteration."""
+        here = self._trainer.iter, self._trainer.epoch
+        if not skip and here == self._opened_at and self._current is not None and self._current[0] is loader:
+            set_random_state(loader, self._opened_with, opening=True)
+            self._passes -= 1
 
     def _restore_samplers(self, loader: Iterable[Any], skip: int) -> None:
         """After a resume, give the loader's generators and samplers what the checkpoint has of them.
@@ -188,6 +199,7 @@ class LoaderPosition:
         self._trainer.batch_idx = int(state["batch_idx"])
         self._passes = int(state["passes"])
         self._opened_with = dict(state["opened_with"])
+        self._opened_at = None
         self._generators = list(state["generators"])
         self._samplers = state.get("samplers", {})
         self._loader_state = state.get("loader")
@@ -237,9 +249,9 @@ def _tell_lost(loader: Iterable[Any], saved: Mapping[str, Any]) -> None:
 
 
 def set_sampler_epoch(loader: Iterable[Any], epoch: int) -> None:
-    """Tell the loader's sampler, or its batch sampler's, which epoch begins; does nothing where none asks."""
-    for sampler in samplers_of(loader):
-        set_epoch = getattr(sampler, "set_epoch", None)
+    """Call `set_epoch` of the loader, as accelerate's have it, else of its sampler or its batch sampler's sampler."""
+    for owner in (loader, *samplers_of(loader)):
+        set_epoch = getattr(owner, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
             return

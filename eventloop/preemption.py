@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -35,7 +36,7 @@ class StopSignals:
     Args:
         hint: written to standard error at the first Ctrl-C.
         exits: at the end of the block the program ends as the signal would have ended it: SystemExit(128 + number),
-            or KeyboardInterrupt. Not where a Python handler was there before: it decides. Signals that the process
+            or KeyboardInterrupt. Not where a Python handler of the program's own was there before: it decides. Signals that the process
             ignores, as after nohup, are left ignored. Of several ranks all are waited for first.
     """
 
@@ -153,7 +154,8 @@ class StopSignals:
             os.kill(os.getpid(), signum)
 
     def _nobody_else(self, signum: int) -> bool:
-        return self._before[signum] in (signal.SIG_DFL, signal.default_int_handler)
+        before = self._before[signum]
+        return before in (signal.SIG_DFL, signal.default_int_handler) or _cancels_a_task(before)
 
     # --- when everything is delivered ------------------------------------------------------------------------
 
@@ -182,6 +184,13 @@ class StopSignals:
         if self._trainer.where_to_resume:
             interrupt.add_note(self._trainer.where_to_resume)
         return interrupt
+
+
+def _cancels_a_task(handler: Any) -> bool:
+    """True for what `asyncio.run`, and a Jupyter kernel for a cell with `await`, install for Ctrl-C. It cancels a task, which
+    would go on behind the run up to its next `await`; a KeyboardInterrupt ends it there."""
+    runner = getattr(getattr(handler, "func", None), "__self__", None)
+    return isinstance(runner, asyncio.Runner) or getattr(handler, "__module__", None) == "ipykernel.ipkernel"
 
 
 def _reason(signum: int) -> str:

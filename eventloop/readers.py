@@ -2,7 +2,8 @@
 
 Of a `DataLoader` over a map-style dataset only the lists of indices are drawn again, and no sample is read twice.
 A loader with `state_dict` and `load_state_dict` is asked to go on by itself. Of anything else the batches that were
-trained on are read again and dropped.
+trained on are read again and dropped; so it is where `state_dict` raises, as that of accelerate's loaders does. These
+read one batch ahead: what a data set without workers draws for that one from a global generator is drawn anew.
 
 The order is exactly that of the uninterrupted run where it is decided by
 
@@ -36,7 +37,7 @@ from eventloop.index_reader import IndexReader
 from eventloop.loaders import is_stream, length_of, persists, why_not_by_index
 from eventloop.plain import plain
 from eventloop.plain_reader import PlainReader
-from eventloop.rng import rng_state, samplers_of, samplers_state, saves_itself, set_rng_state
+from eventloop.rng import error_of_state, rng_state, samplers_of, samplers_state, saves_itself, set_rng_state
 from eventloop.stream_reader import StreamReader
 
 logger = logging.getLogger("eventloop")
@@ -62,6 +63,12 @@ def reader_of(loader: Iterable[Any]) -> Reader:
     """The best there is for a loader."""
     if saves_itself(loader):
         return StatefulReader()
+    if hasattr(loader, "load_state_dict") and (error := error_of_state(loader)):
+        logger.info(
+            "the place in the %s is kept by counting its batches, as its state_dict raised %s",
+            type(loader).__name__,
+            error,
+        )
     if persists(loader) and is_stream(loader):
         return StreamReader()
     return PlainReader(why) if (why := why_not_by_index(loader)) else IndexReader()

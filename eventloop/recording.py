@@ -54,6 +54,11 @@ class Recording:
         self._emitting.record(self.recorder)
         self._background.record(self.recorder, self._look)
 
+    def go_on_with(self, background: Background) -> None:
+        """The bus was opened again, with another background."""
+        self._background = background
+        background.record(self.recorder, self._look)
+
     def stop(self, then: Callable[[], object] | None = None) -> None:
         """End the recording; a second time does nothing.
 

@@ -80,6 +80,7 @@ def check_bus(bus: object) -> None:
 def take_bus(bus: Bus) -> None:
     """From here on `check_bus` refuses it: a trainer's hooks are about to be attached."""
     _TAKEN.add(bus)
+    bus.for_runs = True
 
 
 def check_loss_fn(loss_fn: object) -> None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, overload
 
 from eventloop.catalogue import near, suggest
+from eventloop.options import check_bools
 from eventloop.peer_names import CLASSES, argument_meant
 from eventloop.subscription import check_budget
 
@@ -60,6 +61,47 @@ class Registry:
             return lambda cls: self._add(cls, name)
         return self._add(cls, name)
 
+    def register_module(
+        self, name: str | Sequence[str] | type | None = None, force: bool = False, module: type | None = None
+    ) -> Any:
+        """`register` as MMEngine and mmcv write it: `@HOOKS.register_module()`, or `HOOKS.register_module(module=Mine)`.
+
+        Args:
+            name: what configs call the class; several names in a list; by default its own.
+            force: let it take the place of another class of that name.
+            module: the class, where this is not written over it.
+
+        Raises:
+            TypeError: not a class, or a name that is no str.
+            ValueError: the name is taken, and `force` is not given.
+        """
+        check_bools(force=force)
+        if isinstance(name, type):  # mmcv's decorator without parentheses
+            name, module = None, name
+        names: Sequence[Any] = name if isinstance(name, list | tuple) else [name]
+
+        def add(cls: C) -> C:
+            for each in names:
+                self._add(cls, each, force)
+            return cls
+
+        return add if module is None else add(module)
+
+    def build(self, config: Mapping[str, Any], default_args: Mapping[str, Any] | None = None) -> Any:
+        """Make an object of `dict(type=name or class, **arguments)`, as MMEngine and mmcv write it.
+
+        Args:
+            default_args: arguments that the config may lack.
+
+        Raises:
+            TypeError, ValueError: as `eventloop.registry.build`.
+        """
+        if isinstance(config, Mapping):
+            config = {**(default_args or {}), **config}
+            if isinstance(name := config.get("type"), str):
+                config["type"] = self.find(name) or name
+        return build(config, self)
+
     def find(self, name: str) -> type | None:
         """The class of a name, None where nobody has it.
 
@@ -68,6 +110,9 @@ class Registry:
             TypeError: it is no class.
         """
         return self._classes.get(name) or self._own(name) or self._plugin(name)
+
+    get = find
+    """MMEngine's name."""
 
     def names(self) -> list[str]:
         """What can be built: what was registered, eventloop's own, and what installed packages have. Of eventloop's own
@@ -81,11 +126,13 @@ class Registry:
         """Take back a registration; a name that has none is left alone."""
         self._classes.pop(name, None)
 
-    def _add(self, cls: C, name: str | None) -> C:
+    def _add(self, cls: C, name: str | None, force: bool = False) -> C:
         if not isinstance(cls, type):
             raise TypeError(f"@register goes on a class, got {cls!r}")
-        name = name or cls.__name__
-        known = self._classes.get(name) or self._own(name)
+        name = cls.__name__ if name is None else name
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a {self.kind} must be a str, got {name!r}")
+        known = None if force else self._classes.get(name) or self._own(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"{name!r} is registered already, by {known.__module__}: choose another name")
         self._classes[name] = cls

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -172,7 +173,12 @@ class Silent(Background):
         self.inbox = deque(maxlen=0)
 
     def add_lane(
-        self, name: str, fn: Callable[..., Any], options: LaneOptions, offload: Offload | None
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        offload: Offload | None,
+        loop: AbstractEventLoop | None = None,
     ) -> Lane:
         """List a subscriber.
 
@@ -194,6 +200,12 @@ class Silent(Background):
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
         """Forget it."""
+
+    def flush_while_delivering(
+        self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
+    ) -> bool:
+        """There is nothing to deliver."""
+        return True
 
     def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
         """There is nothing to deliver."""

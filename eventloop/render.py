@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 from eventloop.outline import EventPlan, outline
 from eventloop.subscription import PlanRow
+from eventloop.units import on_a_line
 
 if TYPE_CHECKING:
     from eventloop.bus import Bus
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Columns as wide as their widest cell; the columns in `right` are right-aligned."""
-    widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
+    """Columns as wide as their widest cell, a row a line; the columns in `right` are right-aligned."""
+    rows = [[*map(on_a_line, row)] for row in rows]
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, ["-" * w for w in widths], *rows]:
         cells = [

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from time import sleep
@@ -164,7 +165,8 @@ def replay(
     Raises:
         FileNotFoundError: there is no run, or no log in it.
         EventLogError: no event log, one of another version, or a torn one with `on_torn="raise"`.
-        TypeError, ValueError: an unknown event, something that is neither a bus nor a writer, or a bad option.
+        TypeError, ValueError: an unknown event, something that is neither a bus nor a writer, or a bad option; the default
+            `work_dir` is a link, or holds one.
         RuntimeError: the bus is closed, or was before it had delivered everything.
         Exception: whatever a handler or a writer raised.
     """
@@ -177,12 +179,28 @@ def replay(
         emitted, flushed = _onto_bus(reader, onto)
         lost = _lost_since(before, onto.stats())
     else:
-        target = reader.path.parent / FOLDER if work_dir is None else Path(work_dir)
+        target = folder_of(reader.path) if work_dir is None else Path(work_dir)
         emitted, left_out = _into_writers(reader, writers, target)
     left_out += reader.left_out
     return ReplayReport(
         emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn, lost, flushed
     )
+
+
+def folder_of(log: Path) -> Path:
+    """Return the folder beside a log where writers write by default.
+
+    Raises:
+        ValueError: it is a link, or holds one: who made the run would choose what is written to.
+    """
+    folder = log.parent / FOLDER
+    for path in chain([folder], folder.rglob("*")):
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a link, which may lead out of the run: remove it, or choose another folder "
+                "(--out DIR, work_dir=)"
+            )
+    return folder
 
 
 def _check_target(onto: Any, work_dir: object) -> list[Sink]:

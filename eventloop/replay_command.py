@@ -6,9 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from os import PathLike
+from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -81,7 +82,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
-    with _finding_modules_here():
+    with _finding_modules_here() if options.modules else nullcontext():
         return _run(options)
 
 
@@ -139,7 +140,7 @@ def _prepare(options: argparse.Namespace) -> Job:
         ImportError, OSError, ValueError, TypeError: see the message.
     """
     from eventloop.event_log import find_log, read_events
-    from eventloop.replay import FOLDER
+    from eventloop.replay import folder_of
 
     if options.run is None:
         raise ValueError(_no_run(options))
@@ -151,11 +152,11 @@ def _prepare(options: argparse.Namespace) -> Job:
     writer = _make_writer(options.to, options.only)
     if options.to == "console" and options.out is not None:
         raise ValueError("--out is for targets that write files: the console has none")
-    out: Path = options.out or log.parent / FOLDER
+    out: Path = options.out or folder_of(log)
     made = _made_by(writer, out)
     if _is_a("EventLogWriter", writer) and out.resolve() == log.resolve().parent:
         raise ValueError(f"{out} is the run itself, and {log.name} what is replayed: choose another --out")
-    if made is not None and made.exists():
+    if made is not None and lexists(made):
         raise ValueError(f"{made} exists already: choose another --out, or remove it")
     return Job(log, writer, out, made)
 
@@ -176,7 +177,8 @@ def _no_run(options: argparse.Namespace) -> str:
 
 @contextmanager
 def _finding_modules_here() -> Iterator[None]:
-    """Have modules found in the current directory, as `python -m` has them, and the installed command has not."""
+    """Find modules in the current directory, for --import alone: that may be a folder of someone else's run, where a
+    file `tensorboard.py` would be run in place of the library."""
     sys.path.insert(0, "")
     try:
         yield

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventloop.appending import replacing
 from eventloop.terminal import OutputError, output_encoding, put_file, say
 from eventloop.units import on_a_line
 
@@ -38,8 +38,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--html", metavar="FILE",
-        help='write one page with charts, which needs nothing but itself to be read; "-" is standard output; with '
-        "torch-eventloop[report]",
+        help='write one page with charts, which needs nothing but itself to be read; "-" is standard output; needs '
+        "plotly, which the extras demo and report bring",
     )  # fmt: skip
     parser.add_argument("--traceback", action="store_true", help="show where an error was found")
 
@@ -115,13 +115,10 @@ def _write(out: str, page: str) -> None:
         put_file(page.encode())
         return
     path = Path(out)
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
+        with replacing(path, durable=False) as file:
+            file.write(page.encode())
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise OSError(f"--html {path} cannot be written: {error.strerror or error}") from error
     told = f"{path} is written, {size_text(path.stat().st_size)}"
     sys.stderr.write(f"eventloop: {on_a_line(told)}\n")

@@ -35,7 +35,10 @@ def check_plotly() -> None:
         ImportError: plotly is not installed.
     """
     if importlib.util.find_spec("plotly") is None:
-        raise ImportError("a page with charts needs plotly: pip install 'torch-eventloop[report]'")
+        raise ImportError(
+            "a page with charts needs plotly, which the extras demo and report bring: "
+            "pip install 'torch-eventloop[report]'"
+        )
 
 
 def is_page(path: Path) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -98,14 +98,18 @@ def keys_of(scheduler: Any) -> set[str]:
 
 
 def values_told(
-    name: str, groups: list[dict[str, Any]], anew: list[dict[str, Any]], keys: set[str]
+    name: str,
+    groups: list[dict[str, Any]],
+    anew: list[dict[str, Any]],
+    keys: set[str],
+    listed: Collection[tuple[str, int, str] | None],
 ) -> Iterator[str]:
-    """A line for each value of an optimizer's groups that is another one anew."""
+    """A line for each value of an optimizer's groups that is another one anew, and is not `listed` as a change."""
     of_optimizer = f"{name} " if name else ""
     for number, (group, own) in enumerate(zip(groups, anew, strict=True)):
         of = f" of param group {number}" if len(groups) > 1 else ""
         for key in sorted(keys & group.keys()):
-            if not _close(group[key], own[key]):
+            if (name, number, key) not in listed and not _close(group[key], own[key]):
                 left, now = (v.item() if isinstance(v, torch.Tensor) else v for v in (group[key], own[key]))
                 yield (
                     f"{of_optimizer}{key}{of}: {left!r} as the checkpoint's schedules left it, {now!r} where those of this "

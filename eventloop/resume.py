@@ -41,8 +41,9 @@ from eventloop.rng import (
     set_module_generators,
     set_rng_state,
 )
-from eventloop.schema import SCHEMA, check_layout, refusing
-from eventloop.settings import Change, Changed, Settings, check_changed, refusal, told
+from eventloop.schema import SCHEMA, check_layout, check_usable, refusing
+from eventloop.setting_changes import Change, Changed, check_changed, refusal, told
+from eventloop.settings import Settings
 from eventloop.undo import Undo
 from eventloop.weights import OWN, check_model_state, load_model_state, prepare_model_state, unwrap
 
@@ -161,7 +162,7 @@ class TrainerState:
         check_changed(changed)
         trainer = self._trainer
         trainer.copying.join()
-        found, checkpoint = self._find(path, check_layout)
+        found, checkpoint = self._find(path, check_usable)
         with Undo(found) as undo:
             with trainer.bus.holding(AfterLoadCheckpoint):  # what is refused was not loaded
                 checkpoint = self._announce(found, checkpoint)
@@ -222,7 +223,7 @@ class TrainerState:
         load_optimizer_state(
             trainer.optimizer, checkpoint["optimizer"], undo, converts=converts, source=found
         )
-        lines = [*told(changed, changes), *self._load_schedulers(checkpoint, changed, changes, undo)]
+        lines = self._load_schedulers(checkpoint, changed, changes, undo)
         lines += [part.inexact] if part.inexact else []
         return [
             prepare_model_state(unwrap(trainer.model), weights, undo, strict=True, source=str(found)),
@@ -230,7 +231,7 @@ class TrainerState:
             partial(self._go_to, checkpoint["meta"], part, changes),
             partial(self._restore_random_state, part),
             hooks.tell,
-            *(partial(logger.warning, "%s: %s", found, line) for line in lines),
+            partial(self._tell_changes, found, changed, changes, lines),
         ]
 
     def _check(
@@ -270,6 +271,11 @@ class TrainerState:
             with refusing(f"{undo.source} has a state that {name} refuses"):
                 scheduler.load_state_dict(state)
         return lines
+
+    def _tell_changes(self, found: Path, changed: Changed, changes: list[Change], lines: list[str]) -> None:
+        """Log what the run goes on with; its scheduled values are those after loading."""
+        for line in (*told(changed, changes, self._trainer), *lines):
+            logger.warning("%s: %s", found, line)
 
     def _tell_what_is_left(self, found: Path) -> None:
         for name in standing_still(self._trainer):

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 _CONTAINERS = frozenset({list, tuple, dict})
 _LONG, _MOST = 32, 500  # items of a container, and objects, that are looked into
 _OTHERS = frozenset({"torch", "numpy", "eventloop", "logging", "threading", "multiprocessing", "functools"})
+_errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # what `error_of_state` has found
 _Own = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 
 
@@ -139,7 +141,7 @@ def samplers_state(loader: Iterable[Any] | None) -> dict[str, Any]:
     states: dict[str, Any] = {}
     numbers: dict[str, int | float] = {}
     for place, sampler in () if asks_itself else _samplers(loader).items():
-        if saves_itself(sampler):
+        if _has_state_dict(sampler):
             states[place] = copy.deepcopy(sampler.state_dict())  # it may be the live one
         elif not (hasattr(sampler, "set_epoch") or type(sampler).__module__.startswith("torch.")):
             own = vars(sampler).items() if hasattr(sampler, "__dict__") else ()
@@ -175,8 +177,39 @@ def lost_in(loader: Iterable[Any] | None, saved: Mapping[str, Any]) -> list[str]
     return lost + [place for place, value in own["numbers"].items() if numbers.get(place, value) != value]
 
 
-def saves_itself(owner: object) -> bool:
-    """True for what has `state_dict` and `load_state_dict`."""
+def saves_itself(loader: Any) -> bool:
+    """Return whether a loader saves its own place: it has `state_dict` and `load_state_dict`, and the first works."""
+    return _has_state_dict(loader) and not error_of_state(loader)
+
+
+def error_of_state(loader: Any) -> str:
+    """Return the error that the `state_dict` of a loader raises, as accelerate's does, or "". A loader is asked once.
+
+    torchdata's loaders are not asked: that would begin a pass.
+    """
+    if any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__):
+        return ""
+    try:
+        known = _errors.get(loader)
+    except TypeError:  # it cannot be a key
+        return _ask(loader)
+    if known is None:
+        known = _errors[loader] = _ask(loader)
+    return known
+
+
+def _ask(loader: Any) -> str:
+    now = rng_state()
+    try:
+        loader.state_dict()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        set_rng_state(now)
+    return ""
+
+
+def _has_state_dict(owner: object) -> bool:
     return all(callable(getattr(owner, name, None)) for name in ("state_dict", "load_state_dict"))
 
 

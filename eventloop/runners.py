@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from math import inf
@@ -11,11 +12,14 @@ from typing import Any
 
 import anyio
 
+from eventloop.error_text import error_text
 from eventloop.lane import Lane, Report
 from eventloop.lane_options import LaneOptions
 from eventloop.lane_queue import Delivery
 from eventloop.pace import HOLD_SECONDS, Pace
 from eventloop.waiting import Latch
+
+logger = logging.getLogger("eventloop")
 
 
 class TaskLane(Lane):
@@ -93,6 +97,89 @@ class TaskLane(Lane):
             return running is None or running is not self._task
         cancelled = isinstance(error, asyncio.CancelledError)
         return cancelled and running is not None and running.cancelling() > 0
+
+
+class CallersLane(TaskLane):
+    """A coroutine function, run as a task of an event loop that the caller runs.
+
+    The whole lane is a task of that loop, so what waits while the loop is busy waits in the queue, and only the delivery
+    itself counts for `stall_timeout`.
+
+    Args:
+        loop: the caller's, which the bus neither starts nor stops.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        report: Report,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(name, fn, options, report, self._call_on_loop)
+        self._loop = loop
+
+    def start(self) -> None:
+        """Make the task, in the context of the caller."""
+        self._call_on_loop(lambda: setattr(self, "_task", self._loop.create_task(self._serve())))
+
+    @property
+    def out_of_reach(self) -> bool:
+        """True where it delivers nothing while this thread waits: this thread runs its loop, or no thread does."""
+        return _running_loop() is self._loop or not self._loop.is_running()
+
+    @property
+    def stuck(self) -> str:
+        """What its events wait for, where that is this thread, or a loop that does not run."""
+        if self.ended_by not in ("", "closed") or not (self.queued and self.out_of_reach):
+            return super().stuck
+        if _running_loop() is self._loop:
+            return (
+                "its event loop could not run during this call: `await asyncio.to_thread(trainer.train)`, or "
+                "`asyncio.to_thread(bus.close)`, leaves it free"
+            )
+        return "its event loop does not run"
+
+    def _call_on_loop(self, fn: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(fn)
+        except RuntimeError:  # it was closed
+            self._end_with_loop()
+
+    async def _serve(self) -> None:
+        try:
+            await self.run()
+        except (asyncio.CancelledError, GeneratorExit):  # as `asyncio.run` does with every task at its end
+            self._end_with_loop()
+            raise
+        except BaseException as error:
+            self.break_off(error)
+
+    def _end_with_loop(self) -> None:
+        """Take no more events; count the delivery that was cut short as failed, and what waits as dropped."""
+        with self._account:
+            if self.ended_by or self.closed.is_set():
+                return
+            self.failed += self._in_flight
+            left, self._in_flight, self._began = self.queued + self._in_flight, 0, 0.0
+        error = RuntimeError(f"the event loop of subscriber {self.name} has ended")
+        self.last_error = error_text(error)
+        if left:
+            logger.error(
+                "%s: %d events are counted as failed or dropped. Flush the bus before the loop ends, and let the loop run "
+                "meanwhile: `await asyncio.to_thread(bus.flush)`", error, left,
+            )  # fmt: skip
+            self._report(self, error, None, 0.0)
+        self.give_up("error")
+        self.closed.set()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _current_task() -> asyncio.Task[Any] | None:

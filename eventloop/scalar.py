@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from eventloop.packet import Scalar
+from eventloop.sharded import refuse_sharded
 
 _WHOLE = frozenset(
     {
@@ -28,9 +29,10 @@ def single_number(name: str, value: Any) -> Scalar:
     """What is kept of a value that is put under a name: a float, or a 0-dim or one-element tensor that is not read.
 
     Raises:
-        TypeError: it is no single number.
+        TypeError: it is no single number, or a tensor that is sharded over ranks.
     """
     if isinstance(value, torch.Tensor):
+        refuse_sharded(f"scalar {name!r}", value)  # reading a Partial one is a collective
         if value.numel() != 1:
             raise TypeError(f"scalar {name!r} must be one number, got a tensor of shape {tuple(value.shape)}")
         return own(value)

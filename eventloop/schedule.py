@@ -130,7 +130,16 @@ def positive(what: str, value: object) -> None:
     Raises:
         TypeError, ValueError: naming `what` and the value.
     """
+    at_least(what, value, 1)
+
+
+def at_least(what: str, value: object, least: int) -> None:
+    """Refuse what is no int of at least `least`.
+
+    Raises:
+        TypeError, ValueError: naming `what` and the value.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{what} must be at least 1, got {value}")
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, got {value}")

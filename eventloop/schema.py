@@ -150,17 +150,34 @@ def check_layout(checkpoint: Mapping[str, Any], source: object) -> None:
         CheckpointError: keys are missing, it is of another version, or a value is of the wrong type: with its key, what
             was expected and what was found.
     """
+    check_usable(checkpoint, source)
+    if _is_of_another_version(checkpoint):
+        raise CheckpointError(
+            f"{source} has schema {checkpoint['meta'].get('schema')!r}, this version of eventloop reads {SCHEMA}: "
+            "update eventloop"
+        )
+
+
+def check_usable(checkpoint: Mapping[str, Any], source: object) -> None:
+    """Refuse what no version of eventloop resumes from, so that an older checkpoint is taken in its place.
+
+    A checkpoint of another version passes: to fall back behind it would train a part of the run again, without the user
+    knowing why.
+
+    Raises:
+        CheckpointError: keys are missing, or a value is of the wrong type.
+    """
     if missing := [key for key in NEEDED if key not in checkpoint]:
         raise CheckpointError(
             f"{source} cannot be resumed from, it has no {', '.join(missing)}: load_checkpoint takes its weights"
         )
+    if not _is_of_another_version(checkpoint):
+        read_as(Checkpoint, checkpoint, f"{source} cannot be resumed from")
+
+
+def _is_of_another_version(checkpoint: Mapping[str, Any]) -> bool:
     meta = checkpoint["meta"]
-    version = meta.get("schema") if isinstance(meta, Mapping) else SCHEMA
-    if not isinstance(version, int) or version != SCHEMA:
-        raise CheckpointError(
-            f"{source} has schema {version!r}, this version of eventloop reads {SCHEMA}: update eventloop"
-        )
-    read_as(Checkpoint, checkpoint, f"{source} cannot be resumed from")
+    return isinstance(meta, Mapping) and meta.get("schema") != SCHEMA
 
 
 def read_as(kind: type[T], value: object, what: str) -> T:

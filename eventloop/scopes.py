@@ -173,6 +173,8 @@ def _drain(trainer: Trainer, *, closes: bool, at_once: bool) -> None:
     `at_once`, or when Ctrl-C comes meanwhile, writers get a moment, and what they have not taken then is left."""
     trainer.running = False
     bus = trainer.bus
+    if not isinstance(trainer.failure, Exception | None):  # KeyboardInterrupt, SystemExit
+        bus.overtime = False
     with bus.telling_losses():
         try:
             report = bus.close(AT_ONCE_SECONDS if at_once else None) if closes else bus.flush()
@@ -254,7 +256,7 @@ class EpochScope(Scope):
         trainer.within = "epoch" if reason == COMPLETED else ""
         try:
             trainer.announce(after, reason=reason)
-        finally:
+        finally:  # of a handler's error too: the others have done what they do once an epoch
             trainer.within = ""
-        if reason in (COMPLETED, LEFT):  # a `break` out of a hand-written epoch goes on with the next one
-            trainer.completed_epoch()
+            if reason in (COMPLETED, LEFT):  # a `break` out of a hand-written epoch goes on with the next one
+                trainer.completed_epoch()

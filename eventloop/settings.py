@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.data import BatchSampler
 
-from eventloop.catalogue import near
+from eventloop.base_values import Bases, Edited, begin_from, find_edited, scheduled, value_name
 from eventloop.loaders import length_of
 from eventloop.optimizers import named_optimizers
 from eventloop.reschedule import (
@@ -28,41 +28,15 @@ from eventloop.reschedule import (
     with_arguments,
     without_parameters,
 )
+from eventloop.setting_changes import Change, Changed
 from eventloop.windows import PROGRESS
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
 
-Changed = Literal["refuse", "keep", "apply"]
-CHOICES: tuple[Changed, ...] = ("refuse", "keep", "apply")
-
 _OF_EVALUATIONS = ("val_interval", "val_begin", "dynamic_intervals")
 _DERIVED = ".schedule_phases["  # of OneCycleLR, where something else says more
 _ABSENT = object()
-
-
-@dataclass(frozen=True)
-class Change:
-    """A setting with two values.
-
-    Args:
-        name: for the reader.
-        saved, own: the checkpoint's value and this trainer's.
-        kind: "loaded", either can be had; "given", this trainer's is what runs; "noted", this trainer's is what
-            runs, and changing it needs no leave.
-        group: for a setting of an optimizer its name, the number of the param group, and the key.
-        scheduler: for an argument of a scheduler its number.
-    """
-
-    name: str
-    saved: Any
-    own: Any
-    kind: Literal["loaded", "given", "noted"]
-    group: tuple[str, int, str] | None = None
-    scheduler: int | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.saved!r} in the checkpoint, {self.own!r} in this trainer"
 
 
 class Settings:
@@ -73,6 +47,8 @@ class Settings:
         self._groups: dict[str, list[dict[str, Any]]] | None = None
         self._built: list[dict[str, Any]] = []  # states of the schedulers
         self._begun_with: dict[str, list[dict[str, Any]]] = {}  # all of the groups, of the optimizers by name
+        self._edited: Bases = {}
+        self._seen = _all_groups(trainer)  # before a hook's check, which may build schedulers
         self._constants: list[Any] = []
         self._options: dict[str, dict[str, Any]] = {}  # of hooks, by name
         self._loader: tuple[Any, dict[str, Any]] | None = None  # and what it was built with
@@ -81,13 +57,11 @@ class Settings:
         """Remember what a schedule will move; called before anything is trained or loaded, only the first call does."""
         if self._groups is None:
             trainer = self._trainer
+            self._begun_with = _all_groups(trainer)
+            self._edited = find_edited(trainer, self._begun_with, self._seen)
             self._groups = {
-                name: [_of_group(group) for group in optimizer.param_groups]
-                for name, optimizer in named_optimizers(trainer.optimizer).items()
-            }
-            self._begun_with = {
-                name: [without_parameters(group) for group in optimizer.param_groups]
-                for name, optimizer in named_optimizers(trainer.optimizer).items()
+                name: [_of_group(group, self._edited.get((name, i), {})) for i, group in enumerate(groups)]
+                for name, groups in self._begun_with.items()
             }
             self._built = [deepcopy(_built_state(scheduler)) for scheduler in trainer.schedulers]
             self._constants = [_constants(state) for state in self._built]
@@ -195,14 +169,27 @@ class Settings:
 
     def _apply(self, change: Change, name: str, number: int, key: str) -> None:
         group = named_optimizers(self._trainer.optimizer)[name].param_groups[number]
-        initial = f"initial_{key}"
-        if initial in group:
-            group[initial] = _moved(group[initial], change.saved, change.own)
+        if (initial := f"initial_{value_name(key)}") in self._begun_with[name][number]:
+            base = change.own[0] if key == "betas" else change.own
+            group[initial] = _like(group.get(initial), base)
         group[key] = _moved(group[key], change.saved, change.own)
 
     def scheduler_state(self, number: int, saved: Mapping[str, Any]) -> dict[str, Any]:
         """The state of a scheduler that goes on where `saved` was, with the arguments it was built with."""
         return with_arguments(saved, deepcopy(self._built[number]))
+
+    def _begun(self, changes: list[Change]) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+        """Copy the param groups and the schedulers' states as they were built; from an edited base where it is a change."""
+        trainer = self._trainer
+        begun = {name: [*map(without_parameters, groups)] for name, groups in self._begun_with.items()}
+        built = deepcopy(self._built)
+        for name, number, key in (change.group for change in changes if change.group is not None):
+            value = value_name(key)
+            if edited := self._edited.get((name, number), {}).get(value):
+                numbers = own_schedulers(trainer, named_optimizers(trainer.optimizer)[name])
+                moving = [i for i in numbers if getattr(trainer.schedulers[i], "param_name", "lr") == value]
+                begin_from(edited, value, begun[name][number], number, [built[i] for i in moving])
+        return begun, built
 
     def scheduler_states(
         self, saved: list[dict[str, Any]], changes: list[Change], meta: Mapping[str, Any]
@@ -211,7 +198,9 @@ class Settings:
         After `go_on`: the rates are what these arguments come to by now, where that is known; otherwise a schedule goes
         on from the rate that is there."""
         trainer = self._trainer
-        states = [self.scheduler_state(number, state) for number, state in enumerate(saved)]
+        begun_with, all_built = self._begun(changes)
+        states = [with_arguments(*pair) for pair in zip(saved, all_built, strict=True)]
+        listed = {change.group for change in changes}  # with its value, by `told`
         lines: list[str] = []
         for name, optimizer in named_optimizers(trainer.optimizer).items():
             numbers = own_schedulers(trainer, optimizer)
@@ -219,57 +208,20 @@ class Settings:
             keys: set[str] = set().union(*map(keys_of, schedulers))
             if not any(_reschedules(change, name, numbers, keys) for change in changes):
                 continue
-            built, former = ([each[number] for number in numbers] for each in (self._built, saved))
+            built, former = ([each[number] for number in numbers] for each in (all_built, saved))
             try:
-                anew = bring_anew(schedulers, built, self._begun_with[name], former, meta)
+                anew = bring_anew(schedulers, built, begun_with[name], former, meta)
             except Exception as error:  # of a function, or a part, of somebody's own
                 lines.append(
                     f"where the schedules would be by now cannot be reckoned, they go on from there: {error!r}"
                 )
                 continue
             if anew is not None:
-                lines += values_told(name, optimizer.param_groups, anew.groups, keys)
+                lines += values_told(name, optimizer.param_groups, anew.groups, keys, listed)
                 put_values(optimizer.param_groups, anew.groups, keys)
                 for number, state in zip(numbers, anew.states, strict=True):
                     states[number] = state
         return states, lines
-
-
-def check_changed(changed: object) -> None:
-    """Refuse an answer that is none.
-
-    Raises:
-        ValueError: `changed` is not "refuse", "keep" or "apply".
-    """
-    if changed not in CHOICES:
-        raise ValueError(
-            f'changed must be "refuse", "keep" or "apply", got {changed!r}{near(str(changed), CHOICES)}'
-        )
-
-
-def refusal(path: object, changes: list[Change]) -> str | None:
-    """The message that lists what has changed and says what can be done, None where nothing need be refused."""
-    if not (refused := [change for change in changes if change.kind != "noted"]):
-        return None
-    given = [change.name for change in refused if change.kind == "given"]
-    ways = []
-    if len(given) < len(refused):
-        ways.append(
-            'resume(path, changed="keep") goes on with the checkpoint\'s values, changed="apply" with this trainer\'s'
-        )
-    if given:
-        either = "with either" if ways else 'with changed="apply" the run goes on, and'
-        ways.append(f"{either} {', '.join(given)} {'is' if len(given) == 1 else 'are'} this trainer's")
-    lines = "\n  ".join(map(str, changes))
-    return f"{path} is of a run with other settings; nothing was loaded:\n  {lines}\n{'; '.join(ways)}"
-
-
-def told(changed: Changed, changes: list[Change]) -> Iterator[str]:
-    """A line for each change of a run that goes on, with the value it goes on with."""
-    for change in changes:
-        kept = change.kind == "loaded" and changed == "keep"
-        why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
-        yield f"{change}; the run goes on with {change.saved if kept else change.own!r}{why}"
 
 
 # --- gathering ---------------------------------------------------------------------------------------------
@@ -319,13 +271,26 @@ def _autocast_dtype(trainer: Trainer) -> str:
     return "none" if dtype is None else str(dtype).removeprefix("torch.")
 
 
-def _of_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a param group; of one that a schedule moves the value it began with."""
+def _all_groups(trainer: Trainer) -> dict[str, list[dict[str, Any]]]:
+    """Copy the param groups of each optimizer, without the parameters."""
+    return {
+        name: [without_parameters(group) for group in optimizer.param_groups]
+        for name, optimizer in named_optimizers(trainer.optimizer).items()
+    }
+
+
+def _of_group(group: Mapping[str, Any], edited: Mapping[str, Edited]) -> dict[str, Any]:
+    """The settings of a param group: of a value that a schedule moves its base."""
     found = {}
+    bases = {
+        name: edited[name].base if name in edited else group[f"initial_{name}"] for name in scheduled(group)
+    }
     for key, value in group.items():
-        if key in ("params", "param_names") or key.startswith("initial_"):
+        if key.startswith("initial_"):
             continue
-        value = group.get(f"initial_{key}", value)
+        value = bases.get(key, value)
+        if key == "betas" and "momentum" in bases:
+            value = (bases["momentum"], *value[1:])
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
         if (value := _constants(value)) is not _ABSENT:
@@ -385,11 +350,17 @@ def _differences(own: Any, saved: Any, name: str) -> Iterator[Change]:
 def _moved(current: Any, saved: Any, own: Any) -> Any:
     """The new value of a setting that was `saved`; what a schedule has made of it is kept in proportion."""
     if isinstance(current, torch.Tensor):
-        return torch.full_like(current, _moved(current.item(), saved, own))
+        return _like(current, _moved(current.item(), saved, own))
+    if isinstance(current, list | tuple) and len(current) == len(saved) == len(own):
+        return type(current)(map(_moved, current, saved, own))
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (current, saved, own))
     if not numbers or current == saved or not saved:
         return own
     return current * (own / saved)
+
+
+def _like(current: Any, value: Any) -> Any:
+    return torch.full_like(current, value) if isinstance(current, torch.Tensor) else value
 
 
 def _reschedules(change: Change, name: str, numbers: list[int], keys: set[str]) -> bool:

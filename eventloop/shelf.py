@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,7 +119,7 @@ class Found(NamedTuple):
 
 def scan(*directories: str | Path) -> Found:
     """Read the manifests in a directory, or in all that the hooks of a run save in, which count on together. Checkpoints
-    are ordered by their sequence; files that other programs wrote come before them, by time, and so do those that a run
+    are ordered as `in_order` says; files that other programs wrote come before them, by time, and so do those that a run
     has left behind. A directory that is being written, or whose save was killed, is not looked at."""
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
@@ -134,10 +135,20 @@ def scan(*directories: str | Path) -> Found:
         manifests.update(here)
         files += beside
 
-    ordered = sorted(manifests, key=lambda path: (manifests[path].sequence, manifests[path].iter))
-    ordered.sort(key=lambda path: path not in abandoned)
     single = [path for _, _, path in sorted(files)]
-    return Found([*single, *ordered], manifests, damaged, frozenset(abandoned), last)
+    left = in_order({path: manifest for path, manifest in manifests.items() if path in abandoned})
+    on = in_order({path: manifest for path, manifest in manifests.items() if path not in abandoned})
+    return Found([*single, *left, *on], manifests, damaged, frozenset(abandoned), last)
+
+
+def in_order(manifests: Mapping[Path, Manifest]) -> list[Path]:
+    """Sort checkpoints by their sequence, oldest first; at one iteration the regular one comes after the best ones.
+
+    They hold the same weights, so the regular one is the newest and a best one replaces it where it is damaged.
+    """
+    by_sequence = sorted(manifests, key=lambda path: (manifests[path].sequence, manifests[path].iter))
+    groups = itertools.groupby(by_sequence, key=lambda path: manifests[path].iter)
+    return [path for _, group in groups for path in sorted(group, key=lambda path: not manifests[path].best)]
 
 
 Seen = tuple[dict[Path, Manifest], list[tuple[int, str, Path]]]
@@ -226,6 +237,8 @@ def go_back(found: Found, path: Path, disk: Disk = DISK) -> bool:
     if not found.paths or path == found.paths[-1]:
         return False
     turn = Turn(found.manifests[path].sequence, found.last)
+    if turn.back_to == turn.newest:
+        return False
     for directory in dict.fromkeys(each.parent for each in found.manifests):
         turns = _turns_of(directory, [])  # of a damaged file what was known of the line is lost already
         write_turns(directory, [*turns, turn], aside(directory / LINE, "tmp"), disk)

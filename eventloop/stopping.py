@@ -49,6 +49,7 @@ class Stopping:
         trainer = self._trainer
         trainer.stop_reason = trainer.stop_signal = None
         trainer.asked_to_stop = self._request is not None
+        trainer.bus.overtime = self._request is None or self._request.signum is None
         self.together = Agreement.needed()
         if self.together and (self._agreement is None or not self._agreement.begin()):
             self._agreement = Agreement()
@@ -67,6 +68,8 @@ class Stopping:
         """
         if not reason:
             raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
+        if signum is not None:  # a scheduler's kill follows, or somebody waits
+            self._trainer.bus.overtime = False
         self._request = self._request or Request(reason, signum)
         self._trainer.asked_to_stop = True
         if self._trainer.running and not self.together:  # several ranks log alike, and go on for another one
@@ -127,6 +130,7 @@ class Stopping:
     def _stop(self, request: Request) -> None:
         trainer = self._trainer
         trainer.stop_reason, trainer.stop_signal = request
+        trainer.bus.overtime &= request.signum is None  # which another rank may have got
         trainer.asked_to_stop, self._request = True, None
         if request.signum not in (None, signal.SIGINT):
             trainer.announce(PreemptionRequested, reason=request.reason)

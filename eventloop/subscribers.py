@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from eventloop.after_close import AfterClose
@@ -22,6 +24,8 @@ from eventloop.signal import EventSignal
 from eventloop.spans import SpanRecorder
 from eventloop.subscription import Options, PlanRow, Subscription, SubscriptionStats, handler_row
 from eventloop.timing import Budget, Timing
+
+logger = logging.getLogger("eventloop")
 
 _HEALTH = (HandlerFailed, EventsDropped, SlowHandler)
 _ENDED = 256
@@ -79,7 +83,7 @@ class Subscribers:
             )  # fmt: skip
             if background:
                 subscription.lane = self._background.add_lane(
-                    subscription.name, fn, options.lane, options.offload
+                    subscription.name, fn, options.lane, options.offload, options.loop
                 )
                 subscription.lane.budget = self._budget(
                     subscription, subscription.lane.busy, subscription.event
@@ -131,6 +135,34 @@ class Subscribers:
             lane.paused = paused
         else:
             self._background.in_turn(lambda: setattr(lane, "paused", paused))
+
+    def go_on_with(self, background: Background, patience: float) -> None:
+        """Give everybody in the background a lane of another one, the former having ended; `Bus.reopen` says how."""
+        deadline, former = monotonic() + patience, self.after_close
+        with self._lock:
+            self._background, self.after_close = background, AfterClose(background, self._table)
+            for subscription in self._subscriptions:
+                if subscription.lane is not None:
+                    self._renew(subscription, subscription.lane, deadline)
+            self.refresh_routes()
+            former.sweep()  # of what other threads have emitted up to now
+
+    def _renew(self, subscription: Subscription, former: Lane, deadline: float) -> None:
+        options = subscription.options
+        if not (former.out_of_reach or former.closed.wait(max(0.0, deadline - monotonic()))):
+            former.leave_out("it has not come back from a delivery before the bus was opened again")
+            logger.warning(
+                "background subscriber %s is given nothing more: %s", former.name, former.last_error
+            )
+            self._background.lanes.append(former)
+            return
+        lane = self._background.add_lane(
+            subscription.name, subscription.fn, options.lane, options.offload, options.loop
+        )
+        lane.succeed(former)
+        subscription.lane = lane
+        for route in subscription.routes.values():  # they keep their filters, which may count
+            route.lane = lane
 
     def of(self, fn: Callable[..., Any]) -> list[Subscription]:
         """The subscriptions of a function."""
@@ -285,7 +317,7 @@ class Subscribers:
         )
 
     def _make_signal(self, event_type: type[Event]) -> EventSignal:
-        signal = EventSignal(event_type, self._owner, self._publish, self._background.relieve)
+        signal = EventSignal(event_type, self._owner, self._publish, self._relieve)
         signal.record(self._recorder)
         self.signals[event_type] = signal
         for subscription in self._subscriptions:
@@ -296,6 +328,9 @@ class Subscribers:
         else:
             self._refresh_mail()
         return signal
+
+    def _relieve(self) -> None:
+        self._background.relieve()
 
     def _publish(self, signal: EventSignal) -> None:
         self.dispatch[signal.event_type] = signal.dispatch
@@ -317,14 +352,14 @@ class Subscribers:
             signal.connect(handler)
 
     def _budget(self, subscription: Subscription, timing: Timing, event: str) -> Budget | None:
-        seconds, name, health = subscription.options.budget, subscription.name, self._background.health
+        seconds, name = subscription.options.budget, subscription.name
         if seconds is None:
             return None
 
         def exceeded(p99: float) -> None:  # told once, however many events it hears
             if not subscription.over_budget:
                 subscription.over_budget = True
-                health.tell_slow(name, event, seconds, p99, timing.samples)
+                self._background.health.tell_slow(name, event, seconds, p99, timing.samples)
 
         return Budget(seconds, exceeded)
 

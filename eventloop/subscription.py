@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -140,6 +141,8 @@ class Options:
     lane: LaneOptions
     budget: float | None = None
     """Seconds that the p99 of its calls should stay under."""
+    loop: AbstractEventLoop | None = None
+    """The caller's, for a coroutine function."""
 
     @property
     def filter(self) -> str:
@@ -159,6 +162,7 @@ def make_options(
     offload: str | None,
     lane: LaneOptions,
     budget_us: float | None = None,
+    loop: AbstractEventLoop | None = None,
 ) -> Options:
     """Check the arguments of `bus.on`, at the line that wrote them.
 
@@ -176,6 +180,7 @@ def make_options(
         raise ValueError(
             f"{name} is a coroutine function and runs on the background loop: offload must be None"
         )
+    _check_loop(name, fn, loop, lane)
     if not offload and not is_coroutine_function(fn) and lane != DEFAULT_LANE:
         changed = [f for f in lane.__slots__ if getattr(lane, f) != getattr(DEFAULT_LANE, f)]
         raise ValueError(
@@ -183,7 +188,7 @@ def make_options(
             "make it a coroutine function, or pass offload='thread' or 'process'"
         )
     budget = None if budget_us is None else check_budget(name, budget_us)
-    return Options(number, every, start, once, when, checked, lane, budget)
+    return Options(number, every, start, once, when, checked, lane, budget, loop)
 
 
 def check_budget(name: str, budget_us: float) -> float:
@@ -219,6 +224,25 @@ def _check_offload(name: str, offload: str | None) -> Offload | None:
             f"{name}: unknown offload {offload!r}{suggest(str(offload), [*get_args(Offload)])}, or None"
         )
     return "thread" if offload else None
+
+
+def _check_loop(name: str, fn: Callable[..., Any], loop: object, lane: LaneOptions) -> None:
+    if loop is None:
+        return
+    if not isinstance(loop, AbstractEventLoop):
+        raise TypeError(
+            f"{name}: loop must be an asyncio event loop, as asyncio.get_running_loop() returns it, got {loop!r}"
+        )
+    if not is_coroutine_function(fn):
+        raise ValueError(
+            f"{name} is a plain function, and loop= is for coroutine functions: leave loop out, or write async def"
+        )
+    if loop.is_closed():
+        raise ValueError(f"{name}: loop must be open, got one that is closed: {loop!r}")
+    if lane.overflow == "block":
+        raise ValueError(
+            f"{name}: overflow='block' with loop= would have an emit on the loop's own thread wait for itself: use 'spill'"
+        )
 
 
 def check_lane(lane: LaneOptions) -> None:

@@ -1,4 +1,4 @@
-"""What the commands share: reading a number, and writing to somebody who may have stopped reading."""
+"""Who reads the output: a terminal, a notebook, or a reader who may have left; and reading a number for the commands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from typing import TextIO
+
+from eventloop.printable import printable
 
 
 def at_least_one(text: str) -> int:
@@ -23,18 +26,32 @@ def at_least_one(text: str) -> int:
     return number
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal; a closed one is not, nor is None, which a program without a console has."""
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):  # a stand-in that has no such method; a closed file
+        return False
+
+
+def in_notebook() -> bool:
+    """Return whether this is a Jupyter kernel, which shows standard output below the cell."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
 class OutputError(OSError):
     """Standard output takes nothing: the disk is full, or it was closed."""
 
 
 def say(text: str) -> bool:
     """Write a line, now; False when nobody is there to read it any more, as in `eventloop demo | head`. What standard
-    output has no characters for stands there as escapes.
+    output has no characters for stands there as escapes, and so do control characters.
 
     Raises:
         OutputError: it cannot be written.
     """
-    return _put(lambda: sys.stdout.write(_encodable(f"{text}\n")))
+    return _put(lambda: sys.stdout.write(_encodable(printable(f"{text}\n"))))
 
 
 def put_file(data: bytes) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventloop.appending import replacing
 from eventloop.terminal import at_least_one, put_file
 from eventloop.units import on_a_line
 
@@ -133,13 +132,10 @@ def _write(out: Path | None, data: bytes) -> bool:
     if out.exists() and not out.is_file():
         out.write_bytes(data)
         return True
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(data)
-        partial.replace(out)
+        with replacing(out, durable=False) as file:
+            file.write(data)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise OSError(f"-o {out} cannot be written: {error.strerror or error}") from error
     return True
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -22,7 +23,8 @@ from eventloop.evaluate import Evaluators, name_evaluators
 from eventloop.events import Event
 from eventloop.loops import TrainLoop, check_loader, evaluate
 from eventloop.metrics import EventStorage
-from eventloop.optimizers import Optimizers
+from eventloop.monitored import MonitoredMetrics
+from eventloop.optimizers import Optimizers, check_parameters
 from eventloop.packet import Place
 from eventloop.peer_attributes import KnowsPeers, knowing_calls
 from eventloop.position import LoaderPosition, Within, length_of
@@ -38,7 +40,7 @@ from eventloop.resume import TrainerState
 from eventloop.run import CurrentRun
 from eventloop.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
 from eventloop.scopes import EpochScope, RunScope, TrainScope
-from eventloop.settings import Changed
+from eventloop.setting_changes import Changed
 from eventloop.steps import LossFn, forward, predict, train_outputs, val_outputs
 from eventloop.stopping import Stopping
 from eventloop.summary import run_costs, summarize
@@ -76,8 +78,12 @@ class Trainer(KnowsPeers):
             tests is given one too, `max_epochs=1`.
         val_interval, val_begin, dynamic_intervals: when to validate, in that unit, as in MMEngine; by default
             every epoch, or every 1000 iterations.
+        sanity_val: batches to validate before the first iteration, without events and without a trace in the run, so
+            that errors are found early. By default 1 where a hook monitors a metric that only a batch can show to be
+            reported, such as one of `val_step`, which is called once more then; 0 runs none.
         hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class takes
-            its place.
+            its place. `writers=None` shows progress (a `ConsoleWriter`) where standard error is a terminal, or in a
+            notebook, and nothing elsewhere; `writers=[]` shows nothing.
         custom_hooks: MMEngine's name for `hooks`.
         default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
             checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None to go without.
@@ -123,8 +129,9 @@ class Trainer(KnowsPeers):
         val_interval: int | None = None,
         val_begin: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+        sanity_val: int | None = None,
         hooks: Sequence[Any] = (),
-        writers: Sequence[Any] = (),
+        writers: Sequence[Any] | None = None,
         custom_hooks: Sequence[Any] = (),
         default_hooks: Mapping[str, Any] | None = None,
         work_dir: str | Path | None = None,
@@ -132,7 +139,7 @@ class Trainer(KnowsPeers):
         bus: Bus | None = None,
     ) -> None:
         loaders = (train_loader, val_loader, test_loader)
-        check_lists(hooks=hooks, custom_hooks=custom_hooks, writers=writers)
+        check_lists(hooks=hooks, custom_hooks=custom_hooks, writers=() if writers is None else writers)
         check_default_hooks(default_hooks)
         check_bus(bus)
         check_signatures(train_step=train_step, val_step=val_step)
@@ -142,6 +149,8 @@ class Trainer(KnowsPeers):
         self._schedule: Schedule = schedule if val_loader is not None else Never()
         self.device = None if device is None else torch.device(device)
         self.model = model if self.device is None else model.to(self.device)
+        steps = (default_hooks or {}).get("optimizer", "by default") is not None
+        check_parameters(self.model, optimizer, loss_fn, refuses=steps)
         self.optimizer: Any = optimizer  # one, or a mapping of them
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.schedulers: list[Any] = [*schedulers] if isinstance(schedulers, list | tuple) else [schedulers]
@@ -149,6 +158,8 @@ class Trainer(KnowsPeers):
         self.loss_fn, self.custom_step, self._val_step = loss_fn, train_step, val_step
         self.evaluator = name_evaluators(evaluator)
         self.train_loader, self.val_loader, self.test_loader = loaders
+        own_val_step = val_step is not None or type(self).val_step is not Trainer.val_step
+        self.monitored = MonitoredMetrics(self, sanity_val, own_val_step=own_val_step)
         self.max_epochs, self.max_iters = max_epochs, max_iters
         if max_epochs is not None and (length := length_of(train_loader)) is not None:
             self.max_iters = max_epochs * length
@@ -167,6 +178,7 @@ class Trainer(KnowsPeers):
         """What is done and not counted yet: "iter" from the optimizer's step to the end of the iteration, "epoch" while
         an epoch's end is announced."""
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
+        self._loops: list[ref[Generator[Any]]] = []  # those of a hand-written loop, the outer one first
         self.stops = Stopping(self)
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
         self.metrics = EventStorage()
@@ -188,17 +200,24 @@ class Trainer(KnowsPeers):
     def train(self) -> None:
         """Train until `max_epochs` or `max_iters`, validating on the way.
 
+        Called again, after a stop, Ctrl-C or an error, it goes on behind the last iteration whose step was made. Writers
+        append to their files, and the accounts of subscribers go on.
+
         Raises:
             ValueError: there is no train loader, no step or no optimizer, or the loader is empty.
         """
         self._train(self._schedule)
 
-    def run(self, workflow: Workflow) -> None:
-        """Train and evaluate by mmcv's workflow, `[("train", 2), ("val", 1)]`, cycling until the run's end.
+    @knowing_calls
+    def run(self, workflow: Workflow | None = None) -> None:
+        """Train and evaluate by mmcv's workflow, `[("train", 2), ("val", 1)]`, cycling until the run's end; without a
+        workflow, `train()`.
 
         Raises:
-            TypeError, ValueError: the workflow is none, or the trainer lacks a loader for it.
+            TypeError, ValueError: the workflow is not a list of such pairs, or the trainer lacks a loader for it.
         """
+        if workflow is None:
+            return self.train()
         schedule = WorkflowSchedule(workflow)
         for mode in schedule.modes:
             check_loader(self, mode)
@@ -222,9 +241,18 @@ class Trainer(KnowsPeers):
         Raises:
             RuntimeError: a run is under way.
         """
+        loop = self._epochs()
+        if not self.running:
+            self._loops = [ref(loop)]
+        return loop
+
+    def _epochs(self) -> Generator[int]:
         self._refuse_within("epochs")
         with RunScope(self), TrainScope(self):
-            yield from TrainLoop(self, self._schedule).epochs()
+            try:
+                yield from TrainLoop(self, self._schedule).epochs()
+            finally:  # a generator of batches that somebody holds is of this run, and not of the next
+                _close(self._loops[1:])
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """For a hand-written loop: yield the batches of an epoch; set `trainer.outputs = {"loss": ...}` for each.
@@ -235,6 +263,11 @@ class Trainer(KnowsPeers):
         Raises:
             RuntimeError: outside `for epoch in trainer.epochs()`.
         """
+        loop = self._batches(loader)
+        self._loops.append(ref(loop))
+        return loop
+
+    def _batches(self, loader: Iterable[Any]) -> Generator[Any]:
         if not self.running:
             raise RuntimeError(
                 "trainer.batches belongs inside `for epoch in trainer.epochs()`, which begins the run"
@@ -281,8 +314,8 @@ class Trainer(KnowsPeers):
         if self.running:
             raise RuntimeError(
                 f"trainer.{what}() was called in the middle of a run of this trainer: a handler may call val() and test(). "
-                "A hand-written loop that an error has ended is still in its run where somebody holds the error, as a "
-                "notebook does: build a new Trainer and resume"
+                "A hand-written loop is in its run as long as something holds its generator, such as a progress bar around "
+                "trainer.epochs() in a notebook: trainer.close() ends it"
             )
 
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -323,10 +356,11 @@ class Trainer(KnowsPeers):
         trainer.resume("auto", changed="apply")  # with the learning rate that was edited meanwhile
 
         Args:
-            path: "auto" for the newest whole checkpoint of the run, "best" for its best one (of several metrics by the
-                first of `save_best`), or a path; a name alone, as "iter_50", is also looked for among the run's.
-                Those are in the directories of all checkpoint hooks. A training that begins after another than "auto"
-                leaves what is newer behind, durably: from then on "auto" stays on its line.
+            path: "auto" for the newest whole checkpoint of the run (at one iteration the regular one rather than a best
+                one), "best" for its best one (of several metrics by the first of `save_best`), or a path; a name
+                alone, as "iter_50", is also looked for among the run's. Those are in the directories of all checkpoint
+                hooks. A training that begins after another than "auto" leaves what is newer behind, durably: from then
+                on "auto" stays on its line.
             changed: what to do where the trainer was built with other settings than the checkpoint's run:
                 hyper-parameters of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch
                 size, lengths of loader and data set, number of processes, autocast. "refuse" lists them. "keep" goes
@@ -406,21 +440,20 @@ class Trainer(KnowsPeers):
 
     def begin_run(self) -> None:
         """A call of train, val, test or run begins."""
-        if self.bus.closed:
-            raise RuntimeError(
-                "the trainer's bus is closed (a run that an error or a signal ended closes its writers): build a new Trainer "
-                "and resume"
-            )
         if self.bus.rehearsal is not None:
             self.bus.rehearsal.begins(self)
+        self.bus.reopen()  # an error or a signal has closed it
+        self.metrics.in_iteration = False
         self.stops.begin_run()
         self.running, self.ends_program, self.within = True, False, ""
         self.failure, self.where_to_resume = None, ""
         self.during_run = ExitStack()
         self.state.settings.note()
+        self.metrics.hide_from_dynamo()
         self.position.go_on()
         self.facts.run = facts_of(self)
         self.clock.begin_run(self.iter, self.clock.device or device_clock(self))
+        self.during_run.enter_context(self.metrics)  # for get_event_storage
 
     def begin_epoch(self) -> None:
         """A training epoch begins."""
@@ -445,5 +478,15 @@ class Trainer(KnowsPeers):
             self.batch_idx = self.position.evaluated = 0
 
     def close(self) -> None:
-        """Drain and close the bus; also done at interpreter exit."""
+        """End a hand-written loop that something still holds, then drain and close the bus, which is also done at
+        interpreter exit. Another run opens it again."""
+        _close(self._loops)
         self.bus.close()
+
+
+def _close(loops: Sequence[ref[Generator[Any]]]) -> None:
+    """Close what is left of the generators of a loop, the innermost first; not one that this is called from."""
+    for held in reversed(loops):
+        loop = held()
+        if loop is not None and not loop.gi_running:
+            loop.close()

@@ -11,16 +11,18 @@ from pathlib import Path
 from eventloop.checkpoint import leftovers, remove_checkpoint, under_way
 from eventloop.disk import DISK
 from eventloop.inventory import is_alive
+from eventloop.manifest import MANIFEST
 from eventloop.shelf import writer_of
 
 logger = logging.getLogger("eventloop")
 
 
 def remove_replaced(paths: Sequence[Path]) -> None:
-    """Remove checkpoints; one that cannot be removed is named and left."""
+    """Remove checkpoints; one that cannot be removed is named and left. What is no checkpoint is left too: the names
+    may come from the checkpoint that was resumed from, and another program may have written that."""
     for path in paths:
         try:
-            if path.exists():
+            if (path / MANIFEST).exists():
                 remove_checkpoint(path)
         except FileNotFoundError:  # somebody prunes by hand
             continue

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from statistics import fmean, median
+
+from eventloop.printable import printable
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-:=+*#"
 ABSENT = "-"
 """What stands in a table for a number that is not there."""
+_SPACE = re.compile(r"\s")
 
 
 def duration(seconds: float) -> str:
@@ -42,10 +46,8 @@ def count_or_time(number: float) -> str:
 
 
 def on_a_line(text: str, width: int | None = None) -> str:
-    """`text` without line ends and control characters, and no longer than `width`: its middle is left out."""
-    plain = "".join(
-        c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
+    """Put `text` on one line with visible control characters, and leave out the middle of what exceeds `width`."""
+    plain = printable(_SPACE.sub(" ", text))
     if width is None or len(plain) <= width:
         return plain
     return f"{plain[: width // 2]}…{plain[len(plain) - (width - width // 2 - 1) :]}"

@@ -42,7 +42,7 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
         path = directory / name
         try:
             status = os.stat(path)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise _incomplete(path, error) from error
         if stat.S_ISREG(status.st_mode):
             _check_size(status.st_size, path, entry)
@@ -105,7 +105,7 @@ def open_verified(directory: Path, name: str) -> Iterator[BufferedReader]:
 def _open(path: Path) -> BufferedReader:
     try:
         return open_regular(path)
-    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+    except OSError as error:
         raise _incomplete(path, error) from error
 
 

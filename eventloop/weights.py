@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from eventloop.error_text import error_text
 from eventloop.foreign import is_extra_state
 from eventloop.manifest import CheckpointError
+from eventloop.sharded import refuse_sharded_model
 from eventloop.undo import Undo
 
 logger = logging.getLogger("eventloop")
@@ -41,6 +43,28 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
             return model
 
 
+@contextmanager
+def modes_and_buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Put the modes and the buffers of all modules back at the end of the block, in place."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if not is_lazy(buffer)
+    ]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                buffer.copy_(value)
+                if getattr(module, name) is not buffer:
+                    setattr(module, name, buffer)
+
+
 def check_model_state(
     model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str
 ) -> list[str]:
@@ -52,7 +76,11 @@ def check_model_state(
     Raises:
         CheckpointError: shapes differ, no name is that of anything in the model, or with `strict` names are missing or
             unexpected: every one is named, with both shapes.
+        TypeError: the model is sharded over ranks.
     """
+    refuse_sharded_model(
+        f"loading {source}", model, "Load it before fully_shard or distribute_tensor is applied."
+    )
     own, free = model.state_dict(), _loading_by_themselves(model)
     wrong = [
         f"{name}: the checkpoint has {_shape(state[name])}, the model {_shape(own[name])}"

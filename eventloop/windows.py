@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from eventloop.lean_step import next_values, steps_plainly
+from eventloop.options import check_metric
 from eventloop.param_groups import check_has_value, initial_value, read_value, write_value
 
 logger = logging.getLogger("eventloop")
@@ -106,6 +107,13 @@ class Window:
         scheduler = None if self._scheduler is None else self._scheduler.state_dict()
         return {"last_step": self.last_step, **self._window(), "scheduler": scheduler}
 
+    def written(self) -> list[tuple[float, float]]:
+        """Return for each param group its initial value, and the value that was last seen or written."""
+        values = [
+            float(rate) + low for rate, low in zip(self._shadow.rates(), self._shadow.floors, strict=True)
+        ]
+        return [*zip(self._initial, values, strict=True)]
+
     def built_state(self) -> dict[str, Any]:
         """A state with the arguments of PyTorch's scheduler in it, whether or not its window has begun."""
         return {**self.state_dict(), "scheduler": self._built}
@@ -150,10 +158,6 @@ class Window:
             self._scheduler = self._make(self._shadow)
             changed += _differences(self._scheduler.state_dict(), state["scheduler"])
             self._scheduler.load_state_dict(dict(state["scheduler"]))
-        initial = [initial_value(group, self.param_name) for group in self.optimizer.param_groups]
-        changed += _differences(
-            {f"initial_{self.param_name}": self._initial}, {f"initial_{self.param_name}": initial}
-        )
         return changed
 
     def _advance(self) -> None:
@@ -200,6 +204,7 @@ class PlateauWindow(Window):
     def __init__(
         self, optimizer: Optimizer, schedule: Schedule, monitor: str, *, begin: int = 0, end: int | None = None
     ) -> None:  # fmt: skip
+        check_metric("monitor", monitor)
         self.monitor = monitor
         super().__init__(optimizer, schedule, begin=begin, end=end)
         if self._scheduler is None:
@@ -232,7 +237,7 @@ class _Shadow(Optimizer):
     def __init__(self, optimizer: Optimizer, param_name: str, floor: float | Sequence[float]) -> None:
         self._real, self._name = optimizer, param_name
         groups = optimizer.param_groups
-        self._floors = [floor] * len(groups) if isinstance(floor, int | float) else list(floor)
+        self.floors = [floor] * len(groups) if isinstance(floor, int | float) else list(floor)
         self.size = len(groups)
         super().__init__(
             [
@@ -241,7 +246,7 @@ class _Shadow(Optimizer):
                     "lr": read_value(group, param_name) - low,
                     "initial_lr": initial_value(group, param_name) - low,
                 }
-                for group, low in zip(groups, self._floors, strict=True)
+                for group, low in zip(groups, self.floors, strict=True)
             ],
             {},
         )
@@ -249,7 +254,7 @@ class _Shadow(Optimizer):
 
     def _pair_up(self) -> None:
         self._paired = self._real.param_groups
-        self._pairs = [*zip(self.param_groups, self._paired, self._floors, strict=True)]
+        self._pairs = [*zip(self.param_groups, self._paired, self.floors, strict=True)]
 
     def pull(self) -> bool:
         """Take the values as they are: others may have moved them. True when all are floats."""

@@ -12,6 +12,7 @@ from eventloop.hooks.hook import Hook
 from eventloop.module_hooks import ModuleSubscription, match_modules
 from eventloop.options import check_bools
 from eventloop.schedule import positive
+from eventloop.sharded import refuse_sharded
 from eventloop.weights import unwrap
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class ActivationStats(Hook):
 
     def _put(self, trainer: Trainer, name: str, outputs: Any) -> None:
         output = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+        refuse_sharded(f"ActivationStats: the output of the module {name!r}", output)
         if not isinstance(output, torch.Tensor) or not output.is_floating_point() or not output.numel():
             return
         values = output.detach().float()

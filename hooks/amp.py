@@ -148,6 +148,12 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         if scaler is None:
             super()._step(trainer)
             return
+        try:
+            self._step_unless_inf(trainer, scaler)
+        finally:  # also of a handler's error: the next step could not be unscaled
+            scaler.update(self._static_scale)
+
+    def _step_unless_inf(self, trainer: Trainer, scaler: torch.amp.GradScaler) -> None:
         for optimizer in self._optimizers:
             scaler.unscale_(optimizer)
         found_inf = self._found_inf(scaler)
@@ -163,7 +169,6 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
             self._others += perf_counter() - began
         else:
             super()._step(trainer)
-        scaler.update(self._static_scale)
 
     def _found_inf(self, scaler: torch.amp.GradScaler) -> torch.Tensor:
         """Above 0 when a gradient of any optimizer is not finite; a 0-dim tensor on the device."""

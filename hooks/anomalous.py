@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
+from eventloop.sharded import fsdp_modules
 from eventloop.weights import unwrap
 
 logger = logging.getLogger("eventloop")
@@ -15,7 +18,8 @@ class AnomalousParams:
     """Logs, as an error, the trainable parameters that took no part in a loss, when they are not those of last time.
 
     It walks the whole graph in Python, in every iteration: for finding a fault, not for training. Parameters inside
-    `torch.utils.checkpoint(use_reentrant=True)` are behind a node that hides them, and count as not reached.
+    `torch.utils.checkpoint(use_reentrant=True)` are behind a node that hides them, and count as not reached. Under FSDP2
+    the ranks gather the weights once more in each iteration.
     """
 
     def __init__(self) -> None:
@@ -33,6 +37,7 @@ class AnomalousParams:
 
 def unreached_parameters(loss: torch.Tensor, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The parameters of `model`, by name, that require a gradient and would get none from `loss`."""
+    inner = unwrap(model)
     reached = {id(loss)}
     # a loop with a stack of its own: a deep graph is deeper than Python's recursion
     waiting, seen = [loss.grad_fn], {loss.grad_fn}
@@ -46,5 +51,18 @@ def unreached_parameters(loss: torch.Tensor, model: torch.nn.Module) -> dict[str
             if parent not in seen:
                 seen.add(parent)
                 waiting.append(parent)
-    named = unwrap(model).named_parameters()
-    return {name: p for name, p in named if p.requires_grad and id(p) not in reached}
+    with _gathered(inner):
+        return {name: p for name, p in inner.named_parameters() if p.requires_grad and id(p) not in reached}
+
+
+@contextmanager
+def _gathered(model: torch.nn.Module) -> Iterator[None]:
+    """Put the whole parameters, which a graph refers to, in the place of those that FSDP2 has sharded."""
+    modules = fsdp_modules(model)
+    for module in modules:
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.reshard()

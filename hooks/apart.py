@@ -89,6 +89,8 @@ def load_back(loader: Any, state: Mapping[str, Any]) -> None:
 
 def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Its persistent workers serve one pass at a time, and its samplers may keep their place or count their passes."""
+    if "base_dataloader" in vars(loader):  # accelerate's, which passes for the loader that it reads
+        return _copy_wrapper(loader)
     alone, copies = copy(loader), dict[int, Any]()
     own = vars(alone)  # a DataLoader refuses to have its samplers set
     own["_iterator"] = None
@@ -96,6 +98,12 @@ def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:
         own["_initial_iter_for_state_dict"] = False
     for name in ("sampler", "batch_sampler"):
         own[name] = _copy_sampler(own[name], copies)
+    return alone
+
+
+def _copy_wrapper(loader: Any) -> DataLoader[Any]:
+    alone: DataLoader[Any] = object.__new__(type(loader))
+    vars(alone).update(vars(loader), base_dataloader=_copy(loader.base_dataloader))
     return alone
 
 

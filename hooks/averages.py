@@ -16,10 +16,12 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.hooks.average_pairs import Pairs, tracked
 from eventloop.options import check_bools
+from eventloop.sharded import refuse_sharded_model
 
 logger = logging.getLogger("eventloop")
 
 _HALF = (torch.float16, torch.bfloat16)
+NO_SHARDED_AVERAGES = "Averages of sharded weights are not supported yet: train without one."
 
 
 class BaseAveragedModel(nn.Module):
@@ -49,7 +51,8 @@ class BaseAveragedModel(nn.Module):
     `state_dict` has the copy's state under `module.` and the number of updates as `steps`.
 
     Raises:
-        TypeError, ValueError: a bad argument, or a model whose lazy modules have no shape yet.
+        TypeError, ValueError: a bad argument, a model that is sharded over ranks, or one whose lazy modules have no
+            shape yet.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class BaseAveragedModel(nn.Module):
 
         Raises:
             RuntimeError: `model` is another one, and cannot be copied.
+            TypeError: `model` is sharded over ranks.
         """
         steps = self.steps
         due = steps % self.interval == 0
@@ -142,6 +146,7 @@ class BaseAveragedModel(nn.Module):
     # --- the copy ------------------------------------------------------------------------------------------
 
     def _copy_of(self, model: nn.Module) -> nn.Module:
+        refuse_sharded_model(type(self).__name__, model, NO_SHARDED_AVERAGES)
         lazy = [name for name, p in chain(model.named_parameters(), model.named_buffers()) if is_lazy(p)]
         if lazy:
             raise ValueError(f"{lazy[0]} has no shape yet: run a batch through lazy modules before averaging")
@@ -157,6 +162,7 @@ class BaseAveragedModel(nn.Module):
         return copy
 
     def _match(self, model: nn.Module) -> Pairs:
+        refuse_sharded_model(type(self).__name__, model, NO_SHARDED_AVERAGES)
         options = {"copy_buffers": self.copy_buffers, "update_buffers": self.update_buffers}
         source = tracked(model, **options)
         shapes = {name: found.tensor.shape for name, found in source.items()}

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from eventloop.hooks.labels import Labels
 from eventloop.hooks.saves import Saves
-from eventloop.manifest import CheckpointError, read_manifest
+from eventloop.manifest import CheckpointError, Manifest, read_manifest
+from eventloop.shelf import in_order
 
 
 class Beside(Protocol):
@@ -64,20 +65,16 @@ def sequences(hooks: Sequence[Beside]) -> list[int]:
 
 
 def where_to_resume(hooks: Sequence[Beside]) -> str:
-    """Name the newest checkpoint that can be resumed from, for people; "" where there is none. Where none was saved in
-    this process it is one that a resumed run has from the run before."""
-    hooks = [hook for hook in hooks if hook.can_be_resumed]
-    saved = [hook.saves.newest for hook in hooks if hook.saves.newest is not None]
-    if saved:
-        newest = max(saved, key=lambda saving: saving.sequence)
-        return f"the newest checkpoint to resume from is {newest.path} (iteration {newest.iter})"
-    known: dict[Path, int] = {}
-    for path in (path for hook in hooks for path in hook.known()):
+    """Name the checkpoint that `resume("auto")` takes, for people; "" where the hooks have saved none, in this process
+    or in the run that was resumed."""
+    known: dict[Path, Manifest] = {}
+    for path in (path for hook in hooks if hook.can_be_resumed for path in hook.known()):
         with suppress(CheckpointError):  # it is not there, or damaged
-            known[path] = read_manifest(path).sequence
-    if known:
-        return f"the newest checkpoint to resume from is {max(known, key=lambda path: known[path])}"
-    return ""
+            known[path] = read_manifest(path)
+    if not known:
+        return ""
+    newest = in_order(known)[-1]
+    return f"the newest checkpoint to resume from is {newest} (iteration {known[newest].iter})"
 
 
 def note_where_to_resume(failure: BaseException | None, hooks: Sequence[Beside]) -> None:

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Literal, NamedTuple, cast
 
 from eventloop.catalogue import suggest
+from eventloop.file_names import safe_name
 
 Rule = Literal["greater", "less"]
 
@@ -117,7 +118,7 @@ class BestMetrics:
 
 def file_part(metric: str) -> str:
     """How a metric is called in the name of a file."""
-    return metric.replace("/", "_")
+    return safe_name(metric.replace("/", "_"))
 
 
 def _refuse_same_files(metrics: Sequence[str]) -> None:

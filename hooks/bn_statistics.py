@@ -16,7 +16,8 @@ from eventloop.loaders import length_of
 from eventloop.loops import to_device
 from eventloop.module_hooks import eagerly
 from eventloop.options import check_bools
-from eventloop.weights import unwrap
+from eventloop.sharded import gathers_weights, refuse_sharded
+from eventloop.weights import modes_and_buffers_kept, unwrap
 
 Forward = Callable[[torch.nn.Module, Any], Any]
 _END = object()
@@ -78,7 +79,7 @@ def update_bn_stats(
         The number of batches run here; 0 when there is no such layer, or the pass was stopped.
 
     Raises:
-        TypeError: `unbiased` is neither True nor False.
+        TypeError: `unbiased` is neither True nor False, or a buffer is sharded over ranks.
         ValueError: the loader is empty, or is too short an iterator, which cannot be started again.
         RuntimeError: the loader of another rank failed. All ranks of a process group must make the call.
     """
@@ -86,13 +87,15 @@ def update_bn_stats(
     layers = get_bn_modules(model)
     if not layers:
         return 0
+    for name, buffer in model.named_buffers():
+        refuse_sharded(f"update_bn_stats: the buffer {name!r}", buffer)
     told = {layer for layer in layers if tells_its_batch(layer)}
     populations = [Population(_tensor(layer.running_mean), int(layer in told)) for layer in layers]
     inner = unwrap(model)
-    together = any(isinstance(layer, SyncBatchNorm) for layer in layers)
+    together = gathers_weights(inner) or any(isinstance(layer, SyncBatchNorm) for layer in layers)
     with ExitStack() as kept:
         loader = kept.enter_context(apart(data_loader, put_back))
-        kept.enter_context(_model_kept(inner))
+        kept.enter_context(modes_and_buffers_kept(inner))
         kept.enter_context(_telling(told))
         kept.enter_context(eagerly)
         for layer, population in zip(layers, populations, strict=True):
@@ -224,8 +227,8 @@ def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool)
 
     The ranks agree before each batch, because one that went on alone would wait for the others forever: a rank
     may be stopped, its loader may fail, or give fewer batches. With `together`, layers that gather their input
-    from all ranks, the pass ends where the first loader does. Costs a small collective a batch; it waits for the
-    device only where the process group has no backend for the host, as with "nccl" alone.
+    or their weights from all ranks, the pass ends where the first loader does. Costs a small collective a batch; it
+    waits for the device only where the process group has no backend for the host, as with "nccl" alone.
     """
     while True:
         error: Exception | None = None
@@ -260,29 +263,6 @@ def _sum_over_ranks(*flags: bool) -> list[int]:
     tensor = torch.tensor(numbers, device="cpu" if host else torch.accelerator.current_accelerator())
     dist.all_reduce(tensor)
     return [int(number) for number in tensor.tolist()]
-
-
-# --- what is put back --------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _model_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Modes and buffers, also those of layers that are no batch norm."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for module, name, buffer, value in buffers:
-            buffer.copy_(value)
-            if getattr(module, name) is not buffer:
-                setattr(module, name, buffer)
 
 
 def _tensor(buffer: torch.Tensor | None) -> torch.Tensor:

@@ -14,6 +14,7 @@ from eventloop.device import HostCopy, PinnedPool
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeSaveCheckpoint, BeforeTrain, Event
 from eventloop.hooks.hook import Hook
 from eventloop.schedule import positive
+from eventloop.sharded import refuse_sharded
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -60,7 +61,7 @@ class CheckInvalidLossHook(Hook):
         """Remember the loss, and look whether an earlier one was found to be invalid.
 
         Raises:
-            TypeError: `trainer.outputs` has no loss of one element.
+            TypeError: `trainer.outputs` has no loss of one element, or one that is sharded over ranks.
             FloatingPointError: one of them is NaN or infinite.
         """
         self._events.append(event)
@@ -173,6 +174,7 @@ def _start_copy(losses: Sequence[torch.Tensor], pool: PinnedPool) -> HostCopy | 
 def _loss_of(outputs: Any) -> torch.Tensor:
     known = type(outputs) is dict or isinstance(outputs, Mapping)
     loss = outputs.get("loss") if known else None
+    refuse_sharded("CheckInvalidLossHook: trainer.outputs['loss']", loss)
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         # as in EventStorage: a result of the graph is nobody else's, any other tensor may be a buffer that is used again
         own = not loss.is_leaf and not loss._is_view()

@@ -25,7 +25,7 @@ from eventloop.events import (
 from eventloop.hooks.beside import has_more, note_where_to_resume, refuse_twin, sequences, where_to_resume
 from eventloop.hooks.best import Best, BestMetrics, Rule, file_part
 from eventloop.hooks.bests import Bests, Values
-from eventloop.hooks.checkpoint_options import WhenBusy, check_options, folder_template, unit_of
+from eventloop.hooks.checkpoint_options import WhenBusy, check_names, check_options, folder_template, unit_of
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.kept import Going, Kept
 from eventloop.hooks.labels import Labels, note_where_it_went_back, warn_of_another_run
@@ -40,7 +40,9 @@ from eventloop.saver import Saver
 from eventloop.saver_client import Job
 from eventloop.schema import Count, read_as
 from eventloop.scopes import ERROR, LEFT, ends_at_once
+from eventloop.sharded import refuse_sharded_model
 from eventloop.unfinished import remove_dead
+from eventloop.weights import unwrap
 
 if TYPE_CHECKING:
     from eventloop.position import Within
@@ -61,6 +63,9 @@ class CheckpointHook(Hook):
     ones and those of the end of a run are waited for; a second Ctrl-C leaves them to the process, or gives them up.
     Nothing older is removed before its successor is durable. Several such hooks, each with a `filename_tmpl` or `out_dir`
     of its own, save in one order, and `resume` looks into the directories of all.
+
+    A model that is sharded over ranks, by FSDP or as DTensors, is refused when the trainer is built:
+    `default_hooks=dict(checkpoint=None)` trains it without checkpoints.
 
     Args:
         interval: save every so many epochs or iterations; -1 never.
@@ -163,8 +168,11 @@ class CheckpointHook(Hook):
         """Settle the unit.
 
         Raises:
-            ValueError: `by_epoch=True` in a run measured in iterations, or `save_best` without a validation.
+            ValueError: `by_epoch=True` in a run measured in iterations, or `save_best` without a validation, or of a metric
+                that it does not report.
+            TypeError: the model is sharded over ranks.
         """
+        refuse_sharded_model("CheckpointHook", unwrap(trainer.model))
         self._by_epoch = unit_of(trainer, self._by_epoch)
         work_dir = trainer.work_dir
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
@@ -176,12 +184,20 @@ class CheckpointHook(Hook):
             raise ValueError(
                 f"save_best={', '.join(self._watched.metrics)!r} needs a validation: give the Trainer a val_loader"
             )
+        for metric in self._watched.metrics:
+            if metric != "auto":
+                trainer.monitored.require(metric, f"CheckpointHook(save_best={metric!r})")
         if self._interval > 0:
             tell_late(self, "after_train_epoch" if self._by_epoch else "after_train_iter", trainer.hooks)
 
     @on(priority=Priority.LOWEST)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """What was validated so far is no part of a training of this run."""
+        """What was validated so far is no part of a training of this run.
+
+        Raises:
+            TypeError: the model was sharded over ranks since the trainer was built.
+        """
+        refuse_sharded_model("CheckpointHook", unwrap(trainer.model))
         self._training = False
         self._validated.clear()
 
@@ -191,6 +207,8 @@ class CheckpointHook(Hook):
         those that handlers before this one asked for do too, and the one that a checkpoint was saved after."""
         self._passed_iter = self._passed_epoch = -1
         self._training = True
+        if self._overlap and (self._interval > 0 or self._watched):  # it is to save within the training
+            trainer.copying.watch()
         if trainer.rank == 0:
             self._look_around(trainer)
         resumed, self._resumed = self._resumed, False
@@ -409,9 +427,10 @@ class CheckpointHook(Hook):
         """Go on pruning and comparing where the saved run was; a metric that is not watched is not compared with.
 
         Raises:
-            CheckpointError: it is the state of something else.
+            CheckpointError: it is the state of something else, or names by a path what may be removed later.
         """
         saved = read_as(_State, state, "CheckpointHook cannot take its state")
+        check_names(state, self.directory)
 
         def take() -> None:
             self._kept = Kept(self._kept.limit, saved.kept)  # what is under way by now is another run's

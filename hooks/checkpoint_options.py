@@ -1,12 +1,15 @@
-"""Checking the options of `CheckpointHook`."""
+"""Checking the options of `CheckpointHook`, and the names in its state."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from eventloop.catalogue import suggest
 from eventloop.checkpoint import SUFFIXES
+from eventloop.file_names import is_plain_name
+from eventloop.manifest import CheckpointError
 from eventloop.options import check_bools
 
 if TYPE_CHECKING:
@@ -61,8 +64,24 @@ def folder_template(template: str | None) -> str | None:
         filled = ""
     if template.count("{}") != 1 or not filled:
         raise ValueError(f"filename_tmpl must have exactly one {{}} for the number, got {template!r}")
-    if Path(filled).name != filled or filled.startswith("."):
+    if not is_plain_name(filled):
         raise ValueError(
             f"filename_tmpl must be a plain name that does not begin with a dot, got {template!r}"
         )
     return template.removesuffix(next((suffix for suffix in SUFFIXES if template.endswith(suffix)), ""))
+
+
+def check_names(state: Mapping[str, Any], directory: Path) -> None:
+    """Refuse a hook's state that names a checkpoint by a path: pruning would remove what lies there.
+
+    Raises:
+        CheckpointError: naming it.
+    """
+    behind = state.get("bests_behind", {}).values()
+    bests = [*state["bests"].values(), *(best for several in behind for best in several)]
+    for name in (*state["kept"], *(best[1] for best in bests)):
+        if not is_plain_name(name):
+            raise CheckpointError(
+                f"the checkpoint lists {name!r} among those its CheckpointHook keeps: expected the name of a folder in "
+                f"{directory}, not a path"
+            )

@@ -16,9 +16,9 @@ from eventloop.catalogue import suggest
 from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
 from eventloop.hooks.best import Rule, infer_rule
 from eventloop.hooks.hook import Hook
-from eventloop.options import check_bools
+from eventloop.options import check_bools, check_metric
 from eventloop.priority import Priority
-from eventloop.schedule import positive
+from eventloop.schedule import at_least
 from eventloop.schema import Count, read_as
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class EarlyStoppingHook(Hook):
             by 0.05 each time.
         strict: True: a validation without the metric is an error; False: it is warned of, and does not count.
         check_finite: stop at once when the score is NaN or infinite; False counts it as no improvement.
-        patience: so many validations in a row may go without improvement, the last of them stops.
+        patience: so many validations in a row may go without improvement, the last of them stops; 0 is
+            as 1.
         stopping_threshold: stop at once when the score is better than this.
         delta_mode: "rel" takes `min_delta` as a share of the best score, as in `ReduceLROnPlateau`.
 
@@ -72,9 +73,8 @@ class EarlyStoppingHook(Hook):
         *,
         delta_mode: DeltaMode = "abs",
     ) -> None:
-        if not isinstance(monitor, str) or not monitor:
-            raise TypeError(f"monitor must be the name of a metric, got {monitor!r}")
-        positive("patience", patience)
+        check_metric("monitor", monitor)
+        at_least("patience", patience, 0)
         check_bools(strict=strict, check_finite=check_finite)
         _check_numbers(min_delta, stopping_threshold)
         if rule is not None:
@@ -108,15 +108,17 @@ class EarlyStoppingHook(Hook):
             self._to_beat = score * self._sign + delta
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a trainer that never validates.
+        """Refuse a trainer that never validates, or whose validation does not report the metric.
 
         Raises:
-            ValueError: it has no `val_loader`.
+            ValueError: it has no `val_loader`, or `strict` and no such metric.
         """
         if trainer.val_loader is None:
             raise ValueError(
                 f"EarlyStoppingHook(monitor={self._monitor!r}) needs a validation: give the Trainer a val_loader"
             )
+        if self._strict:
+            trainer.monitored.require(self._monitor, f"EarlyStoppingHook(monitor={self._monitor!r})")
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Leave a run stopped that was."""
@@ -126,7 +128,7 @@ class EarlyStoppingHook(Hook):
         if self.best is None:
             return
         signed = self.best * self._sign
-        if self.wait >= self._patience or signed > self._goal:
+        if self._used_up or signed > self._goal:
             trainer.stop(f"early stopping, before: {self._why(self.best, signed)}")
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
@@ -163,8 +165,13 @@ class EarlyStoppingHook(Hook):
             self.wait += 1
         if signed > self._goal:
             self.best = score  # by less than min_delta perhaps; a resumed run is to know that it is enough
-        if self.wait >= self._patience or signed > self._goal:
+        if self._used_up or signed > self._goal:
             trainer.stop(f"early stopping: {self._why(score, signed)}")
+
+    @property
+    def _used_up(self) -> bool:
+        """True when too many validations went without improvement; a patience of 0 is as 1, as in MMEngine."""
+        return self.wait >= max(self._patience, 1)
 
     def _why(self, score: float, signed: float) -> str:
         if self._threshold is not None and signed > self._goal:

@@ -33,7 +33,7 @@ from eventloop.events import (
 from eventloop.hooks import average_checkpoint
 from eventloop.hooks.average_config import arguments_of, average_config, build_average, is_own
 from eventloop.hooks.average_swap import Swap
-from eventloop.hooks.averages import BaseAveragedModel
+from eventloop.hooks.averages import NO_SHARDED_AVERAGES, BaseAveragedModel
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.late import refuse_late
@@ -41,6 +41,7 @@ from eventloop.optimizers import named_optimizers
 from eventloop.options import check_bools
 from eventloop.priority import Priority
 from eventloop.schema import Count, read_as
+from eventloop.sharded import refuse_sharded_model
 from eventloop.weights import unwrap
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ class EMAHook(Hook):
         Raises:
             ValueError: `begin_epoch` in a run measured in iterations, a beginning after the end, or a priority behind
                 that of a `CheckpointHook`.
+            TypeError: the model is sharded over ranks.
         """
+        refuse_sharded_model("EMAHook", unwrap(trainer.model), NO_SHARDED_AVERAGES)
         if self._begin_epoch and not trainer.by_epoch:
             raise ValueError(
                 f"EMAHook(begin_epoch={self._begin_epoch}) in a run measured in iterations would never begin: "
@@ -155,7 +158,9 @@ class EMAHook(Hook):
 
         Raises:
             ValueError: the trainer has two such hooks.
+            TypeError: the model was sharded over ranks since the trainer was built.
         """
+        refuse_sharded_model("EMAHook", unwrap(trainer.model), NO_SHARDED_AVERAGES)
         if sum(isinstance(hook, EMAHook) for hook in trainer.hooks) > 1:
             raise ValueError("the trainer has two EMAHooks: only one average can be evaluated and saved")
         self._see_loaded(trainer)

@@ -9,6 +9,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from eventloop.catalogue import suggest
+from eventloop.sharded import is_sharded
 
 _ARGUMENTS = {
     "norm": ("max_norm", "norm_type", "error_if_nonfinite", "foreach"),
@@ -42,7 +43,9 @@ class GradClip:
         """Clip; return the norm there was, where clipping is by norm. Reads no value."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self._kind == "norm":
-            return clip_grad_norm_(parameters, **self._arguments)
+            norm: Any = clip_grad_norm_(parameters, **self._arguments)
+            whole: torch.Tensor = norm.full_tensor() if is_sharded(norm) else norm  # a DTensor with FSDP2
+            return whole
         clip_grad_value_(parameters, **self._arguments)
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,13 +26,15 @@ from eventloop.events import (
     AfterTrainIter,
     BeforeOptimizerStep,
     BeforeSaveCheckpoint,
+    BeforeTrain,
     BeforeTrainIter,
 )
 from eventloop.hooks.hook import on
-from eventloop.hooks.optimizer import OptimizerHook, loss_of
+from eventloop.hooks.optimizer import OptimizerHook, detached, explain_freed_graph, loss_of
 from eventloop.priority import Priority
 from eventloop.schedule import positive
 from eventloop.schema import Count, read_as
+from eventloop.sharded import fsdp_modules
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -56,7 +58,8 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
 
     `after_backward` comes in every iteration, `before_optimizer_step` and `after_optimizer_step` with a step.
     Schedulers that count iterations count all of them, as in MMEngine. Under `DistributedDataParallel` gradients
-    are exchanged once a window; other wrappers exchange them in every iteration.
+    are exchanged once a window, and so they are under FSDP2 (`fully_shard`) where the length of the run is known
+    beforehand; other wrappers exchange them in every iteration.
 
     Args:
         cumulative_iters: iterations a step.
@@ -86,6 +89,8 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         """What the losses of this window are divided by: the iterations it is to have."""
         self._no_sync: AbstractContextManager[None] | None = None
         """Open from before the forward pass until after backward, in iterations that exchange no gradients."""
+        self._fsdp: list[Any] = []
+        """The modules of the model that FSDP2 shards."""
         self._schedulers_allowed = False
         self._begins_with_share = type(self)._backward is GradientCumulativeOptimizerHook._backward
 
@@ -105,15 +110,27 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
 
     # --- accumulating --------------------------------------------------------------------------------------
 
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Find the modules that FSDP2 shards."""
+        self._fsdp = fsdp_modules(trainer.model)
+
     @on(priority=Priority.LOWEST)
     def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
         """Keep the ranks from exchanging gradients where no step follows; the forward pass must know already."""
         self._leave_no_sync()  # left open by a batch that was skipped
         window = self._divisor if self._count else self._window(trainer)
-        model = _distributed(trainer.model)
-        if model is not None and self._count + 1 < window:
-            self._no_sync = model.no_sync()
-            self._no_sync.__enter__()
+        if self._count + 1 < window:
+            if (model := _distributed(trainer.model)) is not None:
+                self._no_sync = model.no_sync()
+            elif self._postpones_reduction(trainer):
+                self._no_sync = _without_reduction(self._fsdp)
+            if self._no_sync is not None:
+                self._no_sync.__enter__()
+
+    def _postpones_reduction(self, trainer: Trainer) -> bool:
+        """Return whether FSDP2 is to reduce the gradients once a window. Only a backward can reduce those of an earlier
+        one, so the last iteration of the window must be known beforehand."""
+        return bool(self._fsdp) and trainer.max_iters is not None
 
     def _leave_no_sync(self) -> None:
         if self._no_sync is not None:
@@ -142,7 +159,11 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         backward = perf_counter() - clock.excluded
         if device is not None:
             device.mark(BACKWARD_BEGINS)
-        self._accumulate(loss)
+        try:
+            self._accumulate(loss)
+        except RuntimeError as error:
+            explain_freed_graph(error)
+            raise
         clock.backward = perf_counter() - clock.excluded - backward
         if device is not None:
             device.mark(BACKWARD_ENDS)
@@ -157,6 +178,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             self._allow_schedulers()
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
+        trainer.outputs = detached(trainer.outputs)
         trainer.within = "iter"
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 
@@ -165,8 +187,19 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         self._leave_no_sync()  # left open where the forward pass failed
         if self._count and event.reason == COMPLETED and self.is_last_train_epoch(trainer):
             if self._count < self._divisor:
+                if self._postpones_reduction(trainer):
+                    self._drop_unreduced()
+                    return
                 self._weigh_anew(trainer)
             self._step(trainer)
+
+    def _drop_unreduced(self) -> None:
+        logger.error(
+            "the gradients of the last %d iterations are in no step: the loader ended before its length said, and "
+            "FSDP2 had postponed their reduction to the end of the window",
+            self._count,
+        )
+        self._count = 0
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Say so when gradients are left over."""
@@ -211,6 +244,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         if wants(BeforeOptimizerStep):
             self._announce(trainer, BeforeOptimizerStep)
         for optimizer in self._optimizers:
+            trainer.copying.before_step(optimizer)
             optimizer.step()
         if wants(AfterOptimizerStep):
             self._announce(trainer, AfterOptimizerStep)
@@ -309,6 +343,18 @@ class _State(msgspec.Struct):
     loss_scaling: str
     divisor: Annotated[int, msgspec.Meta(ge=1)] = 1
     gradients: list[torch.Tensor | None] = []
+
+
+@contextmanager
+def _without_reduction(modules: Sequence[Any]) -> Iterator[None]:
+    """Let FSDP2 keep whole gradients on each rank, and reduce them with those of the next backward outside."""
+    for module in modules:
+        module.set_requires_gradient_sync(False, recurse=False)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.set_requires_gradient_sync(True, recurse=False)
 
 
 def _distributed(model: torch.nn.Module) -> DistributedDataParallel | None:

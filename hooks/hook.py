@@ -164,6 +164,9 @@ class Hook(Points):
         """In train iteration events: every `n`-th iteration of the run, from `start` on; never for n <= 0."""
         return _every(trainer.iter + 1 - start, n)
 
+    every_n_iters = every_n_train_iters
+    """mmcv's name."""
+
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
         """Every `n`-th batch of a pass; never for n <= 0."""
         return _every(batch_idx + 1, n)

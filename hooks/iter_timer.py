@@ -20,7 +20,7 @@ class IterTimerHook(Hook):
     """Puts, in seconds per iteration, `time` and its parts: `data_time + step_time + hook_time == time`.
 
         default_hooks=dict(timer=IterTimerHook())    # every trainer has it; None does without
-        seconds, iteration = trainer.metrics.latest()["data_time"]
+        trainer.metrics.latest()["data_time"].value
 
     `time` runs from this hook's place in one iteration to the same place in the next, so nothing falls between.
     `data_time` is the wait for the loader, measured there; `step_time` forward, backward and the optimizer;

@@ -6,12 +6,14 @@ from datetime import timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from eventloop.arguments import knowing_others
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.hooks.hook import on
 from eventloop.hooks.iter_timer import IterTimerHook
 from eventloop.hooks.report import report
 from eventloop.options import check_bools
 from eventloop.priority import Priority
+from eventloop.schedule import at_least
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -40,13 +42,11 @@ class IterationTimer(IterTimerHook):
         TypeError, ValueError: `warmup_iter` is no int of at least 0, or `ignore_warmup_time` no bool.
     """
 
+    @knowing_others
     def __init__(self, warmup_iter: int = 3, ignore_warmup_time: bool = True) -> None:
         super().__init__()
         check_bools(ignore_warmup_time=ignore_warmup_time)
-        if isinstance(warmup_iter, bool) or not isinstance(warmup_iter, int):
-            raise TypeError(f"warmup_iter must be an int, got {warmup_iter!r}")
-        if warmup_iter < 0:
-            raise ValueError(f"warmup_iter must be at least 0, got {warmup_iter}")
+        at_least("warmup_iter", warmup_iter, 0)
         self._warmup = warmup_iter if ignore_warmup_time else 0
         self._left_out = self._counted = 0
         self._worked = self._began = self._excluded_at_start = 0.0

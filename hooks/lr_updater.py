@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +12,15 @@ from eventloop.events import COMPLETED, AfterTrain, BeforeRun, BeforeTrainEpoch,
 from eventloop.hooks.hook import Hook
 from eventloop.optimizers import named_optimizers
 from eventloop.options import check_bools
-from eventloop.param_groups import Group, check_has_value, groups_of, initial_value, number, write_value
+from eventloop.param_groups import (
+    Group,
+    check_has_value,
+    groups_of,
+    initial_value,
+    number,
+    read_value,
+    write_value,
+)
 from eventloop.param_schedulers import build_schedulers
 from eventloop.position import length_of
 from eventloop.priority import Priority
@@ -21,8 +28,6 @@ from eventloop.schedule import positive
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
-
-logger = logging.getLogger("eventloop")
 
 WARMUPS = ("constant", "linear", "exp")
 
@@ -59,7 +64,9 @@ class ParamUpdaterHook(Hook):
         self.warmup_ratio = warmup_ratio
         self.warmup_by_epoch = warmup_by_epoch
         self._initial_name = f"initial_{self.param_name}"
-        self._built_with: list[float] = []
+        self._built_with: list[float] = []  # the initial values
+        self._seen: list[float] = []  # the values when the trainer was built
+        self._begun = False
 
     def settings(self) -> dict[str, Any]:
         """The arguments of the policy, with the defaults of those that were not given."""
@@ -86,24 +93,23 @@ class ParamUpdaterHook(Hook):
             check_has_value(optimizer, self.param_name)
         self._begin(trainer)
         self._built_with = self._initial(trainer)
+        self._seen = [float(read_value(group, self.param_name)) for group in groups_of(trainer.optimizer)]
         if trainer.train_loader is not None:
             self._warmup_length(trainer)
             if self.reaches_end:
                 self.max_progress(trainer)
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Take the initial values as they are now: a checkpoint may have been loaded."""
-        for group, value in zip(groups_of(trainer.optimizer), self._built_with, strict=False):
-            group.setdefault(
-                self._initial_name, value
-            )  # of a run without schedule, whose last value may be any
-        initial = self._initial(trainer)
-        if initial[: len(self._built_with)] != self._built_with:
-            logger.warning(
-                "%s goes on from the checkpoint's initial %s %s, not from %s, which the optimizer was built with",
-                type(self).__name__, self.param_name, initial, self._built_with,
-            )  # fmt: skip
-            self._built_with = initial
+        """Take the values that were edited after the trainer was built, as mmcv does; and give groups of a checkpoint
+        without initial values those that the optimizer was built with."""
+        groups = groups_of(trainer.optimizer)
+        if trainer.iter == 0 and not self._begun:
+            for group, seen in zip(groups, self._seen, strict=False):
+                if (value := read_value(group, self.param_name)) != seen:
+                    group[self._initial_name] = float(value)
+        self._begun = True
+        for group, value in zip(groups, self._built_with, strict=False):
+            group.setdefault(self._initial_name, value)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
         """Set what goes by epoch."""

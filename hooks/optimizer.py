@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 StepEvent = AfterBackward | BeforeOptimizerStep | AfterOptimizerStep
 
+_STEPS_ITSELF = (
+    "A train_step or loop that calls backward() and step() itself needs default_hooks=dict(optimizer=None)"
+)
+
 
 class OptimizerHook(Hook):
     """After each forward pass: zero_grad, backward, clip, step, with the events between them.
@@ -32,6 +36,9 @@ class OptimizerHook(Hook):
         OptimizerHook(grad_clip=dict(type="value", clip_value=0.5))      # MMEngine's form
 
     With clipping by norm, the norm before clipping is put as the metric `grad_norm`, without reading it.
+
+    After the step the tensors of `trainer.outputs`, where that is a dict, are detached: later handlers may call
+    `float(trainer.outputs["loss"])`. A handler that needs their graph has a priority below 30.
 
     Of a trainer with several optimizers, `optimizer=dict(generator=..., critic=...)`, the one loss trains all: each
     is zeroed, clipped by itself (`grad_norm/<name>`) and stepped, in the mapping's order. Losses of their own, or
@@ -72,7 +79,7 @@ class OptimizerHook(Hook):
 
         Raises:
             TypeError: `trainer.outputs` holds no loss tensor.
-            RuntimeError: the loss needs no grad, or the trainer has no optimizer.
+            RuntimeError: the loss needs no grad, its graph is freed, or the trainer has no optimizer.
         """
         # written out in one piece: this is in every iteration of every training
         clock = trainer.clock
@@ -90,7 +97,11 @@ class OptimizerHook(Hook):
         backward = perf_counter() - clock.excluded
         if device is not None:
             device.mark(BACKWARD_BEGINS)
-        loss.backward()
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            explain_freed_graph(error)
+            raise
         clock.backward = perf_counter() - clock.excluded - backward
         if device is not None:
             device.mark(BACKWARD_ENDS)
@@ -101,12 +112,14 @@ class OptimizerHook(Hook):
         if wanted[BeforeOptimizerStep]:
             self._announce(trainer, BeforeOptimizerStep)
         for optimizer in optimizers:
+            trainer.copying.before_step(optimizer)
             optimizer.step()
+        trainer.within = "iter"
         if wanted[AfterOptimizerStep]:
             self._announce(trainer, AfterOptimizerStep)
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
-        trainer.within = "iter"
+        trainer.outputs = detached(trainer.outputs)
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 
     def _announce(self, trainer: Trainer, event_type: type[StepEvent]) -> None:
@@ -150,13 +163,36 @@ def loss_of(outputs: Any) -> torch.Tensor:
     """
     loss = outputs.get("loss") if type(outputs) is dict or isinstance(outputs, Mapping) else None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        number = isinstance(loss, int | float)
         raise TypeError(
             "expected trainer.outputs to be a mapping with a 'loss' tensor of one element, set in this iteration; "
-            f"got {outputs!r}"
+            f"got {outputs!r}{f'. {_STEPS_ITSELF}' if number else ''}"
         )
     if not loss.requires_grad:
         raise RuntimeError(
             "the loss needs no grad, so backward would train nothing: was it computed under torch.no_grad(), "
-            "detached, or are all parameters frozen?"
+            f"detached, or are all parameters frozen? {_STEPS_ITSELF}"
         )
     return loss
+
+
+def explain_freed_graph(error: RuntimeError) -> None:
+    """Add to PyTorch's error about a second backward through one graph how that happens, and what to do."""
+    if "backward through the graph a second time" in str(error):
+        error.add_note(
+            f"The optimizer hook calls backward() on trainer.outputs['loss']. {_STEPS_ITSELF}. A tensor that is kept "
+            "from an earlier iteration, such as a recurrent state, needs detach()."
+        )
+
+
+def detached(outputs: Any) -> Any:
+    """Return a dict with its tensors detached, without their graph; anything else as it is.
+
+    A mapping of another class may have attributes that a plain dict would lose.
+    """
+    if type(outputs) is not dict:
+        return outputs
+    return {
+        name: value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
+        for name, value in outputs.items()
+    }

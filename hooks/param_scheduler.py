@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -19,15 +21,20 @@ from eventloop.events import (
     OptimizerStepSkipped,
 )
 from eventloop.hooks.hook import Hook
+from eventloop.horizons import mistaken_unit
 from eventloop.lean_step import stepper
 from eventloop.optimizers import each_optimizer
-from eventloop.options import check_bools
+from eventloop.options import check_bools, check_metric
 from eventloop.param_schedulers import build_schedulers, check_windows
 from eventloop.priority import Priority
 from eventloop.windows import PlateauWindow
 
 if TYPE_CHECKING:
+    from eventloop.signal import EventSignal
     from eventloop.trainer import Trainer
+
+
+logger = logging.getLogger("eventloop")
 
 
 class ParamSchedulerHook(Hook):
@@ -47,24 +54,28 @@ class ParamSchedulerHook(Hook):
             `monitor` has its own.
 
     Raises:
-        TypeError: `by_epoch` is no bool.
+        TypeError: `by_epoch` is no bool, or `monitor` is not the name of a metric.
 
     Warns:
-        UserWarning: a window reaches past the run; a scheduler is of an optimizer that is not the trainer's; or one counted
-            in iterations would be done within a tenth of the run, and fits the number of epochs: it was probably meant
-            by epoch.
+        UserWarning: a window reaches past the run, or a scheduler is of an optimizer that is not the trainer's.
+
+    A schedule whose length is the number of epochs and that is stepped by iteration, or the other way round, is logged
+    as a warning; so is one stepped by iteration that would end within a tenth of the run and fits the epochs.
     """
 
     priority = Priority.LOW
 
     def __init__(self, by_epoch: bool = False, monitor: str = "loss") -> None:
         check_bools(by_epoch=by_epoch)
+        check_metric("monitor", monitor)
         self._by_epoch = by_epoch
         self._monitor = monitor
         self._each_iter: list[Callable[[], object]] = []
         self._each_epoch: list[Any] = []
         self._plateaus: list[Any] = []
         self._step_skipped = False
+        self._warned = False  # of schedules that count another unit
+        self._signal: EventSignal | None = None
 
     def check(self, trainer: Trainer) -> None:
         """Build what is a config, and refuse schedulers that would never be stepped.
@@ -72,7 +83,7 @@ class ParamSchedulerHook(Hook):
         Raises:
             TypeError: something that is no scheduler.
             ValueError: a config with an unknown type or argument, a scheduler by epoch in a run measured in
-                iterations, or `ReduceLROnPlateau` without a validation.
+                iterations, or `ReduceLROnPlateau` without a validation, or of a metric that it does not report.
         """
         build_schedulers(trainer)
         for scheduler in trainer.schedulers:
@@ -83,8 +94,11 @@ class ParamSchedulerHook(Hook):
                 )
             if not callable(getattr(scheduler, "step", None)):
                 raise TypeError(f"schedulers must be PyTorch schedulers, with a step(), got {scheduler!r}")
-            if _watches(scheduler) and trainer.val_loader is None:
-                raise ValueError(f"{name} needs a validation: give the Trainer a val_loader")
+            if _watches(scheduler):
+                if trainer.val_loader is None:
+                    raise ValueError(f"{name} needs a validation: give the Trainer a val_loader")
+                monitor = self._monitor_of(scheduler)
+                trainer.monitored.require(monitor, f"{name} with monitor={monitor!r}")
             if self._counts_epochs(scheduler) and not trainer.by_epoch:
                 raise ValueError(
                     f"{name} counts epochs, and a run measured in iterations has none: leave by_epoch out and count "
@@ -92,6 +106,9 @@ class ParamSchedulerHook(Hook):
                 )
             _warn_of_another_optimizer(scheduler, self._optimizers(trainer))
         check_windows(trainer)
+        if trainer.max_iters is not None:
+            for text in self._mistaken(trainer):
+                logger.warning(text)
 
     def settings(self) -> dict[str, Any]:
         """The unit of schedulers that do not say their own, and what `ReduceLROnPlateau` is stepped with."""
@@ -100,13 +117,15 @@ class ParamSchedulerHook(Hook):
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Sort the schedulers by what they count."""
         self._step_skipped = False
+        self._signal = trainer.bus.signal(AfterTrainIter)
         self._plateaus = [s for s in trainer.schedulers if _watches(s)]
         others = [s for s in trainer.schedulers if not isinstance(s, ReduceLROnPlateau)]
         self._each_epoch = [s for s in others if self._counts_epochs(s)]
         each_iter = [s for s in others if s not in self._each_epoch]
         self._each_iter = [stepper(s) for s in each_iter]
-        for scheduler in each_iter:
-            _warn_if_meant_by_epoch(scheduler, trainer.max_epochs, trainer.max_iters)
+        # without the number of iterations: of a loader without a length, or a hand-written loop
+        if trainer.max_iters is None and not self._warned and (said := self._mistaken(trainer)):
+            self._each_iter.append(partial(self._warn_at_second_batch, trainer, trainer.epoch, said))
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """What is validated from here on steps nothing."""
@@ -117,9 +136,11 @@ class ParamSchedulerHook(Hook):
         self._step_skipped = True
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Step what counts iterations."""
+        """Step what counts iterations. One whose step has failed is done again by a run that goes on."""
         if self._step_skipped:
             self._step_skipped = False
+            return
+        if self._signal is not None and self._signal.failing is not None and not trainer.within:
             return
         for step in self._each_iter:
             step()
@@ -139,7 +160,7 @@ class ParamSchedulerHook(Hook):
         if not self._plateaus or event.reason != COMPLETED:
             return
         for scheduler in self._plateaus:
-            monitor = getattr(scheduler, "monitor", self._monitor)
+            monitor = self._monitor_of(scheduler)
             if monitor not in event.metrics:
                 known = suggest(monitor, [*event.metrics])
                 raise KeyError(
@@ -150,6 +171,31 @@ class ParamSchedulerHook(Hook):
     def _optimizers(self, trainer: Trainer) -> list[Any]:
         """Those that schedulers are expected to be of."""
         return list(each_optimizer(trainer.optimizer))
+
+    def _mistaken(self, trainer: Trainer) -> list[str]:
+        """A warning for each scheduler whose length is in another unit than its steps."""
+        if trainer.max_epochs is None:
+            return []
+        found = [
+            mistaken_unit(scheduler, self._counts_epochs(scheduler), trainer.max_epochs, trainer.max_iters)
+            for scheduler in trainer.schedulers
+            if not _watches(scheduler)
+        ]
+        return [text for text in found if text is not None]
+
+    def _warn_at_second_batch(self, trainer: Trainer, first_epoch: int, said: list[str]) -> None:
+        """Log the warnings once an epoch is seen to have two batches; with one, iterations and epochs are the same."""
+        if trainer.batch_idx == 0 and trainer.epoch == first_epoch:
+            return
+        self._each_iter = self._each_iter[:-1]
+        self._warned = True
+        if trainer.batch_idx > 0:
+            for text in said:
+                logger.warning(text)
+
+    def _monitor_of(self, scheduler: Any) -> str:
+        monitor: str = getattr(scheduler, "monitor", self._monitor)
+        return monitor
 
     def _counts_epochs(self, scheduler: Any) -> bool:
         """PyTorch's `ReduceLROnPlateau` counts validations, which a run measured in iterations has too."""
@@ -170,25 +216,6 @@ def _warn_of_another_optimizer(scheduler: Any, own: list[Any]) -> None:
         warnings.warn(
             f"{type(scheduler).__name__} is of another optimizer than the trainer's, whose values it leaves as they are: "
             "make it with the one that is passed as optimizer=...",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-def _warn_if_meant_by_epoch(scheduler: Any, max_epochs: int | None, max_iters: int | None) -> None:
-    if max_epochs is None or max_iters is None:
-        return
-    horizon = max(
-        [
-            *(getattr(scheduler, name, 0) or 0 for name in ("step_size", "T_max", "total_iters")),
-            *getattr(scheduler, "milestones", ()),
-        ]
-    )
-    if 0 < horizon <= max_epochs and horizon * 10 < max_iters:
-        warnings.warn(
-            f"{type(scheduler).__name__} is stepped every iteration, and its {horizon} would be over in the first "
-            f"tenth of {max_iters} iterations; if it counts epochs, set scheduler.by_epoch = True, or use "
-            "default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True))",
             UserWarning,
             stacklevel=2,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from eventloop.arguments import knowing_others
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 from eventloop.hooks.logger import REDUCE_MAX, LoggerHook
@@ -37,6 +38,7 @@ class PeriodicWriter(LoggerHook):
         TypeError, ValueError: `period` is no positive int, a writer is none, or as `LoggerHook`.
     """
 
+    @knowing_others
     def __init__(
         self,
         writers: Sequence[Any] | Any = (),

@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from eventloop.arguments import knowing_others
 from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrain, BeforeTrainEpoch
 from eventloop.hooks.bn_statistics import Forward, get_bn_modules, update_bn_stats
 from eventloop.hooks.hook import Hook
@@ -62,6 +63,7 @@ class PreciseBN(Hook):
 
     priority = 80
 
+    @knowing_others
     def __init__(
         self,
         interval: int = -1,
@@ -218,12 +220,14 @@ class _State(msgspec.Struct):
 
 @contextmanager
 def _aside(trainer: Trainer) -> Iterator[None]:
-    """What a train step may touch is the trainer's again afterwards; numbers it puts are thrown away. Meanwhile
+    """What a train step may touch is the trainer's again afterwards; numbers it puts, also by
+    `get_event_storage`, are thrown away. Meanwhile
     the model is the one inside DistributedDataParallel, whose collectives would wait for ranks with more batches."""
     model, batch, outputs, metrics = trainer.model, trainer.batch, trainer.outputs, trainer.metrics
     try:
-        trainer.model, trainer.metrics = unwrap(model), EventStorage()
-        yield
+        trainer.model = unwrap(model)
+        with EventStorage() as trainer.metrics:
+            yield
     finally:
         trainer.model, trainer.batch, trainer.outputs, trainer.metrics = model, batch, outputs, metrics
 

@@ -38,7 +38,8 @@ class PreemptionHook(Hook):
     SystemExit(143) for SIGTERM, SystemExit(138) for SIGUSR1, which is 128 + its number, and KeyboardInterrupt for
     SIGINT. A run that was complete when the signal came does so too. In a loop of one's own it is raised where the
     loop ends; one that is left by `break` is sent the signal again. Where a Python handler was installed before,
-    that one is called when the signal comes, and `train` returns: it decides. An error that ended the run goes on as
+    that one is called when the signal comes, and `train` returns: it decides. Those of `asyncio.run` and of a Jupyter
+    kernel do not count: within them, too, Ctrl-C ends what called `train`. An error that ended the run goes on as
     it is.
 
     The first Ctrl-C says on standard error what goes on, and the KeyboardInterrupt in a note where to resume; of another

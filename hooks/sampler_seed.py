@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class DistSamplerSeedHook(Hook):
-    """Calls `set_epoch` of the train loader's sampler, or of its batch sampler's sampler, before each epoch, so
-    that a distributed sampler shuffles differently in each. An iteration-based run does the same at each pass.
+    """Calls `set_epoch` of the train loader, else of its sampler or of its batch sampler's sampler, before each epoch,
+    so that a distributed sampler shuffles differently in each. An iteration-based run does the same at each pass.
 
         loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
         Trainer(..., train_loader=loader)                      # every trainer has this hook

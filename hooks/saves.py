@@ -23,15 +23,13 @@ logger = logging.getLogger("eventloop")
 
 
 class Saving(NamedTuple):
-    """A checkpoint on its way to the disk, the iteration it is of, its label's sequence; of a best one the best ones
-    before it."""
+    """A checkpoint on its way to the disk, and the iteration it is of; of a best one the best ones before it."""
 
     path: Path
     began: float
     written: Promise[Written]
     bests: dict[str, Best] | None
     iter: int
-    sequence: int
 
 
 class Saves:
@@ -53,7 +51,7 @@ class Saves:
         self.under_way: list[Saving] = []
         """The one that is being written first."""
         self.newest: Saving | None = None
-        """The last one that became durable in this process."""
+        """The last one that became durable in this process; a best one does not replace the regular one of its iteration."""
         self._left_out = 0  # skipped or replaced in this run
 
     @property
@@ -85,7 +83,7 @@ class Saves:
         written = self.saver.save(state, job, later=later, also=also)
         trainer.copying.begin(self.saver.join)
         iteration = int(state["meta"]["iter"])
-        self.under_way.append(Saving(job.path, began, written, bests, iteration, job.label.sequence))
+        self.under_way.append(Saving(job.path, began, written, bests, iteration))
 
     def report_done(self, trainer: Trainer) -> None:
         """Report those that have become durable, or have failed."""
@@ -169,7 +167,8 @@ class Saves:
             self._fail(trainer, saving, error_text(error))
             return
         self.under_way.remove(saving)  # not before: Ctrl-C leaves it as it is
-        self.newest = saving
+        if self.newest is None or saving.bests is None or saving.iter != self.newest.iter:
+            self.newest = saving
         self._saved(saving)
         trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=durable - saving.began)
 

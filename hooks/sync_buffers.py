@@ -10,6 +10,7 @@ import torch.distributed as dist
 from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTestEpoch, BeforeTrain, BeforeValEpoch
 from eventloop.hooks.hook import Hook, on
 from eventloop.priority import Priority
+from eventloop.sharded import refuse_sharded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +35,13 @@ class SyncBuffersHook(Hook):
         self._synced_at = -1
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Begin anew: the trainer may have gone back to a checkpoint, and come by the same iterations again."""
+        """Begin anew: the trainer may have gone back to a checkpoint, and come by the same iterations again.
+
+        Raises:
+            TypeError: a buffer is sharded over ranks.
+        """
+        for name, buffer in trainer.model.named_buffers():
+            refuse_sharded(f"SyncBuffersHook: the buffer {name!r}", buffer)
         self._synced_at = -1
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
@@ -69,9 +76,11 @@ def sync_buffers(buffers: Iterable[torch.Tensor]) -> None:
 
     Raises:
         ValueError: there is no process group (from `torch.distributed`).
+        TypeError: a buffer is sharded over ranks.
     """
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for buffer in buffers:
+    for number, buffer in enumerate(buffers):
+        refuse_sharded(f"sync_buffers: the buffer {number}", buffer)
         groups.setdefault((buffer.device, buffer.dtype), []).append(buffer)
     for (_, dtype), group in groups.items():
         half = dtype in (torch.float16, torch.bfloat16)

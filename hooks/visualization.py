@@ -19,6 +19,7 @@ from eventloop.events import (
 )
 from eventloop.hooks.hook import Hook
 from eventloop.schedule import positive
+from eventloop.sharded import refuse_sharded
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -138,6 +139,7 @@ def _as_tensor(name: str, image: Any) -> tuple[torch.Tensor, bool]:
     if isinstance(image, np.ndarray) and image.dtype.kind in "biuf":
         # copied: torch takes no negative strides (image[..., ::-1]) and no read-only memory
         return torch.from_numpy(np.array(image, order="C")), False
+    refuse_sharded(f"image {name!r}", image)
     if isinstance(image, torch.Tensor) and not image.is_complex():
         return image.detach(), True
     got = f"{image.dtype} of shape {tuple(image.shape)}" if hasattr(image, "dtype") else repr(image)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,13 @@ def test_commands_are_the_two_promised() -> None:
 
     assert f"{prefix} '.[demo]' && eventloop demo\n" in README
     assert f"{prefix} '.[demo,test]' && pytest\n" in README
+
+
+def test_the_first_command_brings_what_the_others_need() -> None:
+    """`eventloop report --html` works after the demo's installation, which brings all that the extra `report` does."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+
+    assert "torch-eventloop[report]" in extras["demo"]
+    assert any(requirement.startswith("plotly") for requirement in extras["report"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
@@ -26,9 +27,11 @@ from eventloop.events import (
     TextLogged,
 )
 from eventloop.options import check_optional_bools
+from eventloop.printable import printable
 from eventloop.run import Run
-from eventloop.terminal import drop_output
-from eventloop.writers.lines import Pace, notice, score_line, train_line
+from eventloop.terminal import drop_output, is_terminal
+from eventloop.units import on_a_line
+from eventloop.writers.lines import Columns, Pace, notice, score_line, train_line
 from eventloop.writers.writer import Writer
 
 if TYPE_CHECKING:
@@ -40,8 +43,10 @@ class ConsoleWriter(Writer):
 
         Trainer(..., writers=[ConsoleWriter(interval=50)])
 
-        Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:08  203.4 it/s  time: 0.0049  loss: 0.1234
-        Epoch(val) [2]  accuracy: 0.9800  loss: 0.0700
+        Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:08   203.4 it/s   loss: 0.1234      time: 0.0049
+        Epoch(val)  [2]  accuracy: 0.9800      loss: 0.0700
+
+    A value that comes again and again keeps its place from line to line.
 
     Speed and time left come from the scalar `time`, seconds per iteration, smoothed; without it there is neither.
     This is for people: programs read `JSONLWriter`'s file. When the reader of a pipe leaves, or there
@@ -75,7 +80,7 @@ class ConsoleWriter(Writer):
         self.interval = interval
         self.progress = progress
         self.stream = stream
-        wanted = _is_terminal(stream or sys.stdout) if progress is None else progress
+        wanted = _moves_cursor(stream or sys.stdout) if progress is None else progress
         self._module = _import_progress(required=progress is True) if wanted else None
         self._bar: ProgressBar | None = None
         self.nobody_reads = False
@@ -90,7 +95,7 @@ class ConsoleWriter(Writer):
         if out is None:
             return
         self._out = out
-        if self._module is not None and (self.progress or _is_terminal(self._out)):
+        if self._module is not None and (self.progress or _moves_cursor(self._out)):
             self._bar = self._module.ProgressBar(self._out)
 
     def write(self, event: Event) -> None:
@@ -109,7 +114,12 @@ class ConsoleWriter(Writer):
                 if self._bar is not None and isinstance(event, ScalarsLogged):
                     self._bar.note("")  # the evaluation that was noted is over
                 self._settle(ended=isinstance(event, AfterRun))
-                self._say(score_line(event) if isinstance(event, ScalarsLogged) else notice(event))
+                self._say(self._line(event), lines=isinstance(event, TextLogged))
+
+    def _line(self, event: Event) -> str:
+        if isinstance(event, ScalarsLogged):
+            return score_line(event, self._columns[event.mode])
+        return notice(event)
 
     def flush(self) -> None:
         self._show(self._flush_out)
@@ -143,6 +153,7 @@ class ConsoleWriter(Writer):
 
     def _start_over(self) -> None:
         self._pace = Pace()
+        self._columns: defaultdict[str, Columns] = defaultdict(Columns)  # by mode
         self._scalars: dict[str, float] = {}
         self._printed: int | None = None  # the step of the last training line, or what the first counts from
         self._held: ScalarsLogged | None = None  # what is still to be shown
@@ -163,7 +174,7 @@ class ConsoleWriter(Writer):
             self._held = event
 
     def _print(self, event: ScalarsLogged) -> None:
-        self._say(train_line(event, self._scalars, self._run, self._pace))
+        self._say(train_line(event, self._scalars, self._run, self._pace, self._columns["train"]))
         self._printed = event.step
         self._scalars = {}
         self._held = None
@@ -178,7 +189,9 @@ class ConsoleWriter(Writer):
             self._bar.draw()
         self._ended = self._ended or ended
 
-    def _say(self, line: str) -> None:
+    def _say(self, text: str, *, lines: bool = False) -> None:
+        """Print a text; a terminal obeys none of its characters, and only with `lines` it has several lines."""
+        line = printable(text) if lines else on_a_line(text)
         encoding = getattr(self._out, "encoding", None)
         if encoding:  # a character the output cannot show must not end the console
             line = line.encode(encoding, "backslashreplace").decode(encoding)
@@ -189,8 +202,8 @@ class ConsoleWriter(Writer):
             self._out.flush()
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+def _moves_cursor(stream: TextIO | None) -> bool:
+    return is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _import_progress(*, required: bool) -> ModuleType | None:

@@ -13,9 +13,10 @@ import io
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
+from typing import Any, TextIO
 
 from eventloop.appending import cut_torn_line, replacing, write_all
 from eventloop.surrogates import without_surrogates
@@ -77,7 +78,7 @@ class Table:
         if new and not empty:
             self._rewrite()
         lines = [self._cells(key, row) for key, row in rows.items()]
-        self._append([self.columns, *lines] if empty else lines)
+        self._append([self.columns, *lines] if empty else lines, {mode for mode, _ in rows})
         for mode, step in rows:
             self._note(mode, step)
         if self._tangled and self._worth_merging():
@@ -117,10 +118,10 @@ class Table:
 
     # --- writing -------------------------------------------------------------------------------------------
 
-    def _append(self, lines: Sequence[Cells]) -> None:
+    def _append(self, lines: Sequence[Cells], modes: Collection[str]) -> None:
         assert self._file is not None
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(lines)
+        self._writer(text, modes).writerows(lines)
         write_all(self._file, text.getvalue().encode())
 
     def _rewrite(self, upto: int | None = None) -> None:
@@ -129,7 +130,7 @@ class Table:
         last: dict[str, int] = {}
         with replacing(self.path) as binary:
             text = io.TextIOWrapper(binary, encoding="utf-8", newline="", write_through=True)
-            writer = csv.writer(text, lineterminator="\n")
+            writer = self._writer(text, self.last)
             writer.writerow(self.columns)
             for cells in self._merged(upto):
                 last[cells[0]] = int(cells[1])
@@ -139,6 +140,12 @@ class Table:
         self._file.close()
         self._file = FileIO(self.path, "ab")
         self._merged_size = self._size()
+
+    def _writer(self, file: TextIO, modes: Collection[str]) -> Any:
+        """A writer that quotes what needs it. Of a carriage return csv does not know that before Python 3.13, and readers
+        take it for the end of a row."""
+        found = any("\r" in text for text in (*self.columns, *modes))
+        return csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if found else csv.QUOTE_MINIMAL)
 
     def _cells(self, key: Key, row: Mapping[str, str]) -> Cells:
         return [key[0], str(key[1]), *(row.get(name, "") for name in self.columns[2:])]

@@ -34,6 +34,9 @@ class CSVWriter(Writer):
     those of steps after the checkpoint are removed when training begins, because it will do them again. A training
     that begins at 0 beside another run's file keeps that one as `metrics.1.csv`.
 
+    Names stay what they are, also one that begins with "=", "+", "-" or "@", which a spreadsheet takes for a formula: a
+    "'" in front would be another name to every other program. Import the file of a run that you do not trust as text.
+
     Rows are written as they come, and survive a kill of the process. While a run goes on a value that comes late may
     be in a second row of its mode and step; after `flush`, which is at the end of the run, there is one. Of a metric
     that was logged twice for a step the later value stays; `JSONLWriter` keeps both.

@@ -41,12 +41,17 @@ class Handover:
         self._bus = weakref.ref(bus)  # which must not be kept alive by its own subscriber
         self._writer = writer
         self._thread: weakref.ref[Subscription] | None = None
-        self._lane: Lane | None = None
         self._moved = self._failed = False
 
     def begin(self, thread: Subscription) -> None:
         """The writer was subscribed, with the filter `before_media`."""
-        self._thread, self._lane = weakref.ref(thread), thread.lane
+        self._thread = weakref.ref(thread)
+
+    @property
+    def _lane(self) -> Lane | None:
+        """The thread's; another one once the bus was opened again."""
+        thread = self._thread() if self._thread is not None else None
+        return thread.lane if thread is not None else None
 
     def before_media(self, event: Event) -> bool:
         """The filter of the thread's subscription."""

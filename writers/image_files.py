@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
 
 from eventloop.appending import replacing
 from eventloop.events import Event, ImageLogged
+from eventloop.file_names import safe_name
 from eventloop.options import check_path
 from eventloop.run import Run
 from eventloop.writers.writer import Writer
-
-_UNSAFE = re.compile(r'[\x00-\x1f\x7f%<>:"\\|?*\ud800-\udfff]|^\.+$|^\.|[. ]$')
 
 
 class ImageFileWriter(Writer):
@@ -21,9 +19,10 @@ class ImageFileWriter(Writer):
 
         Trainer(..., hooks=[VisualizationHook(interval=50)], writers=[ImageFileWriter()], work_dir="runs/digits")
 
-    A "/" in a name makes folders. A character that some file system refuses is written as in a URL (`%3A` for ":"; a lone
-    surrogate, which no text in UTF-8 has, is `%DCFF`), and a name never leads out of the folder. A second image of a name and step is `{step}_1.png`, and so on; a
-    resumed run writes over the images of the steps it does again. A file is whole as soon as it is there.
+    A "/" in a name makes folders; neither name nor mode leads out of the folder. Characters that some file system
+    refuses are escaped as in a URL, `%3A` for ":", and a part of more than 128 bytes ends in a hash. A second image of
+    a name and step is `{step}_1.png`, and so on; a resumed run writes over the images of the steps it does again. A file
+    is whole as soon as it is there.
 
     Args:
         folder: relative to the run's work_dir, or absolute.
@@ -63,13 +62,8 @@ class ImageFileWriter(Writer):
         step, count = self._written.get(key, (event.step, 0))
         count = count if step == event.step else 0
         self._written[key] = (event.step, count + 1)
-        parts = [safe_name(part) for part in (event.mode, *event.name.split("/"))]
-        return self._root.joinpath(*parts, f"{event.step}_{count}.png" if count else f"{event.step}.png")
-
-
-def safe_name(part: str) -> str:
-    """A file name for a part of a metric's name: another one for another part, and never `..`."""
-    return _UNSAFE.sub(lambda found: "".join(f"%{ord(c):02X}" for c in found[0]), part) or "%"
+        file = f"{event.step}_{count}.png" if count else f"{event.step}.png"
+        return self._root.joinpath(*map(safe_name, (event.mode, *event.name.split("/"), file)))
 
 
 def _import_library() -> ModuleType:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from eventloop.catalogue import event_name
@@ -24,7 +23,35 @@ from eventloop.events import (
 )
 from eventloop.run import Run
 
-TIMES = ("time", "data_time", "hook_time")
+TIMES = ("time", "data_time", "step_time", "hook_time")
+POSITION, ETA, SPEED = range(3)
+"""Fields of a line that have no scalar's name."""
+NUMBER_WIDTH, TIME_WIDTH, ETA_WIDTH, SPEED_WIDTH = 10, 7, 8, 11
+"""Characters that `9.9000e-05`, `12.3456`, `10:00:00` and `0.0815 it/s` take."""
+
+
+class Columns:
+    """Where the fields of a line are: a field that comes a second time keeps its place from then on.
+
+    A line that lacks the field leaves the place blank. A place grows where a text is wider than those before it. Fields
+    that come once, or for the first time, are at the end.
+    """
+
+    LIMIT = 100
+
+    def __init__(self) -> None:
+        self._widths: dict[str | int, int] = {}
+        self._places: dict[str | int, None] = {}
+
+    def line(self, fields: Mapping[str | int, str]) -> str:
+        """Lay out a line."""
+        for key, text in fields.items():
+            if key in self._widths and len(self._places) < self.LIMIT:
+                self._places.setdefault(key)
+            self._widths[key] = max(self._widths.get(key, 0), len(text))
+        placed = [fields.get(key, "").ljust(self._widths[key]) for key in self._places]
+        others = [text for key, text in fields.items() if key not in self._places]
+        return "  ".join([*placed, *others]).rstrip()
 
 
 class Pace:
@@ -47,8 +74,8 @@ class Pace:
         """Time until the run's last iteration as h:mm:ss, or nothing where it is unknown."""
         if not self.seconds or event.max_iters is None:
             return ""
-        left = max(0, event.max_iters - event.step) * self.seconds
-        return str(timedelta(seconds=round(min(left, 1e12))))
+        left = round(min(max(0, event.max_iters - event.step) * self.seconds, 1e12))
+        return f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
 
     @property
     def speed(self) -> str:
@@ -56,38 +83,47 @@ class Pace:
         if not self.seconds:
             return ""
         rate = 1 / self.seconds
-        return f"{rate:.1f} it/s" if rate >= 10 else f"{rate:.3g} it/s"
+        return (
+            f"{rate:.0f} it/s" if rate >= 1000 else f"{rate:.1f} it/s" if rate >= 10 else f"{rate:.3g} it/s"
+        )
 
 
-def train_line(event: ScalarsLogged, scalars: Mapping[str, float], run: Run, pace: Pace) -> str:
-    """`Epoch(train) [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:12  203.4 it/s  time: 0.0049  loss: 0.1234`: MMEngine's
-    line, and the speed."""
-    rates, others = _layout(tuple(scalars))
-    parts = [_position(event, run), *(f"{name}: {scalars[name]:.4e}" for name in rates)]
+def train_line(
+    event: ScalarsLogged, scalars: Mapping[str, float], run: Run, pace: Pace, columns: Columns
+) -> str:
+    """`Epoch(train) [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:12  203.4 it/s  loss: 0.1234  time: 0.0049`: MMEngine's
+    line with the speed, and the times last."""
+    fields: dict[str | int, str] = {POSITION: _position(event, run)}
+    rates = [name for name in scalars if is_rate(name)]
+    fields |= _named(scalars, rates)
     if eta := pace.eta(event):
-        parts.append(f"eta: {eta}")
+        fields[ETA] = f"eta: {eta:<{ETA_WIDTH}}"
     if speed := pace.speed:
-        parts.append(speed)
-    parts += [f"{name}: {number(name, scalars[name])}" for name in others]
-    return "  ".join(parts)
+        fields[SPEED] = f"{speed:<{SPEED_WIDTH}}"
+    return columns.line(fields | _named(scalars, _times_last(name for name in scalars if name not in rates)))
 
 
-@lru_cache(maxsize=256)
-def _layout(names: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """In which order a line has its names: the learning rates, and after the progress the times and the others. It is
-    the same line after line."""
-    rates = [name for name in names if is_rate(name)]
-    times = [name for name in TIMES if name in names]
-    return rates, times + [name for name in names if name not in rates and name not in times]
+def score_line(event: ScalarsLogged, columns: Columns) -> str:
+    """`Epoch(val)  [2]  accuracy: 0.9800  loss: 0.0700`."""
+    if event.max_epochs is None:
+        position = f"Iter({event.mode}) [{_padded(event.step, event.max_iters)}]"
+    else:
+        position = f"Epoch({event.mode}) {_epoch(event.epoch, event.max_epochs)}"
+    fields: dict[str | int, str] = {POSITION: position}
+    return columns.line(fields | _named(event.scalars, _times_last(event.scalars)))
 
 
-def score_line(event: ScalarsLogged) -> str:
-    """`Epoch(val) [2]  accuracy: 0.9800  loss: 0.0700`."""
-    unit, done = ("Iter", event.step) if event.max_epochs is None else ("Epoch", event.epoch)
-    last = [name for name in TIMES if name in event.scalars]
-    scalars = {name: value for name, value in event.scalars.items() if name not in last}
-    scalars |= {name: event.scalars[name] for name in last}
-    return "  ".join([f"{unit}({event.mode}) [{done}]", *named(scalars)])
+def _times_last(names: Iterable[str]) -> list[str]:
+    """Their order in a line; a sort that keeps the others in theirs."""
+    return sorted(names, key=lambda name: TIMES.index(name) if name in TIMES else -1)
+
+
+def _named(scalars: Mapping[str, float], names: Iterable[str]) -> dict[str | int, str]:
+    """`name: value` of each, as wide as most of its values are."""
+    return {
+        name: f"{name}: {number(name, scalars[name]):<{TIME_WIDTH if name in TIMES else NUMBER_WIDTH}}"
+        for name in names
+    }
 
 
 def notice(event: Event) -> str:
@@ -116,11 +152,6 @@ def notice(event: Event) -> str:
     return f"{event_name(type(event))}: {event}"
 
 
-def named(scalars: Mapping[str, float]) -> list[str]:
-    """`name: value`, one a scalar."""
-    return [f"{name}: {number(name, value)}" for name, value in scalars.items()]
-
-
 def number(name: str, value: float) -> str:
     """Four digits, as a power of ten where four places behind the point would not show them."""
     small = value != 0 and not 1e-3 <= abs(value) < 1e6 and not name.endswith("time")
@@ -141,11 +172,18 @@ def one_line(text: str) -> str:
 def _position(event: ScalarsLogged, run: Run) -> str:
     if event.max_epochs is None:
         return f"Iter({event.mode}) [{_of(event.step, event.max_iters)}]"
-    epoch = f"[{event.epoch + 1}]".rjust(len(str(event.max_epochs)) + 2)
     length = run.iters_per_epoch
     iteration = _of((event.step - 1) % length + 1 if length else event.step, length)
-    return f"Epoch({event.mode}) {epoch}[{iteration}]"
+    return f"Epoch({event.mode}) {_epoch(event.epoch + 1, event.max_epochs)}[{iteration}]"
+
+
+def _epoch(number: int, total: int) -> str:
+    return f"[{number}]".rjust(len(str(total)) + 2)
 
 
 def _of(done: int, total: int | None) -> str:
-    return str(done) if total is None else f"{done:>{len(str(total))}}/{total}"
+    return str(done) if total is None else f"{_padded(done, total)}/{total}"
+
+
+def _padded(done: int, total: int | None) -> str:
+    return f"{done:>{len(str(total or 0))}}"

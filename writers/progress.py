@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from eventloop.events import ScalarsLogged
-from eventloop.writers.lines import Pace, number
+from eventloop.writers.lines import ETA_WIDTH, Pace, number
 
 REFRESH_SECONDS = 0.1
 WIDTH = 30
@@ -58,12 +58,20 @@ class ProgressBar:
     def say(self, line: str) -> None:
         """Print an ordinary line above."""
         self._console.print(line, soft_wrap=True)
+        self._return()
 
     def draw(self) -> None:
         """Draw the line now."""
         if self._live is not None and self._state is not None:
             self._drawn = monotonic()
             self._live.update(self._line(*self._state), refresh=True)
+            self._return()
+
+    def _return(self) -> None:
+        """Go to the beginning of the bar's line: what the program prints then replaces the bar, and is not cut by the
+        terminal's width."""
+        self._console.file.write("\r")
+        self._console.file.flush()
 
     def stop(self) -> None:
         """Draw the line a last time and leave the cursor below it: what others print next is clean."""
@@ -73,22 +81,19 @@ class ProgressBar:
             live.stop()
 
     def _line(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> Text:
-        """Every field keeps its width from one call to the next; the bar takes what the terminal has left."""
+        """Every field keeps its width from one call to the next, and is whole; the bar takes what the terminal has left."""
         done, total = event.step, event.max_iters
         head, tail = f"{self._note or 'iter':<5} ", f" {_of(done, total)}"
         if event.max_epochs is not None:
             head = (
                 f"{self._note or 'epoch':<5} {_of(min(event.epoch + 1, event.max_epochs), event.max_epochs)} "
             )
-        tail += "".join(
-            f"  {name} {_short(name, latest[name]):>7}" for name in ("loss", "lr") if name in latest
-        )
-        if pace.speed:
-            tail += f" {pace.speed:>12}"
-        if eta := pace.eta(event):
-            tail += f"  eta {eta:>7}"
-        width = min(WIDTH, self._console.width - len(head) - len(tail) - 1)
-        bar = self._bar(done, total, width) if total and width >= 4 else []
+        left = self._console.width - len(head) - len(tail) - 1
+        for field in _fields(event, latest, pace):
+            if len(field) > left:
+                break
+            tail, left = tail + field, left - len(field)
+        bar = self._bar(done, total, min(WIDTH, left)) if total and left >= 4 else []
         return Text.assemble(head, *bar, tail, no_wrap=True, overflow="crop")
 
     def _bar(self, done: int, total: int, width: int) -> list[tuple[str, str]]:
@@ -97,10 +102,27 @@ class ProgressBar:
         return [(full * filled, "cyan"), (rest * (width - filled), "bright_black")]
 
 
+def _fields(event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> list[str]:
+    """What follows the bar, what matters most first."""
+    fields = []
+    if "loss" in latest:
+        fields.append(f"  loss {_short('loss', latest['loss']):>7}")
+    if pace.speed:
+        fields.append(f"  {pace.speed:>10}")
+    if eta := pace.eta(event):
+        fields.append(f"  eta {eta:>{ETA_WIDTH}}")
+    if "lr" in latest:
+        fields.append(f"  lr {_short('lr', latest['lr']):>7}")
+    return fields
+
+
 def _of(done: int, total: int | None) -> str:
     return str(done) if total is None else f"{done:>{len(str(total))}}/{total}"
 
 
 def _short(name: str, value: float) -> str:
-    text = number(name, value)
-    return text if len(text) <= 7 else f"{value:.1e}"
+    """At most seven characters, with as many digits as they hold."""
+    texts = [number(name, value), f"{value:.1e}", f"{value:.0e}"]
+    if abs(value) >= 1:
+        texts.insert(1, f"{value:.5g}")
+    return next((text for text in texts if len(text) <= 7), texts[-1])

@@ -83,7 +83,7 @@ def train(directory: Path, **options: Any) -> None:
     trainer = Trainer(
         model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
         train_loader=batches(3), val_loader=[0], val_step=lambda trainer, batch: {"acc": next(scores)},
-        max_epochs=len(SCORES), work_dir=directory,
+        sanity_val=0, max_epochs=len(SCORES), work_dir=directory,
         hooks=[CheckpointHook(**{"interval": 1, "save_best": "acc", **options})],
     )  # fmt: skip
     trainer.train()

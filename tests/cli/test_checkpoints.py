@@ -23,19 +23,20 @@ from tests.cli.saved_runs import ALL, During, checkpoints, flip, kill_a_save, la
 
 
 def test_the_newest_is_last(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the order in which they were saved, with epoch, iteration, size and time; the newest and the best say so."""
+    """In the order in which they were saved, a best one before the regular one of its iteration, with epoch,
+    iteration, size and time; the newest and the best say so."""
     assert checkpoints(run) == 0
 
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["checkpoint", "epoch", "iter", "size", "saved", "at"]
     assert [line.split()[:3] for line in lines] == [
         ["epoch_1", "1", "3"],
-        ["epoch_2", "2", "6"],
         ["best_acc_epoch_2", "2", "6"],
+        ["epoch_2", "2", "6"],
         ["epoch_3", "3", "9"],
         ["epoch_4", "4", "12"],
     ]
-    assert lines[2].endswith("  best acc 0.75")
+    assert lines[1].endswith("  best acc 0.75")
     assert lines[4].endswith("  newest; acc 0.5 at iter 9")
     size = size_text((run / "epoch_4" / PAYLOAD).stat().st_size)
     saved = read_manifest(run / "epoch_4").time[:10]
@@ -87,7 +88,7 @@ def test_scores_are_those_of_the_last_validation(run: Path, capsys: pytest.Captu
 
     lines = [line.split("  ")[-1] for line in capsys.readouterr().out.splitlines()[1:]]
     assert "acc" not in lines[0]
-    assert [lines[at] for at in (1, 3, 4)] == [
+    assert [lines[at] for at in (2, 3, 4)] == [
         "acc 0.25 at iter 3",
         "acc 0.75 at iter 6",
         "acc 0.5 at iter 9",

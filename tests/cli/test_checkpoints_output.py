@@ -105,16 +105,32 @@ def test_a_name_that_is_no_text_is_escaped_in_json(run: Path, capsys: pytest.Cap
 
 
 def test_a_name_that_is_no_text_is_listed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a mark in the place of what is none, and so it is where it is damaged."""
+    """With an escape in the place of what is none, and so it is where it is damaged."""
     rename(run, b"epoch_\xff")
 
     assert checkpoints(run) == 0
-    assert "\nepoch_\N{REPLACEMENT CHARACTER} " in capsys.readouterr().out
+    assert "\nepoch_\\udcff " in capsys.readouterr().out
     next(run.glob(f"epoch_\udcff/{MANIFEST}")).write_bytes(b"")
     assert checkpoints(run) == 1
-    assert (
-        f"damaged: {run}/epoch_\N{REPLACEMENT CHARACTER}/{MANIFEST} is damaged: " in capsys.readouterr().out
-    )
+    assert f"damaged: {run}/epoch_\\udcff/{MANIFEST} is damaged: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_a_terminal_obeys_no_name(
+    run: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ESC, C1 and direction marks of a checkpoint's name are escapes; of JSON it is still the name."""
+    name = "epoch\x1b[2J\x9b\u202e"
+    rename(run, name.encode())
+
+    assert checkpoints(run, *arguments) == 0
+
+    shown = capsys.readouterr().out
+    assert {"\x1b", "\x9b", "\u202e"}.isdisjoint(shown)
+    if arguments:
+        assert name in [each["name"] for each in json.loads(shown)["checkpoints"]]
+    else:
+        assert r"epoch\x1b[2J\u009b\u202e" in shown
 
 
 @pytest.mark.parametrize("arguments", [[], ["--prune", "5"]])
@@ -128,7 +144,7 @@ def test_a_name_with_a_line_end_is_one_row(
 
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:6]] == [
-        "epoch_1", "epoch_2", "best_acc_epoch_2", "epoch", "epoch_4",
+        "epoch_1", "best_acc_epoch_2", "epoch_2", "epoch", "epoch_4",
     ]  # fmt: skip
     assert len(lines) == 6 + len(arguments)
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -340,3 +341,24 @@ def test_times_on_the_device(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     text = printed(capsys)
     assert rows_of(text, "forward")[0][:8] == ["forward", "1.00", "24.4", "%", "1.00", "24.4", "%", "1.00"]
     assert rows_of(text, "data")[0][:8] == ["data", "0.400", "9.8", "%", "0.400", "9.8", "%", "-"]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_terminal_obeys_no_name(
+    tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names, modes and errors of a run have escapes in place of control characters; of JSON they are the same texts."""
+    nasty = "\x1b]0;title\x07\r\x9b2J\u202e\nend"
+    values: dict[str, Any] = {nasty: 1.0}
+    run = make_run(
+        tmp_path / "run", handlers=[handler(nasty, event=nasty)], subscribers=[subscriber(nasty, error=nasty, failed=1)]
+    )  # fmt: skip
+    write_lines(run, scalars(1, nasty, **values))
+
+    assert report(run, run, *options) == 0
+    assert report(run, *options) == 0
+
+    shown = capsys.readouterr().out
+    assert {*"\x1b\x07\r\x9b\u202e"}.isdisjoint(shown)
+    assert r"title\x07 \u009b2J\u202e" in shown if not options else r"title\u0007\r\u009b2J" in shown
+    assert "\nend" not in shown

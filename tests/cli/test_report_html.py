@@ -426,7 +426,8 @@ def test_without_plotly(
 
     assert report(run, "--html", tmp_path / "page.html") == 2
     assert capsys.readouterr().err == (
-        "eventloop: a page with charts needs plotly: pip install 'torch-eventloop[report]' (--traceback shows where)\n"
+        "eventloop: a page with charts needs plotly, which the extras demo and report bring: "
+        "pip install 'torch-eventloop[report]' (--traceback shows where)\n"
     )
     assert report(run) == 0
     assert report(run, "--json") == 0

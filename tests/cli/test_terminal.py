@@ -99,7 +99,7 @@ def test_the_bar_is_live_and_leaves_a_clean_screen(terminal: Callable[..., Termi
     text = plain(seen)
 
     assert demo.process.wait(60) == 0
-    bar = r"epoch [12]/2 ━*─* +(\d+)/88  loss +[\d.e-]+  lr +[\d.e-]+ +[\d.]+ it/s  eta \d:\d\d:\d\d"
+    bar = r"epoch [12]/2 ━*─* +(\d+)/88  loss +[\d.e-]+ +[\d.]+ it/s  eta +\d:\d\d:\d\d  lr +[\d.e-]+"
     steps = [int(step) for step in re.findall(bar, text)]
     assert steps == sorted(steps)
     assert (len(set(steps)) > 1, steps[-1]) == (True, 88)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.appending import cut_torn_line, open_appending, write_all
+from eventloop.appending import cut_torn_line, open_appending, replacing, write_all
 
 
 @pytest.fixture
@@ -80,3 +80,22 @@ def test_a_disk_that_is_full_is_told_with_the_file() -> None:
         pytest.raises(OSError, match="No space left on device: '/dev/full'"),
     ):
         write_all(file, b"a line\n")
+
+
+@pytest.mark.parametrize("left", ["file", "link", "dangling link"])
+def test_a_file_is_replaced_through_no_link(path: Path, left: str) -> None:
+    """What is found under the name of the unfinished file, a killed process's or a link that another put there, goes."""
+    unfinished, other = path.with_name(f".{path.name}.{os.getpid()}.tmp"), path.with_name("other")
+    if left == "file":
+        unfinished.write_bytes(b"half")
+    else:
+        unfinished.symlink_to(other)
+    if left != "dangling link":
+        other.write_bytes(b"other")
+
+    with replacing(path, durable=False) as file:
+        file.write(b"whole")
+
+    assert path.read_bytes() == b"whole"
+    assert not path.is_symlink()
+    assert (other.read_bytes() if other.exists() else b"") == (b"" if left == "dangling link" else b"other")

@@ -66,5 +66,5 @@ def test_a_slow_start_does_not_flatten_the_others() -> None:
 
 def test_texts_on_a_line() -> None:
     """Line ends are spaces, what moves a cursor is shown, and the middle of what is too long is left out."""
-    assert on_a_line("a\nb\tc\x1b[31m") == "a b c\N{REPLACEMENT CHARACTER}[31m"
+    assert on_a_line("a\nb\tc\x1b[31m") == r"a b c\x1b[31m"
     assert (on_a_line("abcdefgh", 5), on_a_line("abcde", 5)) == ("ab…gh", "abcde")

@@ -66,7 +66,10 @@ def test_nothing_is_executed(damaged: Damaged, directory: Path, make: Callable[[
         ("a state that is a pipe", "is incomplete, state.pth cannot be read: .*it is not a regular file"),
         ("a later schema", "has schema 2, this version of eventloop reads 1: update eventloop"),
         ("a field of another type", "is no manifest: Expected `object`"),
-        ("a file that none can be", "is incomplete, a\0b cannot be read: embedded null byte"),
+        (
+            "a file that none can be",
+            r"is no manifest: files: expected names of files in the directory, got 'a\\x00b'",
+        ),
         (
             "the best of nothing",
             "is no manifest: it is to be the best of 'f1', of which its metrics have no score",

@@ -83,7 +83,8 @@ def make_trainer(
 
 @pytest.fixture
 def scripted() -> Callable[..., dict[str, Any]]:
-    """Trainer options for validations that return these metrics, one mapping (or value of `acc`) each."""
+    """Trainer options for validations that return these metrics, one mapping (or value of `acc`) each; without a sanity
+    validation, which would take the first."""
 
     def make(*results: float | dict[str, float]) -> dict[str, Any]:
         left = iter(results)
@@ -92,7 +93,7 @@ def scripted() -> Callable[..., dict[str, Any]]:
             result = next(left)
             return result if isinstance(result, dict) else {"acc": result}
 
-        return {"val_loader": [torch.zeros(1)], "val_step": val_step}
+        return {"val_loader": [torch.zeros(1)], "val_step": val_step, "sanity_val": 0}
 
     return make
 

@@ -132,9 +132,12 @@ def test_several_optimizers_equal_one(make_trainer: MakeTrainer, make_batches: B
 
 
 def test_optimizer_without_any_gradient_is_an_error(make_trainer: MakeTrainer) -> None:
-    """A loss of another model than the optimizer's is said to be one."""
-    other = torch.nn.Linear(2, 1)
-    trainer = make_trainer(hooks=[Fp16()], optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
+    """A loss of another part of the model than the optimizer's is said to be one."""
+    model = torch.nn.ModuleDict({"trained": torch.nn.Linear(2, 1), "other": torch.nn.Linear(2, 1)})
+    trainer = make_trainer(
+        model=model, hooks=[Fp16()], optimizer=torch.optim.SGD(model["other"].parameters(), lr=0.1),
+        train_step=lambda trainer, batch: F.mse_loss(model["trained"](batch[0]), batch[1]),
+    )  # fmt: skip
 
     with pytest.raises(RuntimeError, match=r"left no gradient for any parameter .* by the model whose"):
         trainer.train()

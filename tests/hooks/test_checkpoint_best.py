@@ -12,7 +12,7 @@ import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint, scan
 from eventloop.hooks import CheckpointHook
-from eventloop.manifest import Label, read_manifest
+from eventloop.manifest import CheckpointError, Label, read_manifest
 from eventloop.trainer import Trainer
 
 Make = Callable[..., Trainer]
@@ -258,17 +258,44 @@ def test_kept_files_survive_a_resume(make_trainer: Make, files: Files) -> None:
     assert files() == ["epoch_3", "epoch_4"]
 
 
-@pytest.mark.parametrize(("scores", "newest"), [((0.25, 0.5), "best_acc_epoch_2"), ((0.5, 0.25), "epoch_2")])
-def test_resume_takes_the_newest_whatever_it_was_saved_as(
-    make_trainer: Make, scripted: Scripted, scores: tuple[float, ...], newest: str
+@pytest.mark.parametrize(
+    ("damaged", "taken"),
+    [
+        ([], "epoch_2"),
+        (["epoch_2/state.pth"], "best_loss_epoch_2"),
+        (["epoch_2/manifest.json"], "best_loss_epoch_2"),
+        (["epoch_2/state.pth", "best_loss_epoch_2/state.pth"], "best_acc_epoch_2"),
+    ],
+)
+def test_resume_prefers_the_regular_one_of_an_iteration(
+    make_trainer: Make, scripted: Scripted, tmp_path: Path, damaged: list[str], taken: str
 ) -> None:
-    """`resume("auto")` goes by the order of saving: a best one has the validation of its epoch behind it, so it is
-    newer than that epoch's own."""
-    hook = CheckpointHook(interval=1, save_best="acc")
-    trainer = make_trainer(max_epochs=2, hooks=[hook], **scripted(*scores))
+    """Of one iteration `resume("auto")` takes the regular checkpoint, and a best one where that is damaged."""
+    hook = CheckpointHook(interval=1, save_best=["acc", "loss"])
+    scores = scripted({"acc": 0.25, "loss": 2.0}, {"acc": 0.5, "loss": 1.0})
+    trainer = make_trainer(max_epochs=2, hooks=[hook], **scores)
+    trainer.train()
+    for name in damaged:
+        (tmp_path / "run" / name).write_bytes(b"torn")
+
+    assert trainer.resume("auto").name == taken
+    assert (trainer.epoch, trainer.iter) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("hook", "newest"),
+    [({"interval": 1}, "epoch_2"), ({"interval": 2, "by_epoch": False}, "iter_6"), ({"interval": -1}, "best_acc_iter_6")],
+)  # fmt: skip
+def test_a_newer_best_one_is_taken(
+    make_trainer: Make, scripted: Scripted, hook: dict[str, Any], newest: str
+) -> None:
+    """The preference is within an iteration: without a regular checkpoint there, the best one is the newest."""
+    by_iteration = {"val_interval": 3, "max_iters": 6} if "epoch" not in newest else {"max_epochs": 2}
+    hooks = [CheckpointHook(**hook, save_best="acc", save_last=False)]
+    trainer = make_trainer(hooks=hooks, **by_iteration, **scripted(0.25, 0.5, 0.75))
     trainer.train()
 
-    assert trainer.resume().name == newest
+    assert trainer.resume("auto").name == newest
 
 
 def test_resume_from_the_best(make_trainer: Make, scripted: Scripted) -> None:
@@ -356,3 +383,49 @@ def test_two_hooks_in_one_directory_count_together(make_trainer: Make, tmp_path:
         "iter_10",
         "whole_2",
     ]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"kept": ["../victim"]},
+        {"bests": {"acc": [0.0, "../victim", "acc"]}},
+        {"bests": {"other": [0.0, "/victim", "other"]}},
+        {"bests_behind": {"acc": [[0.0, "a/../../victim", "acc"]]}},
+    ],
+)
+def test_a_state_that_lists_paths_is_refused(make_trainer: Make, state: dict[str, Any]) -> None:
+    """A checkpoint of another program could have this run remove any directory, when it prunes."""
+    hook = CheckpointHook(save_best="acc")
+
+    with pytest.raises(CheckpointError, match=r"lists '.*victim' .* expected the name of a folder in"):
+        hook.load_state_dict({"kept": [], "bests": {}, **state})
+
+
+def test_what_is_no_checkpoint_is_not_removed(make_trainer: Make, scripted: Scripted, tmp_path: Path) -> None:
+    """Of the names that a resumed checkpoint lists as those it saved, only checkpoints go for better ones."""
+    run = tmp_path / "run"
+    options: dict[str, Any] = {"save_best": "acc", "max_keep_ckpts": 1}
+    make_trainer(hooks=[CheckpointHook(**options)], **scripted(0.25)).train()
+    state = load_checkpoint(run / "best_acc_epoch_1")
+    state["hooks"]["checkpoint"] |= {"kept": ["notes"], "bests": {"acc": [0.25, "notes", "acc"]}}
+    save_checkpoint(state, run / "epoch_1", Label(sequence=9))
+    (run / "notes").mkdir()
+
+    trainer = make_trainer(max_epochs=2, hooks=[CheckpointHook(**options)], **scripted(0.5))
+    trainer.resume(run / "epoch_1")
+    trainer.train()
+
+    assert (run / "notes").is_dir()
+    assert (run / "best_acc_epoch_2").is_dir()
+
+
+def test_a_metric_is_one_part_of_a_name(best_of: Callable[..., CheckpointHook], files: Files) -> None:
+    """Whatever it is called."""
+    metric = "a/../acc\x1b\0" + "x" * 300
+
+    best_of({metric: 0.5}, save_best=metric)
+
+    (name,) = files()
+    assert name.startswith("best_a_.._acc%1B%00xxx")
+    assert name.endswith("_epoch_1")

@@ -266,8 +266,8 @@ eventloop.hooks.checkpoint.save_checkpoint = fail_once
 hook = CheckpointHook(save_best="acc", keep_best=2, save_last=False)
 trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=torch.nn.functional.mse_loss,
                   train_loader=[(torch.ones(1, 1), torch.ones(1, 1))], val_loader=[torch.ones(1)],
-                  val_step=lambda trainer, batch: {"acc": next(left)}, max_epochs=4, work_dir="run", hooks=[hook],
-                  default_hooks=dict(preemption=None))
+                  val_step=lambda trainer, batch: {"acc": next(left)}, sanity_val=0, max_epochs=4,
+                  work_dir="run", hooks=[hook], default_hooks=dict(preemption=None))
 trainer.train()
 trainer.close()
 print(json.dumps({"best": hook.best.name, "known": sorted(path.name for path in hook.known())}))

@@ -51,15 +51,15 @@ def killed(trainer: Trainer) -> None:
 @pytest.mark.parametrize("chosen", ["best", "epoch_2", "epoch_2.pth"])
 def test_auto_follows_the_run(run: Run, tmp_path: Path, chosen: str) -> None:
     """A run that was resumed from another checkpoint than the newest, and killed before its first save, is gone on
-    with where it was resumed from."""
+    with where it was resumed from: the regular checkpoint of that iteration."""
     work_dir = tmp_path / "run"
     run().train()
     second = run(6)
-    resumed = second.resume(chosen if chosen == "best" else work_dir / chosen)
+    second.resume(chosen if chosen == "best" else work_dir / chosen)
     killed(second)
 
     third = run(6)
-    assert third.resume("auto") == resumed.with_suffix("")
+    assert third.resume("auto") == work_dir / "epoch_2"
     third.train()
     assert load_newest(work_dir)[0].name == "epoch_6"
     assert third.epoch == 6
@@ -74,12 +74,12 @@ def test_a_resume_alone_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:
     assert load_newest(tmp_path / "run")[0].name == "epoch_5"
 
 
-@pytest.mark.parametrize("chosen", ["auto", "epoch_5"])
-def test_going_on_from_the_newest_writes_nothing(run: Run, tmp_path: Path, chosen: str) -> None:
-    """However it was chosen."""
-    run().train()
+@pytest.mark.parametrize(("epochs", "chosen"), [(5, "auto"), (5, "epoch_5"), (2, "epoch_2"), (2, "best")])
+def test_going_on_from_the_newest_writes_nothing(run: Run, tmp_path: Path, epochs: int, chosen: str) -> None:
+    """However it was chosen; also from the best one of the last iteration."""
+    run(epochs).train()
     second = run(6)
-    second.resume(chosen if chosen == "auto" else tmp_path / "run" / chosen)
+    second.resume(chosen if chosen in ("auto", "best") else tmp_path / "run" / chosen)
     killed(second)
 
     assert not (tmp_path / "run" / LINE).exists()

@@ -42,6 +42,7 @@ def run(make_trainer: Make, scripted: Scripted) -> Run:
         ({"patience": 2}, [0.5, 0.4, 0.3, 0.9, 0.9], 3),
         ({"patience": 2}, [0.5, 0.4, 0.6, 0.5, 0.6, 0.9], 5),  # an equal score is no better one
         ({"patience": 1}, [0.5, 0.5, 0.9], 2),
+        ({"patience": 0}, [0.4, 0.5, 0.45, 0.9], 3),  # as in MMEngine: a better score goes on
         ({"patience": 2, "rule": "less"}, [0.5, 0.4, 0.4, 0.4, 0.1], 4),
         ({"patience": 5}, RISING, 8),  # MMEngine's default stops it in the sixth
         ({"patience": 5, "min_delta": 0.1}, RISING, 8),  # what rises slowly beats the best in the end
@@ -254,6 +255,24 @@ def test_whatever_stopped_it_is_remembered(
     assert again.stop_reason.startswith(f"early stopping, before: {reason}")
 
 
+def test_no_patience_is_resumed(make_trainer: Make, scripted: Scripted, tmp_path: Path) -> None:
+    """A run without patience that was not stopped goes on: it validates what it had not, and trains."""
+    folder = tmp_path / "eager"
+
+    def make(max_epochs: int, *scores: float) -> Trainer:
+        hooks = [EarlyStoppingHook("acc", patience=0), CheckpointHook(interval=1)]
+        return make_trainer(
+            batches=1, hooks=hooks, max_epochs=max_epochs, work_dir=folder, **scripted(*scores)
+        )
+
+    make(2, 0.4, 0.5).train()
+    again = make(5, 0.6, 0.55, 0.9)
+    again.resume()
+    again.train()
+
+    assert again.epoch == 3
+
+
 def test_more_patience_goes_on(make_trainer: Make, scripted: Scripted, stopped: Path) -> None:
     """A stopped run that is given more patience uses it."""
     trainer = resumed(make_trainer, scripted, stopped, EarlyStoppingHook("acc", patience=3))
@@ -303,7 +322,7 @@ def test_rank_0_decides(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"monitor": "score"}, ValueError, "cannot tell from its name whether more 'score' is better"),
         ({"rule": "max"}, ValueError, "unknown rule 'max'"),
         ({"delta_mode": "relative"}, ValueError, "unknown delta_mode 'relative': known are abs, rel"),
-        ({"patience": 0}, ValueError, "patience must be at least 1, got 0"),
+        ({"patience": -1}, ValueError, "patience must be at least 0, got -1"),
         ({"patience": 1.5}, TypeError, "patience must be an int, got 1.5"),
         ({"min_delta": -0.1}, ValueError, "min_delta must be at least 0, got -0.1"),
         ({"min_delta": math.nan}, ValueError, "min_delta must be a finite number, got nan"),

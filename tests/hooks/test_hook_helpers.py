@@ -32,6 +32,7 @@ def test_every_n_helpers_have_mmengines_values(n: int, start: int, fires: list[i
 
     assert [p.epoch + 1 for p in places if hook.every_n_epochs(p, n, start)] == fires
     assert [p.iter + 1 for p in places if hook.every_n_train_iters(p, n, start)] == fires
+    assert [p.iter + 1 for p in places if hook.every_n_iters(p, n, start)] == fires
 
 
 def test_every_n_inner_iters_counts_batches() -> None:

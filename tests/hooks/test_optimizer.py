@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from eventloop.hooks import Hook, OptimizerHook
+from eventloop.hooks import AmpOptimizerHook, GradientCumulativeOptimizerHook, Hook, OptimizerHook
 from eventloop.trainer import Trainer
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
@@ -227,6 +228,116 @@ def test_without_the_hook_the_loop_steps_itself(
             trainer.outputs = {"loss": F.mse_loss(trainer.model(inputs), target)}
 
     assert torch.equal(trainer.model.state_dict()["weight"], before)
+
+
+STEPPERS: list[Callable[[], OptimizerHook]] = [
+    OptimizerHook,
+    lambda: GradientCumulativeOptimizerHook(cumulative_iters=2),
+    lambda: AmpOptimizerHook(dtype="bfloat16"),
+]
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [torch.Tensor.clone, torch.Tensor.detach, torch.Tensor.item],
+    ids=["graph", "detached", "number"],
+)
+@pytest.mark.parametrize("make_hook", STEPPERS, ids=["plain", "cumulative", "amp"])
+def test_own_step_beside_the_hook_names_the_option(
+    make_trainer: Callable[..., Trainer],
+    make_hook: Callable[[], OptimizerHook],
+    returned: Callable[[torch.Tensor], Any],
+) -> None:
+    """A train_step that calls backward() and step() itself is an error that names the default hook to remove."""
+
+    def step(trainer: Trainer, batch: Any) -> dict[str, Any]:
+        loss = F.mse_loss(trainer.model(batch[0]), batch[1])
+        loss.backward()
+        trainer.optimizer.step()
+        return {"loss": returned(loss)}
+
+    with pytest.raises((RuntimeError, TypeError)) as raised:
+        make_trainer(train_step=step, hooks=[make_hook()]).train()
+
+    text = "\n".join([str(raised.value), *raised.value.__notes__])
+    assert re.search(
+        r"calls backward\(\) and step\(\) itself needs default_hooks=dict\(optimizer=None\)", text
+    )
+
+
+def test_other_errors_of_backward_get_no_advice(make_trainer: Callable[..., Trainer]) -> None:
+    """Only a graph that was freed is explained."""
+
+    def fail(gradient: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("a kernel failed")
+
+    def step(trainer: Trainer, batch: Any) -> torch.Tensor:
+        loss = F.mse_loss(trainer.model(batch[0]), batch[1])
+        loss.register_hook(fail)
+        return loss
+
+    with pytest.raises(RuntimeError, match="a kernel failed") as raised:
+        make_trainer(train_step=step).train()
+
+    assert not any("optimizer=None" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("make_hook", STEPPERS, ids=["plain", "cumulative", "amp"])
+def test_outputs_are_detached_after_the_step(
+    make_trainer: Callable[..., Trainer], make_hook: Callable[[], OptimizerHook]
+) -> None:
+    """A handler behind the optimizer reads the loss without PyTorch's warning; one before it has the graph."""
+    before: list[tuple[float, list[bool]]] = []
+    behind: list[tuple[float, list[bool]]] = []
+
+    def step(trainer: Trainer, batch: Any) -> dict[str, Any]:
+        preds = trainer.model(batch[0])
+        return {"loss": F.mse_loss(preds, batch[1]), "preds": preds, "target": batch[1], "name": "x"}
+
+    def needs_graph(outputs: dict[str, Any]) -> list[bool]:
+        return [outputs[name].requires_grad for name in ("loss", "preds", "target")]
+
+    trainer = make_trainer(train_step=step, hooks=[make_hook()])
+    trainer.bus.subscribe(
+        lambda trainer, event: before.append(
+            (trainer.outputs["loss"].detach().item(), needs_graph(trainer.outputs))
+        ),
+        "after_train_iter", priority=29, name="before",
+    )  # fmt: skip
+    trainer.bus.subscribe(
+        lambda trainer, event: behind.append((float(trainer.outputs["loss"]), needs_graph(trainer.outputs))),
+        "after_train_iter", priority=31, name="behind",
+    )  # fmt: skip
+    torch.set_warn_always(True)  # else it warns once a process
+    try:
+        trainer.train()
+    finally:
+        torch.set_warn_always(False)
+
+    assert [loss for loss, _ in behind] == [loss for loss, _ in before]
+    assert [flags for _, flags in before] == [[True, True, False]] * 4
+    assert [flags for _, flags in behind] == [[False, False, False]] * 4
+
+
+def test_outputs_of_a_class_of_their_own_are_left_as_they_are(
+    make_trainer: Callable[..., Trainer], make_batches: Batches
+) -> None:
+    """A mapping with attributes, as other libraries' models return, keeps its class."""
+
+    class Output(dict[str, torch.Tensor]):
+        pass
+
+    seen: list[Any] = []
+    trainer = make_trainer()
+    trainer.bus.subscribe(
+        lambda trainer, event: seen.append(trainer.outputs), "after_train_iter", priority=31
+    )
+    for _ in trainer.epochs():
+        for inputs, target in trainer.batches(make_batches(1)):
+            given = trainer.outputs = Output(loss=F.mse_loss(trainer.model(inputs), target))
+
+    assert len(seen) == 1
+    assert seen[0] is given
 
 
 @pytest.mark.parametrize(

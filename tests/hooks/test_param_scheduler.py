@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -271,38 +270,6 @@ def test_skipped_optimizer_step_does_not_count(train: Train) -> None:
     _, used = train(lambda o: StepLR(o, 1, gamma=0.5), hooks=(SkipSecond(),), batches=4)
 
     assert used == [1.0, 0.5, 0.25]
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        lambda o: StepLR(o, 2),
-        lambda o: MultiStepLR(o, [1, 2]),
-        lambda o: CosineAnnealingLR(o, T_max=2),
-    ],
-    ids=["step", "milestones", "T_max"],
-)
-def test_scheduler_meant_by_epoch_warns(train: Train, schedule: Schedule) -> None:
-    """One whose horizon is the number of epochs, and a tenth of the iterations, was probably meant by epoch."""
-    with pytest.warns(UserWarning, match=r"its 2 would be over in the first tenth of 42.*by_epoch = True"):
-        train(schedule, batches=21, max_epochs=2)
-
-
-@pytest.mark.parametrize("unit", [{"max_epochs": 2}, {"max_iters": 42}], ids=["epochs", "iters"])
-def test_scheduler_by_iteration_does_not_warn(train: Train, unit: dict[str, int]) -> None:
-    """A horizon in iterations is what the default expects."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-
-        train(lambda o: CosineAnnealingLR(o, T_max=42), batches=21, **unit)
-
-
-def test_scheduler_told_to_count_epochs_does_not_warn(train: Train) -> None:
-    """The hook's option settles it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-
-        train(lambda o: StepLR(o, 2), hooks=(ParamSchedulerHook(by_epoch=True),), batches=21, max_epochs=2)
 
 
 def test_no_schedulers_is_fine(train: Train) -> None:

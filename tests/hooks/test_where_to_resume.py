@@ -47,6 +47,24 @@ def test_the_best_one_may_be_the_newest(make_trainer: Make, scripted: Any, tmp_p
     ]
 
 
+def test_the_regular_one_of_an_iteration_is_named(make_trainer: Make, scripted: Any, tmp_path: Path) -> None:
+    """Not the best one saved after it: `resume("auto")` takes the regular one, before and after the next save."""
+
+    def make() -> Trainer:
+        regular = CheckpointHook(interval=1, out_dir=str(tmp_path / "archive"))
+        best = CheckpointHook(interval=-1, save_best="acc")
+        return make_trainer(batches=3, max_epochs=3, hooks=[regular, best], **scripted(0.5))
+
+    notes = notes_of(make(), at=5)
+    resumed = make()
+
+    path = resumed.resume("auto")
+
+    assert path == tmp_path / "archive" / "run" / "epoch_1"
+    assert notes == [f"the newest checkpoint to resume from is {path} (iteration 3)"]
+    assert notes_of(resumed, at=4) == notes
+
+
 def test_none_was_saved(make_trainer: Make, tmp_path: Path) -> None:
     """That is said too."""
     notes = notes_of(make_trainer(hooks=[CheckpointHook(interval=1)]), at=2)
@@ -64,7 +82,7 @@ def test_a_resumed_run_that_fails_again(make_trainer: Make, tmp_path: Path) -> N
     resumed.resume("auto")
 
     assert notes_of(resumed, at=5) == [
-        f"the newest checkpoint to resume from is {tmp_path / 'run' / 'epoch_1'}"
+        f"the newest checkpoint to resume from is {tmp_path / 'run' / 'epoch_1'} (iteration 3)"
     ]
 
 

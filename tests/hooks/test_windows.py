@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from math import cos, pi
+from math import cos, inf, nan, pi
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam
 from torch.optim import lr_scheduler as torch_lr
 
 from eventloop.events import OptimizerStepSkipped
-from eventloop.hooks import CheckpointHook, Hook, OptimizerHook
+from eventloop.hooks import CheckpointHook, Hook, OptimizerHook, ParamSchedulerHook
 from eventloop.param_schedulers import (
     SCHEDULERS,
     ConstantLR,
@@ -27,6 +27,7 @@ from eventloop.param_schedulers import (
     OneCycleLR,
     PolyLR,
     ReduceOnPlateauLR,
+    ReduceOnPlateauMomentum,
     StepLR,
     StepMomentum,
     Window,
@@ -534,12 +535,37 @@ def untyped(value: object) -> Any:
         (lambda o: OneCycleLR(o, 1.0), ValueError, "OneCycleLR without total_steps needs end"),
         (lambda o: OneCycleLR(o, 1.0, 0), ValueError, "total_steps must be at least 1, got 0"),
         (lambda o: OneCycleLR(o, -1.0, 5), ValueError, "eta_max must be above 0, got -1.0"),
-        (lambda o: OneCycleLR(o, 1.0, 5, 1.5), ValueError, "Expected float between 0 and 1 pct_start, but got 1.5"),
+        (lambda o: OneCycleLR(o, 1.0, 5, 1.5), ValueError, "pct_start must be at least 0 and at most 1, got 1.5"),
         (lambda o: OneCycleLR(o, 1.0, 4, 0.25), ValueError, "pct_start=0.25 of total_steps=4 is a rise of one step"),
-        (lambda o: CosineRestartLR(o, [2], [1, 1]), ValueError, "restart_weights must be as many as periods, got 2 for 1"),
+        (lambda o: CosineRestartLR(o, [2], [1, 1]), ValueError, r"restart_weights must be a list of as many as periods, 1, got \[1, 1\]"),
         (lambda o: ReduceOnPlateauLR(o, rule=untyped("lower")), ValueError, "rule must be 'less' or 'greater', got 'lower'"),
         (lambda o: ReduceOnPlateauLR(o, by_epoch=False), ValueError, "ReduceOnPlateauLR counts validations: by_epoch=False"),
         (lambda o: ReduceOnPlateauLR(o, factor=1.0), ValueError, "factor must be above 0 and below 1, got 1.0"),
+        (lambda o: ReduceOnPlateauLR(o, threshold=-1), ValueError, "threshold must be at least 0, got -1"),
+        (lambda o: ReduceOnPlateauLR(o, threshold=untyped("1e-4")), TypeError, "threshold must be a number, got '1e-4'"),
+        (lambda o: ReduceOnPlateauLR(o, threshold_rule=untyped("abd")), ValueError, "threshold_rule must be 'rel' or 'abs', got 'abd'"),
+        (lambda o: ReduceOnPlateauLR(o, patience=-1), ValueError, "patience must be at least 0, got -1"),
+        (lambda o: ReduceOnPlateauLR(o, patience=untyped(1.5)), TypeError, "patience must be an int, got 1.5"),
+        (lambda o: ReduceOnPlateauLR(o, cooldown=-1), ValueError, "cooldown must be at least 0, got -1"),
+        (lambda o: ReduceOnPlateauLR(o, eps=-1e-8), ValueError, "eps must be at least 0, got -1e-08"),
+        (lambda o: ReduceOnPlateauLR(o, min_value=-0.1), ValueError, "min_value must be at least 0, got -0.1"),
+        (lambda o: ReduceOnPlateauLR(o, min_value=[-0.1]), ValueError, "each of min_value must be at least 0, got -0.1"),
+        (lambda o: ReduceOnPlateauLR(o, min_value=[0, 0]), ValueError, r"min_value must be one number, or .* the 1 param groups, got \[0, 0\]"),
+        (lambda o: ReduceOnPlateauLR(o, monitor=untyped(3)), TypeError, "monitor must be the name of a metric, got 3"),
+        (lambda o: ReduceOnPlateauLR(o, monitor=""), TypeError, "monitor must be the name of a metric, got ''"),
+        (lambda o: ReduceOnPlateauLR(o, by_epoch=untyped("no")), TypeError, "by_epoch must be True .* got 'no'"),
+        (lambda o: ReduceOnPlateauMomentum(o, threshold=-1), ValueError, "threshold must be at least 0, got -1"),
+        (lambda o: ParamSchedulerHook(monitor=untyped(3)), TypeError, "monitor must be the name of a metric, got 3"),
+        (lambda o: ExponentialLR(o, inf), ValueError, "gamma must be a finite number, got inf"),
+        (lambda o: CosineAnnealingLR(o, 3, nan), ValueError, "eta_min must be a finite number, got nan"),
+        (lambda o: CosineAnnealingLR(o, 3, untyped([])), TypeError, r"eta_min must be a number, got \[\]"),
+        (lambda o: OneCycleLR(o, [1.0, 2.0], 5), ValueError, r"eta_max must be one number, or .* the 1 param groups, got \[1.0, 2.0\]"),
+        (lambda o: OneCycleLR(o, 1.0, 5, untyped("0.3")), TypeError, "pct_start must be a number, got '0.3'"),
+        (lambda o: OneCycleLR(o, 1.0, 5, nan), ValueError, "pct_start must be a finite number, got nan"),
+        (lambda o: OneCycleLR(o, 1.0, 5, anneal_strategy=untyped("cosine")), ValueError, "anneal_strategy must be 'cos' or 'linear', got 'cosine'"),
+        (lambda o: OneCycleLR(o, 1.0, 5, three_phase=untyped("no")), TypeError, "three_phase must be True or False, got 'no'"),
+        (lambda o: CosineRestartLR(o, [2], untyped(1.0)), ValueError, "restart_weights must be a list of as many as periods, 1, got 1.0"),
+        (lambda o: CosineRestartLR(o, [2], [-1]), ValueError, "each of restart_weights must be at least 0, got -1"),
         (lambda o: Window(o, lambda o: untyped(3)), TypeError, "schedule must return a scheduler of torch.optim.lr_scheduler, got 3"),
         (lambda o: Window(o, lambda o: untyped(3), begin=5), TypeError, "schedule must return a scheduler of torch.optim.lr_scheduler, got 3"),
         (lambda o: Window(o, torch_lr.ReduceLROnPlateau), TypeError, "ReduceLROnPlateau is stepped with a metric: use ReduceOnPlateauLR"),

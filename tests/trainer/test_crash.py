@@ -196,15 +196,6 @@ def test_the_state_of_a_crash_is_not_saved(make_trainer: MakeTrainer) -> None:
     assert [path.name for path in find_checkpoints(trainer.work_dir)] == ["iter_1"]
 
 
-def test_a_crashed_trainer_is_not_trained_on(make_trainer: MakeTrainer) -> None:
-    """A crash has closed the writers: another run of that trainer is refused, with what to do."""
-    trainer = make_trainer(hooks=[Faulty()])
-    crash(trainer)
-
-    with pytest.raises(RuntimeError, match="build a new Trainer and resume"):
-        trainer.train()
-
-
 # --- the background ----------------------------------------------------------------------------------------
 
 

@@ -128,6 +128,7 @@ def test_newest_and_best(make_trainer: MakeTrainer) -> None:
     make_trainer(
         val_loader=[0],
         val_step=lambda trainer, batch: {"acc": next(scores)},
+        sanity_val=0,
         hooks=[CheckpointHook(interval=1, save_optimizer=False, save_best="acc")],
     ).train()
 

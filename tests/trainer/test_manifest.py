@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from datetime import datetime
 from math import inf, nan
 from pathlib import Path
@@ -36,6 +37,18 @@ def saved(tmp_path: Path) -> Path:
     """A small checkpoint."""
     save_checkpoint({"meta": {}, "state_dict": {"w": torch.zeros(2)}}, tmp_path / "a", Label(sequence=7))
     return tmp_path / "a"
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/b", "..", "", ".hidden"])
+def test_files_lie_in_the_directory(saved: Path, name: str) -> None:
+    """A manifest that names a path is none: no file elsewhere is opened to compare its hash."""
+    entry = {"bytes": 1, "sha256": ""}
+    body = msgspec.json.encode({"schema": 1, "files": {name: entry}})
+    envelope = {"sha256": hashlib.sha256(body).hexdigest(), "manifest": msgspec.Raw(body)}
+    (saved / MANIFEST).write_bytes(msgspec.json.encode(envelope))
+
+    with pytest.raises(CheckpointError, match=rf"files: expected names of files .*, got '{re.escape(name)}'"):
+        read_manifest(saved)
 
 
 def test_a_trainers_manifest(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ SAID = [*CALLS.values(), *(here for names in ATTRIBUTES.values() for here in nam
     ("name", "message"),
     [
         ("fit", r"Lightning's is here trainer\.train\(\); the model and the loaders are the Trainer's arguments$"),
+        ("get_hooks_info", r"MMEngine's is here print\(trainer\.bus\), every handler in its order$"),
+        ("build_hooks", r"detectron2's is here hooks=\[\.\.\.\] of the Trainer"),
+        ("build_writers", r"detectron2's is here writers=\[\.\.\.\] of the Trainer$"),
         ("global_step", r"Lightning's is here trainer\.iter$"),
         ("runner", r"MMEngine's is here the trainer itself$"),
         ("_train_loop", r"MMEngine's is here trainer\.train\(\), or a loop of your own over trainer\.epochs\(\)"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import eventloop
 from eventloop import Trainer, hooks, writers
 from eventloop.hooks import (
     AmpOptimizerHook,
@@ -18,8 +19,11 @@ from eventloop.hooks import (
     EarlyStoppingHook,
     EMAHook,
     GradientCumulativeOptimizerHook,
+    IterationTimer,
     LoggerHook,
     OptimizerHook,
+    PeriodicWriter,
+    PreciseBN,
 )
 from eventloop.peer_names import ARGUMENTS, CLASSES, OF_CLASSES
 
@@ -34,6 +38,11 @@ OF_HOOKS = [name for name in OF_CLASSES if name != "Trainer"]
     ("arguments", "message"),
     [
         ({"launcher": "pytorch"}, "MMEngine's is here the script's: run it with torchrun"),
+        (
+            {"optimizer_config": {}},
+            r"mmcv's is here default_hooks=dict\(optimizer=dict\(grad_clip=dict\(max_norm=",
+        ),
+        ({"workflow": []}, r"mmcv's is here trainer\.run\("),
         ({"accumulate_grad_batches": 4}, r"Lightning's is here hooks=\[GradientCumulativeOptimizerHook\("),
         ({"limit_val_batches": 2}, r"Lightning's is here the loader's: one of torch\.utils\.data\.Subset\("),
         ({"callbacks": []}, r"Lightning's is here hooks=\[\.\.\.\]"),
@@ -77,11 +86,12 @@ def test_what_is_suggested_is_there() -> None:
     [
         {"default_hooks": {"optimizer": {"grad_clip": {"max_norm": 1.0}}}},
         {"default_hooks": {"optimizer": {"grad_clip": {"type": "value", "clip_value": 1.0}}}},
+        {"default_hooks": {"optimizer": {"type": "GradientCumulativeOptimizerHook", "cumulative_iters": 2}}},
         {"default_hooks": {"logger": {"interval": 2}}},
         {"hooks": [GradientCumulativeOptimizerHook(cumulative_iters=2)]},
         {"hooks": [AmpOptimizerHook(dtype="bfloat16")]},
     ],
-    ids=["norm", "value", "logger", "accumulate", "precision"],
+    ids=["norm", "value", "type", "logger", "accumulate", "precision"],
 )
 def test_what_is_suggested_builds(make_trainer: MakeTrainer, arguments: dict[str, Any]) -> None:
     """As it is written in the error, with values for the dots."""
@@ -127,6 +137,18 @@ def test_what_is_suggested_builds(make_trainer: MakeTrainer, arguments: dict[str
             r"'clip_grad': MMEngine's is here grad_clip=\.\.\., the same dict$",
         ),
         (OptimizerHook, {"max_norm": 1.0}, r"'max_norm': PyTorch's is here grad_clip=dict\(max_norm="),
+        (
+            PeriodicWriter,
+            {"max_iter": 100, "display_iter": 20},
+            r"'max_iter': Pet's is here nothing: .*\n  nor 'display_iter': Pet's is here period=\.\.\., and by_epoch",
+        ),
+        (
+            IterationTimer,
+            {"max_iter": 100, "start_iter": 0},
+            r"'max_iter': Pet's is here nothing: .*\n  nor 'start_iter': Pet's is here nothing",
+        ),
+        (PreciseBN, {"period": 100}, r"'period': detectron2's is here interval=\.\.\.$"),
+        (PreciseBN, {"precise_bn_args": []}, r"'precise_bn_args': Pet's is here data_loader=\.\.\.;"),
         (LoggerHook, {"log_every_n_steps": 50}, r"'log_every_n_steps': Lightning's is here interval=\.\.\.$"),
         (
             EarlyStoppingHook,
@@ -205,6 +227,15 @@ def test_arguments_that_are_suggested_are_there(owner: str) -> None:
             r"EarlyStoppingHook\(monitor=\"\.\.\.\"\)",
         ),
         ("from eventloop.writers import WandbLogger", "a Writer of your own, of some twenty lines"),
+        ("from eventloop.hooks import TrainHook", "Hook, of eventloop.hooks"),
+        ("from eventloop.hooks import HookBase", "Hook, of eventloop.hooks"),
+        ("from eventloop.writers import EventWriter", "Writer, of eventloop.writers"),
+        ("from eventloop import Runner", "Trainer, of eventloop"),
+        ("from eventloop import MessageHub", r"trainer\.metrics for numbers, and trainer\.bus\.latest"),
+        ("from eventloop import get_hooks_info", r"print\(trainer\.bus\)"),
+        ("from eventloop import build_hooks", r"hooks=\[\.\.\.\] of the Trainer"),
+        ("from eventloop import build_writers", r"writers=\[\.\.\.\] of the Trainer"),
+        ("from eventloop.hooks import PrepareTTAHook", r"val_step=\.\.\. of the Trainer"),
     ],
 )
 def test_an_import_is_explained(statement: str, here: str) -> None:
@@ -220,6 +251,15 @@ def test_an_import_of_any_other_name_is_pythons() -> None:
     """A misspelled name has Python's message, with the file."""
     with pytest.raises(ImportError, match=r"cannot import name 'Checkpoints' from 'eventloop.hooks' \("):
         exec("from eventloop.hooks import Checkpoints")
+
+
+def test_eventloop_itself_has_none_of_them() -> None:
+    """`hasattr` says so, and any other name has Python's message."""
+    assert not hasattr(eventloop, "Runner")
+    with pytest.raises(AttributeError, match=r"^module 'eventloop' has no attribute 'nonsense'$"):
+        _ = eventloop.nonsense
+    with pytest.raises(ImportError, match=r"cannot import name 'Trainr' from 'eventloop' \("):
+        exec("from eventloop import Trainr")
 
 
 @pytest.mark.parametrize("package", ["eventloop.hooks", "eventloop.writers"])

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.optim import SGD
 
 from eventloop import register
 from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook, Hook, LoggerHook, PeriodicWriter
+from eventloop.param_schedulers import SCHEDULERS, StepLR
 from eventloop.peer_names import CLASSES
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.writers import JSONLWriter, Writer
@@ -52,6 +55,73 @@ def test_registered_classes_are_known() -> None:
     """`@register` makes a class known, and returns it."""
     assert register(Named) is Named
     assert find_class("Named") is Named
+
+
+def test_mmengines_register_module() -> None:
+    """As a decorator with and without parentheses and names, and as a call; each returns the class."""
+
+    @HOOKS.register_module()
+    class First(Hook): ...
+
+    @HOOKS.register_module(name=["Second", "Zweiter"])
+    class Other(Hook): ...
+
+    @HOOKS.register_module
+    class Third(Hook): ...
+
+    assert HOOKS.register_module("Fourth", module=Named) is Named
+    assert [HOOKS.get(name) for name in ("First", "Second", "Zweiter", "Third", "Fourth", "Other")] == [
+        First, Other, Other, Third, Named, None,
+    ]  # fmt: skip
+
+
+def test_a_name_that_is_taken_needs_force() -> None:
+    """`register_module(force=True)` gives a name of eventloop's own to another class, which configs then build."""
+    with pytest.raises(ValueError, match="'LoggerHook' is registered already"):
+        HOOKS.register_module("LoggerHook", module=Named)
+    HOOKS.register_module("LoggerHook", force=True, module=Named)
+    try:
+        assert type(build({"type": "LoggerHook"})) is Named
+    finally:
+        HOOKS.forget("LoggerHook")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"module": build}, "@register goes on a class, got <function build"),
+        ({"name": 3, "module": Named}, "the name of a hook must be a str, got 3"),
+        ({"force": "no", "module": Named}, "force must be True or False, got 'no'"),
+    ],
+)
+def test_what_cannot_be_registered(arguments: dict[str, Any], message: str) -> None:
+    """A function, a name that is no text, a `force` that is no bool."""
+    with pytest.raises(TypeError, match=message):
+        HOOKS.register_module(**arguments)
+
+
+def test_mmengines_build() -> None:
+    """`HOOKS.build(config)` makes the object; `default_args` are what the config lacks, and it stays as it was."""
+    HOOKS.register(Named)
+    config = {"type": "Named"}
+
+    assert HOOKS.build(config, default_args={"n": 2}).n == 2
+    assert HOOKS.build({**config, "n": 3}, default_args={"n": 2}).n == 3
+    assert config == {"type": "Named"}
+    with pytest.raises(ValueError, match="unknown type 'Nammed': did you mean 'Named'"):
+        HOOKS.build({"type": "Nammed"})
+    with pytest.raises(TypeError, match=r"expected an object or a config dict\(type=...\), got 3"):
+        HOOKS.build(3)  # type: ignore[arg-type]
+
+
+def test_each_registry_builds_its_own_kind() -> None:
+    """A scheduler is known to `SCHEDULERS` alone."""
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    config = {"type": "StepLR", "step_size": 2}
+
+    assert type(SCHEDULERS.build(config, default_args={"optimizer": optimizer})) is StepLR
+    with pytest.raises(ValueError, match="unknown type 'StepLR'"):
+        HOOKS.build(config)
 
 
 def test_build_by_name_or_class() -> None:

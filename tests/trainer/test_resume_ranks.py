@@ -241,7 +241,7 @@ model = DistributedDataParallel(nn.Linear(2, 2))
 hook = CheckpointHook(interval=4, save_best="acc")
 trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
     train_loader=[(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))], val_loader=[torch.zeros(1)], max_epochs=4,
-    val_step=lambda trainer, batch: {"acc": next(scores)}, hooks=[hook], work_dir="run")
+    val_step=lambda trainer, batch: {"acc": next(scores)}, sanity_val=0, hooks=[hook], work_dir="run")
 saves, bests = [], []
 def gather(trainer, event):
     ranks = [None, None]

@@ -50,20 +50,26 @@ class Console:
 
 
 def train(step: int, epoch: int = 0, max_epochs: int | None = 10, **scalars: float) -> ScalarsLogged:
+    return logged(scalars, step, epoch, max_epochs)
+
+
+def logged(
+    scalars: dict[str, float], step: int, epoch: int = 0, max_epochs: int | None = 10
+) -> ScalarsLogged:
     return ScalarsLogged(
         step=step, iter=step - 1, epoch=epoch, max_iters=1800, max_epochs=max_epochs, scalars=scalars
     )
 
 
 def test_a_line_of_training(attach: Attach) -> None:
-    """Position, learning rate, time left, speed, times, and then the rest, in MMEngine's order."""
+    """Position, learning rate, time left, speed, the other values, and the times."""
     console = Console(attach, iters_per_epoch=180)
 
     (line,) = console.lines(train(220, 1, loss=0.12341, data_time=0.0001, time=0.001, lr=0.001, acc=0.5))
 
     assert line == (
-        "Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:02  1000.0 it/s  time: 0.0010  data_time: 0.0001  "
-        "loss: 0.1234  acc: 0.5000"
+        "Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:02   1000 it/s    loss: 0.1234      acc: 0.5000      "
+        "time: 0.0010   data_time: 0.0001"
     )
 
 
@@ -92,7 +98,7 @@ def test_a_line_of_validation(attach: Attach) -> None:
 
     (line,) = console.lines(ScalarsLogged(mode="val", step=360, epoch=2, max_epochs=10, scalars=scalars))
 
-    assert line == "Epoch(val) [2]  accuracy: 0.9800  loss: 0.0700  time: 0.0100"
+    assert line == "Epoch(val)  [2]  accuracy: 0.9800      loss: 0.0700      time: 0.0100"
 
 
 def test_a_line_of_a_test_without_epochs(attach: Attach) -> None:
@@ -139,7 +145,101 @@ def test_values_in_between_appear_in_the_next_line(attach: Attach) -> None:
 
     lines = console.lines(train(10, loss=1.0), train(16, norm=3.0), train(20, loss=0.5))
 
-    assert lines[1:] == ["Epoch(train)  [1][20]  norm: 3.0000  loss: 0.5000"]
+    assert lines[1:] == ["Epoch(train)  [1][20]  loss: 0.5000      norm: 3.0000"]
+
+
+def places(line: str, *names: str) -> list[int]:
+    """Where values begin in a line; -1 where it has none of that name."""
+    return [line.find(f"  {name}: ") for name in names]
+
+
+VALUES = [2.3, 9.9e-05, -0.12, float("nan"), 12345.5, 0.0, -3e-7]
+
+
+def test_values_keep_their_places(attach: Attach) -> None:
+    """However long they are, and however long an iteration takes."""
+    console = Console(attach, iters_per_epoch=180)
+    seconds = [0.0049, 0.1, 7.0, 40.0, 0.2, 0.004, 2.0]
+
+    lines = console.lines(
+        *(
+            train(10 * i, loss=loss, time=time, lr=10.0**-i, acc=abs(loss), step_time=time)
+            for i, (loss, time) in enumerate(zip(VALUES[:-1], seconds, strict=False), start=1)
+        )
+    )
+
+    names = ("lr", "eta", "loss", "acc", "time", "step_time")
+    assert {tuple(places(line, *names)) for line in lines} == {tuple(places(lines[0], *names))}
+    assert -1 not in places(lines[0], *names)
+
+
+def test_scores_keep_their_places(attach: Attach) -> None:
+    """From epoch 9 to epoch 10 too; a test has places of its own."""
+    console = Console(attach)
+
+    lines = console.lines(
+        *(
+            ScalarsLogged(
+                mode=mode, epoch=epoch, max_epochs=10, scalars={**first, "accuracy": value, "loss": value}
+            )
+            for epoch, value in zip((8, 9, 10), VALUES, strict=False)
+            for mode, first in (("val", {}), ("test", {"perplexity": 1.0}))
+        )
+    )
+
+    for own in (lines[::2], lines[1::2]):
+        assert {tuple(places(line, "accuracy", "loss")) for line in own} == {
+            tuple(places(own[0], "accuracy", "loss"))
+        }
+
+
+def test_a_value_that_comes_sometimes_moves_no_other(attach: Attach) -> None:
+    """Its place is blank in the lines that lack it; and what came once, before the rest, leaves no place."""
+    console = Console(attach)
+    seldom: list[dict[str, float]] = [
+        {},
+        {"norm": 1.0},
+        {},
+        {"norm": 1.0},
+        {"rare": 3.0},
+        {"norm": 1.0, "rare": 3.0},
+    ]
+
+    first, *lines = console.lines(
+        train(0, parameters=1e5),
+        *(logged({**own, "loss": 1.0, "acc": 0.5}, 10 * i) for i, own in enumerate(seldom, start=1)),
+    )
+
+    assert "parameters: 100000.0000" in first
+    assert {tuple(places(line, "loss", "acc")) for line in lines} == {tuple(places(lines[0], "loss", "acc"))}
+    assert {place for line in lines for place in places(line, "norm")} == {-1, places(lines[1], "norm")[0]}
+    assert lines[2].endswith("acc: 0.5000")
+
+
+def test_a_value_that_is_longer_than_all_before_widens_its_place(attach: Attach) -> None:
+    """It is whole, and those after it keep the new place."""
+    console = Console(attach)
+
+    lines = console.lines(
+        *(train(10 * i, loss=loss, acc=0.5) for i, loss in enumerate([1.0, 1.0, -2e-100, 1.0], start=1))
+    )
+
+    at = [*(places(line, "acc")[0] for line in lines)]
+    assert "loss: -2.0000e-100  acc" in lines[2]
+    assert at == [at[0], at[0], at[0] + 2, at[0] + 2]
+
+
+def test_names_without_end_take_no_places_without_end(attach: Attach) -> None:
+    """A line stays as long as its own values are, and some more."""
+    console = Console(attach)
+
+    lines = console.lines(
+        *(logged({f"image_{i}": 1.0}, 10 * (2 * i + k)) for i in range(500) for k in range(1, 3)),
+        train(10_010, loss=1.0),
+        train(10_020, image_499=1.0),
+    )
+
+    assert len(lines[-1]) < 5000
 
 
 def test_lines_keep_the_order_of_their_events(attach: Attach) -> None:
@@ -152,7 +252,7 @@ def test_lines_keep_the_order_of_their_events(attach: Attach) -> None:
     assert [line.split("  loss")[0] for line in lines] == [
         "Epoch(train)  [1][10]",
         "Epoch(train)  [1][15]",
-        "Epoch(val) [1]",
+        "Epoch(val)  [1]",
     ]
 
 
@@ -170,6 +270,7 @@ def test_time_left_comes_from_smoothed_times(attach: Attach) -> None:
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
+        (0.000493, "2028 it/s"),
         (0.00493, "202.8 it/s"),
         (0.1, "10.0 it/s"),
         (0.4, "2.5 it/s"),
@@ -183,7 +284,7 @@ def test_speed_shows_three_digits_at_least(attach: Attach, seconds: float, shown
 
     (line,) = console.lines(train(10, time=seconds))
 
-    assert shown in line.split("  ")
+    assert shown in line
 
 
 def test_speed_is_known_where_the_end_is_not(attach: Attach) -> None:
@@ -192,7 +293,19 @@ def test_speed_is_known_where_the_end_is_not(attach: Attach) -> None:
 
     (line,) = console.lines(ScalarsLogged(step=10, iter=9, scalars={"time": 0.01, "loss": 0.5}))
 
-    assert line == "Iter(train) [10]  100.0 it/s  time: 0.0100  loss: 0.5000"
+    assert line == "Iter(train) [10]  100.0 it/s   loss: 0.5000      time: 0.0100"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(3600.0, "1:00:00"), (36000.0, "10:00:00"), (360000.0, "100:00:00")]
+)
+def test_time_left_is_in_hours(attach: Attach, seconds: float, shown: str) -> None:
+    """Days are hours too: the text keeps its form."""
+    console = Console(attach)
+
+    (line,) = console.lines(train(1799, time=seconds))
+
+    assert f"eta: {shown} " in line
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
@@ -246,6 +359,40 @@ def test_other_events_are_a_line_each(attach: Attach, event: Event, line: str) -
     console = Console(attach)
 
     assert console.lines(event) == [line]
+
+
+HOSTILE = "\x1b]0;title\x07\r\x9b2J\u202e\n[bold]"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ScalarsLogged(step=10, mode="train", scalars={HOSTILE: 1.0}),
+        ScalarsLogged(mode=HOSTILE, scalars={"loss": 1.0}),
+        TextLogged(name="note", text=HOSTILE),
+        CheckpointSaved(path=HOSTILE),
+        CheckpointFailed(path=HOSTILE, error=HOSTILE),
+        AfterLoadCheckpoint(path=HOSTILE),
+        StopRequested(reason=HOSTILE),
+        PreemptionRequested(reason=HOSTILE),
+        HandlerFailed(handler=HOSTILE, error=HOSTILE),
+        EventsDropped(handler=HOSTILE),
+        SlowHandler(handler=HOSTILE),
+        AfterRun(reason=HOSTILE, error=HOSTILE),
+    ],
+)
+def test_a_terminal_obeys_no_text(attach: Attach, event: Event) -> None:
+    """Control characters and direction marks are escapes; only a text that was logged may have several lines."""
+    console = Console(attach)
+
+    console.lines(event)
+
+    shown = console.stream.getvalue()
+    assert {*"\x1b\x07\r\x9b\u202e"}.isdisjoint(shown)
+    assert r"\x1b]0;title\x07" in shown
+    assert r"\u009b2J\u202e" in shown
+    assert "[bold]" in shown
+    assert shown.count("\n") == (2 if isinstance(event, TextLogged) else 1)
 
 
 def test_an_event_without_words_of_its_own_is_named() -> None:

@@ -175,3 +175,17 @@ def test_closing_twice_is_safe() -> None:
     writer.flush()
     writer.close()
     writer.close()
+
+
+def test_names_stay_what_they_are(attach: Attach, path: Path) -> None:
+    """Also those that a spreadsheet takes for formulas, and those with separators, quotes and line ends; and numbers are
+    numbers. A file with such names is gone on with."""
+    names = ["=1+1", "+a", "-b", "@c", "\td", "\re", "f\rg", "h\r\ni", '"', ",", "'=x", "j\nk"]
+    for step in (1, 2):
+        scalars = dict.fromkeys(names, -1.5 * step)
+        event = ScalarsLogged(mode=f"={names[5]}", step=step, iter=-1, scalars=scalars)
+        one_by_one(attach(CSVWriter()), event, val(step, late=1.0))
+
+    read = [row for row in rows(path) if row["mode"] == "=\re"]
+    assert [[row[name] for name in names] for row in read] == [["-1.5"] * 12, ["-3.0"] * 12]
+    assert {row["iter"] for row in read} == {"-1"}

@@ -15,6 +15,7 @@ from PIL import Image
 
 from eventloop.bus import Bus
 from eventloop.events import ImageLogged
+from eventloop.run import Run
 from eventloop.subscription import SubscriptionStats
 from eventloop.writers.image_files import ImageFileWriter
 
@@ -135,6 +136,30 @@ def test_names_stay_inside_the_folder(attach: Attach, tmp_path: Path, name: str,
     write(attach(ImageFileWriter()), logged(random_image(1, 1), name))
 
     assert files(tmp_path) == [f"images/train/{folder}/1.png"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder"), [("{root}/out", None), ("a/../../../out", "a%2F..%2F..%2F..%2Fout"), ("..", "%2E%2E")]
+)
+def test_modes_stay_inside_the_folder(tmp_path: Path, mode: str, folder: str | None) -> None:
+    """A mode is one folder, also where it is an absolute path."""
+    writer = ImageFileWriter()
+    writer.open(Run(work_dir=str(tmp_path / "run")))
+
+    writer.write(logged(random_image(1, 1), mode=mode.format(root=tmp_path)))
+
+    (made,) = files(tmp_path)
+    assert made.startswith("run/images/%2F" if folder is None else f"run/images/{folder}/cat/1.png")
+    assert made.count("/") == 4
+
+
+def test_a_long_name_is_cut(attach: Attach, tmp_path: Path) -> None:
+    """A file system takes 255 bytes; names that begin alike have different files."""
+    image = random_image(1, 1)
+
+    write(attach(ImageFileWriter()), logged(image, "ä" * 300), logged(image, "ä" * 301))
+
+    assert len(files(tmp_path)) == 2
 
 
 def test_the_folder_can_be_chosen(attach: Attach, tmp_path: Path) -> None:

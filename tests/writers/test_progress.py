@@ -103,7 +103,7 @@ def test_the_bar_says_where_the_run_is(attach: Attach) -> None:
     """Epoch, iteration, loss, learning rate, speed and time left are on one line."""
     seen = plain(shown(attach, BeforeRun(), train(450), AfterRun(iter=450)))
 
-    assert "epoch  3/10 ━────  450/1800  loss  0.0022  lr 1.0e-03  1000.0 it/s  eta 0:00:01\r\n" in seen
+    assert "epoch  3/10 ━────  450/1800  loss  0.0022   1000 it/s  eta  0:00:01  lr 1.0e-03\r\n" in seen
 
 
 def test_what_others_print_after_the_run_is_clean(attach: Attach) -> None:
@@ -120,6 +120,17 @@ def test_a_failed_run_ends_the_bar_too(attach: Attach) -> None:
 
     assert HIDE_CURSOR not in seen[seen.rindex(SHOW_CURSOR) :]
     assert plain(seen).endswith("\r\nRun ended at iteration 10: error: ValueError: x\r\n<after>")
+
+
+def test_texts_of_a_run_are_no_commands(attach: Attach) -> None:
+    """Neither to the terminal nor to rich, whose markup is shown as it is."""
+    named = {"[bold]acc[/bold] :smile:\x1b[2J": 0.5}
+    event = ScalarsLogged(mode="val", step=10, max_iters=1800, scalars=named)
+
+    seen = shown(attach, BeforeRun(), train(10), event)
+
+    assert r"[bold]acc[/bold] :smile:\x1b[2J: 0.5000" in plain(seen)
+    assert "\x1b[2J" not in seen
 
 
 def test_closing_the_bus_ends_the_bar(attach: Attach) -> None:
@@ -139,7 +150,7 @@ def test_other_lines_appear_above_the_bar(attach: Attach) -> None:
 
     seen = plain(shown(attach, train(180), val(180), saved, AfterRun(iter=180)))
 
-    assert "\rEpoch(val) [1]  accuracy: 0.9800\r\nepoch  2/10" in seen
+    assert "\rEpoch(val)  [1]  accuracy: 0.9800\r\nepoch  2/10" in seen
     assert f"\rCheckpoint saved: {'a' * 200} (1.0 MB, 0.10 s)\r\nepoch  2/10" in seen
 
 
@@ -155,7 +166,7 @@ def test_a_run_without_training_has_no_bar(attach: Attach) -> None:
     seen = shown(attach, BeforeRun(), BeforeVal(), val(0), AfterRun())
 
     assert HIDE_CURSOR not in seen
-    assert seen.startswith("Epoch(val) [1]  accuracy: 0.9800\r\n")
+    assert seen.startswith("Epoch(val)  [1]  accuracy: 0.9800\r\n")
 
 
 def test_the_bar_is_drawn_at_most_ten_times_a_second(attach: Attach, clock: list[float]) -> None:
@@ -200,6 +211,18 @@ def test_the_line_keeps_its_width(attach: Attach) -> None:
     assert len({len(line) for line in lines}) == 1
 
 
+def test_what_the_program_prints_begins_a_line(attach: Attach, clock: list[float]) -> None:
+    """Beside the bar, and behind a line above it."""
+    for events in ([train(10)], [train(10), val(10)]):
+        stream = io.StringIO()
+        bus = attach(ConsoleWriter(progress=True, stream=stream))
+        for event in events:
+            bus.emit(event)
+        bus.flush()
+
+        assert stream.getvalue().endswith("\r")
+
+
 def test_values_after_the_end_are_lines(attach: Attach) -> None:
     """A value that came late from a device starts no second bar."""
     seen = shown(attach, BeforeRun(), train(10), AfterRun(iter=10), train(20))
@@ -232,7 +255,7 @@ def test_an_ascii_terminal_gets_an_ascii_bar(attach: Attach) -> None:
 
 
 def test_a_narrow_terminal_goes_without_the_bar(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers first: what is left of the line is never wrapped."""
+    """Numbers first: the line is never wrapped, and a number that has no room is left out rather than cut."""
     monkeypatch.setenv("COLUMNS", "40")
     stream = io.StringIO()
     bus = attach(ConsoleWriter(progress=True, stream=stream))
@@ -241,19 +264,29 @@ def test_a_narrow_terminal_goes_without_the_bar(attach: Attach, monkeypatch: pyt
     bus.close()
 
     assert set(re.findall(r"epoch[^\r\n]*", plain(stream.getvalue()))) == {
-        "epoch  6/10   900/1800  loss  0.0011  lr"
+        "epoch  6/10   900/1800  loss  0.0011"
     }
 
 
-def test_numbers_that_grow_get_shorter(attach: Attach) -> None:
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (123456.789, "1.2e+05"),
+        (1234.56, " 1234.6"),
+        (-9.9e-05, " -1e-04"),
+        (9.9e-05, "9.9e-05"),
+        (-0.5, "-0.5000"),
+    ],
+)
+def test_numbers_that_grow_get_shorter(attach: Attach, value: float, shown: str) -> None:
     """A loss that explodes does not push the rest away."""
     stream = io.StringIO()
     bus = attach(ConsoleWriter(progress=True, stream=stream))
 
-    bus.emit(ScalarsLogged(step=12, scalars={"loss": 123456.789, "lr": 0.5}))
+    bus.emit(ScalarsLogged(step=12, scalars={"loss": value, "lr": 0.5}))
     bus.close()
 
-    assert "loss 1.2e+05  lr 5.0e-01" in plain(stream.getvalue())
+    assert f"loss {shown}  lr 5.0e-01" in plain(stream.getvalue())
 
 
 def test_a_run_of_unknown_length_counts(attach: Attach) -> None:
@@ -264,7 +297,7 @@ def test_a_run_of_unknown_length_counts(attach: Attach) -> None:
     bus.emit(ScalarsLogged(step=12, scalars={"loss": 0.5, "time": 0.5}))
     bus.close()
 
-    assert "iter   12  loss  0.5000       2 it/s" in plain(stream.getvalue())
+    assert "iter   12  loss  0.5000      2 it/s" in plain(stream.getvalue())
 
 
 def test_a_terminal_that_is_gone_is_named_and_never_raises(attach: Attach, account: Account) -> None:

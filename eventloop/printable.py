@@ -1,0 +1,42 @@
+"""Texts from elsewhere, as a terminal may show them. This module imports no torch.
+
+A terminal obeys control characters: a metric's name could move the cursor, clear the screen or set its title, and a
+bidirectional override could show a text in another order. Commands, `ConsoleWriter` and the log write these as escapes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+"""C0 without tab and line feed, DEL, C1, line separators, direction marks and lone surrogates; between brackets of a
+regular expression."""
+_CONTROL = re.compile(f"[{CONTROLS}]")
+
+
+def printable(text: str) -> str:
+    r"""Write control characters visibly: ESC becomes `\x1b`. Line feeds and tabs stay.
+
+    Characters from DEL on become `\u009b`, which is valid inside a string of JSON, where those before it never occur.
+    """
+    return _CONTROL.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x20 else f"\\u{number:04x}"
+
+
+def escape_log_record(record: logging.LogRecord) -> bool:
+    """Make the message of a log record printable; a filter that lets every record pass."""
+    try:
+        message = record.getMessage()
+    except Exception:  # logging itself reports a message that cannot be formatted
+        return True
+    if (shown := printable(message)) != message:
+        record.msg, record.args = shown, None
+    return True
+
+
+logging.getLogger("eventloop").addFilter(escape_log_record)

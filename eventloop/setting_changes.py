@@ -1,0 +1,98 @@
+"""The settings that a resumed run has changed, and the lines that the log and the refusal have of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from eventloop.base_values import scheduled, value_name
+from eventloop.catalogue import near
+from eventloop.optimizers import named_optimizers
+from eventloop.reschedule import keys_of, own_schedulers
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
+
+Changed = Literal["refuse", "keep", "apply"]
+CHOICES: tuple[Changed, ...] = ("refuse", "keep", "apply")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting with two values.
+
+    Args:
+        name: for the reader.
+        saved, own: the checkpoint's value and this trainer's.
+        kind: "loaded", either can be had; "given", this trainer's is what runs; "noted", this trainer's is what
+            runs, and changing it needs no leave.
+        group: for a setting of an optimizer its name, the number of the param group, and the key.
+        scheduler: for an argument of a scheduler its number.
+    """
+
+    name: str
+    saved: Any
+    own: Any
+    kind: Literal["loaded", "given", "noted"]
+    group: tuple[str, int, str] | None = None
+    scheduler: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.saved!r} in the checkpoint, {self.own!r} in this trainer"
+
+
+def check_changed(changed: object) -> None:
+    """Refuse an answer that is none.
+
+    Raises:
+        ValueError: `changed` is not "refuse", "keep" or "apply".
+    """
+    if changed not in CHOICES:
+        raise ValueError(
+            f'changed must be "refuse", "keep" or "apply", got {changed!r}{near(str(changed), CHOICES)}'
+        )
+
+
+def refusal(path: object, changes: list[Change]) -> str | None:
+    """The message that lists what has changed and says what can be done, None where nothing need be refused."""
+    if not (refused := [change for change in changes if change.kind != "noted"]):
+        return None
+    given = [change.name for change in refused if change.kind == "given"]
+    ways = []
+    if len(given) < len(refused):
+        ways.append(
+            'resume(path, changed="keep") goes on with the checkpoint\'s values, changed="apply" with this trainer\'s'
+        )
+    if given:
+        either = "with either" if ways else 'with changed="apply" the run goes on, and'
+        ways.append(f"{either} {', '.join(given)} {'is' if len(given) == 1 else 'are'} this trainer's")
+    lines = "\n  ".join(map(str, changes))
+    return f"{path} is of a run with other settings; nothing was loaded:\n  {lines}\n{'; '.join(ways)}"
+
+
+def told(changed: Changed, changes: list[Change], trainer: Trainer) -> Iterator[str]:
+    """A line for each change of a run that goes on, with the value it goes on with."""
+    for change in changes:
+        kept = change.kind == "loaded" and changed == "keep"
+        why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
+        now = "" if change.group is None else _scheduled_now(trainer, *change.group)
+        yield f"{change}; the run goes on with {change.saved if kept else change.own!r}{why}{now}"
+
+
+def _scheduled_now(trainer: Trainer, name: str, number: int, key: str) -> str:
+    """Of a setting that is the base of a schedule: the value that the schedule has, and the step it is taken from."""
+    optimizer = named_optimizers(trainer.optimizer)[name]
+    group, at = optimizer.param_groups[number], f"at iteration {trainer.iter} (epoch {trainer.epoch})"
+    if any(key in keys_of(trainer.schedulers[i]) for i in own_schedulers(trainer, optimizer)):
+        return f" as the base: its schedules make it {_shown(group[key])} {at}"
+    if (value := value_name(key)) in scheduled(group):
+        hooks = [hook.name for hook in trainer.hooks if getattr(hook, "param_name", None) == value]
+        return f" as the base: {' and '.join(hooks) or 'its schedule'} sets the value from it {at}"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return f"{float(value):.6g}"

@@ -1,0 +1,87 @@
+"""Refuses tensors that are sharded over ranks, as FSDP2 and tensor parallelism make them.
+
+Everything that takes tensors in calls this: a checkpoint, an average or a metric would otherwise hold one rank's part.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import chain
+from typing import Any
+
+import torch
+
+GATHER = "Gather it first: full_tensor(), called on all ranks."
+NO_SHARDED_SAVES = (
+    "Sharded checkpoints are not supported yet: train with default_hooks=dict(checkpoint=None), and save what "
+    "full_tensor() gathers on all ranks."
+)
+
+
+def is_sharded(value: object) -> bool:
+    """Return whether `value` is a DTensor or a ShardedTensor, without importing their modules."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return False
+    dtensor = _class("torch.distributed.tensor", "DTensor")
+    return isinstance(value, (dtensor, _class("torch.distributed._shard.sharded_tensor", "ShardedTensor")))
+
+
+def refuse_sharded(where: str, value: Any, advice: str = GATHER) -> None:
+    """Raise an error if `value` is sharded over ranks.
+
+    Args:
+        where: the name of the value, which begins the message.
+        advice: the last sentence of the message.
+
+    Raises:
+        TypeError: the value is a DTensor, whatever its placements are, or a ShardedTensor.
+    """
+    if is_sharded(value):
+        placements = f", placements {value.placements}" if hasattr(value, "placements") else ""
+        raise TypeError(
+            f"{where} is sharded over ranks: expected a plain tensor, got a {type(value).__name__} of shape "
+            f"{tuple(value.shape)}{placements}. {advice}"
+        )
+
+
+def refuse_sharded_model(who: str, model: torch.nn.Module, advice: str = NO_SHARDED_SAVES) -> None:
+    """Raise an error if a parameter or buffer of `model` is sharded over ranks.
+
+    Raises:
+        TypeError: naming the first such tensor; or the first module of FSDP, whose parameters may just be gathered.
+    """
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        refuse_sharded(f"{who}: {name!r} of the model", tensor, advice)
+    for name, module in model.named_modules():
+        if isinstance(module, (_fsdp1(), _fsdp2())):
+            raise TypeError(
+                f"{who}: the module {name!r} of the model is sharded over ranks: expected plain parameters, got a "
+                f"{type(module).__name__}. {advice}"
+            )
+
+
+def gathers_weights(model: torch.nn.Module) -> bool:
+    """Return whether a forward pass of `model` needs all ranks, which hold a part of its weights each."""
+    kinds = (_fsdp1(), _fsdp2())
+    return any(map(is_sharded, model.parameters())) or any(
+        isinstance(each, kinds) for each in model.modules()
+    )
+
+
+def fsdp_modules(model: torch.nn.Module) -> list[Any]:
+    """Return the modules of `model` that FSDP2's `fully_shard` was applied to."""
+    fsdp2 = _fsdp2()
+    return [module for module in model.modules() if isinstance(module, fsdp2)] if fsdp2 else []
+
+
+def _fsdp1() -> Any:
+    return _class("torch.distributed.fsdp", "FullyShardedDataParallel")
+
+
+def _fsdp2() -> Any:
+    return _class("torch.distributed.fsdp", "FSDPModule")
+
+
+def _class(module: str, name: str) -> Any:
+    """Return a class of torch.distributed, or () if its module was not imported: then it has no instances."""
+    return getattr(sys.modules.get(module), name, ())

@@ -1,0 +1,222 @@
+"""A schedule whose length counts another unit than it is stepped in is logged, once, with the cure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD
+from torch.optim import lr_scheduler as torch_lr
+
+from eventloop.hooks import ParamSchedulerHook
+from eventloop.trainer import Trainer
+
+# SequentialLR of older releases of torch steps its parts in the way that torch itself warns of
+pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
+
+EPOCHS = 4
+MakeTrainer = Callable[..., Trainer]
+Build = Callable[..., Trainer]
+Schedule = Callable[[SGD], Any]
+
+
+class Unsized:
+    """A loader without a length, of some batches."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = [(torch.zeros(1, 2), torch.zeros(1, 1))] * batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+class Own(torch_lr.LRScheduler):
+    """Has state under PyTorch's names that means something else."""
+
+    def __init__(self, optimizer: SGD) -> None:
+        self.milestones, self._schedulers, self.step_size, self.gamma = ["a"], [object()], "b", 0.1
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        return self.base_lrs
+
+
+@pytest.fixture
+def build(make_trainer: MakeTrainer) -> Build:
+    """Build a trainer of 4 epochs with a scheduler, or with its config."""
+
+    def build(schedule: Schedule, by_epoch: bool = False, **options: Any) -> Trainer:
+        model = torch.nn.Linear(2, 1)
+        optimizer = SGD(model.parameters(), lr=1.0, momentum=0.9)
+        options = {"max_epochs": EPOCHS} | options if "max_iters" not in options else options
+        return make_trainer(
+            model=model, optimizer=optimizer, schedulers=[schedule(optimizer)],
+            hooks=[ParamSchedulerHook(by_epoch=by_epoch)], **options,
+        )  # fmt: skip
+
+    return build
+
+
+def of_length(steps: int) -> dict[str, tuple[Schedule, str]]:
+    """Schedules that take a number of steps, with the argument that says so."""
+
+    def sequence(optimizer: SGD, last: int) -> Any:
+        warm_up = torch_lr.LinearLR(optimizer, 0.1, total_iters=1)
+        return torch_lr.SequentialLR(optimizer, [warm_up, torch_lr.CosineAnnealingLR(optimizer, last)], [1])
+
+    return {
+        "cosine": (lambda o: torch_lr.CosineAnnealingLR(o, steps), f"T_max={steps}"),
+        "poly": (lambda o: torch_lr.PolynomialLR(o, steps), f"total_iters={steps}"),
+        "linear": (lambda o: torch_lr.LinearLR(o, 1.0, 0.1, steps), f"total_iters={steps}"),
+        "one cycle": (lambda o: torch_lr.OneCycleLR(o, 0.5, steps), f"total_steps={steps}"),
+        "restarts": (lambda o: torch_lr.CosineAnnealingWarmRestarts(o, steps), f"T_0={steps}"),
+        "sequence": (lambda o: sequence(o, steps - 1), f"milestones=[1] and T_max={steps - 1}"),
+        "whole part": (lambda o: sequence(o, steps), f"T_max={steps}"),
+        "chain": (
+            lambda o: torch_lr.ChainedScheduler([torch_lr.LinearLR(o), torch_lr.CosineAnnealingLR(o, steps)]),
+            f"T_max={steps}",
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("batches", [2, 300])
+@pytest.mark.parametrize("name", of_length(EPOCHS))
+def test_as_long_as_the_epochs_and_stepped_by_iteration(
+    build: Build, caplog: pytest.LogCaptureFixture, name: str, batches: int
+) -> None:
+    """The trainer's construction logs it, at any number of batches: the length, the unit and the cure."""
+    schedule, argument = of_length(EPOCHS)[name]
+
+    build(schedule, batches=batches)
+
+    (said,) = caplog.messages
+    assert (
+        f"is stepped after each iteration, and its {argument} fits the epochs of the run, max_epochs=4"
+        in said
+    )
+    assert "ParamSchedulerHook(by_epoch=True)" in said
+    assert said.endswith(f"the length in iterations, {EPOCHS * batches}")
+
+
+@pytest.mark.parametrize("name", of_length(12))
+def test_as_long_as_the_iterations_and_stepped_by_epoch(
+    build: Build, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """The trainer's construction logs the reverse, too."""
+    schedule, argument = of_length(12)[name]
+
+    build(schedule, by_epoch=True, batches=3)
+
+    (said,) = caplog.messages
+    assert (
+        f"is stepped after each epoch, and its {argument} is the number of iterations, 12, of a run of"
+        in said
+    )
+    assert "by_epoch=False" in said
+
+
+def test_it_is_logged_once(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """Training, and training on, adds nothing."""
+    trainer = build(of_length(EPOCHS)["cosine"][0], batches=2)
+    trainer.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "after_train_iter", once=True)
+
+    trainer.train()
+    trainer.train()
+
+    assert sum("stepped after each" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("by_epoch", "steps", "said"),
+    [
+        (
+            False,
+            EPOCHS,
+            "CosineAnnealingLR is stepped after each iteration, and its T_max=4 .* with by_epoch=True",
+        ),
+        (
+            True,
+            12,
+            "CosineAnnealingLR is stepped after each epoch, and its T_max=12 .* give it by_epoch=False",
+        ),
+    ],
+)
+def test_a_window_is_named_with_its_own_argument(
+    build: Build, caplog: pytest.LogCaptureFixture, by_epoch: bool, steps: int, said: str
+) -> None:
+    """MMEngine's schedules say their unit themselves."""
+    build(lambda o: {"type": "CosineAnnealingLR", "T_max": steps, "by_epoch": by_epoch}, batches=3)
+
+    assert re.search(said, caplog.text)
+
+
+@pytest.mark.parametrize(("batches", "logged"), [(1, 0), (2, 1), (5, 1)])
+@pytest.mark.parametrize("own_loop", [False, True], ids=["train", "own loop"])
+def test_of_a_loader_without_a_length(
+    build: Build, caplog: pytest.LogCaptureFixture, batches: int, logged: int, own_loop: bool
+) -> None:
+    """The second batch of an epoch shows that iterations are not epochs; of one batch each they are."""
+    schedule = of_length(EPOCHS)["cosine"][0]
+    trainer = build(schedule, train_loader=None if own_loop else Unsized(batches))
+
+    if own_loop:
+        for _ in trainer.epochs():
+            for inputs, target in trainer.batches(Unsized(batches)):
+                trainer.outputs = {"loss": (trainer.model(inputs) - target).square().mean()}
+    else:
+        trainer.train()
+
+    said = [message for message in caplog.messages if "is stepped after each iteration" in message]
+    assert len(said) == logged
+    assert all(message.endswith("or give it the length in iterations") for message in said)
+
+
+EARLY: dict[str, Schedule] = {
+    "step_size": lambda o: torch_lr.StepLR(o, 2),
+    "milestones": lambda o: torch_lr.MultiStepLR(o, [1, 3]),
+    "T_max": lambda o: torch_lr.CosineAnnealingLR(o, 2),
+}
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_over_in_the_first_tenth(build: Build, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """One that fits the epochs, and would be over in a tenth of the iterations, was meant by epoch, too."""
+    build(EARLY[name], batches=21)
+
+    assert f"its {name}=" in caplog.text
+
+
+RIGHT: dict[str, tuple[Schedule, dict[str, Any]]] = {
+    "length in iterations": (of_length(84)["cosine"][0], {"batches": 21}),
+    "sequence in iterations": (of_length(84)["sequence"][0], {"batches": 21}),
+    "by epoch": (of_length(EPOCHS)["cosine"][0], {"batches": 21, "by_epoch": True}),
+    "steps by epoch": (EARLY["step_size"], {"batches": 21, "by_epoch": True}),
+    "one batch": (of_length(EPOCHS)["cosine"][0], {"batches": 1}),
+    "one batch by epoch": (of_length(EPOCHS)["cosine"][0], {"batches": 1, "by_epoch": True}),
+    "run of iterations": (of_length(42)["cosine"][0], {"batches": 21, "max_iters": 42}),
+    "short run of iterations": (of_length(EPOCHS)["cosine"][0], {"batches": 21, "max_iters": 42}),
+    "linear warm-up": (lambda o: torch_lr.LinearLR(o, 0.1, total_iters=EPOCHS), {"batches": 21}),
+    "constant warm-up": (lambda o: torch_lr.ConstantLR(o, 0.1, EPOCHS), {"batches": 21}),
+    "small decays": (lambda o: torch_lr.StepLR(o, 1, gamma=0.999), {"batches": 21}),
+    "milestones after a warm-up": (
+        lambda o: torch_lr.SequentialLR(
+            o, [torch_lr.LinearLR(o, 0.1, total_iters=40), torch_lr.MultiStepLR(o, [3])], [40]
+        ),
+        {"batches": 21},
+    ),
+    "own": (lambda o: Own(o), {"batches": 21}),
+    "few batches": (lambda o: torch_lr.MultiStepLR(o, [2, 4]), {"batches": 2}),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_is_not_logged(build: Build, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """Lengths in the unit of the steps, warm-ups, and what may be either."""
+    schedule, options = RIGHT[name]
+
+    build(schedule, **options)
+
+    assert not caplog.text

@@ -1,0 +1,179 @@
+"""`Trainer(writers=None)`: progress where a person watches, and nothing elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eventloop import Trainer, cli
+from tests.forked import ROOT, Forked
+from tests.ranks import run_ranks
+
+MakeTrainer = Callable[..., Trainer]
+
+TRAINING = """
+import torch
+from eventloop import Trainer
+
+model = torch.nn.Linear(1, 1)
+trainer = Trainer(
+    model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=torch.nn.functional.mse_loss,
+    train_loader=[(torch.ones(2, 1), torch.ones(2, 1))] * 4, max_epochs=1, work_dir="run",
+    default_hooks={"checkpoint": None},
+)
+trainer.train()
+print("what the program prints")
+"""
+
+RANK = """
+import json, os, sys
+import torch, torch.distributed as dist
+from eventloop import Trainer
+
+sys.stderr = os.fdopen(os.openpty()[1], "w")
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
+trainer = Trainer(torch.nn.Linear(1, 1), max_epochs=1, work_dir="run")
+print(json.dumps({"writers": [type(writer).__name__ for writer in trainer.writers]}))
+trainer.close()
+dist.destroy_process_group()
+"""
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def kinds(trainer: Trainer) -> list[str]:
+    return [type(writer).__name__ for writer in trainer.writers]
+
+
+def on_a_terminal(folder: Path, term: str) -> tuple[str, str]:
+    """What a training without `writers` writes to standard output, a pipe, and to standard error, a terminal."""
+    keyboard, screen = os.openpty()
+    process = Forked(
+        ["-c", TRAINING], cwd=folder, stdout=subprocess.PIPE, stderr=screen,
+        env={"PATH": "", "PYTHONPATH": ROOT, "TERM": term, "COLUMNS": "80"},
+    )  # fmt: skip
+    os.close(screen)
+    shown = b""
+    try:
+        while data := os.read(keyboard, 65536):
+            shown += data
+    except OSError:  # Linux's way to say that the other end is closed
+        pass
+    os.close(keyboard)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, shown
+    return printed, shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("term", "shown"), [("xterm", "epoch 1/1 \x1b[36m━"), ("dumb", "Epoch(train) [1][4/4]  lr: 1.0000e-01")]
+)
+def test_a_terminal_shows_progress(tmp_path: Path, term: str, shown: str) -> None:
+    """On standard error: standard output has what the program prints."""
+    printed, seen = on_a_terminal(tmp_path, term)
+
+    assert shown in seen
+    assert seen.endswith("Run ended at iteration 4: completed\r\n")
+    assert printed == "what the program prints\n"
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, closed(), io.StringIO(), SimpleNamespace(write=print)])
+def test_nothing_else_shows_progress(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, stream: Any
+) -> None:
+    """Neither a file or pipe, nor a closed stream, nor the None of a program without a console."""
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    assert kinds(make_trainer()) == []
+
+
+def test_no_writers_are_none(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`writers=[]` shows nothing on a terminal either."""
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    trainer = make_trainer(writers=[])
+    trainer.train()
+
+    assert (kinds(trainer), screen.getvalue()) == ([], "")
+
+
+def test_without_rich_a_terminal_gets_lines(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bar is an extra, and nothing complains where it is not installed."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delitem(sys.modules, "eventloop.writers.progress", raising=False)
+    monkeypatch.delattr("eventloop.writers.progress", raising=False)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    make_trainer().train()
+
+    assert screen.getvalue().startswith("Epoch(train) [")
+    assert "\x1b" not in screen.getvalue()
+
+
+def test_a_notebook_shows_progress(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As lines on standard output, below the cell: standard error is red there."""
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    make_trainer().train()
+
+    said = capsys.readouterr()
+    assert said.out.startswith("Epoch(train) [")
+    assert "Epoch(train)" not in said.err
+
+
+@pytest.mark.parametrize("shell", [None, SimpleNamespace()])
+def test_ipython_alone_is_no_notebook(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, shell: SimpleNamespace | None
+) -> None:
+    """An imported IPython, or one in a terminal, has no kernel."""
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+
+    assert kinds(make_trainer()) == []
+
+
+def test_the_first_rank_alone_shows_progress(tmp_path: Path) -> None:
+    """Of two, each with a terminal."""
+    assert run_ranks(RANK, tmp_path) == [{"writers": ["ConsoleWriter"]}, {"writers": []}]
+
+
+@pytest.mark.parametrize(
+    ("config", "shown"), [({}, True), ({"writers": None}, True), ({"writers": []}, False)]
+)
+def test_the_plan_shows_the_default(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    config: dict[str, Any],
+    shown: bool,
+) -> None:
+    """Where the run would have it."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"train_cfg": {"max_epochs": 1}, **config}))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+
+    assert cli.main(["plan", str(path)]) == 0
+
+    assert ("ConsoleWriter" in capsys.readouterr().out) is shown

@@ -1,0 +1,284 @@
+"""Two ranks of FSDP2: they train right, and what would be one rank's part of a tensor is refused on both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.ranks import run_ranks
+
+PROGRAM = """
+import json, logging, sys
+from pathlib import Path
+import torch, torch.distributed as dist, torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+torch.set_num_threads(1)
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+
+from eventloop.checkpoint import save_checkpoint
+from eventloop.hooks import CheckpointHook, EMAHook, Hook
+from eventloop.hooks.averages import StochasticWeightAverage
+from eventloop.hooks.bn_statistics import update_bn_stats
+from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
+from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
+from eventloop.hooks.optimizer import OptimizerHook
+from eventloop.hooks.sync_buffers import SyncBuffersHook
+from eventloop.metrics import EventStorage
+from eventloop.trainer import Trainer
+
+generator = torch.Generator().manual_seed(3)
+data = [(torch.randn(2, 2, generator=generator), torch.randn(2, 1, generator=generator)) for _ in range(24)]
+own, none = data[rank::2], {"checkpoint": None}
+
+class Unsized:
+    def __iter__(self):
+        return iter(own[:11])
+
+class Short(Unsized):
+    def __len__(self):
+        return 12
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.other, self.unused = nn.Linear(2, 4), nn.Linear(4, 1), nn.Linear(2, 2)
+    def forward(self, x):
+        return self.other(self.one(x).relu())
+
+def sharded(model):
+    for part in (model.one, model.other):
+        fully_shard(part, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+def build(model, hooks=(), loader=own, **options):
+    options = {"default_hooks": none, "loss_fn": F.mse_loss, **options}
+    return Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), train_loader=loader,
+        max_epochs=1, hooks=hooks, work_dir=folder / "run", **options)
+
+class Reductions(TorchDispatchMode):
+    count = 0
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += "reduce_scatter" in str(function)
+        return function(*args, **(kwargs or {}))
+
+def train(model, hook, **options):
+    trainer = build(model, [hook], **options)
+    with Reductions() as reductions:
+        trainer.train()
+    norms = [value for value, _ in trainer.metrics.histories()["grad_norm"].values()]
+    trainer.close()
+    return {"weights": whole(model), "reduced": reductions.count, "norms": norms}
+
+def whole(model):
+    names = ("one.weight", "one.bias", "other.weight", "other.bias")
+    return [p.full_tensor().flatten().tolist() for n, p in model.named_parameters() if n in names]
+
+def by_hand(windows):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    left, norms = iter(zip(data[::2], data[1::2])), []
+    for window in windows:
+        optimizer.zero_grad()
+        for _ in range(window):
+            for inputs, target in next(left):
+                (F.mse_loss(model(inputs), target) / window / 2).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+        optimizer.step()
+    return {"weights": [p.flatten().tolist() for p in list(model.parameters())[:4]], "norms": norms}
+
+def refused(call):
+    try:
+        call()
+    except TypeError as error:
+        dist.barrier()  # both ranks are here: none waits for the other in a collective
+        return str(error)
+    return "not refused"
+
+folder = Path(sys.argv[2]).parent
+Cumulative, clip = GradientCumulativeOptimizerHook, dict(max_norm=0.5)
+said = {
+    "plain": train(sharded(Net()), OptimizerHook(clip)),
+    "by 4": train(sharded(Net()), Cumulative(4, clip)),
+    "unsized": train(sharded(Net()), Cumulative(4, clip), loader=Unsized()),
+    "expected": {"plain": by_hand([1] * 12), "by 4": by_hand([4] * 3), "unsized": by_hand([4, 4, 3])},
+}
+
+class Record(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+
+lines = []
+logging.getLogger("eventloop").addHandler(Record())
+model = sharded(Net())
+anomalous = train(model, OptimizerHook(clip, detect_anomalous_params=True))
+said["anomalous"], said["anomalous weights"] = lines[:], anomalous["weights"]
+
+lines.clear()
+said["short"] = train(sharded(Net()), Cumulative(4, clip), loader=Short())
+said["expected"]["short"], said["dropped"] = by_hand([4, 4]), lines[:]
+
+weight = model.one.weight
+state = {"meta": {}, "state_dict": {"one.weight": weight}}
+storage = EventStorage()
+storage.put_scalar("was plain", torch.ones(()))
+
+class Keeps(Hook):
+    def state_dict(self):
+        return {"list": [weight]}
+    def load_state_dict(self, state):
+        pass
+
+def wrapped_late():
+    model = Net()
+    trainer = build(model, default_hooks={})
+    fully_shard(model, mesh=mesh)
+    trainer.train()
+
+def averaged_late():
+    model = Net()
+    average = StochasticWeightAverage(model)
+    average.update_parameters(fully_shard(model, mesh=mesh))
+
+def partial_loss(trainer, batch):
+    return (weight.detach().requires_grad_() * 2).sum()
+
+def replicated_score(trainer, batch):
+    return {"score": distribute_tensor(torch.ones(()), mesh, [Replicate()])}
+
+def with_bn():
+    return distribute_module(nn.Sequential(nn.BatchNorm1d(2)), mesh)
+
+whole_file = folder / "whole.pth"
+if rank == 0:
+    torch.save(Net().state_dict(), whole_file)
+dist.barrier()
+plain = lambda *hooks, **options: build(Net(), [*hooks], **options)
+said["refused"] = {
+    "checkpoint": refused(lambda: build(model, default_hooks={})),
+    "checkpoint, sharded later": refused(wrapped_late),
+    "checkpoint of FSDP1": refused(lambda: build(FullyShardedDataParallel(Net(), device_id=torch.device("cpu")),
+        default_hooks={})),
+    "average": refused(lambda: build(model, [EMAHook()])),
+    "average by hand": refused(lambda: StochasticWeightAverage(model)),
+    "average by hand, sharded later": refused(averaged_late),
+    "state of a hook": refused(plain(Keeps(), CheckpointHook(1, by_epoch=False), default_hooks={}).train),
+    "saved by hand": refused(lambda: save_checkpoint(state, folder / "own")),
+    "loaded": refused(lambda: build(model).load_checkpoint(whole_file)),
+    "scalar": refused(lambda: storage.put_scalar("was plain", weight.norm())),
+    "scalars": refused(lambda: storage.put_scalars({"several": weight.sum()})),
+    "histogram": refused(lambda: storage.put_histogram("weights", weight)),
+    "histogram of a ShardedTensor": refused(lambda: storage.put_histogram("shards", sharded_tensor.zeros(
+        ChunkShardingSpec(0, ["rank:0/cpu", "rank:1/cpu"]), 4, 2))),
+    "image": refused(lambda: storage.put_image("picture", distribute_tensor(torch.ones(1, 2, 2), mesh, [Shard(1)]))),
+    "loss": refused(plain(loss_fn=None, train_step=partial_loss).train),
+    "loss that is checked": refused(plain(CheckInvalidLossHook(), loss_fn=None, train_step=partial_loss,
+        default_hooks={**none, "runtime_info": None, "optimizer": None}).train),
+    "validation": refused(plain(val_loader=own, val_step=replicated_score).val),
+    "buffers": refused(build(with_bn(), [SyncBuffersHook()]).train),
+    "batch norm": refused(lambda: update_bn_stats(with_bn().train(), [torch.ones(4, 2)], None)),
+}
+said["files"] = sorted(path.name for path in folder.glob("**/state.pth"))
+
+torch.manual_seed(0)
+layers = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+fully_shard(layers[0], mesh=mesh)
+said["batches of precise statistics"] = update_bn_stats(layers.train(), [torch.ones(4, 2)] * (2 + rank), None)
+print(json.dumps(said))
+dist.destroy_process_group()
+"""
+
+REFUSED = {
+    "checkpoint": ("CheckpointHook", "'one.weight'", "default_hooks=dict(checkpoint=None)"),
+    "checkpoint, sharded later": ("CheckpointHook", "'one.weight'", "default_hooks=dict(checkpoint=None)"),
+    "checkpoint of FSDP1": ("CheckpointHook", "''", "default_hooks=dict(checkpoint=None)"),
+    "average": ("EMAHook", "'one.weight'"),
+    "average by hand": ("StochasticWeightAverage", "'one.weight'"),
+    "average by hand, sharded later": ("StochasticWeightAverage", "'one.weight'"),
+    "state of a hook": ("['Keeps']['list'][0]", "(4, 2)", "default_hooks=dict(checkpoint=None)"),
+    "saved by hand": ("state_dict.one.weight", "(4, 2)"),
+    "loaded": ("whole.pth", "'one.weight'", "fully_shard"),
+    "scalar": ("'was plain'", "NormPartial"),
+    "scalars": ("'several'", "Partial"),
+    "histogram": ("'weights'", "(4, 2)", "Shard(dim=0)"),
+    "histogram of a ShardedTensor": ("'shards'", "(4, 2)"),
+    "image": ("'picture'", "Shard(dim=1)"),
+    "loss": ("'loss'", "Partial"),
+    "loss that is checked": ("['loss']", "Partial"),
+    "validation": ("'score'", "Replicate"),
+    "buffers": ("'0.running_mean'", "Replicate"),
+    "batch norm": ("'0.running_mean'", "Replicate"),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two processes of one sharded training have to say."""
+    return run_ranks(PROGRAM, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_sharded_tensors_are_refused(ranks: list[dict[str, Any]], what: str) -> None:
+    """The error names the tensor, what is wrong with it and what to do; both ranks have it, and none waits."""
+    for said in ranks:
+        error = said["refused"][what]
+        kind = {"FSDP1": "FullyShardedDataParallel", "ShardedTensor": "ShardedTensor"}.get(
+            what.split()[-1], "DTensor"
+        )
+        assert "sharded over ranks: expected" in error
+        assert f"got a {kind}" in error
+        for part in REFUSED[what]:
+            assert part in error
+    assert ranks[0]["files"] == []
+
+
+@pytest.mark.parametrize("run", ["plain", "by 4", "unsized"])
+def test_training_is_that_of_one_process(ranks: list[dict[str, Any]], run: str) -> None:
+    """Weights, and norms before clipping, are those of the whole model, accumulated or not, also where the last window
+    is shorter than could be known."""
+    for said in ranks:
+        expected = said["expected"][run]
+        assert said[run]["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+        for ours, theirs in zip(said[run]["weights"], expected["weights"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+def test_gradients_are_reduced_once_a_window(ranks: list[dict[str, Any]]) -> None:
+    """Of 2 sharded modules in 12 iterations: each time, once in 4, and each time where the length is not known."""
+    counts = [
+        (said["plain"]["reduced"], said["by 4"]["reduced"], said["unsized"]["reduced"]) for said in ranks
+    ]
+
+    assert counts == [(24, 6, 22)] * 2
+
+
+def test_gradients_that_were_never_reduced_are_in_no_step(ranks: list[dict[str, Any]]) -> None:
+    """A loader that ends before its length says leaves 3 iterations of a window without a reduction: they are dropped,
+    the log says how many, and the weights are those of the steps before."""
+    for said in ranks:
+        assert [line for line in said["dropped"] if "last 3 iterations are in no step" in line]
+        for ours, theirs in zip(said["short"]["weights"], said["expected"]["short"]["weights"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+def test_unreached_parameters_are_named(ranks: list[dict[str, Any]]) -> None:
+    """Only those that the loss does not reach, once; and the training is the one without a look."""
+    for said in ranks:
+        (line,) = said["anomalous"]
+        assert line.splitlines()[1:] == ["  unused.weight, (2, 2)", "  unused.bias, (2,)"]
+        assert said["anomalous weights"] == said["plain"]["weights"]
+
+
+def test_precise_statistics_of_unequal_loaders(ranks: list[dict[str, Any]]) -> None:
+    """A forward pass gathers weights from all ranks, so the pass ends with the shorter loader."""
+    assert [said["batches of precise statistics"] for said in ranks] == [2, 2]
