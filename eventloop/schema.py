@@ -177,7 +177,8 @@ def check_usable(checkpoint: Mapping[str, Any], source: object) -> None:
 
 def _is_of_another_version(checkpoint: Mapping[str, Any]) -> bool:
     meta = checkpoint["meta"]
-    return isinstance(meta, Mapping) and meta.get("schema") != SCHEMA
+    version = meta.get("schema") if isinstance(meta, Mapping) else SCHEMA
+    return not isinstance(version, int) or version != SCHEMA
 
 
 def read_as(kind: type[T], value: object, what: str) -> T:

@@ -246,6 +246,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         for optimizer in self._optimizers:
             trainer.copying.before_step(optimizer)
             optimizer.step()
+        trainer.within = trainer.within or "iter"  # "epoch" where the rest of an epoch is stepped
         if wants(AfterOptimizerStep):
             self._announce(trainer, AfterOptimizerStep)
 

@@ -31,7 +31,9 @@ def live_state(trainer: Trainer) -> Any:
     return copy.deepcopy((trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.iter))
 
 
-def refuse(trainer: Trainer, path: Path, message: str, error: type[Exception] = CheckpointError) -> None:
+def refuse(
+    trainer: Trainer, path: Path | str, message: str, error: type[Exception] = CheckpointError
+) -> None:
     """Resume, which is refused, and leaves everything as it was."""
     before = live_state(trainer)
     with pytest.raises(error, match=message):
@@ -163,11 +165,12 @@ def test_other_parameter_groups(make_trainer: MakeTrainer, saved: Path) -> None:
     )
 
 
-def test_checkpoint_of_a_later_version(make_trainer: MakeTrainer, saved: Path) -> None:
-    """A schema this version does not know is refused."""
-    path = rewrite(saved / "epoch_2", lambda checkpoint: checkpoint["meta"].update(schema=99))
+@pytest.mark.parametrize("which", ["epoch_2", "auto"])
+def test_checkpoint_of_a_later_version(make_trainer: MakeTrainer, saved: Path, which: str) -> None:
+    """A schema this version does not know is refused; "auto" takes no older checkpoint in its place."""
+    rewrite(saved / "epoch_2", lambda checkpoint: checkpoint["meta"].update(schema=99))
 
-    refuse(make_trainer(work_dir=saved), path, "has schema 99, this version of eventloop reads 1")
+    refuse(make_trainer(work_dir=saved), which, "has schema 99, this version of eventloop reads 1")
 
 
 def test_states_of_hooks_that_do_not_match(

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
 from eventloop import Trainer, read_events
 from eventloop.events import AfterRun, BeforeRun, Event, ScalarsLogged
-from eventloop.hooks import AmpOptimizerHook, EMAHook, LoggerHook
+from eventloop.hooks import AmpOptimizerHook, EMAHook, GradientCumulativeOptimizerHook, LoggerHook
 from eventloop.writers import CSVWriter, EventLogWriter, JSONLWriter, TensorBoardWriter, Writer
 from eventloop.writers.jsonl import read_jsonl
 from tests.trainer.conftest import MakeTrainer, batches, build_trainer, collect, shuffled
@@ -98,6 +98,23 @@ def test_after_a_handlers_error(
 
     assert (trainer.iter, trainer.bus.closed) == (12, False)
     assert_same(whole(unit), state_of(trainer))
+
+
+def test_after_an_error_behind_an_accumulated_step(make_trainer: MakeTrainer) -> None:
+    """The step that was made before the error is not made again."""
+
+    def accumulating() -> Trainer:
+        return build(make_trainer, UNITS[0], hooks=[GradientCumulativeOptimizerHook(2)])
+
+    uninterrupted = accumulating()
+    uninterrupted.train()
+    expected = state_of(uninterrupted)
+    trainer = accumulating()
+    fail_once(trainer, "after_optimizer_step", 5)
+
+    train_twice(trainer)
+
+    assert_same(expected, state_of(trainer))
 
 
 @pytest.mark.parametrize("iteration", [0, 4, 6])
