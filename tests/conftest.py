@@ -77,6 +77,17 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+@pytest.fixture
+def no_thread_left() -> Iterator[None]:
+    """Wait, at the end of the test, for the threads that its buses have started; another test counts its own."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("eventloop "):
+            thread.join(DEADLINE)
+            assert not thread.is_alive(), thread
+
+
 class Held:
     """A background subscriber that waits, from its first delivery on, until it is let go."""
 

@@ -155,5 +155,5 @@ def test_what_a_run_removes_while_sizes_are_compared(run: Path, monkeypatch: pyt
 
     told = Stock(run).inventory()
 
-    assert [item.name for item in told.checkpoints] == ["epoch_2", "best_acc_epoch_2", "epoch_3", "epoch_4"]
+    assert [item.name for item in told.checkpoints] == ["best_acc_epoch_2", "epoch_2", "epoch_3", "epoch_4"]
     assert told.damaged == []

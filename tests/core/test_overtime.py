@@ -28,6 +28,7 @@ class Slow:
     """A subscriber that delivers one event each time it is decided whether to wait on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, bus: Bus) -> None:
+        self.bus = bus
         self.decided: list[float] = []
         self.stops = False
         self.subscription: Subscription = bus.subscribe(
@@ -55,8 +56,8 @@ class Slow:
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Slow]]:
-    """Makes one, let go at the end of the test."""
+def slow(no_thread_left: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Slow]]:
+    """Makes one, let go at the end of the test; no thread of it is left to a later test."""
     made: list[Slow] = []
 
     def make(bus: Bus) -> Slow:
@@ -66,6 +67,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Slow]]:
     yield make
     for each in made:
         each.let_go()
+        each.bus.close(DEADLINE)
 
 
 def end(bus: Bus, how: str, *timeout: float) -> Any:

@@ -132,7 +132,9 @@ def test_what_a_close_has_left_counts_as_dropped(held: Held) -> None:
     assert (holding.stats.delivered, holding.stats.dropped) == (2, 2)
 
 
-def test_one_that_hangs_is_given_nothing_more(held: Held, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_hangs_is_given_nothing_more(
+    no_thread_left: None, held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its thread is in foreign code, which a second one must not enter; the log names it, and the others go on."""
     bus, seen = Bus(drain_timeout=0.05), list[Any]()
     bus.subscribe(held, "after_train_iter", offload="thread", name="hung")

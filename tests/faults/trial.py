@@ -186,8 +186,12 @@ def check_announced(trial: Trial) -> None:
     if not said:
         return
     found = scan(Path(trial.directory, "run"))
-    newest = found.manifests[found.paths[-1]]
-    assert newest.sequence >= max(each.sequence for each in said), f"{said[-1]} was announced, found {there}"
+    last = max(said, key=lambda each: each.sequence)
+    newest = max(found.manifests.values(), key=lambda manifest: manifest.sequence)
+    assert newest.sequence >= last.sequence, f"{last} was announced, found {there}"
+    assert found.manifests[found.paths[-1]].iter >= newest.iter, (
+        f"{found.paths[-1]} would be resumed, found {there}"
+    )
     scores = [each.score for each in said if each.score is not None]
     if scores:
         path, _ = load_best(Path(trial.directory, "run"), "acc")

@@ -26,7 +26,7 @@ data = [(torch.ones(2, 2), torch.tensor([0, 1]))] * 5
 def build(name, **options):
     trainer = Trainer(
         model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy, train_loader=data,
-        work_dir=name, **{"max_epochs": 10**9, **options},
+        writers=[], work_dir=name, **{"max_epochs": 10**9, **options},
     )
     trainer.bus.subscribe(lambda event: print("begun", flush=True), "after_train_iter", once=True, name="tells")
     return trainer

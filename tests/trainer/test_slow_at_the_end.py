@@ -53,7 +53,9 @@ class Ending:
 
 
 @pytest.fixture
-def ending(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ending]:
+def ending(
+    no_thread_left: None, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Ending]:
     """The writer is let go at the end of the test."""
     ending, granted = Ending(make_trainer), Overtime.granted
 
