@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from eventloop.lean_step import stepper
 from eventloop.manifest import CheckpointError
 from eventloop.optimizers import named_optimizers
-from eventloop.schema import Count, check_alike, read_as
+from eventloop.schema import LastStep, check_alike, read_as
 from eventloop.windows import PROGRESS, PlateauWindow, Window
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def check_scheduler_state(scheduler: Any, saved: Mapping[str, Any], what: str) -
         return
     for key in ("last_epoch", "last_step"):
         if key in own:
-            read_as(Count, saved.get(key), f"{what}[{key!r}] cannot be loaded")
+            read_as(LastStep, saved.get(key), f"{what}[{key!r}] cannot be loaded")
     check_alike(saved, own, what)
     if "_schedulers" in own:
         parts = getattr(scheduler, "_schedulers", ())

@@ -6,6 +6,7 @@ import re
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Number
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -21,6 +22,8 @@ SCHEMA = 1
 """The version of the layout, in `meta`."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
+LastStep = Annotated[int, msgspec.Meta(ge=-1)]
+"""The last step of a scheduler; PyTorch has -1 in a part of a SequentialLR that has not begun."""
 GeneratorState = Annotated[list[Any], msgspec.Meta(min_length=1)]
 """Its kind and what it is made of."""
 
@@ -226,17 +229,18 @@ def check_alike(saved: Any, own: Any, what: str) -> None:
     elif isinstance(own, list | tuple) and isinstance(saved, list | tuple):
         for number, (each, other) in enumerate(zip(saved, own, strict=False)):
             check_alike(each, other, f"{what}[{number}]")
-    elif own is not None and saved is not None and _kind(own) != _kind(saved):
+    elif own is not None and saved is not None and (kind := _kind(own)) and kind != _kind(saved):
         raise CheckpointError(
-            f"{what} is wrong: expected a {_kind(own)}, as {reprlib.repr(own)}, got {reprlib.repr(saved)}"
+            f"{what} is wrong: expected a {kind}, as {reprlib.repr(own)}, got {reprlib.repr(saved)}"
         )
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
+def _kind(value: Any) -> str | None:
+    """Return the kind of a plain value, None for any other, which may have been saved as something plain."""
+    if isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1):
         return "number"  # a learning rate may be a tensor
     kinds = {Mapping: "mapping", list: "list", tuple: "list", str: "text"}
-    return next((name for kind, name in kinds.items() if isinstance(value, kind)), type(value).__name__)
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), None)
 
 
 @contextmanager

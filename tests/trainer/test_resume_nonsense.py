@@ -133,7 +133,7 @@ MALFORMED: list[tuple[tuple[Any, ...], Any, str]] = [
     (("param_schedulers",), [], r"the state of the schedulers \['SequentialLR'\], the trainer has"),
     (ONE, None, r"of param_schedulers\[0\] is wrong: Expected `object`, got `null`: None"),
     (ONE, {}, r"param_schedulers\[0\]\['last_epoch'\] cannot be loaded, .* Expected `int`, got `null`: None"),
-    ((*ONE, "last_epoch"), -3, r"param_schedulers\[0\]\['last_epoch'\] cannot be loaded, .*`int` >= 0: -3"),
+    ((*ONE, "last_epoch"), -3, r"param_schedulers\[0\]\['last_epoch'\] cannot be loaded, .*`int` >= -1: -3"),
     ((*ONE, "_milestones"), "x", r"\['_milestones'\] is wrong: expected a list, as \[2\], got 'x'"),
     ((*ONE, "_schedulers"), [], r"\['_schedulers'\] is wrong: expected 2 states, got 0"),
     ((*ONE, "_schedulers", 1), {}, r"\['_schedulers'\]\[1\]\['last_epoch'\] cannot be loaded"),
