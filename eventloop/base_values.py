@@ -1,8 +1,8 @@
 """Find the base value, such as a learning rate, that a param group was given after its schedules were built.
 
-PyTorch's schedules multiply the value that is in the group, and a warm-up puts its first value there when it is built. A
-rate that is edited afterwards would therefore end as many times too high as the warm-up begins too low. Here such an
-edit is a new base, from which the schedules begin.
+PyTorch's schedules multiply the value that is in the group, and a warm-up puts its first value there when it is built.
+If the rate is edited after a warm-up of factor 0.1 was built, training would end at 10 times that rate. Here such an edit
+is a new base, from which the schedules begin.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from eventloop.optimizers import named_optimizers
-from eventloop.param_groups import Group, read_value, write_value
+from eventloop.param_groups import Group, number_like, read_value, write_value
 from eventloop.reschedule import own_schedulers
 from eventloop.windows import Window
 
@@ -26,15 +24,15 @@ Groups = Mapping[str, Sequence[dict[str, Any]]]
 
 
 class Edited(NamedTuple):
-    """A base value that was edited, and what the schedules made of the former one when they were built.
+    """Hold an edited base value and the first factor of its schedules.
 
     Args:
         base: the new base.
-        factor: the first scheduled value, in parts of the base; 1.0 without a warm-up.
+        first_factor: the first scheduled value, in parts of the base; 1.0 without a warm-up.
     """
 
     base: float
-    factor: float
+    first_factor: float
 
 
 Bases = dict[tuple[str, int], dict[str, Edited]]
@@ -72,7 +70,7 @@ def value_name(key: str) -> str:
 def edited_base(group: Group, index: int, name: str, schedulers: Sequence[Any], seen: Group) -> Edited | None:
     """Return the base value that was edited after the schedulers were built, None where none was.
 
-    An edited `initial_<name>` is the base; else the edited value is, for that is what the user wrote.
+    Return `initial_<name>` if it was edited, else the edited value.
 
     Args:
         group, index: the param group, and its place in the optimizer.
@@ -85,28 +83,26 @@ def edited_base(group: Group, index: int, name: str, schedulers: Sequence[Any], 
     written = written or [(initial, float(read_value(seen, name)))]
     if any(_same(value, left) and _same(initial, base) for base, left in written):
         return None
-    # of several schedules the last that moved the value has it from all
+    # The last schedule that moved the value includes the effect of the others.
     base, left = next((pair for pair in reversed(written) if not _same(*pair)), written[-1])
-    factor = left / base if base else 1.0
-    return Edited(initial if not _same(initial, base) else value, factor)
+    first_factor = left / base if base else 1.0
+    return Edited(initial if not _same(initial, base) else value, first_factor)
 
 
-def begin_from(edited: Edited, name: str, group: Group, index: int, states: Sequence[dict[str, Any]]) -> None:
+def rebase_group(
+    edited: Edited, name: str, group: Group, index: int, states: Sequence[dict[str, Any]]
+) -> None:
     """Write a base value into a param group, and into the states of its schedules, as if they were built with it."""
-    initial = group[f"initial_{name}"]
-    tensor = isinstance(initial, torch.Tensor)
-    group[f"initial_{name}"] = torch.full_like(initial, edited.base) if tensor else edited.base
-    write_value(group, name, edited.base * edited.factor)
+    group[f"initial_{name}"] = number_like(group[f"initial_{name}"], edited.base)
+    write_value(group, name, edited.base * edited.first_factor)
     for state in states:
         _rebase(state, index, edited.base)
 
 
 def _rebase(state: dict[str, Any], index: int, base: float) -> None:
     if base_lrs := state.get("base_lrs"):
-        old = base_lrs[index]
-        new = torch.full_like(old, base) if isinstance(old, torch.Tensor) else base
-        state["base_lrs"] = [*base_lrs[:index], new, *base_lrs[index + 1 :]]
-    if inner := state.get("scheduler"):  # of a window, which schedules what is above its floor
+        state["base_lrs"] = [*base_lrs[:index], number_like(base_lrs[index], base), *base_lrs[index + 1 :]]
+    if inner := state.get("scheduler"):  # A Window stores its inner base minus the floor.
         floor = state["floor"]
         _rebase(inner, index, base - (floor if isinstance(floor, int | float) else floor[index]))
     for part in state.get("_schedulers", ()):
@@ -121,7 +117,7 @@ def _written(scheduler: Any, name: str) -> list[tuple[float, float]]:
     last = getattr(scheduler, "_last_lr", None)
     if name != "lr" or not last:
         return []
-    bases = next(_base_lrs(scheduler), last)  # ReduceLROnPlateau begins with the rate that is there
+    bases = next(_base_lrs(scheduler), last)  # ReduceLROnPlateau has no base_lrs; use its last rate.
     return [(float(base), float(left)) for base, left in zip(bases, last, strict=False)]
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from eventloop.metrics import EventStorage
 from eventloop.rng import (
     module_generators,
     own_random_state,
@@ -24,6 +26,8 @@ from eventloop.sharded import refuse_sharded
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
+
+T = TypeVar("T")
 
 logger = logging.getLogger("eventloop")
 
@@ -94,7 +98,7 @@ class Averages:
             own[name] = _together(
                 own.get(name, NOTHING), Mean(total / self._samples[name], self._samples[name])
             )
-        ranks = _of_all_ranks(own)
+        ranks = gather(own)  # a sum in place would hang where ranks have different names
         means = {}
         for name in sorted({name for rank in ranks for name in rank}):
             means[name] = reduce(_together, (rank[name] for rank in ranks if name in rank)).value
@@ -125,8 +129,8 @@ def _together(a: Mean, b: Mean) -> Mean:
     return Mean(a.value + b.value, samples)
 
 
-def _of_all_ranks(own: dict[str, Mean]) -> list[dict[str, Mean]]:
-    """Every rank's, by rank; a sum in place would need the same names everywhere, and hang without."""
+def gather(own: T) -> list[T]:
+    """Return the objects of all ranks, by rank; a collective."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return [own]
     ranks = [own] * dist.get_world_size()
@@ -231,6 +235,17 @@ def before_drawing(trainer: Trainer, loader: Iterable[Any]) -> Callable[[], None
         set_module_generators(model, modules)
 
     return put_back
+
+
+@contextmanager
+def fields_kept(trainer: Trainer) -> Iterator[None]:
+    """Restore the trainer's fields after the block. Metrics put in it, also by `get_event_storage`, are discarded."""
+    model, batch, outputs, metrics = trainer.model, trainer.batch, trainer.outputs, trainer.metrics
+    try:
+        with EventStorage() as trainer.metrics:
+            yield
+    finally:
+        trainer.model, trainer.batch, trainer.outputs, trainer.metrics = model, batch, outputs, metrics
 
 
 def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:

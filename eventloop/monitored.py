@@ -6,21 +6,18 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parameter import is_lazy
 
+from eventloop.catalogue import near
 from eventloop.error_text import error_text
-from eventloop.evaluate import Evaluation, Evaluator, Metric, batch_size
+from eventloop.evaluate import Evaluation, Evaluator, Metric, batch_size, fields_kept, gather
 from eventloop.loaders import persists, why_not_by_index
 from eventloop.loops import LEFT_OUT_NAMES, to_device
-from eventloop.metrics import EventStorage
-from eventloop.ranks import several
 from eventloop.rng import (
     module_generators,
     random_state,
@@ -87,7 +84,7 @@ class MonitoredMetrics:
         if trainer.iter or trainer.stopping:
             return
         if batches is None:
-            batches = int(bool(self._unchecked) and _leaves_no_trace(trainer))
+            batches = int(bool(self._unchecked) and _can_be_repeated(trainer))
         if batches and (names := self._try_out(batches)) is not None:
             for metric, option in self._unchecked:
                 if metric not in names:
@@ -115,7 +112,7 @@ class MonitoredMetrics:
 def reported_names(
     evaluators: Mapping[str, Evaluator], loss_fn: object, own_val_step: bool
 ) -> tuple[set[str], set[str] | None]:
-    """Return the metrics that a validation reports for certain, and all it may report; None where these are not known.
+    """Return the certain metric names, and all possible names or None if unknown.
 
     A function may return a mapping of any names, so only torchmetrics' classes that return a tensor are known.
     """
@@ -150,10 +147,8 @@ def _check_sanity_val(sanity_val: object, val_loader: object) -> None:
 
 def _unreported(metric: str, option: str, names: Iterable[str]) -> str:
     known, word = sorted(names), metric.lower()
-    near = get_close_matches(metric, known, n=1) or [
-        name for name in known if word in name.lower() or name.lower() in word
-    ]
-    guess = f": did you mean {near[0]!r}?" if near else "."
+    alike = [name for name in known if word in name.lower() or name.lower() in word]
+    guess = near(metric, known) or (f": did you mean {alike[0]!r}?" if alike else ".")
     return (
         f"{option} needs the metric {metric!r}, which the validation does not report{guess} It reports "
         f"{', '.join(known) or 'nothing'}. Other names come from evaluator={{{metric!r}: ...}} or val_step=..."
@@ -163,7 +158,7 @@ def _unreported(metric: str, option: str, names: Iterable[str]) -> str:
 # --- the sanity validation ---------------------------------------------------------------------------------
 
 
-def _leaves_no_trace(trainer: Trainer) -> bool:
+def _can_be_repeated(trainer: Trainer) -> bool:
     """True where the loader begins again with each pass, and the first batch does not create the model's weights."""
     loader = trainer.val_loader
     begins_again = isinstance(loader, list | tuple) or (
@@ -173,7 +168,7 @@ def _leaves_no_trace(trainer: Trainer) -> bool:
 
 
 def _validate(trainer: Trainer, batches: int) -> Mapping[str, float]:
-    """Run the validation's step; in a process group on all ranks, and for each an error of one is an error."""
+    """Validate on all ranks; if one rank fails, all raise."""
     assert trainer.val_loader is not None
     evaluation = Evaluation(trainer.evaluator, LEFT_OUT_NAMES.setdefault(trainer, set()))
     failure: Exception | None = None
@@ -185,7 +180,7 @@ def _validate(trainer: Trainer, batches: int) -> Mapping[str, float]:
             evaluation.add(trainer.outputs, batch_size(trainer.batch))
     except Exception as error:  # the other ranks would wait for this one in `compute`
         failure = error
-    if _on_any_rank(failure is not None):
+    if any(gather(failure is not None)):
         raise failure or RuntimeError("the sanity validation failed on another rank, whose error says why")
     return evaluation.compute()
 
@@ -199,27 +194,17 @@ def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
     return alone
 
 
-def _on_any_rank(flag: bool) -> bool:
-    if not several():
-        return flag
-    flags = [flag] * dist.get_world_size()
-    dist.all_gather_object(flags, flag)
-    return any(flags)
-
-
 @contextmanager
 def _aside(trainer: Trainer) -> Iterator[None]:
     """Put back what validating changes: random states, modes and buffers, the trainer's fields, evaluators."""
     model, loader = trainer.model, trainer.val_loader
-    batch, outputs, metrics = trainer.batch, trainer.outputs, trainer.metrics
     drawn, modules = random_state(loader), module_generators(model)
     try:
-        with modes_and_buffers_kept(model), EventStorage() as trainer.metrics:  # also for get_event_storage
+        with modes_and_buffers_kept(model), fields_kept(trainer):
             trainer.mode = "val"
             model.eval()
             yield
     finally:
-        trainer.batch, trainer.outputs, trainer.metrics = batch, outputs, metrics
         for evaluator in trainer.evaluator.values():
             if isinstance(evaluator, Metric):
                 evaluator.reset()

@@ -11,7 +11,7 @@ import torch
 
 from eventloop.checkpoint import CheckpointError
 from eventloop.schema import check_alike, read_as, refusing
-from eventloop.undo import Undo
+from eventloop.undo import Rollback
 
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
 logger = logging.getLogger("eventloop")
@@ -121,7 +121,7 @@ def optimizer_state(optimizer: Any) -> Any:
 
 
 def load_optimizer_state(
-    optimizer: Any, state: Any, undo: Undo, *, converts: bool = False, source: object = "the state"
+    optimizer: Any, state: Any, rollback: Rollback, *, converts: bool = False, source: object = "the state"
 ) -> None:
     """Take what `optimizer_state` returned; without an optimizer nothing is taken.
 
@@ -130,7 +130,7 @@ def load_optimizer_state(
     its own.
 
     Args:
-        undo: puts an optimizer back. PyTorch's loading replaces two attributes, so only the state of one that loads in a
+        rollback: restores an optimizer. PyTorch's loading replaces two attributes, so only the state of one that loads in a
             way of its own is copied for that.
         converts: the parameters are of another type than those of the state, which is to follow them.
         source: for messages.
@@ -141,7 +141,7 @@ def load_optimizer_state(
     for name, each in named_optimizers(optimizer).items():
         own = state[name] if name else state
         of_torch = _loads_as_torch(each)
-        undo.keep(
+        rollback.snapshot(
             f"the optimizer {name!r}" if name else "the optimizer",
             each,
             copies=not (of_torch and _plainly(each)),

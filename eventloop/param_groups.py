@@ -56,6 +56,11 @@ def write_value(group: Group, name: str, value: Value) -> None:
         group[name] = value
 
 
+def number_like(current: Any, value: Any) -> Any:
+    """Return `value`, as a tensor like `current` if that is one."""
+    return torch.full_like(current, value) if isinstance(current, torch.Tensor) else value
+
+
 def initial_value(group: Group, name: str) -> float:
     """The value a group began with: its `initial_lr`, made from its `lr` where nobody did so yet. It is saved with
     the optimizer, so a resumed run does not take a decayed value for it."""
@@ -80,7 +85,7 @@ def number(
     below: float | None = None,
     most: float | None = None,
 ) -> float:
-    """Refuse what is no finite number in a range.
+    """Return `value` as float; raise unless finite and in range.
 
     Raises:
         TypeError, ValueError: naming `what`, the range and the value.

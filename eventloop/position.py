@@ -31,7 +31,7 @@ from eventloop.rng import (
     set_random_state,
     set_samplers,
 )
-from eventloop.undo import Undo
+from eventloop.undo import Rollback
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -178,7 +178,7 @@ class LoaderPosition:
             if mode in saved:
                 check_own_random_state(loader, saved[mode])
 
-    def load_samplers(self, state: Mapping[str, Any], undo: Undo) -> None:
+    def load_samplers(self, state: Mapping[str, Any], rollback: Rollback) -> None:
         """Give samplers of the loaders that are evaluated on their states, before `load_state_dict`."""
         saved = state.get("evaluations", {})
         for mode, loader in self._evaluated_on().items():
@@ -186,12 +186,12 @@ class LoaderPosition:
                 samplers = saved[mode].get("samplers", {})
                 _tell_lost(loader, samplers)
                 own = own_random_state(loader)
-                undo.add(
+                rollback.on_rollback(
                     f"the generators of {mode}_loader",
                     partial(set_own_random_state, loader, own, opening=False),
                 )
                 for sampler, its_state in samplers_given(loader, samplers):
-                    undo.keep(f"the sampler {type(sampler).__name__} of {mode}_loader", sampler)
+                    rollback.snapshot(f"the sampler {type(sampler).__name__} of {mode}_loader", sampler)
                     load_sampler(sampler, its_state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -177,8 +177,7 @@ def _no_run(options: argparse.Namespace) -> str:
 
 @contextmanager
 def _finding_modules_here() -> Iterator[None]:
-    """Find modules in the current directory, for --import alone: that may be a folder of someone else's run, where a
-    file `tensorboard.py` would be run in place of the library."""
+    """Import from the current directory only for --import: an untrusted run may hold a tensorboard.py."""
     sys.path.insert(0, "")
     try:
         yield

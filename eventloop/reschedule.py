@@ -104,7 +104,7 @@ def values_told(
     keys: set[str],
     listed: Collection[tuple[str, int, str] | None],
 ) -> Iterator[str]:
-    """A line for each value of an optimizer's groups that is another one anew, and is not `listed` as a change."""
+    """Yield a line per recomputed value that differs."""
     of_optimizer = f"{name} " if name else ""
     for number, (group, own) in enumerate(zip(groups, anew, strict=True)):
         of = f" of param group {number}" if len(groups) > 1 else ""

@@ -20,7 +20,7 @@ from eventloop.checkpoint import (
     load_newest,
 )
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
-from eventloop.hook_states import HookStates
+from eventloop.hook_states import load_hooks, log_mismatches, prepare_hooks
 from eventloop.named import place_of, what_else
 from eventloop.optimizers import (
     ParameterOrder,
@@ -42,9 +42,9 @@ from eventloop.rng import (
     set_rng_state,
 )
 from eventloop.schema import SCHEMA, check_layout, check_usable, refusing
-from eventloop.setting_changes import Change, Changed, check_changed, refusal, told
+from eventloop.setting_changes import Change, Changed, change_lines, check_changed, refusal
 from eventloop.settings import Settings
-from eventloop.undo import Undo
+from eventloop.undo import Rollback
 from eventloop.weights import OWN, check_model_state, load_model_state, prepare_model_state, unwrap
 
 if TYPE_CHECKING:
@@ -163,12 +163,15 @@ class TrainerState:
         trainer = self._trainer
         trainer.copying.join()
         found, checkpoint = self._find(path, check_usable)
-        with Undo(found) as undo:
+        with Rollback(found) as rollback:
             with trainer.bus.holding(AfterLoadCheckpoint):  # what is refused was not loaded
                 checkpoint = self._announce(found, checkpoint)
-                steps = self._take(found, checkpoint, changed, undo)
+                steps, changes, lines = self._load(found, checkpoint, changed, rollback)
             resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
-            undo.finish([*steps, partial(self._note_resumed, resumed, by_name=str(path) != "auto")])
+            rollback.commit([*steps, partial(self._note_resumed, resumed, by_name=str(path) != "auto")])
+        log_mismatches(trainer.hooks, checkpoint["hooks"], found)
+        for line in (*change_lines(changed, changes, trainer), *lines):  # with the values after loading
+            logger.warning("%s: %s", found, line)
         self._tell_what_is_left(found)
         return found
 
@@ -207,32 +210,37 @@ class TrainerState:
         if change.name == "loader_length" and None not in (change.saved, change.own):
             self._trainer.position.rescale(change.saved, change.own)
 
-    def _take(
-        self, found: Path, checkpoint: Mapping[str, Any], changed: Changed, undo: Undo
-    ) -> list[Callable[[], object]]:
-        """Check everything, then load what may be refused while it is loaded, which `undo` puts back; return the steps
-        that load the rest, and cannot fail."""
+    def _load(
+        self, found: Path, checkpoint: Mapping[str, Any], changed: Changed, rollback: Rollback
+    ) -> tuple[list[Callable[[], object]], list[Change], list[str]]:
+        """Check everything, then load the parts that may be refused while they are loaded.
+
+        Return the steps that load the rest and must not raise, the changed settings, and further lines for the log.
+        """
         trainer = self._trainer
         weights, changes, part = self._check(found, checkpoint, changed)
-        undo.add("the random state", partial(set_rng_state, rng_state()))  # code of others may draw
-        hooks = HookStates(trainer.hooks, checkpoint["hooks"], found)
-        takes = hooks.prepare()
-        hooks.load(undo)
-        trainer.position.load_samplers(part.position, undo)
+        rollback.on_rollback(
+            "the random state", partial(set_rng_state, rng_state())
+        )  # code of others may draw
+        hook_steps = prepare_hooks(trainer.hooks, checkpoint["hooks"], found)
+        load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
+        trainer.position.load_samplers(part.position, rollback)
         converts = any(change.name == "model_dtypes" for change in changes)
         load_optimizer_state(
-            trainer.optimizer, checkpoint["optimizer"], undo, converts=converts, source=found
+            trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=found
         )
-        lines = self._load_schedulers(checkpoint, changed, changes, undo)
+        lines = self._load_schedulers(checkpoint, changed, changes, rollback)
         lines += [part.inexact] if part.inexact else []
-        return [
-            prepare_model_state(unwrap(trainer.model), weights, undo, strict=True, source=str(found)),
-            *takes,
+        load_model, _ = prepare_model_state(
+            unwrap(trainer.model), weights, rollback, strict=True, source=str(found)
+        )
+        steps: list[Callable[[], object]] = [
+            load_model,
+            *hook_steps,
             partial(self._go_to, checkpoint["meta"], part, changes),
             partial(self._restore_random_state, part),
-            hooks.tell,
-            partial(self._tell_changes, found, changed, changes, lines),
         ]
+        return steps, changes, lines
 
     def _check(
         self, found: Path, checkpoint: Mapping[str, Any], changed: Changed
@@ -256,26 +264,21 @@ class TrainerState:
         return weights, changes, part
 
     def _load_schedulers(
-        self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], undo: Undo
+        self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], rollback: Rollback
     ) -> list[str]:
         """Load the schedulers, after the optimizers, and return what there is to say of it."""
         states: list[Any] = checkpoint["param_schedulers"]
         lines: list[str] = []
-        undo.add("the settings", self.settings.undo())
+        rollback.on_rollback("the settings", self.settings.undo())
         self.settings.go_on(changed, changes, checkpoint["meta"])
         if changed == "apply":
             states, lines = self.settings.scheduler_states(states, changes, checkpoint["meta"])
         for number, (scheduler, state) in enumerate(zip(self._trainer.schedulers, states, strict=True)):
             name = f"schedulers[{number}] {type(scheduler).__name__}"
-            undo.keep(name, scheduler)
-            with refusing(f"{undo.source} has a state that {name} refuses"):
+            rollback.snapshot(name, scheduler)
+            with refusing(f"{rollback.source} has a state that {name} refuses"):
                 scheduler.load_state_dict(state)
         return lines
-
-    def _tell_changes(self, found: Path, changed: Changed, changes: list[Change], lines: list[str]) -> None:
-        """Log what the run goes on with; its scheduled values are those after loading."""
-        for line in (*told(changed, changes, self._trainer), *lines):
-            logger.warning("%s: %s", found, line)
 
     def _tell_what_is_left(self, found: Path) -> None:
         for name in standing_still(self._trainer):

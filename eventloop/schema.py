@@ -206,7 +206,7 @@ def read_as(kind: type[T], value: object, what: str) -> T:
 
 
 def _at(value: Any, place: str) -> Any:
-    """What is there, or the innermost mapping around it whose keys the place does not name."""
+    """Return the value at `place`, or the innermost mapping that exists."""
     for name, number in re.findall(r"(\w+)|\[(\d+)\]", place):
         key = name or int(number)
         try:

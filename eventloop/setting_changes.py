@@ -43,7 +43,7 @@ class Change:
 
 
 def check_changed(changed: object) -> None:
-    """Refuse an answer that is none.
+    """Check the argument `changed`.
 
     Raises:
         ValueError: `changed` is not "refuse", "keep" or "apply".
@@ -71,7 +71,7 @@ def refusal(path: object, changes: list[Change]) -> str | None:
     return f"{path} is of a run with other settings; nothing was loaded:\n  {lines}\n{'; '.join(ways)}"
 
 
-def told(changed: Changed, changes: list[Change], trainer: Trainer) -> Iterator[str]:
+def change_lines(changed: Changed, changes: list[Change], trainer: Trainer) -> Iterator[str]:
     """A line for each change of a run that goes on, with the value it goes on with."""
     for change in changes:
         kept = change.kind == "loaded" and changed == "keep"

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import BatchSampler
 
-from eventloop.base_values import Bases, Edited, begin_from, find_edited, scheduled, value_name
+from eventloop.base_values import Bases, Edited, find_edited, rebase_group, scheduled, value_name
 from eventloop.loaders import length_of
 from eventloop.optimizers import named_optimizers
+from eventloop.param_groups import number_like
 from eventloop.reschedule import (
     bring_anew,
     keys_of,
@@ -157,10 +158,7 @@ class Settings:
 
     def undo(self) -> Callable[[], None]:
         """What puts back the settings of now, after `go_on`."""
-        groups, constants = (
-            deepcopy(self._groups),
-            self._constants,
-        )  # it writes into those, and replaces these
+        groups, constants = deepcopy(self._groups), self._constants  # `go_on` replaces the latter
 
         def put_back() -> None:
             self._groups, self._constants = groups, constants
@@ -171,7 +169,7 @@ class Settings:
         group = named_optimizers(self._trainer.optimizer)[name].param_groups[number]
         if (initial := f"initial_{value_name(key)}") in self._begun_with[name][number]:
             base = change.own[0] if key == "betas" else change.own
-            group[initial] = _like(group.get(initial), base)
+            group[initial] = number_like(group.get(initial), base)
         group[key] = _moved(group[key], change.saved, change.own)
 
     def scheduler_state(self, number: int, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,7 +186,7 @@ class Settings:
             if edited := self._edited.get((name, number), {}).get(value):
                 numbers = own_schedulers(trainer, named_optimizers(trainer.optimizer)[name])
                 moving = [i for i in numbers if getattr(trainer.schedulers[i], "param_name", "lr") == value]
-                begin_from(edited, value, begun[name][number], number, [built[i] for i in moving])
+                rebase_group(edited, value, begun[name][number], number, [built[i] for i in moving])
         return begun, built
 
     def scheduler_states(
@@ -200,7 +198,7 @@ class Settings:
         trainer = self._trainer
         begun_with, all_built = self._begun(changes)
         states = [with_arguments(*pair) for pair in zip(saved, all_built, strict=True)]
-        listed = {change.group for change in changes}  # with its value, by `told`
+        listed = {change.group for change in changes}  # with its value, by `change_lines`
         lines: list[str] = []
         for name, optimizer in named_optimizers(trainer.optimizer).items():
             numbers = own_schedulers(trainer, optimizer)
@@ -213,7 +211,7 @@ class Settings:
                 anew = bring_anew(schedulers, built, begun_with[name], former, meta)
             except Exception as error:  # of a function, or a part, of somebody's own
                 lines.append(
-                    f"where the schedules would be by now cannot be reckoned, they go on from there: {error!r}"
+                    f"where the schedules would be by now cannot be computed; the schedules continue from the current rate: {error!r}"
                 )
                 continue
             if anew is not None:
@@ -350,17 +348,13 @@ def _differences(own: Any, saved: Any, name: str) -> Iterator[Change]:
 def _moved(current: Any, saved: Any, own: Any) -> Any:
     """The new value of a setting that was `saved`; what a schedule has made of it is kept in proportion."""
     if isinstance(current, torch.Tensor):
-        return _like(current, _moved(current.item(), saved, own))
+        return number_like(current, _moved(current.item(), saved, own))
     if isinstance(current, list | tuple) and len(current) == len(saved) == len(own):
         return type(current)(map(_moved, current, saved, own))
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (current, saved, own))
     if not numbers or current == saved or not saved:
         return own
     return current * (own / saved)
-
-
-def _like(current: Any, value: Any) -> Any:
-    return torch.full_like(current, value) if isinstance(current, torch.Tensor) else value
 
 
 def _reschedules(change: Change, name: str, numbers: list[int], keys: set[str]) -> bool:

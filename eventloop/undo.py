@@ -1,4 +1,4 @@
-"""What loading a checkpoint has changed, put back where a later part of the checkpoint does not fit."""
+"""Roll back a partly loaded checkpoint."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 logger = logging.getLogger("eventloop")
 
 
-class Undo:
-    """Keeps what loading may have to give back: references, and copies of the states that code of a user's takes.
+class Rollback:
+    """Record rollback actions and run them if the block raises.
 
-        with Undo(path) as undo:
-            undo.keep("the hook mine", hook)
-            hook.load_state_dict(state)      # an error of the block, from here on, gives the hook its own state again
-            undo.finish([take_weights, take_counters])
+        with Rollback(path) as rollback:
+            rollback.snapshot("the hook mine", hook)
+            hook.load_state_dict(state)      # an error of the block, from here on, restores the hook
+            rollback.commit([load_weights, load_counters])
 
     Args:
         source: the checkpoint, for messages.
@@ -29,31 +29,41 @@ class Undo:
 
     def __init__(self, source: object) -> None:
         self.source = source
-        self._kept: list[tuple[str, Callable[[], object]]] = []
+        self._actions: list[tuple[str, Callable[[], object]]] = []
+        self._committing = False
 
-    def add(self, name: str, put_back: Callable[[], object]) -> None:
-        """Call `put_back` if the block fails; those that were added last come first."""
-        self._kept.append((name, put_back))
+    def on_rollback(self, name: str, action: Callable[[], object]) -> None:
+        """Call `action` if the block raises. Rollback runs in reverse order."""
+        self._actions.append((name, action))
 
-    def keep(self, name: str, owner: Any, *, copies: bool = True) -> None:
-        """Put back the attributes of an object, and the state behind them.
+    def snapshot(self, name: str, owner: Any, *, copies: bool = True) -> None:
+        """Restore an object's attributes on rollback.
 
         Args:
-            copies: its `load_state_dict` may change what its attributes refer to: copy its `state_dict` now.
+            copies: also copy `state_dict()`, because loading may change objects in place.
         """
         state = copy.deepcopy(owner.state_dict()) if copies else None
-        self.add(name, partial(_put_back, owner, dict(getattr(owner, "__dict__", {})), state))
+        self.on_rollback(name, partial(_put_back, owner, dict(getattr(owner, "__dict__", {})), state))
 
-    def finish(self, steps: Sequence[Callable[[], object]]) -> None:
-        """Take the steps that cannot fail, after which nothing is put back. Where Ctrl-C comes between two of them, all
-        are taken again before it is passed on: the trainer has all of the checkpoint, or nothing of it."""
-        steps = [self._kept.clear, *steps]
+    def commit(self, steps: Sequence[Callable[[], object]]) -> None:
+        """Run the steps that complete the load; from the first one on, nothing is rolled back.
+
+        Ctrl-C runs all steps again before it is raised, so a step must give the same result twice.
+        """
+        steps = [self._begin, *steps, self._end]
         try:
-            _take(steps)
+            _run(steps)
         except KeyboardInterrupt:
-            if not self._kept:
-                _take(steps)
+            if not self._actions:
+                _run(steps)
             raise
+
+    def _begin(self) -> None:
+        self._committing = True
+        self._actions.clear()
+
+    def _end(self) -> None:
+        self._committing = False
 
     def __enter__(self) -> Self:
         return self
@@ -61,26 +71,39 @@ class Undo:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None or not self._kept:
+        if error is None:
             return
-        stuck = [name for name, put_back in reversed(self._kept) if not self._is_back(name, put_back)]
-        but = (
-            f", but {' and '.join(stuck)} could not be put back: build the trainer once more" if stuck else ""
-        )
-        error.add_note(
-            f"nothing of {self.source} is loaded: what was loaded before this error is put back{but}"
-        )
+        if self._actions:
+            failed, interrupt = self._roll_back()
+            but = f", but {' and '.join(failed)} could not be put back: build the trainer once more"
+            error.add_note(
+                f"nothing of {self.source} is loaded: what was loaded before this error is put back{but if failed else ''}"
+            )
+            if interrupt is not None:
+                raise interrupt
+        elif self._committing:
+            error.add_note(
+                f"the trainer has only a part of {self.source}: load it again, or build the trainer once more"
+            )
 
-    def _is_back(self, name: str, put_back: Callable[[], object]) -> bool:
-        try:
-            put_back()
-        except Exception:
-            logger.exception("%s could not be put back to what it was before %s", name, self.source)
-            return False
-        return True
+    def _roll_back(self) -> tuple[list[str], KeyboardInterrupt | None]:
+        """Run all actions; return the names of those that failed, and a Ctrl-C that came meanwhile."""
+        failed: list[str] = []
+        interrupt: KeyboardInterrupt | None = None
+        for name, action in reversed(self._actions):
+            try:
+                try:
+                    action()
+                except KeyboardInterrupt as error:
+                    interrupt = error
+                    action()  # again, because it may be half done
+            except (Exception, KeyboardInterrupt):
+                logger.exception("%s could not be put back to what it was before %s", name, self.source)
+                failed.append(name)
+        return failed, interrupt
 
 
-def _take(steps: Sequence[Callable[[], object]]) -> None:
+def _run(steps: Sequence[Callable[[], object]]) -> None:
     for step in steps:
         step()
 
@@ -103,7 +126,7 @@ def _set_attributes(owner: Any, attributes: Mapping[str, Any]) -> None:
 
 
 def same_state(a: Any, b: Any) -> bool:
-    """True for states that are equal, NaN to NaN; False where that cannot be said."""
+    """Return whether two states are equal (NaN equals NaN); False if they cannot be compared."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

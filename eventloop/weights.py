@@ -17,7 +17,7 @@ from eventloop.error_text import error_text
 from eventloop.foreign import is_extra_state
 from eventloop.manifest import CheckpointError
 from eventloop.sharded import refuse_sharded_model
-from eventloop.undo import Undo
+from eventloop.undo import Rollback
 
 logger = logging.getLogger("eventloop")
 
@@ -112,41 +112,39 @@ def load_model_state(model: torch.nn.Module, state: Mapping[str, Any], *, strict
     Raises:
         CheckpointError: as `check_model_state`, or a module refused it.
     """
-    with Undo(source) as undo:
-        undo.finish([prepare_model_state(model, state, undo, strict=strict, source=source)])
+    with Rollback(source) as rollback:
+        load, strangers = prepare_model_state(model, state, rollback, strict=strict, source=source)
+        rollback.commit([load])
+    if strangers:
+        lines = "\n  ".join(strangers)
+        logger.warning("%s has other names than the model, and the rest was loaded:\n  %s", source, lines)
 
 
 def prepare_model_state(
-    model: torch.nn.Module, state: Mapping[str, Any], undo: Undo, *, strict: bool, source: str
-) -> Callable[[], None]:
-    """Return what loads weights, and cannot fail. Where a module may refuse them they are loaded here, after a copy for
-    `undo`.
+    model: torch.nn.Module, state: Mapping[str, Any], rollback: Rollback, *, strict: bool, source: str
+) -> tuple[Callable[[], object], list[str]]:
+    """Return a function that loads weights and must not raise, and the lines of `check_model_state`.
+
+    Weights that a module may refuse are loaded here, after a copy for the rollback.
 
     Raises:
         CheckpointError: as `load_model_state`.
     """
     state = _under_names_of(model, state)
     strangers = check_model_state(model, state, strict=strict, source=source)
-    refusable = _may_be_refused(model, state)
-    if refusable:
+    if _may_be_refused(model, state):
         before = copy.deepcopy(model.state_dict())  # with the versions of the modules, an attribute of it
         for name in [name for name, value in before.items() if is_lazy(value)]:
             del before[name]
-        undo.add("the model", partial(model.load_state_dict, before, strict=False))
+        rollback.on_rollback("the model", partial(model.load_state_dict, before, strict=False))
         try:
             model.load_state_dict(state, strict=False)
         except Exception as error:
             what = f"{source} does not fit the model; nothing was loaded: {error_text(error)}"
             raise CheckpointError(f"{what}\n{_ADVICE}") from error
 
-    def load() -> None:
-        if not refusable:
-            model.load_state_dict(state, strict=False)
-        if strangers:
-            lines = "\n  ".join(strangers)
-            logger.warning("%s has other names than the model, and the rest was loaded:\n  %s", source, lines)
-
-    return load
+        return (lambda: None), strangers
+    return partial(model.load_state_dict, state, strict=False), strangers
 
 
 def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:

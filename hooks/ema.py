@@ -103,9 +103,8 @@ class EMAHook(Hook):
         self._model: nn.Module | None = None
         self._swap = Swap()
         self._evaluating: set[str] = set()
-        self._loads: int | None = (
-            0  # checkpoints that the model was given before; None, the average came with the last
-        )
+        # checkpoints that the model was given before; None: the average came with the last one
+        self._loads: int | None = 0
         self._watched: list[Any] = []
         self._stepped = self._ever_stepped = False
         self._began_at = 0
@@ -312,10 +311,8 @@ class EMAHook(Hook):
 
         def take() -> None:
             self._average, self._loads = average, None
-            self._swap, self._evaluating = (
-                Swap(),
-                set(),
-            )  # the model has other values: nothing is to be put back
+            # the model has other values: nothing is to be put back
+            self._swap, self._evaluating = Swap(), set()
             if saved.steps and weights is None:
                 text = "the checkpoint has no %s: the average begins anew as a copy"
                 logger.warning(text, average_checkpoint.KEY)

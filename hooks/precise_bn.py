@@ -13,10 +13,10 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from eventloop.arguments import knowing_others
+from eventloop.evaluate import fields_kept
 from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrain, BeforeTrainEpoch
 from eventloop.hooks.bn_statistics import Forward, get_bn_modules, update_bn_stats
 from eventloop.hooks.hook import Hook
-from eventloop.metrics import EventStorage
 from eventloop.options import check_bools, check_optional_bools
 from eventloop.schema import read_as
 from eventloop.weights import unwrap
@@ -169,7 +169,9 @@ class PreciseBN(Hook):
         layers = get_bn_modules(trainer.model)
         if not layers:
             return
-        with trainer.clock.excluding(), _aside(trainer):
+        with trainer.clock.excluding(), fields_kept(trainer):
+            # DistributedDataParallel's collectives would wait for ranks with more batches
+            trainer.model = unwrap(trainer.model)
             ran = update_bn_stats(
                 trainer.model, loader, self._num_iter, forward=self._forward_of(trainer), device=trainer.device,
                 unbiased=self._unbiased, stop=lambda: trainer.asked_to_stop, put_back=trainer.position.put_back,
@@ -216,20 +218,6 @@ class PreciseBN(Hook):
 
 class _State(msgspec.Struct):
     missed: list[str]
-
-
-@contextmanager
-def _aside(trainer: Trainer) -> Iterator[None]:
-    """What a train step may touch is the trainer's again afterwards; numbers it puts, also by
-    `get_event_storage`, are thrown away. Meanwhile
-    the model is the one inside DistributedDataParallel, whose collectives would wait for ranks with more batches."""
-    model, batch, outputs, metrics = trainer.model, trainer.batch, trainer.outputs, trainer.metrics
-    try:
-        trainer.model = unwrap(model)
-        with EventStorage() as trainer.metrics:
-            yield
-    finally:
-        trainer.model, trainer.batch, trainer.outputs, trainer.metrics = model, batch, outputs, metrics
 
 
 @contextmanager

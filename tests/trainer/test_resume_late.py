@@ -3,6 +3,7 @@ had tried."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -314,22 +315,26 @@ def test_an_interrupt_leaves_no_trace(tmp_path: Path, others: Any, refusing: str
         assert_same(everything(trainer), before)
 
 
+class Prepared(Hook):
+    """Calls `load` when it loads its state, between the model and the counters."""
+
+    def __init__(self, load: Callable[[], None]) -> None:
+        self._load = load
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        return self._load
+
+
 def test_an_interrupt_at_the_end_leaves_nothing_behind(tmp_path: Path, others: Any) -> None:
     """Ctrl-C once the checkpoint is being taken is passed on when the trainer has all of it."""
     interrupt = Refusal()
 
-    class Prepared(Hook):
-        """Is interrupted while it takes its state, between the model and the counters."""
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-            return interrupt
-
     def resumed(directory: Path, *, interrupted: bool) -> dict[str, Any]:
         with closing(build(directory, "amp")) as trainer:
-            trainer.hooks.append(hook := Prepared())
+            trainer.hooks.append(hook := Prepared(interrupt))
             hook.name = "prepared"
             trainer.bus.subscribe(
                 lambda trainer, event: trainer.checkpoint["hooks"].update(prepared={}),
@@ -378,6 +383,105 @@ def test_a_hook_that_cannot_be_put_back_is_named(tmp_path: Path, caplog: pytest.
         "could not be put back: build the trainer once more"
     )
     assert "the hook Stuck could not be put back to what it was before" in caplog.text
+
+
+class InPlace(Hook):
+    """Loads into its list; `loading` is called half-way."""
+
+    def __init__(self, name: str, loading: Callable[[int], None] = lambda loads: None) -> None:
+        self.name, self.seen, self._loads, self._loading = name, [1, 2], [0], loading
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.seen[:] = state["seen"][:1]
+        self._loads[0] += 1
+        self._loading(self._loads[0])
+        self.seen[:] = state["seen"]
+
+
+def test_an_interrupted_rollback_restores_the_rest(tmp_path: Path) -> None:
+    """Ctrl-C during the rollback is raised after everything is restored, what it interrupted too."""
+
+    def interrupt(loads: int) -> None:
+        if loads == 2:  # the first is the resume
+            raise KeyboardInterrupt
+
+    def refuse(loads: int) -> None:
+        if loads == 1:
+            raise ValueError("refused")
+
+    hooks = [InPlace("first"), InPlace("interrupted", interrupt), InPlace("refuses", refuse)]
+    with closing(build_trainer(tmp_path, hooks=hooks, max_epochs=1)) as trainer:
+        trainer.train()
+        for hook in hooks:
+            hook.seen[:] = [7, 8]
+
+        with pytest.raises(KeyboardInterrupt) as error:
+            trainer.resume("epoch_1")
+
+    assert [hook.seen for hook in hooks] == [[7, 8]] * 3
+    refused = error.value.__context__
+    assert isinstance(refused, ValueError)
+    assert "could not" not in refused.__notes__[-1]
+
+
+def test_an_error_that_leaves_a_part_of_the_checkpoint_says_so(tmp_path: Path) -> None:
+    """After the model was loaded nothing is rolled back: the error's note says what to do."""
+    refuse = Refusal()
+    with closing(build_trainer(tmp_path, hooks=[Prepared(refuse)], max_epochs=1)) as trainer:
+        trainer.train()
+        refuse.error = torch.OutOfMemoryError("CUDA out of memory")
+
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as error:
+            trainer.resume("epoch_1")
+
+        assert error.value.__notes__ == [
+            f"the trainer has only a part of {tmp_path / 'epoch_1'}: load it again, or build the trainer once more"
+        ]
+        trainer.resume("epoch_1")
+
+
+def test_a_second_interrupt_leaves_a_part_of_the_checkpoint(tmp_path: Path) -> None:
+    """Ctrl-C while the load is being completed after a first Ctrl-C has the same note."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with closing(build_trainer(tmp_path, hooks=[Prepared(interrupt)], max_epochs=1)) as trainer:
+        trainer.train()
+
+        with pytest.raises(KeyboardInterrupt) as error:
+            trainer.resume("epoch_1")
+
+    assert "has only a part of" in error.value.__notes__[-1]
+
+
+def test_an_interrupt_while_a_resume_logs_repeats_no_warning(tmp_path: Path) -> None:
+    """Ctrl-C between the warnings of a resume leaves the trainer with all of the checkpoint, and logs nothing twice."""
+    messages: list[str] = []
+
+    def interrupt(record: logging.LogRecord) -> bool:
+        messages.append(record.getMessage())
+        if len(messages) == 1:
+            raise KeyboardInterrupt
+        return True
+
+    with closing(build_trainer(tmp_path, hooks=[InPlace("old")], max_epochs=1)) as first:
+        first.train()
+    log = logging.getLogger("eventloop")
+    with closing(build_trainer(tmp_path, hooks=[InPlace("new")])) as trainer:
+        log.addFilter(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt) as error:
+                trainer.resume("epoch_1")
+        finally:
+            log.removeFilter(interrupt)
+
+        assert messages == [f"{tmp_path / 'epoch_1'} has no state of the hook new, which starts afresh"]
+        assert trainer.iter == 3
+    assert not hasattr(error.value, "__notes__")
 
 
 def test_a_hook_is_given_its_state_before_the_model(tmp_path: Path) -> None:

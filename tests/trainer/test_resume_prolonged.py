@@ -157,7 +157,10 @@ def test_what_cannot_be_reckoned_goes_on_from_there(build: Build, caplog: pytest
 
     rate = short.optimizer.param_groups[0]["lr"]
     assert longer.optimizer.param_groups[0]["lr"] == pytest.approx(4 * rate)
-    assert "cannot be reckoned, they go on from there: RuntimeError('it is gone')" in caplog.text
+    assert (
+        "cannot be computed; the schedules continue from the current rate: RuntimeError('it is gone')"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["float", "tensor"])

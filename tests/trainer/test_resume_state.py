@@ -19,7 +19,7 @@ from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.optimizers import load_optimizer_state
 from eventloop.rng import module_generators, samplers_state, set_generators, set_module_generators
-from eventloop.undo import Undo
+from eventloop.undo import Rollback
 from tests.trainer.conftest import MakeTrainer, batches, samples, tiny_model
 from tests.trainer.interrupted import assert_same, seed, state_of, stop_after
 
@@ -144,7 +144,7 @@ def test_optimizer_that_loads_in_a_way_of_its_own() -> None:
     weight.sum().backward()
     optimizer.step()
 
-    load_optimizer_state(optimizer, optimizer.state_dict(), Undo("a test"))
+    load_optimizer_state(optimizer, optimizer.state_dict(), Rollback("a test"))
 
     assert optimizer.state[weight]["momentum_buffer"].dtype == torch.float16
 
