@@ -31,15 +31,14 @@ class Copying:
         self._trainer = trainer
         self._joins: list[Callable[[], None]] = []
         self._hooked: list[tuple[torch.optim.Optimizer, Any]] = []  # with what takes the hook off
-        self._waited: set[int] = (
-            set()
-        )  # the ids of the optimizers that called `before_step` since the last copy
+        self.waited: set[int] = set()
+        """The ids of the optimizers that called `before_step` since the last copy; it has nothing to do for these."""
 
     def may_come_later(self) -> set[int]:
         """Return the `data_ptr` of what only an optimizer's step changes, where that step waits for the copy."""
         pointers: set[int] = set()
         for optimizer in self._optimizers():
-            if id(optimizer) not in self._waited:
+            if id(optimizer) not in self.waited:
                 continue
             for group in optimizer.param_groups:
                 pointers.update(_pointers(group["params"]))
@@ -50,7 +49,7 @@ class Copying:
     def begin(self, join: Callable[[], None]) -> None:
         """A copy was begun; `join` returns once what it copies may be changed."""
         self._joins.append(join)
-        self._waited.clear()
+        self.waited.clear()
         self.watch()
 
     def watch(self) -> None:
@@ -64,7 +63,7 @@ class Copying:
         """Wait for the copy under way, which the optimizer's step would change. Dynamo traces none of this."""
         if torch.compiler.is_compiling():  # a lock, or a call that is not traced, would break the graph
             return
-        self._waited.add(id(optimizer))
+        self.waited.add(id(optimizer))
         if self._joins:
             self.join()
 

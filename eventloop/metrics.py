@@ -9,7 +9,6 @@ there. Nothing on the training thread asks a tensor for its value.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,7 +119,7 @@ class EventStorage:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Make it the one before again. A generator may be closed in a context that never entered it."""
+        """Restore the previous storage. A generator may be closed in a context that never entered it."""
         entered = _ENTERED.get()
         if self in entered:
             last = len(entered) - 1 - entered[::-1].index(self)
@@ -297,13 +296,6 @@ class EventStorage:
             TypeError, ValueError: it is no tensor or array of real numbers, or empty.
         """
         self._put_medium("histogram", name, histogram_of(name, values), values)
-
-    def hide_from_dynamo(self) -> None:
-        """Run the put methods eagerly in compiled functions, at one graph break a call. Traced, they would be compiled
-        again in each iteration. Does nothing unless Dynamo was imported, which takes a second."""
-        if "torch._dynamo" in sys.modules and "put_scalar" not in vars(self):
-            for name in ("put_scalar", "put_scalars", "put_image", "put_histogram"):
-                setattr(self, name, torch.compiler.disable(getattr(self, name)))
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:

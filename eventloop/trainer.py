@@ -449,7 +449,6 @@ class Trainer(KnowsPeers):
         self.failure, self.where_to_resume = None, ""
         self.during_run = ExitStack()
         self.state.settings.note()
-        self.metrics.hide_from_dynamo()
         self.position.go_on()
         self.facts.run = facts_of(self)
         self.clock.begin_run(self.iter, self.clock.device or device_clock(self))

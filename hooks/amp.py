@@ -138,6 +138,10 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
             loss = self._scaler.scale(loss)
         loss.backward()
 
+    def _leave_forward(self) -> None:
+        self._forward.close()
+        super()._leave_forward()
+
     def _step(self, trainer: Trainer) -> None:
         """Step, unless a gradient is not finite, and move the scale.
 
@@ -148,21 +152,40 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         if scaler is None:
             super()._step(trainer)
             return
+        found_inf = self._unscale(scaler)
         try:
-            self._step_unless_inf(trainer, scaler)
-        finally:  # also of a handler's error: the next step could not be unscaled
-            scaler.update(self._static_scale)
+            self._step_unless_inf(trainer, scaler, found_inf)
+        finally:
+            if self._count:  # an error came before the step, which is made later
+                self._scale_back(scaler)
+            else:
+                scaler.update(self._static_scale)
 
-    def _step_unless_inf(self, trainer: Trainer, scaler: torch.amp.GradScaler) -> None:
+    def _unscale(self, scaler: torch.amp.GradScaler) -> torch.Tensor:
+        """Unscale the gradients; return a 0-dim tensor on the device, above 0 if one of them is not finite."""
         for optimizer in self._optimizers:
             scaler.unscale_(optimizer)
-        found_inf = self._found_inf(scaler)
+        found = [value for o in self._optimizers for value in scaler._found_inf_per_device(o).values()]
+        if not found:
+            self._count = 0
+            scaler.update(scaler.get_scale())  # forgets the step; without a scale it asks for inf checks
+            raise RuntimeError(
+                "backward left no gradient for any parameter of the optimizer, so there is nothing to step: is the "
+                "loss computed by the model whose parameters the optimizer has?"
+            )
+        first = found[0]
+        return first if len(found) == 1 else torch.stack([value.to(first.device) for value in found]).sum()
+
+    def _step_unless_inf(
+        self, trainer: Trainer, scaler: torch.amp.GradScaler, found_inf: torch.Tensor
+    ) -> None:
         if self._static_scale is None:
             trainer.metrics.put_scalar("loss_scale", scaler.scale(torch.ones_like(found_inf)))
         # the one wait of the step. GradScaler.step would make it after clipping, and not say what came of it;
         # the gradients being finite and unscaled, what is left to do is optimizer.step()
         if found_inf.item():
             self._count = 0
+            trainer.within = trainer.within or "iter"
             self._allow_schedulers()
             began = perf_counter()
             trainer.announce(OptimizerStepSkipped, reason="non-finite gradients")
@@ -170,16 +193,12 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         else:
             super()._step(trainer)
 
-    def _found_inf(self, scaler: torch.amp.GradScaler) -> torch.Tensor:
-        """Above 0 when a gradient of any optimizer is not finite; a 0-dim tensor on the device."""
-        found = [value for o in self._optimizers for value in scaler._found_inf_per_device(o).values()]
-        if not found:
-            raise RuntimeError(
-                "backward left no gradient for any parameter of the optimizer, so there is nothing to step: is the "
-                "loss computed by the model whose parameters the optimizer has?"
-            )
-        first = found[0]
-        return first if len(found) == 1 else torch.stack([value.to(first.device) for value in found]).sum()
+    def _scale_back(self, scaler: torch.amp.GradScaler) -> None:
+        """Scale the gradients of a window whose step failed, as before: the later step unscales them."""
+        scale = scaler.get_scale()
+        gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+        torch._foreach_mul_(gradients, scale)
+        scaler.update(scale)
 
     def settings(self) -> dict[str, Any]:
         """Besides, how losses are scaled: a scale that stays, or what a dynamic one grows and shrinks by. What it began

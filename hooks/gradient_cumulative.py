@@ -128,8 +128,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 self._no_sync.__enter__()
 
     def _postpones_reduction(self, trainer: Trainer) -> bool:
-        """Return whether FSDP2 is to reduce the gradients once a window. Only a backward can reduce those of an earlier
-        one, so the last iteration of the window must be known beforehand."""
+        """Return whether FSDP2 reduces once per window; the window's last iteration must be known."""
         return bool(self._fsdp) and trainer.max_iters is not None
 
     def _leave_no_sync(self) -> None:
@@ -159,27 +158,33 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         backward = perf_counter() - clock.excluded
         if device is not None:
             device.mark(BACKWARD_BEGINS)
-        try:
-            self._accumulate(loss)
-        except RuntimeError as error:
-            explain_freed_graph(error)
-            raise
+        if self._count < self._divisor:
+            try:
+                self._accumulate(loss)
+            except RuntimeError as error:
+                explain_freed_graph(error)
+                raise
+            self._count += 1
+        else:  # an error kept the step from a full window, which has the gradients of this iteration
+            self._leave_forward()
         clock.backward = perf_counter() - clock.excluded - backward
         if device is not None:
             device.mark(BACKWARD_ENDS)
         if self._no_sync is not None:
             self._leave_no_sync()
-        self._count = count = self._count + 1
+        ends = self._count >= self._divisor
+        if not ends:
+            trainer.within = "iter"  # its gradients are in: after an error the batch is not accumulated again
+            if not self._schedulers_allowed:
+                self._allow_schedulers()
         if trainer.bus.wants(AfterBackward):
             self._announce(trainer, AfterBackward)
-        if count >= self._divisor:
+        if ends:
             self._step(trainer)
-        elif not self._schedulers_allowed:
-            self._allow_schedulers()
+            trainer.within = "iter"
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
         trainer.outputs = detached(trainer.outputs)
-        trainer.within = "iter"
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
@@ -188,27 +193,23 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         if self._count and event.reason == COMPLETED and self.is_last_train_epoch(trainer):
             if self._count < self._divisor:
                 if self._postpones_reduction(trainer):
-                    self._drop_unreduced()
-                    return
+                    return  # only the backward of the window's last iteration reduces them
                 self._weigh_anew(trainer)
             self._step(trainer)
 
-    def _drop_unreduced(self) -> None:
-        logger.error(
-            "the gradients of the last %d iterations are in no step: the loader ended before its length said, and "
-            "FSDP2 had postponed their reduction to the end of the window",
-            self._count,
-        )
-        self._count = 0
-
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Say so when gradients are left over."""
+        """Warn of gradients that are in no step."""
         if self._count:
+            keeper = (
+                "FSDP2 keeps them on each rank, and only a longer train() of this trainer goes on with them"
+                if self._postpones_reduction(trainer)
+                else "a checkpoint of this moment holds them, and a run resumed from it goes on with them"
+            )
             logger.warning(
-                "training ended (%s) with the gradients of %d iterations accumulated and in no step yet; a checkpoint "
-                "of this moment holds them, and a run resumed from it goes on with them",
+                "training ended (%s) with the gradients of %d iterations accumulated and in no step yet; %s",
                 event.reason,
                 self._count,
+                keeper,
             )
 
     # --- stepping ------------------------------------------------------------------------------------------
@@ -235,18 +236,25 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     def _backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 
+    def _leave_forward(self) -> None:
+        """Leave a forward pass that has no backward; FSDP2 would keep its weights beyond the step."""
+        for module in self._fsdp:
+            module.reshard()
+
     def _step(self, trainer: Trainer) -> None:
-        """End the window with a step."""
-        self._count = 0
+        """End the window with a step. After an error before it, its iteration is done again, without a backward."""
         if self._clip is not None:
             self._clip_gradients(trainer)
         wants = trainer.bus.wants
         if wants(BeforeOptimizerStep):
             self._announce(trainer, BeforeOptimizerStep)
+        copying = trainer.copying
         for optimizer in self._optimizers:
-            trainer.copying.before_step(optimizer)
+            if id(optimizer) not in copying.waited:
+                copying.before_step(optimizer)
             optimizer.step()
-        trainer.within = trainer.within or "iter"  # "epoch" where the rest of an epoch is stepped
+            self._count = 0  # also if the step of a later optimizer fails: this one is not made twice
+            trainer.within = trainer.within or "iter"  # "epoch" where the rest of an epoch is stepped
         if wants(AfterOptimizerStep):
             self._announce(trainer, AfterOptimizerStep)
 

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from eventloop.arguments import knowing_others
 from eventloop.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
@@ -111,10 +112,12 @@ class OptimizerHook(Hook):
             self._clip_gradients(trainer)
         if wanted[BeforeOptimizerStep]:
             self._announce(trainer, BeforeOptimizerStep)
+        copying = trainer.copying
         for optimizer in optimizers:
-            trainer.copying.before_step(optimizer)
+            if id(optimizer) not in copying.waited:
+                copying.before_step(optimizer)
             optimizer.step()
-        trainer.within = "iter"
+            trainer.within = "iter"  # also if the step of a later optimizer fails: this one is not made twice
         if wanted[AfterOptimizerStep]:
             self._announce(trainer, AfterOptimizerStep)
         if device is not None:
@@ -192,7 +195,9 @@ def detached(outputs: Any) -> Any:
     """
     if type(outputs) is not dict:
         return outputs
-    return {
-        name: value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
-        for name, value in outputs.items()
-    }
+    kept = outputs.copy()
+    for name, value in outputs.items():
+        # the exact type first: `isinstance` runs the check of a metaclass
+        if (type(value) is Tensor or isinstance(value, Tensor)) and value.requires_grad:
+            kept[name] = value.detach()
+    return kept

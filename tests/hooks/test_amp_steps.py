@@ -131,16 +131,22 @@ def test_several_optimizers_equal_one(make_trainer: MakeTrainer, make_batches: B
     assert_same(model, by_hand(make_batches(4), torch.float16, [1] * 4, init_scale=512.0))
 
 
-def test_optimizer_without_any_gradient_is_an_error(make_trainer: MakeTrainer) -> None:
-    """A loss of another part of the model than the optimizer's is said to be one."""
+@pytest.mark.parametrize("loss_scale", [512.0, "dynamic"])
+def test_optimizer_without_any_gradient_is_an_error(
+    make_trainer: MakeTrainer, loss_scale: float | str
+) -> None:
+    """The loss of another part of the model than the optimizer's is refused; with the right optimizer it trains."""
     model = torch.nn.ModuleDict({"trained": torch.nn.Linear(2, 1), "other": torch.nn.Linear(2, 1)})
     trainer = make_trainer(
-        model=model, hooks=[Fp16()], optimizer=torch.optim.SGD(model["other"].parameters(), lr=0.1),
+        model=model, hooks=[Fp16(loss_scale=loss_scale)],
+        optimizer=torch.optim.SGD(model["other"].parameters(), lr=0.1),
         train_step=lambda trainer, batch: F.mse_loss(model["trained"](batch[0]), batch[1]),
     )  # fmt: skip
 
     with pytest.raises(RuntimeError, match=r"left no gradient for any parameter .* by the model whose"):
         trainer.train()
+    trainer.optimizer = torch.optim.SGD(model["trained"].parameters(), lr=0.1)
+    trainer.train()
 
 
 def test_norm_is_that_of_unscaled_gradients(make_trainer: MakeTrainer, make_batches: Batches) -> None:

@@ -100,21 +100,63 @@ def test_after_a_handlers_error(
     assert_same(whole(unit), state_of(trainer))
 
 
-def test_after_an_error_behind_an_accumulated_step(make_trainer: MakeTrainer) -> None:
-    """The step that was made before the error is not made again."""
+def accumulating(make_trainer: MakeTrainer, hook: GradientCumulativeOptimizerHook, **changes: Any) -> Trainer:
+    """A trainer of 12 iterations."""
+    return build(make_trainer, UNITS[0], hooks=[hook], **changes)
 
-    def accumulating() -> Trainer:
-        return build(make_trainer, UNITS[0], hooks=[GradientCumulativeOptimizerHook(2)])
 
-    uninterrupted = accumulating()
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+@pytest.mark.parametrize(
+    ("event", "iteration"),
+    [
+        ("after_backward", 0), ("after_backward", 1), ("after_backward", 11), ("before_optimizer_step", 3),
+        ("before_optimizer_step", 11), ("after_optimizer_step", 3),
+    ],
+)  # fmt: skip
+def test_a_window_keeps_its_gradients(
+    make_trainer: MakeTrainer, scaled: bool, event: str, iteration: int
+) -> None:
+    """No batch of a window is accumulated twice, and none is lost: if the step fails, its iteration is done again."""
+
+    def hook() -> GradientCumulativeOptimizerHook:
+        return AmpOptimizerHook(512.0, "bfloat16", 4) if scaled else GradientCumulativeOptimizerHook(4)
+
+    uninterrupted = accumulating(make_trainer, hook())
     uninterrupted.train()
-    expected = state_of(uninterrupted)
-    trainer = accumulating()
-    fail_once(trainer, "after_optimizer_step", 5)
+    trainer = accumulating(make_trainer, hook())
+    fail_once(trainer, event, iteration)
 
     train_twice(trainer)
 
-    assert_same(expected, state_of(trainer))
+    assert trainer.iter == 12
+    assert_same(state_of(uninterrupted), state_of(trainer))
+
+
+@pytest.mark.parametrize("every", [None, 2], ids=["each iteration", "accumulated"])
+def test_no_optimizer_steps_twice(make_trainer: MakeTrainer, every: int | None) -> None:
+    """If the step of the second of two optimizers fails, the first has made its own: the iteration counts."""
+
+    class Fails(torch.optim.SGD):
+        failing = True
+
+        def step(self, closure: Any = None) -> Any:
+            if self.failing:
+                self.failing = False
+                raise ValueError("no luck")
+            return super().step(closure)
+
+    model = torch.nn.Linear(2, 3)
+    optimizers = {"first": torch.optim.SGD([model.weight], lr=0.1), "second": Fails([model.bias], lr=0.1)}
+    steps: list[int] = []
+    optimizers["first"].register_step_post_hook(lambda *_: steps.append(trainer.iter))
+    hooks = [] if every is None else [GradientCumulativeOptimizerHook(every)]
+    trainer = make_trainer(
+        model=model, optimizer=optimizers, train_loader=batches(4), max_epochs=1, hooks=hooks
+    )
+
+    train_twice(trainer)
+
+    assert steps == ([0, 1, 2, 3] if every is None else [1, 3])
 
 
 @pytest.mark.parametrize("iteration", [0, 4, 6])
