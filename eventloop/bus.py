@@ -176,7 +176,8 @@ class Bus:
             loop: the asyncio event loop that runs a coroutine function, in place of the bus's own; for what belongs to a
                 program's loop, such as its HTTP session. Events wait in the queue while that loop is busy, as it is
                 while `trainer.train()` or `bus.close()` runs on its thread: these do not wait for the subscriber then.
-                `await asyncio.to_thread(trainer.train)` leaves the loop free. What is left when the loop ends is
+                `await asyncio.to_thread(trainer.train)` leaves the loop free, but no signal reaches a training there:
+                call `trainer.stop(reason)` where the task is cancelled. What is left when the loop ends is
                 counted as failed or dropped.
             on_flush, on_close: called on the background subscriber's own thread when the bus is flushed, closed.
 

@@ -38,6 +38,7 @@ from eventloop.packet import (
     tensors_in,
 )
 from eventloop.scalar import is_number, own, refuse_unreadable, single_number, unreadable_kind
+from eventloop.schedule import at_least
 from eventloop.sharded import refuse_sharded
 
 logger = logging.getLogger("eventloop")
@@ -77,9 +78,16 @@ class EventStorage:
                     bus.post(storage.collect(), ScalarsLogged)
 
     Inside the `with`, and inside a run of a trainer for its metrics, `get_event_storage()` returns the storage.
+
+    Args:
+        start_iter: the 0-based iteration that counting begins with.
+
+    Raises:
+        TypeError, ValueError: `start_iter` is not an int of at least 0.
     """
 
     def __init__(self, start_iter: int = 0) -> None:
+        at_least("start_iter", start_iter, 0)
         self.iter = start_iter
         self.inside = self.outside = self.phase = Phase(0, "train", trains=True)
         """In an iteration, between two, and the one of them that what is put now belongs to."""

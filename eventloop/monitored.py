@@ -85,6 +85,12 @@ class MonitoredMetrics:
             return
         if batches is None:
             batches = int(bool(self._unchecked) and _can_be_repeated(trainer))
+            if self._unchecked and not batches:
+                logger.info(
+                    "whether the validation reports %s is not checked before training, because the val_loader may not "
+                    "begin again or the model is lazy; Trainer(sanity_val=1) checks it all the same",
+                    self._names(),
+                )
         if batches and (names := self._try_out(batches)) is not None:
             for metric, option in self._unchecked:
                 if metric not in names:
@@ -103,10 +109,13 @@ class MonitoredMetrics:
             logger.warning(
                 "the sanity validation of one batch failed, and whether the validation reports %s is not checked: %s; "
                 "sanity_val=0 skips it",
-                ", ".join(repr(metric) for metric, _ in self._unchecked),
+                self._names(),
                 error_text(error),
             )
             return None
+
+    def _names(self) -> str:
+        return ", ".join(repr(metric) for metric, _ in self._unchecked)
 
 
 def reported_names(

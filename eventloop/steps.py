@@ -43,7 +43,13 @@ def train_outputs(outputs: Any) -> dict[str, Any]:
     if isinstance(outputs, Mapping) and "loss" in outputs:
         return dict(outputs)
     got = f"a mapping with {sorted(map(str, outputs))}" if isinstance(outputs, Mapping) else repr(outputs)
-    raise TypeError(f"the train step must return the loss tensor or a mapping with 'loss', got {got}")
+    itself = (
+        ". A train_step that calls backward() and step() itself returns the loss tensor too, and needs "
+        "default_hooks=dict(optimizer=None)"
+        if isinstance(outputs, int | float)
+        else ""
+    )
+    raise TypeError(f"the train step must return the loss tensor or a mapping with 'loss', got {got}{itself}")
 
 
 def val_outputs(outputs: Any) -> Mapping[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from eventloop.priority import Priority
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
 
 KNOWN = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCPU")
 """What schedulers, service managers and terminals send to have a program end."""
@@ -46,7 +50,9 @@ class PreemptionHook(Hook):
     signal the log says that ("eventloop", level INFO). A second Ctrl-C raises KeyboardInterrupt at once, and nobody is
     waited for. A second SIGTERM changes nothing.
 
-    Handlers are those of the main thread, from `before_run` until everything is delivered, and are put back then.
+    Handlers are those of the main thread, from `before_run` until everything is delivered, and are put back then. Python
+    gives signals to no other thread: a training there, as in `asyncio.to_thread(trainer.train)`, is stopped by
+    `trainer.stop(reason)`, and the log says so when it begins.
     Left alone are signals that the process ignores (nohup), SIGINT within `graceful_interrupt`, and signals that the
     platform lacks. One that `faulthandler.register` uses must be left out here: nobody could put it back.
 
@@ -76,6 +82,11 @@ class PreemptionHook(Hook):
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Install the handlers, until the run has delivered everything."""
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning(
+                "this training is not on the main thread, and Python gives signals to no other: SIGTERM and Ctrl-C do not "
+                "stop it. Call trainer.stop(reason), as where the task that awaits it is cancelled"
+            )
         here = [getattr(signal, name) for name in self._signals if hasattr(signal, name)]
         hint = HINT if trainer.rank == 0 else ""
         trainer.during_run.enter_context(StopSignals(trainer, here, hint=hint, exits=True))

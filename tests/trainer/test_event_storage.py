@@ -64,6 +64,19 @@ def test_a_loop_of_ones_own() -> None:
     assert storage.latest_with_smoothing_hint(20) == {"loss": (2.0, 7), "lr": (0.1, 7)}
 
 
+@pytest.mark.parametrize(
+    ("start", "error", "message"),
+    [
+        ("x", TypeError, "start_iter must be an int, got 'x'"),
+        (-1, ValueError, "start_iter must be at least 0, got -1"),
+    ],
+)
+def test_a_bad_start_is_refused(start: Any, error: type[Exception], message: str) -> None:
+    """The first iteration is an int of at least 0."""
+    with pytest.raises(error, match=message):
+        EventStorage(start)
+
+
 def test_several_by_keyword() -> None:
     """`put_scalars` takes numbers as `dict` does: of a mapping, by keyword, or both."""
     storage = EventStorage()

@@ -308,8 +308,11 @@ class Untouched:
             yield batch
 
 
-def test_loader_that_may_not_begin_again_is_left_alone(make_trainer: MakeTrainer) -> None:
-    """By default no batch is taken from it; a missing metric is found by the first validation."""
+def test_loader_that_may_not_begin_again_is_left_alone(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By default no batch is taken from it, and the log says so; a missing metric is found by the first validation."""
+    caplog.set_level(logging.INFO, "eventloop")
     loader = Untouched(batches(2))
     trainer = best(make_trainer, "top5", val_loader=loader, val_step=Counted())
     seen: list[int] = []
@@ -319,6 +322,7 @@ def test_loader_that_may_not_begin_again_is_left_alone(make_trainer: MakeTrainer
         trainer.train()
 
     assert seen == [0]
+    assert "whether the validation reports 'top5' is not checked before training" in caplog.text
 
 
 def test_lazy_model_is_left_alone(make_trainer: MakeTrainer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,16 @@ def test_the_state_is_saved_first(make_trainer: MakeTrainer, heard: Heard, mode:
 
     assert order == ["checkpoint_saved", "after_run", "let go"]
     assert len(heard) == 1
+
+
+def test_a_training_on_another_thread_says_what_stops_it(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python gives signals to the main thread alone."""
+    trainer = make_trainer()
+    training = threading.Thread(target=trainer.train)
+
+    training.start()
+    training.join()
+
+    assert "SIGTERM and Ctrl-C do not stop it. Call trainer.stop(reason)" in caplog.text
