@@ -69,7 +69,7 @@ class Bus:
         self.drain_timeout = drain_timeout
         self.closed = False
         self.for_runs = False
-        """A trainer's, whose next run opens it again: who subscribes between two runs does so, too."""
+        """True for a trainer's bus: the next run or background subscription reopens it."""
         self.overtime = True
         """Whether a flush and a close without a timeout go on while subscribers deliver; False where time is short."""
         self.rehearsal = under_way()
@@ -191,6 +191,7 @@ class Bus:
             budget_us=budget_us, loop=loop,
         )  # fmt: skip
         if self.closed and self.for_runs and (offload or is_coroutine_function(fn)):
+            self._subscribers.check(fn, events, name, options)
             self.reopen()
         return self._subscribers.add(fn, events, name, options)
 
@@ -455,11 +456,11 @@ class Bus:
 
     def end(self, timeout: float, *, overtime: bool = False) -> bool:
         """What `close` does before it reports, and all that is done at interpreter exit; whether it was complete."""
-        self.closed = True
+        self.closed, background = True, self._background  # another thread may reopen the bus meanwhile
         as_ever = timeout >= self.drain_timeout
-        complete = self._background.close(timeout, lambda: overtime and self.overtime, advises=as_ever)
-        if self._background.finished:  # else another thread is about to finish it, or the exit will
-            lifetime.forget(self._background)
+        complete = background.close(timeout, lambda: overtime and self.overtime, advises=as_ever)
+        if background.finished:  # else another thread is about to finish it, or the exit will
+            lifetime.forget(background)
             self._subscribers.refresh_routes()
             self._subscribers.after_close.sweep()
         return complete
@@ -469,12 +470,13 @@ class Bus:
         A trainer that trains again calls this.
 
         Filters, pauses and what fired `once` are as they were, and accounts go on; what the close has left counts as
-        dropped. Every background subscriber begins anew, one too that its error had disabled: a writer opens its files
-        again. One that is still in a delivery is waited for, all together for `drain_timeout` seconds; then it is given
-        nothing more, and the log names it.
+        dropped. Every background subscriber restarts, including disabled ones: a writer opens its files again. One that
+        is still in a delivery is waited for, all together for `drain_timeout` seconds; then it is given nothing more, and
+        the log names it.
 
         Raises:
-            RuntimeError: called from a background subscriber, or in a forked process; or no thread can be started.
+            RuntimeError: called from a background subscriber, or in a forked process; another thread is still closing the
+                bus after `drain_timeout` seconds; or no thread can be started.
         """
         if not self.closed:
             return
@@ -485,6 +487,11 @@ class Bus:
                 "Bus, or Trainer, here"
             )
         self.end(self.drain_timeout)  # goes on with a close that a Ctrl-C has interrupted
+        if not self._background.finished:
+            raise RuntimeError(
+                f"bus.reopen has waited drain_timeout={self.drain_timeout:g} s for another thread, which is still closing the "
+                "bus: call it, or train, again when bus.close has returned there"
+            )
         background = Background() if self.rehearsal is None else Silent()
         if self.rehearsal is None:
             background.start()

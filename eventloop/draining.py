@@ -16,7 +16,7 @@ from eventloop.ending import Ending
 from eventloop.events import Event, EventsDropped, HandlerFailed
 from eventloop.health import Health
 from eventloop.lane import Lane
-from eventloop.overtime import Overtime, cure
+from eventloop.overtime import Overtime, advice
 from eventloop.router import Item, Router
 from eventloop.runners import TaskLane
 from eventloop.waiting import Latch
@@ -92,7 +92,9 @@ class Draining(ABC):
     def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
         """Wait until everything emitted so far is delivered and flushed; False when that took too long. What subscribers
         emit meanwhile is waited for, too: while `noting` is entered, events come by `hand_over_noted`."""
-        deadline = monotonic() + timeout
+        return self._flush_until(monotonic() + timeout, timeout, noting)
+
+    def _flush_until(self, deadline: float, timeout: float, noting: AbstractContextManager[None]) -> bool:
         flushed: dict[Lane, int] = {}  # and how much they had been given by then
         before = self._emission, self._doorbell.noticed
         complete = self._flush_lanes(flushed, deadline, timeout)
@@ -108,12 +110,13 @@ class Draining(ABC):
         self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
     ) -> bool:
         """`flush` again and again, as long as less is left each time; see `Overtime`."""
+        deadline = monotonic() + timeout
         self.route_now(timeout)
         overtime = Overtime(self.lanes, timeout, allowed)
-        complete = self.flush(timeout, noting())
-        while not complete and (more := overtime.granted()):
+        complete = self._flush_until(deadline, timeout, noting())
+        while not complete and (more := overtime.extension()):
             complete = self.flush(more, noting())
-        if not complete and (text := cure(self.lanes)):
+        if not complete and (text := advice(self.lanes)):
             logger.warning("not everything was delivered in time: %s. %s", _names(self.lanes), text)
         return complete
 
@@ -149,7 +152,7 @@ class Draining(ABC):
                 continue
             if flushed is not None:
                 flushed[lane] = routed
-            if lane.out_of_reach:
+            if lane.blocked_by_caller:
                 complete = complete and not lane.queued
                 continue
             waiting.append((lane, lane.flush_soon(calls=flushed is not None)))
@@ -234,7 +237,7 @@ class Draining(ABC):
 
     def _wait_closed(self, lane: Lane, ending: Ending, *, held: bool) -> bool:
         """As `_wait`, of a lane that is told by the loop when it may end, or here where the loop is held."""
-        if lane in ending.out_of_reach:
+        if lane in ending.blocked_by_caller:
             return not lane.queued
         while True:
             if held and monotonic() < ending.deadline and not any(each.being_fed for each in ending.lanes):
@@ -337,7 +340,7 @@ class Draining(ABC):
 
 
 def _tell_end(ending: Ending, seconds: float, *, advises: bool) -> None:
-    names, text = _names(ending.lanes), cure(ending.lanes) if advises else ""
+    names, text = _names(ending.lanes), advice(ending.lanes) if advises else ""
     if ending.cut_short and not names:
         logger.warning(
             "closed after %g s; what had not reached its subscribers by then was dropped: they, or others, went on "

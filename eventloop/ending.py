@@ -52,8 +52,8 @@ class Ending:
         """What moves the deadline while less and less is left."""
         self._may_end = 0  # how many of the groups
         self.timeout = timeout
-        self.out_of_reach = {lane for lane in lanes if lane.out_of_reach}
-        """Those that deliver nothing while this thread waits."""
+        self.blocked_by_caller = {lane for lane in lanes if lane.blocked_by_caller}
+        """Lanes blocked by the waiting thread."""
         self._left = left
         self._tell_drops = tell_drops
         self._told = False
@@ -61,7 +61,7 @@ class Ending:
 
     def until(self, lane: Lane) -> float:
         """When a lane is waited for no more. What was waited in vain for the delivery that it is still at counts."""
-        if lane in self.out_of_reach:
+        if lane in self.blocked_by_caller:
             return -inf
         until = self.deadline
         if waited := lane.waited:
@@ -88,7 +88,7 @@ class Ending:
         if now >= at and not closing:
             return False
         if now >= at:
-            if not stage and self.overtime is not None and (more := self.overtime.granted()):
+            if not stage and self.overtime is not None and (more := self.overtime.extension()):
                 self.deadline = now + more
                 return False
             if self._dropped_by_then is None and not stage:

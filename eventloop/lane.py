@@ -57,7 +57,7 @@ class Lane(LaneQueue, ABC):
         self.paused, self.last_error = former.paused, former.last_error
 
     def leave_out(self, why: str) -> None:
-        """Give it nothing of a bus that was opened again."""
+        """Exclude this subscriber from the reopened bus."""
         self.ended_by, self.last_error = "stalled", why
 
     @property
@@ -66,7 +66,7 @@ class Lane(LaneQueue, ABC):
         return self.done or not (self.queued or self._calling)
 
     @property
-    def out_of_reach(self) -> bool:
+    def blocked_by_caller(self) -> bool:
         """True where it delivers nothing while this thread waits."""
         return False
 

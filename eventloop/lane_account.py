@@ -68,7 +68,10 @@ class LaneAccount:
             )  # fmt: skip
 
     def go_on_from(self, former: LaneAccount) -> None:
-        """Continue the account of a lane that has ended; what that has left counts as dropped, and as told."""
+        """Continue the account of a lane that has ended.
+
+        Its undelivered events count as dropped and are not logged again.
+        """
         with former._account:
             self.accepted, self.delivered, self.failed = former.accepted, former.delivered, former.failed
             self.calls, self.seconds, self.peak = former.calls, former.seconds, former.peak

@@ -1,4 +1,4 @@
-"""More time for subscribers that still deliver when a flush, or a close, has waited as long as it was to."""
+"""Extend a flush or close while subscribers still deliver."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from eventloop.lane import Lane
 
 logger = logging.getLogger("eventloop")
 
-TIMES = 10
-"""How often a wait may last the `drain_timeout` of the bus, all in all."""
+LONGEST_WAIT = 10
+"""The longest wait, extensions included, in `drain_timeout`s of the bus."""
 
 
 class Overtime:
-    """Decides whether a wait that is over goes on, as less is left than when it began, or when that was last decided.
+    """Extend the wait if fewer events are queued than at the last check.
 
     Args:
         lanes: those that are waited for.
@@ -24,14 +24,14 @@ class Overtime:
     """
 
     def __init__(self, lanes: Iterable[Lane], seconds: float, allowed: Callable[[], bool]) -> None:
-        self._lanes = [lane for lane in lanes if not lane.out_of_reach]
+        self._lanes = [lane for lane in lanes if not lane.blocked_by_caller]
         self._seconds, self._allowed = seconds, allowed
         self._asked = monotonic()
-        self._until = self._asked + TIMES * seconds
+        self._until = self._asked + LONGEST_WAIT * seconds
         self._left = {lane: lane.queued for lane in self._lanes}
 
-    def granted(self) -> float:
-        """Seconds that the wait goes on; 0.0 where it does not. The log says who is waited for."""
+    def extension(self) -> float:
+        """Return the extra seconds, or 0.0; log the subscribers that are waited for."""
         now, before = monotonic(), self._left
         self._left = {lane: lane.queued for lane in self._lanes}
         took, self._asked = now - self._asked, now
@@ -56,8 +56,8 @@ class Overtime:
             )  # fmt: skip
 
 
-def cure(lanes: Iterable[Lane]) -> str:
-    """What gets the rest of slow lanes delivered; "" where none is slow, as those that hang are not."""
+def advice(lanes: Iterable[Lane]) -> str:
+    """Return advice for slow subscribers, "" if all are stuck or empty."""
     slow = [lane for lane in lanes if lane.queued and not lane.stuck]
     if not slow:
         return ""

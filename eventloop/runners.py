@@ -119,20 +119,21 @@ class CallersLane(TaskLane):
     ) -> None:
         super().__init__(name, fn, options, report, self._call_on_loop)
         self._loop = loop
+        self._loop_ended = False
 
     def start(self) -> None:
         """Make the task, in the context of the caller."""
         self._call_on_loop(lambda: setattr(self, "_task", self._loop.create_task(self._serve())))
 
     @property
-    def out_of_reach(self) -> bool:
+    def blocked_by_caller(self) -> bool:
         """True where it delivers nothing while this thread waits: this thread runs its loop, or no thread does."""
         return _running_loop() is self._loop or not self._loop.is_running()
 
     @property
     def stuck(self) -> str:
         """What its events wait for, where that is this thread, or a loop that does not run."""
-        if self.ended_by not in ("", "closed") or not (self.queued and self.out_of_reach):
+        if self.ended_by not in ("", "closed") or not (self.queued and self.blocked_by_caller):
             return super().stuck
         if _running_loop() is self._loop:
             return (
@@ -159,8 +160,9 @@ class CallersLane(TaskLane):
     def _end_with_loop(self) -> None:
         """Take no more events; count the delivery that was cut short as failed, and what waits as dropped."""
         with self._account:
-            if self.ended_by or self.closed.is_set():
+            if self.ended_by or self._loop_ended or self.closed.is_set():
                 return
+            self._loop_ended = True  # emitting threads find a closed loop at the same time
             self.failed += self._in_flight
             left, self._in_flight, self._began = self.queued + self._in_flight, 0, 0.0
         error = RuntimeError(f"the event loop of subscriber {self.name} has ended")

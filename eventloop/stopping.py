@@ -46,13 +46,14 @@ class Stopping:
 
     def begin_run(self) -> None:
         """All ranks begin a run, or this process does alone."""
+        together = Agreement.needed()
+        if together and (self._agreement is None or not self._agreement.begin()):
+            self._agreement = Agreement()
+        self.together = together
         trainer = self._trainer
         trainer.stop_reason = trainer.stop_signal = None
         trainer.asked_to_stop = self._request is not None
         trainer.bus.overtime = self._request is None or self._request.signum is None
-        self.together = Agreement.needed()
-        if self.together and (self._agreement is None or not self._agreement.begin()):
-            self._agreement = Agreement()
 
     def end_run(self) -> None:
         """What came too late for this run is not meant for the next one: a signal, or a stop of one rank."""
@@ -68,7 +69,7 @@ class Stopping:
         """
         if not reason:
             raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
-        if signum is not None:  # a scheduler's kill follows, or somebody waits
+        if signum is not None:  # The scheduler may kill the process soon.
             self._trainer.bus.overtime = False
         self._request = self._request or Request(reason, signum)
         self._trainer.asked_to_stop = True

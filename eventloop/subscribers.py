@@ -23,6 +23,7 @@ from eventloop.routing import RouteTable
 from eventloop.signal import EventSignal
 from eventloop.spans import SpanRecorder
 from eventloop.subscription import Options, PlanRow, Subscription, SubscriptionStats, handler_row
+from eventloop.target import pack
 from eventloop.timing import Budget, Timing
 
 logger = logging.getLogger("eventloop")
@@ -72,9 +73,8 @@ class Subscribers:
             TypeError, ValueError: an unknown event, a wrong signature, a name that is taken.
             RuntimeError: a background subscriber on a closed bus.
         """
+        takes, wildcard, types = self.check(fn, events, name, options)
         background = options.offload is not None or is_coroutine_function(fn)
-        takes = calling_convention(fn, background=background)
-        wildcard, types = _types(name or handler_name(fn), events, background=background)
         routed = not background or self._background.route_now(_ROUTE_SECONDS)
         with self._lock:
             subscription = Subscription(
@@ -96,6 +96,26 @@ class Subscribers:
             else:
                 self._refresh_mail()
         return subscription
+
+    def check(
+        self,
+        fn: Callable[..., Any],
+        events: tuple[str | type[Event], ...],
+        name: str | None,
+        options: Options,
+    ) -> tuple[Takes, bool, tuple[type[Event], ...]]:
+        """Return how `fn` is called, whether it hears everything, and its events.
+
+        Raises:
+            TypeError, ValueError: as `add`.
+        """
+        background = options.offload is not None or is_coroutine_function(fn)
+        takes = calling_convention(fn, background=background)
+        wildcard, types = _types(name or handler_name(fn), events, background=background)
+        if options.offload == "process":
+            pack(fn, options.lane.on_flush, options.lane.on_close)
+        self._unique(name, handler_name(fn))
+        return takes, wildcard, types
 
     def remove(self, subscription: Subscription) -> None:
         """Take a subscription off the bus; `Subscription.cancel` calls this."""
@@ -149,7 +169,7 @@ class Subscribers:
 
     def _renew(self, subscription: Subscription, former: Lane, deadline: float) -> None:
         options = subscription.options
-        if not (former.out_of_reach or former.closed.wait(max(0.0, deadline - monotonic()))):
+        if not (former.blocked_by_caller or former.closed.wait(max(0.0, deadline - monotonic()))):
             former.leave_out("it has not come back from a delivery before the bus was opened again")
             logger.warning(
                 "background subscriber %s is given nothing more: %s", former.name, former.last_error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -179,6 +181,7 @@ class Trainer(KnowsPeers):
         an epoch's end is announced."""
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
         self._loops: list[ref[Generator[Any]]] = []  # those of a hand-written loop, the outer one first
+        self._thread = threading.current_thread()  # of the run
         self.stops = Stopping(self)
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
         self.metrics = EventStorage()
@@ -251,7 +254,7 @@ class Trainer(KnowsPeers):
         with RunScope(self), TrainScope(self):
             try:
                 yield from TrainLoop(self, self._schedule).epochs()
-            finally:  # a generator of batches that somebody holds is of this run, and not of the next
+            finally:  # Close batch generators: they must not continue in the next run.
                 _close(self._loops[1:])
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
@@ -439,20 +442,22 @@ class Trainer(KnowsPeers):
         return self.max_epochs is not None
 
     def begin_run(self) -> None:
-        """A call of train, val, test or run begins."""
+        """A call of train, val, test or run begins. What may raise comes first: then no run has begun."""
         if self.bus.rehearsal is not None:
             self.bus.rehearsal.begins(self)
-        self.bus.reopen()  # an error or a signal has closed it
-        self.metrics.in_iteration = False
-        self.stops.begin_run()
-        self.running, self.ends_program, self.within = True, False, ""
-        self.failure, self.where_to_resume = None, ""
-        self.during_run = ExitStack()
         self.state.settings.note()
+        facts, device = facts_of(self), self.clock.device or device_clock(self)
+        self.bus.reopen()  # an error or a signal has closed it
+        self.stops.begin_run()
+        self.metrics.in_iteration = False
+        self.ends_program, self.within = False, ""
+        self.failure, self.where_to_resume = None, ""
         self.position.go_on()
-        self.facts.run = facts_of(self)
-        self.clock.begin_run(self.iter, self.clock.device or device_clock(self))
+        self.facts.run = facts
+        self.clock.begin_run(self.iter, device)
+        self.during_run = ExitStack()
         self.during_run.enter_context(self.metrics)  # for get_event_storage
+        self._thread, self.running = threading.current_thread(), True
 
     def begin_epoch(self) -> None:
         """A training epoch begins."""
@@ -478,13 +483,30 @@ class Trainer(KnowsPeers):
 
     def close(self) -> None:
         """End a hand-written loop that something still holds, then drain and close the bus, which is also done at
-        interpreter exit. Another run opens it again."""
+        interpreter exit. Another run opens it again.
+
+        Raises:
+            RuntimeError: called in a run, by a handler or on another thread.
+        """
+        if self.running and not self._may_close_loops():
+            raise RuntimeError(
+                "trainer.close() was called in the middle of a run of this trainer, by a handler or on another thread "
+                f"({threading.current_thread().name!r}; the run is on {self._thread.name!r}): call trainer.stop(reason), "
+                "which ends the run after the iteration, and close the trainer once the run has ended"
+            )
         _close(self._loops)
         self.bus.close()
 
+    def _may_close_loops(self) -> bool:
+        """True if the run is a hand-written loop that waits for its body, on this thread or on one that has ended."""
+        states = [inspect.getgeneratorstate(loop) for held in self._loops if (loop := held()) is not None]
+        waits = states[:1] == [inspect.GEN_SUSPENDED] and inspect.GEN_RUNNING not in states
+        here = self._thread is threading.current_thread() or not self._thread.is_alive()
+        return here and waits and self.mode == "train"
+
 
 def _close(loops: Sequence[ref[Generator[Any]]]) -> None:
-    """Close what is left of the generators of a loop, the innermost first; not one that this is called from."""
+    """Close generators, the innermost first. Skip a generator that is executing."""
     for held in reversed(loops):
         loop = held()
         if loop is not None and not loop.gi_running:

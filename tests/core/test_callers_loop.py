@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import threading
 from contextvars import ContextVar
@@ -204,6 +205,37 @@ def test_a_loop_that_is_closed_with_the_task_left() -> None:
 
     assert (report.stats[0].delivered, report.stats[0].dropped) == (1, 2)
     assert "has ended" in taking.stats.error
+
+
+def test_a_closed_loop_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However many threads find it closed at once: a second one comes while the first one logs."""
+    bus, loop = Bus(drain_timeout=10 * DEADLINE), asyncio.new_event_loop()
+    taking = bus.subscribe(later, "after_train_iter", loop=loop)
+    loop.run_until_complete(drained(bus))
+    loop.set_exception_handler(lambda *_: None)  # of the task that was left
+    loop.close()
+    assert taking.lane is not None
+    wake = taking.lane.wake
+    threads: list[threading.Thread] = []
+
+    class Second(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            if "has ended" in record.getMessage() and not threads:
+                threads.append(threading.Thread(target=wake))
+                threads[0].start()
+                threads[0].join(DEADLINE)
+            return True
+
+    logger, second = logging.getLogger("eventloop"), Second()
+    logger.addFilter(second)
+    emit(bus, 3)
+    bus.flush()
+    report = bus.close()
+    logger.removeFilter(second)
+
+    assert len(threads) == 1
+    assert caplog.text.count("has ended") == 1
+    assert report.stats[0].dropped == 3
 
 
 def test_a_loop_that_does_not_run_is_not_waited_for() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from eventloop import overtime
 from eventloop.bus import Bus
+from eventloop.draining import Draining
 from eventloop.events import Event
 from eventloop.lane_options import LaneOptions
 from eventloop.overtime import Overtime
@@ -35,17 +36,17 @@ class Slow:
             self._deliver, "after_train_iter", offload="thread", name="slow"
         )
         self._let = Semaphore(0)
-        granted = Overtime.granted
+        extension = Overtime.extension
 
         def decide(overtime: Overtime) -> float:
             if not self.stops and self.subscription.account().queued:
                 before = self.subscription.account().delivered
                 self._let.release()
                 until(lambda: self.subscription.account().delivered > before)
-            self.decided.append(granted(overtime))
+            self.decided.append(extension(overtime))
             return self.decided[-1]
 
-        monkeypatch.setattr(Overtime, "granted", decide)
+        monkeypatch.setattr(Overtime, "extension", decide)
 
     def _deliver(self, event: Event) -> None:
         assert self._let.acquire(timeout=DEADLINE)
@@ -106,7 +107,7 @@ def test_it_ends_at_the_bound(slow: Callable[..., Slow], how: str, caplog: pytes
     assert not report.complete
     assert delivering.decided[-1] == 0.0
     assert (
-        1 <= len(delivering.decided) <= 2 * overtime.TIMES
+        1 <= len(delivering.decided) <= 2 * overtime.LONGEST_WAIT
     )  # a close decides a little before its time is over
     stats = delivering.subscription.stats
     assert stats.delivered + stats.queued == 1000
@@ -147,6 +148,31 @@ def test_a_timeout_of_its_own_is_kept(
     assert "drain_timeout" not in caplog.text
 
 
+def test_a_flush_waits_once_for_a_coroutine_that_holds_the_loop(
+    bus: Bus, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routing and delivery have one deadline: each wait for either ends by it."""
+    bus.subscribe(held.on_the_loop, "after_train_iter")
+    emit(bus, 1)
+    assert held.entered.wait(DEADLINE)
+    bus.drain_timeout = SECONDS
+    now, deadlines = [0.0], list[float]()
+
+    def wait(draining: Draining, waits: Callable[[float], bool], deadline: float) -> bool:
+        deadlines.append(deadline)
+        now[0] = max(now[0], deadline)
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr("eventloop.draining.monotonic", lambda: now[0])
+        patch.setattr(Draining, "_wait", wait)
+        assert not bus.flush().complete
+    bus.drain_timeout = DEADLINE
+
+    assert deadlines[0] == SECONDS
+    assert max(deadlines[:2]) == SECONDS
+
+
 @pytest.mark.parametrize("how", ["flush", "close"])
 def test_where_time_is_short(slow: Callable[..., Slow], how: str) -> None:
     """`bus.overtime = False` keeps it to `drain_timeout`."""
@@ -167,10 +193,10 @@ def test_who_emits_as_much_as_it_delivers_is_not_waited_for() -> None:
     waiting = Overtime([lane], 10.0, lambda: True)
 
     lane.accepted, lane.delivered = 5, 2
-    assert waiting.granted() == 0.0
+    assert waiting.extension() == 0.0
     lane.delivered = 3
-    assert waiting.granted() > 0.0
-    assert waiting.granted() == 0.0
+    assert waiting.extension() > 0.0
+    assert waiting.extension() == 0.0
 
 
 @pytest.mark.parametrize(
@@ -181,7 +207,7 @@ def test_who_emits_as_much_as_it_delivers_is_not_waited_for() -> None:
         ({}, "batch=True, every= or when="),
     ],
 )
-def test_the_cure_is_one_that_fits(
+def test_the_advice_is_one_that_fits(
     bus: Bus, held: Held, options: dict[str, Any], less: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody is told to do what is done already, nor what a coroutine cannot."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from typing import Any
 
 import pytest
 
+from eventloop import lifetime
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, Event, HandlerFailed, ScalarsLogged
 from eventloop.spans import SpanRecorder
@@ -150,6 +152,31 @@ def test_one_that_hangs_is_given_nothing_more(
     assert iters(seen) == [0, 1, 2]
     assert "subscriber hung is given nothing more: it has not come back from a delivery" in caplog.text
     assert [(stats.name, stats.dropped) for stats in report.stats] == [("hung", 2), ("fine", 0)]
+
+
+def test_while_another_thread_closes(no_thread_left: None, held: Held) -> None:
+    """It is refused, as what that delivers would be lost; afterwards the bus opens, and the exit knows of one side."""
+    bus = Bus(drain_timeout=0.01)
+    holding = bus.subscribe(held, "after_train_iter", offload="thread")
+    emit(bus, 5)
+    assert held.entered.wait(DEADLINE)
+    known = len(lifetime._open)
+    closing = threading.Thread(target=bus.close, args=(DEADLINE,))
+    closing.start()
+    while not bus.closed:
+        pass
+
+    with pytest.raises(RuntimeError, match=r"drain_timeout=0\.01 s for another thread.*closing"):
+        bus.reopen()
+    held.let_go()
+    closing.join(DEADLINE)
+    bus.reopen()
+    emit(bus, 1, start=5)
+
+    assert len(lifetime._open) == known
+    assert bus.close(DEADLINE).ok
+    assert iters(held.seen) == [*range(6)]
+    assert (holding.stats.delivered, holding.stats.queued) == (6, 0)
 
 
 def test_one_on_the_callers_loop(bus: Bus) -> None:

@@ -57,15 +57,15 @@ def ending(
     no_thread_left: None, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Ending]:
     """The writer is let go at the end of the test."""
-    ending, granted = Ending(make_trainer), Overtime.granted
+    ending, extension = Ending(make_trainer), Overtime.extension
 
     def decide(overtime: Overtime) -> float:
         ending.deliver()
         ending.meanwhile()
-        ending.decided.append(granted(overtime))
+        ending.decided.append(extension(overtime))
         return ending.decided[-1]
 
-    monkeypatch.setattr(Overtime, "granted", decide)
+    monkeypatch.setattr(Overtime, "extension", decide)
     yield ending
     ending.writer.let.release(1000)
 

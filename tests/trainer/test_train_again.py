@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ def train_twice(trainer: Trainer, error: type[BaseException] = ValueError) -> No
         trainer.train()
     assert trainer.bus.closed
     trainer.train()
+
+
+class Unreadable:
+    """A parameter whose device cannot be asked for."""
+
+    @property
+    def device(self) -> torch.device:
+        raise OSError("no device")
 
 
 # --- the same course ---------------------------------------------------------------------------------------
@@ -294,6 +303,84 @@ def test_a_loop_that_something_holds(make_trainer: MakeTrainer) -> None:
     assert (trainer.epoch, [*held], [*batches]) == (3, [], [])
 
 
+REFUSED = r"trainer\.close\(\) was called in the middle of a run .*call trainer\.stop\(reason\)"
+
+
+@pytest.mark.parametrize("where", ["handler", "val", "thread"])
+def test_a_close_within_a_hand_written_loop_is_refused(make_trainer: MakeTrainer, where: str) -> None:
+    """It changes nothing: the loop trains to its end, and the closing events come once, behind it."""
+    trainer = build(make_trainer, UNITS[0])
+    seen = collect(trainer, "after_train_iter", "after_train", "after_run")
+    errors: list[RuntimeError] = []
+
+    def close() -> None:
+        with pytest.raises(RuntimeError, match=REFUSED) as caught:
+            trainer.close()
+        errors.append(caught.value)
+
+    if where != "thread":
+        event = "before_train_iter" if where == "handler" else "after_val_iter"
+        trainer.bus.subscribe(lambda event: close(), event, once=True, name="closes")
+    for _ in trainer.epochs():
+        for inputs, target in trainer.batches(trainer.train_loader or ()):
+            trainer.outputs = {"loss": torch.nn.functional.cross_entropy(trainer.model(inputs), target)}
+            if trainer.iter == 2 and where == "val":
+                trainer.val()
+            if trainer.iter == 2 and where == "thread":
+                thread = threading.Thread(target=close, name="other")
+                thread.start()
+                thread.join()
+
+    assert len(errors) == 1
+    assert ("'other'" in str(errors[0])) == (where == "thread")
+    names = [type(event).__name__ for event in seen]
+    assert names == ["AfterTrainIter"] * 12 + ["AfterTrain", "AfterRun"]
+    assert seen[-1].reason == "completed"
+
+
+def test_a_close_within_train_is_refused(make_trainer: MakeTrainer) -> None:
+    """Background subscribers are given what comes after it."""
+    trainer = build(make_trainer, UNITS[0])
+    seen: list[Any] = []
+    trainer.bus.subscribe(seen.append, "after_train_iter", offload="thread", name="taking")
+    trainer.bus.subscribe(lambda event: trainer.close(), "after_train_iter", once=True, name="closes")
+
+    with pytest.raises(RuntimeError, match=REFUSED):
+        trainer.train()
+    trainer.train()
+
+    assert [event.iter for event in seen] == [*range(12)]
+
+
+def test_a_loop_of_a_thread_that_has_ended(make_trainer: MakeTrainer) -> None:
+    """Nobody else goes on with it: any thread closes it."""
+    trainer = build(make_trainer, UNITS[0])
+    events = collect(trainer, "after_run")
+    held = trainer.epochs()
+    thread = threading.Thread(target=next, args=(held,))
+    thread.start()
+    thread.join()
+
+    trainer.close()
+
+    assert [event.reason for event in events] == ["left"]
+
+
+def test_a_run_that_cannot_begin(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one begins, and the trainer may be closed."""
+    trainer = build(make_trainer, UNITS[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.model, "parameters", lambda: iter([Unreadable()]))
+        with pytest.raises(OSError, match="no device"):
+            trainer.train()
+    assert not trainer.running
+    trainer.close()
+
+    trainer.train()
+
+    assert trainer.iter == 12
+
+
 def test_batches_that_something_holds_end_with_their_run(make_trainer: MakeTrainer) -> None:
     """They would count an epoch of the next one."""
     trainer = build(make_trainer, UNITS[0])
@@ -331,6 +418,29 @@ def test_a_subscriber_that_comes_between_the_runs(make_trainer: MakeTrainer) -> 
     trainer.train()
 
     assert [event.epoch for event in seen] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fn", "event", "options", "error"),
+    [
+        (print, "no_such_event", {"offload": "thread"}, ValueError),
+        (print, "after_run", {"offload": "thread", "name": "taken"}, ValueError),
+        (lambda event: None, "after_run", {"offload": "process"}, TypeError),
+    ],
+    ids=["event", "name", "process"],
+)
+def test_a_subscriber_that_is_refused_opens_no_bus(
+    make_trainer: MakeTrainer, fn: Any, event: str, options: dict[str, Any], error: type[Exception]
+) -> None:
+    """A closed trainer stays closed."""
+    trainer = make_trainer()
+    trainer.bus.subscribe(lambda event: None, "after_run", name="taken")
+    trainer.close()
+
+    with pytest.raises(error):
+        trainer.bus.subscribe(fn, event, **options)
+
+    assert trainer.bus.closed
 
 
 def test_the_account_goes_on(make_trainer: MakeTrainer) -> None:
