@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eventloop.optimizers import each_optimizer
+from eventloop.optimizers import each_optimizer, hookable
 
 if TYPE_CHECKING:
     from eventloop.trainer import Trainer
@@ -86,8 +86,8 @@ class Copying:
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that call hooks: what only looks like an optimizer may not."""
-        optimizers = each_optimizer(self._trainer.optimizer)
-        return [optimizer for optimizer in optimizers if isinstance(optimizer, torch.optim.Optimizer)]
+        optimizers = map(hookable, each_optimizer(self._trainer.optimizer))
+        return [optimizer for optimizer in optimizers if optimizer is not None]
 
 
 def _pointers(values: Iterable[Any]) -> Iterator[int]:

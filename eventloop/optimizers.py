@@ -31,6 +31,19 @@ def each_optimizer(optimizer: Any) -> list[torch.optim.Optimizer]:
     return list(named_optimizers(optimizer).values())
 
 
+def hookable(optimizer: Any) -> torch.optim.Optimizer | None:
+    """Return the optimizer that calls step hooks: itself, or the `.optimizer` in a wrapper; None without one.
+
+    accelerate's wrapper is a `torch.optim.Optimizer` that calls no hooks of its own.
+    """
+    while not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(
+        optimizer, "_optimizer_step_pre_hooks"
+    ):
+        if (optimizer := getattr(optimizer, "optimizer", None)) is None:
+            return None
+    return optimizer
+
+
 def named_values(what: str, optimizer: Any) -> Iterator[tuple[str, Any]]:
     """Each optimizer with the name of its metric: `what`, or `what/<name>` where there are several by name."""
     for name, each in named_optimizers(optimizer).items():

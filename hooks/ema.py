@@ -37,7 +37,7 @@ from eventloop.hooks.averages import NO_SHARDED_AVERAGES, BaseAveragedModel
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.late import refuse_late
-from eventloop.optimizers import named_optimizers
+from eventloop.optimizers import each_optimizer, hookable
 from eventloop.options import check_bools
 from eventloop.priority import Priority
 from eventloop.schema import Count, read_as
@@ -173,8 +173,8 @@ class EMAHook(Hook):
         # the optimizer's own hook is called for every step that is really made, whoever makes it
         self._watched = [
             optimizer.register_step_post_hook(self._optimizer_stepped)
-            for optimizer in named_optimizers(trainer.optimizer).values()
-            if hasattr(optimizer, "register_step_post_hook")
+            for optimizer in map(hookable, each_optimizer(trainer.optimizer))
+            if optimizer is not None
         ]
         self._stepped = self._ever_stepped = not self._watched
         self._began_at = trainer.iter

@@ -3,6 +3,7 @@ run."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from eventloop.hooks import CheckpointHook, PreciseBN
+from eventloop.hooks import CheckpointHook, EMAHook, PreciseBN
 from eventloop.trainer import Trainer
 from tests.trainer.conftest import MakeTrainer
+from tests.trainer.interrupted import assert_same
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -133,3 +135,49 @@ def test_a_loader_is_asked_once(make_trainer: MakeTrainer) -> None:
     make_trainer(train_loader=loader, max_iters=8, hooks=[CheckpointHook(1)]).train()
 
     assert loader.asked == 1
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["train", "hand-written loop"])
+def test_a_prepared_optimizer(make_trainer: MakeTrainer, tmp_path: Path, by_hand: bool) -> None:
+    """With model, optimizer and loader prepared, each step is averaged, and checkpoints and a resume are exact."""
+
+    def train(name: str, resume: Path | None = None) -> list[Any]:
+        torch.manual_seed(0)
+        accelerator = accelerate.Accelerator(cpu=True)
+        plain = nn.Linear(2, 3)
+        model, optimizer, loader = accelerator.prepare(
+            plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9), DataLoader(Samples(), 2)
+        )
+        ema = EMAHook(momentum=0.5)
+        trainer = make_trainer(
+            model=model, optimizer=optimizer, train_loader=loader, hooks=[CheckpointHook(1, by_epoch=False), ema],
+            work_dir=tmp_path / name, default_hooks={"optimizer": None} if by_hand else {},
+        )  # fmt: skip
+        after: list[Any] = []
+        trainer.bus.subscribe(
+            lambda trainer, event: after.append(
+                [plain.weight.detach().clone(), ema.ema_model.module.get_parameter("weight").detach().clone()]
+            ),
+            "after_train_iter",
+            priority=99,
+        )
+        if resume is not None:
+            trainer.resume(resume)
+        if not by_hand:
+            trainer.train()
+        for _ in trainer.epochs() if by_hand else ():
+            for batch in trainer.batches(loader):
+                optimizer.zero_grad()
+                trainer.train_step(batch)["loss"].backward()
+                optimizer.step()
+        return after
+
+    whole = train("whole")
+    rest = train("rest", tmp_path / "whole/iter_7")
+
+    saved = [torch.load(tmp_path / f"whole/iter_{i}/state.pth", weights_only=True) for i in range(1, 11)]
+    assert_same(
+        [[each["ema_state_dict"]["module.weight"], each["state_dict"]["weight"]] for each in saved], whole
+    )
+    assert not any(torch.equal(*pair) for pair in itertools.pairwise(average for _, average in whole))
+    assert_same(rest, whole[7:])
