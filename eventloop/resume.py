@@ -223,7 +223,7 @@ class TrainerState:
             "the random state", partial(set_rng_state, rng_state())
         )  # code of others may draw
         hook_steps = prepare_hooks(trainer.hooks, checkpoint["hooks"], found)
-        load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
+        load_hooks(trainer, checkpoint["hooks"], rollback)
         trainer.position.load_samplers(part.position, rollback)
         converts = any(change.name == "model_dtypes" for change in changes)
         load_optimizer_state(

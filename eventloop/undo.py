@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch.nn.parameter import is_lazy
 
 logger = logging.getLogger("eventloop")
 
@@ -40,10 +42,19 @@ class Rollback:
         """Restore an object's attributes on rollback.
 
         Args:
-            copies: also copy `state_dict()`, because loading may change objects in place.
+            copies: also copy `state_dict()`, and the tensors and containers among the attributes, because loading may
+                change objects in place. All tensors of an optimizer are in its `state_dict()`, and copied once.
         """
         state = copy.deepcopy(owner.state_dict()) if copies else None
-        self.on_rollback(name, partial(_put_back, owner, dict(getattr(owner, "__dict__", {})), state))
+        attributes = dict(getattr(owner, "__dict__", {}))
+        contents = (
+            [] if not copies or isinstance(owner, torch.optim.Optimizer) else list(_contents(attributes))
+        )
+        self.on_rollback(name, partial(_put_back, owner, attributes, contents, state))
+
+    def keep(self, name: str, values: list[torch.Tensor]) -> None:
+        """Copy tensors, and fill them with their former values on rollback."""
+        self.on_rollback(name, partial(_run, list(_contents(values))))
 
     def commit(self, steps: Sequence[Callable[[], object]]) -> None:
         """Run the steps that complete the load; from the first one on, nothing is rolled back.
@@ -108,8 +119,41 @@ def _run(steps: Sequence[Callable[[], object]]) -> None:
         step()
 
 
-def _put_back(owner: Any, attributes: Mapping[str, Any], state: Any) -> None:
+def _contents(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Callable[[], object]]:
+    """Copy the tensors and containers in `value`, at any depth; yield functions that fill them with their former values.
+
+    Other objects, as a trainer or a module, are not entered.
+    """
+    seen = {} if seen is None else seen
+    if id(value) in seen or not isinstance(value, torch.Tensor | dict | list | set | deque | tuple):
+        return
+    seen[id(value)] = value
+    if isinstance(value, torch.Tensor):
+        # one without storage, or with elements that share memory, as an expanded one, cannot be filled
+        if not (is_lazy(value) or value.is_meta or (value.layout is torch.strided and 0 in value.stride())):
+            yield partial(_fill_tensor, value, value.detach().clone())
+        return
+    if not isinstance(value, tuple):
+        yield partial(_fill, value, copy.copy(value))
+    for each in value.values() if isinstance(value, dict) else value:
+        yield from _contents(each, seen)
+
+
+def _fill_tensor(tensor: torch.Tensor, former: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(former)
+
+
+def _fill(container: Any, former: Any) -> None:
+    container.clear()
+    (container.update if isinstance(container, dict | set) else container.extend)(former)
+
+
+def _put_back(
+    owner: Any, attributes: Mapping[str, Any], contents: Sequence[Callable[[], object]], state: Any
+) -> None:
     _set_attributes(owner, attributes)
+    _run(contents)
     if state is None or same_state(owner.state_dict(), state):
         return
     try:

@@ -3,10 +3,13 @@ had tried."""
 
 from __future__ import annotations
 
+import copy
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -353,16 +356,16 @@ def test_an_interrupt_at_the_end_leaves_nothing_behind(tmp_path: Path, others: A
 
 
 class Stuck(Hook):
-    """Takes no state at all, and changes what its attribute refers to."""
+    """Takes no state at all, and changes an object that its attribute refers to."""
 
     def __init__(self) -> None:
-        self.seen = [0]
+        self.own = SimpleNamespace(seen=0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen}
+        return {"seen": self.own.seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.seen.append(1)
+        self.own.seen += 1
         raise ValueError("it takes none")
 
 
@@ -385,19 +388,79 @@ def test_a_hook_that_cannot_be_put_back_is_named(tmp_path: Path, caplog: pytest.
     assert "the hook Stuck could not be put back to what it was before" in caplog.text
 
 
+class Meddling(Hook):
+    """Loads into its own tensors and containers, into the model and the optimizer, and always raises."""
+
+    def __init__(self) -> None:
+        self.total = torch.tensor([-0.0, torch.nan, 3.0])
+        self.nested: dict[str, Any] = {
+            "past": [self.total, (torch.ones(2), [1])],
+            "last": deque([1, 2], maxlen=2),
+            "names": {"a"},
+        }
+        self.expanded = torch.zeros(1).expand(3)
+
+    def before_run(self, trainer: Trainer, event: Any) -> None:
+        self.trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        nested = self.nested
+        nested["past"][1][0].add_(1)
+        nested["past"][1][1].append(2)
+        nested["past"].clear()
+        nested["last"].append(3)
+        nested["names"].add("b")
+        nested["new"] = 1
+        self.total.add_(1)
+        self.trainer.optimizer.state = {}
+        with torch.no_grad():
+            next(self.trainer.model.parameters()).add_(5)
+        raise ValueError("it always raises")
+
+
+def test_what_a_refusing_hook_changed_in_place_is_put_back(tmp_path: Path) -> None:
+    """Its tensors and containers, the model and the optimizer have their former values, in the same objects."""
+    hook = Meddling()
+    with closing(build_trainer(tmp_path, hooks=[InPlace("first"), hook], max_epochs=1)) as trainer:
+        trainer.train()
+        before = copy.deepcopy((hook.nested, trainer.model.state_dict(), trainer.optimizer.state_dict()))
+        total, nested, past = hook.total, hook.nested, hook.nested["past"]
+        bits = total.view(torch.int32).clone()
+
+        with pytest.raises(ValueError, match="it always raises") as error:
+            trainer.resume("epoch_1")
+
+        assert "could not" not in error.value.__notes__[-1]
+        assert total.view(torch.int32).equal(bits)
+        total.nan_to_num_()
+        before[0]["past"][0].nan_to_num_()
+        assert_same((hook.nested, trainer.model.state_dict(), trainer.optimizer.state_dict()), before)
+        assert hook.total is total is hook.nested["past"][0]
+        assert hook.nested is nested
+        assert hook.nested["past"] is past
+
+
 class InPlace(Hook):
     """Loads into its list; `loading` is called half-way."""
 
     def __init__(self, name: str, loading: Callable[[int], None] = lambda loads: None) -> None:
-        self.name, self.seen, self._loads, self._loading = name, [1, 2], [0], loading
+        self.name, self._loading = name, loading
+        self._own = SimpleNamespace(seen=[1, 2], loads=0)  # its own load_state_dict alone can put this back
+
+    @property
+    def seen(self) -> list[int]:
+        return self._own.seen  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self.seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.seen[:] = state["seen"][:1]
-        self._loads[0] += 1
-        self._loading(self._loads[0])
+        self._own.loads += 1
+        self._loading(self._own.loads)
         self.seen[:] = state["seen"]
 
 
