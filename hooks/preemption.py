@@ -83,7 +83,7 @@ class PreemptionHook(Hook):
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Install the handlers, until the run has delivered everything."""
         if threading.current_thread() is not threading.main_thread():
-            logger.warning(
+            logger.info(
                 "this training is not on the main thread, and Python gives signals to no other: SIGTERM and Ctrl-C do not "
                 "stop it. Call trainer.stop(reason), as where the task that awaits it is cancelled"
             )

@@ -23,6 +23,8 @@ from tests.cli.reported_runs import (
     write_lines,
 )
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["tests.cli.browsers"]
 
 DEADLINE = 60.0

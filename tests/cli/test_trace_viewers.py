@@ -23,6 +23,8 @@ from eventloop import cli
 from tests.cli.traced_runs import traced
 from tests.conftest import DEADLINE
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["tests.cli.browsers"]
 
 ROWS = """async query => {

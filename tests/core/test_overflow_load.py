@@ -16,6 +16,8 @@ from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE, Held
 from tests.core.spilling import emit, total
 
+pytestmark = pytest.mark.slow
+
 POLICIES = ["spill", "drop_oldest", "drop_newest", "latest", "block"]
 BLOCK = 20_000
 in_every_policy = pytest.mark.parametrize("overflow", POLICIES)

@@ -10,6 +10,8 @@ from tests.faults.mutants import MUTANTS, Mutant
 from tests.faults.mutation import PACKAGE, ROOT, Fault, all_faults, is_killed, source_of
 from tests.faults.removals import HARMLESS, TESTS, Place, Removal, calls_in, removals
 
+pytestmark = pytest.mark.slow
+
 TRIED = (
     "no fsync of a file",
     "removed under its name",

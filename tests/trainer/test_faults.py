@@ -27,6 +27,8 @@ from tests.trainer.conftest import DEADLINE, MakeTrainer, batches
 from tests.trainer.fault_writers import FaultNumbered, NeverReturns, RaisesAtThird, TakesItsTime
 from tests.writers.test_event_log_disk import WRITERS, fill_disk
 
+pytestmark = pytest.mark.slow
+
 BATCHES = 15
 """Of an epoch; there are two."""
 PROMPT = DEADLINE / 2

@@ -14,6 +14,8 @@ from jupyter_client.manager import KernelManager
 from tests import forked
 from tests.conftest import DEADLINE
 
+pytestmark = pytest.mark.slow
+
 Cell = Callable[..., str]
 
 BUILD = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Iterator
@@ -125,6 +126,7 @@ def test_a_training_on_another_thread_says_what_stops_it(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Python gives signals to the main thread alone."""
+    caplog.set_level(logging.INFO, "eventloop")
     trainer = make_trainer()
     training = threading.Thread(target=trainer.train)
 

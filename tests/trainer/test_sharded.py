@@ -8,6 +8,8 @@ import pytest
 
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, logging, sys
 from pathlib import Path
