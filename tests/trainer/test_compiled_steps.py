@@ -15,7 +15,8 @@ from tests.trainer.conftest import MakeTrainer, batches, tiny_model
 from tests.trainer.saving import Latest
 
 pytestmark = [
-    pytest.mark.slow,  # dynamo's
+    pytest.mark.slow,
+    # Dynamo's
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning"),
