@@ -18,6 +18,8 @@ from eventloop.checkpoint import find_checkpoints, load_checkpoint
 from eventloop.hooks import CheckpointHook, EMAHook
 from eventloop.writers import read_jsonl
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mmengine_style.py"
 
 

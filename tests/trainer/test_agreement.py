@@ -10,6 +10,8 @@ import pytest
 from tests.ranks import run_ranks
 from tests.trainer.agreement_script import TRIALS
 
+pytestmark = pytest.mark.slow
+
 Ranks = list[dict[str, Any]]
 PER_EPOCH = 4
 

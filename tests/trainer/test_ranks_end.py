@@ -9,6 +9,8 @@ import pytest
 
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 Ranks = list[dict[str, Any]]
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 BEGIN = """
 import json, logging, os, sys
 import torch, torch.distributed as dist

@@ -20,6 +20,8 @@ from eventloop.checkpoint import PAYLOAD
 from eventloop.hooks.bn_statistics import update_bn_stats
 from tests.trainer.two_ranks_script import SHARES, model_with_bn, rows_of
 
+pytestmark = pytest.mark.slow
+
 DEADLINE = 120.0
 """Seconds against hangs; it takes a few."""
 
