@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from eventloop.peer_names import point_meant
+
 if TYPE_CHECKING:
     from eventloop.events import Event
 
@@ -64,6 +66,9 @@ def find_event(event: str | type[Event]) -> type[Event]:
         raise ValueError(
             f"the event name {event!r} is declared by {modules}: subscribe with the class itself"
         )
+    meant = point_meant(event)
+    if meant in _BY_NAME:
+        raise ValueError(f"unknown event {event!r}: here it is {meant!r}")
     raise ValueError(f"unknown event {event!r}{suggest(event, [*_BY_NAME, *ALIASES])}")
 
 

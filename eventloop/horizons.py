@@ -53,24 +53,26 @@ def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: in
                 f"{type(scheduler).__name__} is stepped after each epoch, and its {horizon.label} is the number of "
                 f"iterations, {max_iters}, of a run of max_epochs={max_epochs}: give it by_epoch=False, or the length in epochs"
             )
-        early = not is_window and max_iters is not None and _is_over_early(horizon, max_epochs, max_iters)
+        early = not is_window and max_iters is not None and _ends_early(horizon, max_epochs, max_iters)
         if not by_epoch and (early or (horizon.whole and horizon.step == max_epochs)):
             how = "by_epoch=True" if is_window else _BY_EPOCH
             length = "" if max_iters is None else f", {max_iters}"
             return (
-                f"{type(scheduler).__name__} is stepped after each iteration, and its {horizon.label} fits the epochs of "
-                f"the run, max_epochs={max_epochs}: step it by epoch with {how}; or give it the length in iterations{length}"
+                f"{type(scheduler).__name__} is stepped after each iteration, and its {horizon.label} looks like a number of "
+                f"epochs, of max_epochs={max_epochs}: step it by epoch with {how}; or give it the length in iterations{length}"
             )
     return None
 
 
-def _is_over_early(horizon: Horizon, max_epochs: int, max_iters: int) -> bool:
-    """Whether it fits the epochs, and would be over in the first tenth of the iterations."""
-    return (
-        0 < horizon.step <= max_epochs
-        and horizon.step * 10 < max_iters
-        and not horizon.label.startswith("T_0")
-    )
+def _ends_early(horizon: Horizon, max_epochs: int, max_iters: int) -> bool:
+    """Return whether a schedule fits the epochs and ends within the first tenth of the iterations.
+
+    Milestones, of which the last is usually in the second half of a run, only need to end within the first half.
+    """
+    if not 0 < horizon.step <= max_epochs or horizon.label.startswith("T_0"):
+        return False
+    in_second_half = horizon.label.startswith("milestones") and horizon.step * 2 >= max_epochs
+    return horizon.step * (2 if in_second_half else 10) < max_iters
 
 
 def _horizons(state: Any, max_iters: int | None) -> Iterator[Horizon]:
@@ -101,6 +103,9 @@ def _own(state: Mapping[str, Any], max_iters: int | None) -> Iterator[Horizon]:
     if milestones := [each for each in state.get("milestones") or () if isinstance(each, int)]:
         yield Horizon(f"milestones={milestones}", max(milestones), whole=False)
     size, gamma = state.get("step_size"), state.get("gamma")
+    label = f"step_size={size}"
+    if "step_size" not in state and "milestones" not in state:  # ExponentialLR
+        size, label = 1, f"gamma={gamma}"
     if (
         isinstance(size, int)
         and size > 0
@@ -108,7 +113,7 @@ def _own(state: Mapping[str, Any], max_iters: int | None) -> Iterator[Horizon]:
         and isinstance(gamma, float)
         and gamma ** (max_iters // size) < _VANISHED
     ):
-        yield Horizon(f"step_size={size}", size, whole=False)
+        yield Horizon(label, size, whole=False)
 
 
 def _after(step: int, label: str, horizons: Iterator[Horizon]) -> Iterator[Horizon]:

@@ -13,7 +13,7 @@ class LatestValue(tuple[float, int]):
     """The newest value of a scalar, which prints as `0.693147 (step 12)`.
 
         loss = trainer.metrics.latest()["loss"]
-        if loss.value < 0.3: ...
+        if loss < 0.3: ...              # loss.value is the number alone
 
     It is also the pair `(value, iteration)`, with the 0-based iteration, as detectron2's `EventStorage.latest` has it.
 
@@ -37,6 +37,18 @@ class LatestValue(tuple[float, int]):
 
     def __float__(self) -> float:
         return self.value
+
+    def __lt__(self, other: Any) -> bool:
+        return self.value < other if isinstance(other, int | float) else super().__lt__(other)
+
+    def __le__(self, other: Any) -> bool:
+        return self.value <= other if isinstance(other, int | float) else super().__le__(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.value > other if isinstance(other, int | float) else super().__gt__(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self.value >= other if isinstance(other, int | float) else super().__ge__(other)
 
     def __repr__(self) -> str:
         return f"{self.value:.6g} (step {self.step})"

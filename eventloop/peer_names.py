@@ -343,7 +343,14 @@ def explain_absent(package: str, name: str) -> NoReturn:
     raise AttributeError(f"module {package!r} has no attribute {meant}", name=name)
 
 
-_POINTS = {"on_save_checkpoint": "before_save_checkpoint", "on_load_checkpoint": "after_load_checkpoint"}
+_POINTS = {
+    "on_save_checkpoint": "before_save_checkpoint",
+    "on_load_checkpoint": "after_load_checkpoint",
+    "on_step_begin": "before_train_iter",  # Transformers'
+    "on_step_end": "after_train_iter",
+    "before_train_batch": "before_train_iter",
+    "after_train_batch": "after_train_iter",
+}
 _WHEN = {"start": "before", "begin": "before", "end": "after"}
 _WHAT = {"batch": "iter", "step": "iter", "validation": "val", "fit": "run"}
 

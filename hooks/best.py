@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple, cast
 
-from eventloop.catalogue import suggest
+from eventloop.catalogue import near, suggest
 from eventloop.file_names import safe_name
 
 Rule = Literal["greater", "less"]
@@ -158,8 +158,10 @@ def infer_rule(metric: str) -> Rule:
         return "less"
     if words & _GREATER:
         return "greater"
+    guess = near(metric.lower(), [word for word in sorted(_LESS | _GREATER) if len(word) > 5])
     raise ValueError(
-        f"cannot tell from its name whether more {metric!r} is better: say rule='greater' or 'less'"
+        f"cannot tell from its name whether more {metric!r} is better{f'{guess} Otherwise' if guess else ':'} say "
+        "rule='greater' or 'less'"
     )
 
 

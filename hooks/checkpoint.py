@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -43,6 +44,8 @@ from eventloop.scopes import ERROR, LEFT, ends_at_once
 from eventloop.sharded import refuse_sharded_model
 from eventloop.unfinished import remove_dead
 from eventloop.weights import unwrap
+
+logger = logging.getLogger("eventloop")
 
 if TYPE_CHECKING:
     from eventloop.position import Within
@@ -207,6 +210,11 @@ class CheckpointHook(Hook):
         those that handlers before this one asked for do too, and the one that a checkpoint was saved after."""
         self._passed_iter = self._passed_epoch = -1
         self._training = True
+        if trainer.optimizer is None:
+            logger.warning(
+                "the trainer was given no optimizer, so checkpoints hold no optimizer's state and a resumed run begins "
+                "with a new one: pass optimizer=... also where your own code steps it"
+            )
         if self._overlap and (self._interval > 0 or self._watched):  # it is to save within the training
             trainer.copying.watch()
         if trainer.rank == 0:

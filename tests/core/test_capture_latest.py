@@ -77,6 +77,20 @@ def test_capture_of_a_misspelled_event_is_refused(bus: Bus) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("on_train_epoch_end", "after_train_epoch"), ("on_train_start", "before_train"),
+        ("on_train_batch_end", "after_train_iter"), ("on_validation_epoch_end", "after_val_epoch"),
+        ("after_train_batch", "after_train_iter"), ("on_step_end", "after_train_iter"),
+    ],
+)  # fmt: skip
+def test_another_systems_name_is_translated(bus: Bus, name: str, meant: str) -> None:
+    """Lightning's and Transformers' names of callbacks get the event, not the name that is spelled alike."""
+    with pytest.raises(ValueError, match=f"unknown event '{name}': here it is '{meant}'"):
+        bus.on(name)(print)
+
+
 def test_latest_is_the_last_event_emitted(bus: Bus) -> None:
     """By class or by name, whether anybody subscribed or not; None before the first."""
     assert bus.latest(AfterValEpoch) is None

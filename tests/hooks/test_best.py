@@ -87,6 +87,14 @@ def test_name_that_says_neither_is_an_error(metric: str) -> None:
         infer_rule(metric)
 
 
+def test_misspelled_name_gets_a_suggestion() -> None:
+    """A near word is named, besides the rule."""
+    with pytest.raises(
+        ValueError, match=r"'acuracy' is better: did you mean 'accuracy'\? Otherwise say rule="
+    ):
+        infer_rule("acuracy")
+
+
 @pytest.mark.parametrize(
     ("score", "than", "rule", "better"),
     [

@@ -411,3 +411,16 @@ def test_a_run_that_is_done_is_not_saved_again(make_trainer: Make, tmp_path: Pat
     assert [Path(event.path).name for event in saved if isinstance(event, CheckpointSaved)] == (
         epochs(2) if loads else []
     )
+
+
+def test_a_training_without_an_optimizer_is_told_of(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step of the user's own with an optimizer that the trainer does not know resumes without its state."""
+    trainer = make_trainer(
+        optimizer=None, hooks=[CheckpointHook(interval=1)], default_hooks={"optimizer": None}
+    )
+
+    trainer.train()
+
+    assert "no optimizer, so checkpoints hold no optimizer's state" in caplog.text

@@ -79,7 +79,7 @@ def test_misspelled_point_is_refused_where_it_is_defined(misspelled: str, meant:
         ("on_validation_epoch_end", "after_val_epoch"),
         ("on_test_batch_start", "before_test_iter"),
         ("on_fit_end", "after_run"),
-        ("on_step_end", "after_iter"),
+        ("on_step_end", "after_train_iter"),
         ("on_epoch_begin", "before_epoch"),
         ("on_after_backward", "after_backward"),
         ("on_before_optimizer_step", "before_optimizer_step"),

@@ -94,7 +94,7 @@ def test_as_long_as_the_epochs_and_stepped_by_iteration(
 
     (said,) = caplog.messages
     assert (
-        f"is stepped after each iteration, and its {argument} fits the epochs of the run, max_epochs=4"
+        f"is stepped after each iteration, and its {argument} looks like a number of epochs, of max_epochs=4"
         in said
     )
     assert "ParamSchedulerHook(by_epoch=True)" in said
@@ -189,6 +189,28 @@ def test_over_in_the_first_tenth(build: Build, caplog: pytest.LogCaptureFixture,
     assert f"its {name}=" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("schedule", "epochs", "batches", "argument"),
+    [
+        (lambda o: torch_lr.MultiStepLR(o, [8, 11]), 12, 8, "milestones=[8, 11]"),
+        (lambda o: torch_lr.MultiStepLR(o, [20, 25]), 30, 8, "milestones=[20, 25]"),
+        (lambda o: torch_lr.ExponentialLR(o, 0.95), 30, 12, "gamma=0.95"),
+    ],
+)
+def test_decays_of_epochs(
+    build: Build,
+    caplog: pytest.LogCaptureFixture,
+    schedule: Schedule,
+    epochs: int,
+    batches: int,
+    argument: str,
+) -> None:
+    """Milestones of the second half of the epochs, and a decay that by iteration leaves nothing of the rate."""
+    build(schedule, max_epochs=epochs, batches=batches)
+
+    assert f"its {argument} looks like a number of epochs" in caplog.text
+
+
 RIGHT: dict[str, tuple[Schedule, dict[str, Any]]] = {
     "length in iterations": (of_length(84)["cosine"][0], {"batches": 21}),
     "sequence in iterations": (of_length(84)["sequence"][0], {"batches": 21}),
@@ -207,6 +229,7 @@ RIGHT: dict[str, tuple[Schedule, dict[str, Any]]] = {
         ),
         {"batches": 21},
     ),
+    "slow decay": (lambda o: torch_lr.ExponentialLR(o, 0.99), {"batches": 21}),
     "own": (lambda o: Own(o), {"batches": 21}),
     "few batches": (lambda o: torch_lr.MultiStepLR(o, [2, 4]), {"batches": 2}),
 }

@@ -44,6 +44,14 @@ def test_a_value_is_a_number(storage: EventStorage) -> None:
     assert f"{loss:.3f}" == "0.693"
 
 
+def test_a_value_is_compared_with_numbers(storage: EventStorage) -> None:
+    """As `latest()["loss"] < 0.3` in a handler."""
+    loss = storage.latest()["loss"]
+
+    assert (loss < 1, loss <= math.log(2), loss > 1, loss >= 0.5) == (True, True, False, True)
+    assert (loss < 1, loss >= 0.5) == (True, True)
+
+
 def test_a_value_is_detectron2_s_pair(storage: EventStorage) -> None:
     """The value and the 0-based iteration, by place and by unpacking."""
     value, iteration = storage.latest()["loss"]
