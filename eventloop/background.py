@@ -355,7 +355,7 @@ class Background(Draining):
             lane.break_off(error)  # let through, it would end the loop, and with it everybody's deliveries
         finally:
             self._coroutines.discard(lane)
-            lane.closed.set()  # also of one that was torn out of a delivery
+            lane.closed.set()  # also where the fork interrupted a delivery
 
     async def _breathe(self) -> None:
         """Leave the interpreter to the training thread until the loop's turn, or until somebody wakes the loop; not at all

@@ -267,8 +267,7 @@ Check = Callable[[dict[str, Any], str], object]
 def load_newest(
     directory: str | Path | Sequence[str | Path], check: Check | None = None
 ) -> tuple[Path, dict[str, Any]]:
-    """The newest checkpoint that is whole and passes a check, and its state; those that cannot be used are named in the
-    log.
+    """Return the newest checkpoint that is whole and passes a check, and its state; log those that cannot be used.
 
     Args:
         directory: where to look; or all that the hooks of a run save in.

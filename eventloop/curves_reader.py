@@ -147,7 +147,7 @@ class _Reader:
                     self._take_scalars(mode, part)
 
     def log(self) -> RunLog:
-        """All of it."""
+        """Hold every key of a checkpoint that can be resumed from."""
         return RunLog(
             whole=self.whole,
             curves=[envelope.curve(name, mode) for (mode, name), envelope in self._envelopes.items()],

@@ -352,7 +352,7 @@ def _tell_end(ending: Ending, seconds: float, *, advises: bool) -> None:
 
 
 def _names(lanes: list[Lane]) -> str:
-    """Those with something left, how much, and what they are stuck in."""
+    """List the subscribers with events left, how many, and where they are stuck."""
     return ", ".join(
         f"{lane.name} ({lane.queued})" + (f", {lane.stuck}" if lane.stuck else "")
         for lane in lanes

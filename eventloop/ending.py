@@ -49,7 +49,7 @@ class Ending:
         """When the lanes of coroutines are given up, as one of them holds the loop."""
         self._groups = ((first, 2 * spare), (last, spare))  # and how long before the deadline they end
         self.overtime: Overtime | None = None
-        """What moves the deadline while less and less is left."""
+        """Extends the deadline while fewer events are left each time."""
         self._may_end = 0  # how many of the groups
         self.timeout = timeout
         self.blocked_by_caller = {lane for lane in lanes if lane.blocked_by_caller}

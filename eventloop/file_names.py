@@ -12,7 +12,7 @@ from pathlib import Path
 from eventloop.printable import CONTROLS
 
 LONGEST = 128
-"""Bytes of a name, so that a prefix, a suffix and a number fit beside it: file systems allow 255."""
+"""The most bytes of a name. File systems allow 255; the rest leaves room for a prefix, a suffix and a number."""
 _UNSAFE = re.compile(rf'[{CONTROLS}\t\n%<>:"/\\|?*]|^\.|[. ]\Z')
 
 

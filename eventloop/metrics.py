@@ -121,7 +121,7 @@ class EventStorage:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        """Make this the storage that `get_event_storage` returns, until the block is left."""
+        """Make `get_event_storage` return this storage until the block ends."""
         self._entered_in = threading.get_ident()
         _ENTERED.set((*_ENTERED.get(), self))
         return self
@@ -134,7 +134,7 @@ class EventStorage:
             _ENTERED.set(entered[:last] + entered[last + 1 :])
 
     def step(self) -> None:
-        """Count one iteration, in a loop without a trainer; what is put from here on is of the next one."""
+        """Count one iteration, in a loop without a trainer; later values belong to the next one."""
         self.iter += 1
 
     @property
@@ -523,7 +523,7 @@ class EventStorage:
 
 
 _ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages", default=())
-"""The storages whose `with` is not left, the innermost last."""
+"""The storages that were entered and not left, the innermost last."""
 
 
 def get_event_storage() -> EventStorage:

@@ -279,7 +279,7 @@ def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: 
 
 
 class _State(msgspec.Struct):
-    """What every optimizer's state has."""
+    """Describe what every optimizer's state has."""
 
     param_groups: list[dict[str, Any]]
     state: Any = None

@@ -11,7 +11,7 @@ from eventloop.lane import Lane
 logger = logging.getLogger("eventloop")
 
 LONGEST_WAIT = 10
-"""The longest wait, extensions included, in `drain_timeout`s of the bus."""
+"""The longest wait, extensions included, as a multiple of the bus's `drain_timeout`."""
 
 
 class Overtime:

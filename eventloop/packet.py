@@ -224,8 +224,8 @@ def _number_if_on_host(tensor: torch.Tensor) -> Scalar:
 
 
 def _number_of(tensor: torch.Tensor) -> float:
-    """Its one element. `item` lets go of the interpreter and has to get it back, `tolist` on the CPU does not; subclasses
-    may refuse it."""
+    """Read the one element of a tensor. On the CPU `tolist` keeps the interpreter's lock, which `item` gives up and has to
+    get back; subclasses of `Tensor` may refuse `tolist`."""
     number: Any = tensor.tolist() if type(tensor) is torch.Tensor else None
     return number if type(number) is float else float(tensor.item())
 

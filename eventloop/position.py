@@ -167,7 +167,7 @@ class LoaderPosition:
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise what is wrong with the random states of a place, which is of the right layout."""
+        """Check the random states of a position whose layout was checked; raise for a malformed one."""
         opened_with = state["opened_with"]
         if opened_with:
             check_rng_state(opened_with["rng"])

@@ -55,7 +55,7 @@ class Recording:
         self._background.record(self.recorder, self._look)
 
     def go_on_with(self, background: Background) -> None:
-        """The bus was opened again, with another background."""
+        """Record the events of the new background after the bus was opened again."""
         self._background = background
         background.record(self.recorder, self._look)
 

@@ -164,7 +164,7 @@ class TrainerState:
         trainer.copying.join()
         found, checkpoint = self._find(path, check_usable)
         with Rollback(found) as rollback:
-            with trainer.bus.holding(AfterLoadCheckpoint):  # what is refused was not loaded
+            with trainer.bus.holding(AfterLoadCheckpoint):  # a refused checkpoint emits nothing
                 checkpoint = self._announce(found, checkpoint)
                 steps, changes, lines = self._load(found, checkpoint, changed, rollback)
             resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
@@ -266,7 +266,7 @@ class TrainerState:
     def _load_schedulers(
         self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], rollback: Rollback
     ) -> list[str]:
-        """Load the schedulers, after the optimizers, and return what there is to say of it."""
+        """Load the schedulers, after the optimizers, and return the lines to log."""
         states: list[Any] = checkpoint["param_schedulers"]
         lines: list[str] = []
         rollback.on_rollback("the settings", self.settings.undo())

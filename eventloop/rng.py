@@ -46,7 +46,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 
 def check_rng_state(state: Mapping[str, Any]) -> None:
-    """Put a state into generators that nobody draws from, which raise what is wrong with it."""
+    """Check a state of `rng_state` by loading it into throw-away generators, which raise if it is malformed."""
     _put_global(state, random.Random(), np.random.RandomState(), torch.Generator())
     for index, device in _of_devices(state):
         torch.Generator(f"cuda:{index}").set_state(device)
@@ -61,7 +61,7 @@ def _put_global(state: Mapping[str, Any], python: Any, numpy: Any, cpu: torch.Ge
 
 
 def _of_devices(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
-    """The states of the devices that are here: there may be fewer than there were."""
+    """Yield the saved states of the CUDA devices that exist here; the checkpoint may have more."""
     if "cuda" in state and torch.cuda.is_available():
         for index, device in enumerate(state["cuda"][: torch.cuda.device_count()]):
             yield index, device.clone()
@@ -118,7 +118,7 @@ def set_own_random_state(loader: Iterable[Any] | None, state: Mapping[str, Any],
 
 
 def check_own_random_state(loader: Iterable[Any] | None, state: Mapping[str, Any]) -> None:
-    """Put the states of a loader's own generators into others like them, which raise what is wrong with one."""
+    """Check the states of a loader's own generators by loading them into throw-away ones."""
     for generator, own in zip(generators_of(loader), state["generators"], strict=False):
         _put_torch(_like(generator), own)
     _check_generators(_own_generators(loader), state.get("samplers", {}).get("generators", {}))
@@ -159,7 +159,7 @@ def set_samplers(loader: Iterable[Any] | None, saved: Mapping[str, Any], *, open
 
 
 def samplers_given(loader: Iterable[Any] | None, saved: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """The samplers of a loader that take a state that `samplers_state` returned of them, each with that state."""
+    """Return the samplers of a loader that have a saved state, each with its state."""
     samplers, states = _samplers(loader), saved.get("states", {})
     places = () if saves_itself(loader) else samplers.keys() & states.keys()
     return [(samplers[place], states[place]) for place in places]
@@ -239,7 +239,7 @@ def set_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> N
 
 
 def check_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Put their states into others like them, which raise what is wrong with one."""
+    """Check the states of the modules' generators by loading them into throw-away ones."""
     _check_generators(_of_modules(model), saved)
 
 
@@ -249,7 +249,7 @@ def _check_generators(own: Mapping[str, _Own], saved: Mapping[str, Any]) -> None
 
 
 def _matching(own: Mapping[str, _Own], saved: Mapping[str, Any]) -> list[tuple[Any, list[Any]]]:
-    """The generators that have a state in the same place and of their kind, each with that state."""
+    """Return the generators that have a saved state at their place and of their kind, each with its state."""
     pairs = [(generator, saved[place]) for place, generator in own.items() if place in saved]
     return [(generator, state) for generator, state in pairs if state[0] == _kind(generator)]
 

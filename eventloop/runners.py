@@ -132,7 +132,7 @@ class CallersLane(TaskLane):
 
     @property
     def stuck(self) -> str:
-        """What its events wait for, where that is this thread, or a loop that does not run."""
+        """Name what the events wait for, if that is this thread or a loop that does not run."""
         if self.ended_by not in ("", "closed") or not (self.queued and self.blocked_by_caller):
             return super().stuck
         if _running_loop() is self._loop:

@@ -134,7 +134,7 @@ def positive(what: str, value: object) -> None:
 
 
 def at_least(what: str, value: object, least: int) -> None:
-    """Refuse what is no int of at least `least`.
+    """Check that a value is an int of at least `least`.
 
     Raises:
         TypeError, ValueError: naming `what` and the value.

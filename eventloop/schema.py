@@ -25,11 +25,11 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 LastStep = Annotated[int, msgspec.Meta(ge=-1)]
 """The last step of a scheduler; PyTorch has -1 in a part of a SequentialLR that has not begun."""
 GeneratorState = Annotated[list[Any], msgspec.Meta(min_length=1)]
-"""Its kind and what it is made of."""
+"""The kind of a generator, then the parts of its state."""
 
 
 class RandomState(msgspec.Struct):
-    """Of the global generators, and of those that are attributes of modules."""
+    """Hold the states of the global generators, and of generators that are attributes of modules."""
 
     python: tuple[int, Tensor, float | None]
     numpy: tuple[str, Tensor, int, int, float]
@@ -39,7 +39,7 @@ class RandomState(msgspec.Struct):
 
 
 class Samplers(msgspec.Struct):
-    """Of a loader's samplers, by their places in it."""
+    """Hold the states of a loader's samplers, by their places in it."""
 
     generators: dict[str, GeneratorState] = {}
     states: dict[str, Any] = {}
@@ -47,14 +47,14 @@ class Samplers(msgspec.Struct):
 
 
 class OfLoader(msgspec.Struct):
-    """What decides the order of a loader besides the global generators."""
+    """Hold the generators and samplers that decide a loader's order, besides the global generators."""
 
     generators: list[Tensor]
     samplers: Samplers = msgspec.field(default_factory=Samplers)
 
 
 class Opened(msgspec.Struct):
-    """The random state that a pass was opened with; nothing before the first."""
+    """Hold the random state that a pass was opened with; empty before the first pass."""
 
     rng: RandomState | None = None
     generators: list[Tensor] | None = None
@@ -66,7 +66,7 @@ class Opened(msgspec.Struct):
 
 
 class Reading(msgspec.Struct):
-    """What the readers of loaders keep."""
+    """Hold the state of the reader of a loader."""
 
     num_workers: Count = 0
     workers: dict[int, list[Tensor]] = {}
@@ -76,7 +76,7 @@ class Reading(msgspec.Struct):
 
 
 class Position(OfLoader, kw_only=True):
-    """The place in the train loader."""
+    """Hold the position in the train loader."""
 
     batch_idx: Count
     passes: Count
@@ -91,14 +91,14 @@ class Position(OfLoader, kw_only=True):
 
 
 class OfRun(msgspec.Struct):
-    """The settings of the run that are more than compared."""
+    """Hold the settings of the run that the resume also calculates with."""
 
     loader_length: Count | None = None
     world_size: int | None = None
 
 
 class SavedSettings(msgspec.Struct):
-    """What the run was set up with."""
+    """Hold the settings that the run was built with."""
 
     optimizer: dict[str, list[dict[str, Any]]]
     param_schedulers: list[Any]
@@ -123,7 +123,7 @@ class Meta(msgspec.Struct):
 
 
 class OfRank(msgspec.Struct):
-    """What another rank than 0 goes on with."""
+    """Hold the state that one rank other than 0 resumes with."""
 
     rng: RandomState
     position: Position
@@ -131,7 +131,7 @@ class OfRank(msgspec.Struct):
 
 
 class Checkpoint(msgspec.Struct):
-    """All of it."""
+    """Hold every key of a checkpoint that can be resumed from."""
 
     meta: Meta
     state_dict: dict[str, Any]
@@ -245,7 +245,7 @@ def _kind(value: Any) -> str | None:
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Make an error of the block a CheckpointError that begins with `what`."""
+    """Raise any error of the block as a CheckpointError whose message begins with `what`."""
     try:
         yield
     except CheckpointError:

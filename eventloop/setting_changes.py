@@ -1,4 +1,4 @@
-"""The settings that a resumed run has changed, and the lines that the log and the refusal have of them."""
+"""Describe the settings that a resumed run has changed, for the log and for the error that refuses them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_changed(changed: object) -> None:
 
 
 def refusal(path: object, changes: list[Change]) -> str | None:
-    """The message that lists what has changed and says what can be done, None where nothing need be refused."""
+    """Return the error message that lists the changed settings and the remedies, or None if nothing is refused."""
     if not (refused := [change for change in changes if change.kind != "noted"]):
         return None
     given = [change.name for change in refused if change.kind == "given"]
@@ -72,7 +72,7 @@ def refusal(path: object, changes: list[Change]) -> str | None:
 
 
 def change_lines(changed: Changed, changes: list[Change], trainer: Trainer) -> Iterator[str]:
-    """A line for each change of a run that goes on, with the value it goes on with."""
+    """Yield a log line for each changed setting, with the value that the run goes on with."""
     for change in changes:
         kept = change.kind == "loaded" and changed == "keep"
         why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
@@ -81,7 +81,7 @@ def change_lines(changed: Changed, changes: list[Change], trainer: Trainer) -> I
 
 
 def _scheduled_now(trainer: Trainer, name: str, number: int, key: str) -> str:
-    """Of a setting that is the base of a schedule: the value that the schedule has, and the step it is taken from."""
+    """Return the scheduled value of a base setting and the step it belongs to, as the end of a log line."""
     optimizer = named_optimizers(trainer.optimizer)[name]
     group, at = optimizer.param_groups[number], f"at iteration {trainer.iter} (epoch {trainer.epoch})"
     if any(key in keys_of(trainer.schedulers[i]) for i in own_schedulers(trainer, optimizer)):

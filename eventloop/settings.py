@@ -278,7 +278,7 @@ def _all_groups(trainer: Trainer) -> dict[str, list[dict[str, Any]]]:
 
 
 def _of_group(group: Mapping[str, Any], edited: Mapping[str, Edited]) -> dict[str, Any]:
-    """The settings of a param group: of a value that a schedule moves its base."""
+    """Return the settings of a param group; a scheduled value is represented by its base."""
     found = {}
     bases = {
         name: edited[name].base if name in edited else group[f"initial_{name}"] for name in scheduled(group)

@@ -142,7 +142,7 @@ class Options:
     budget: float | None = None
     """Seconds that the p99 of its calls should stay under."""
     loop: AbstractEventLoop | None = None
-    """The caller's, for a coroutine function."""
+    """The event loop of the caller that runs a coroutine function; None for the bus's own loop."""
 
     @property
     def filter(self) -> str:

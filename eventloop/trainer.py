@@ -442,7 +442,7 @@ class Trainer(KnowsPeers):
         return self.max_epochs is not None
 
     def begin_run(self) -> None:
-        """A call of train, val, test or run begins. What may raise comes first: then no run has begun."""
+        """Begin a call of train, val, test or run. Steps that may raise come first, so that a failure begins no run."""
         if self.bus.rehearsal is not None:
             self.bus.rehearsal.begins(self)
         self.state.settings.note()
@@ -498,7 +498,7 @@ class Trainer(KnowsPeers):
         self.bus.close()
 
     def _may_close_loops(self) -> bool:
-        """True if the run is a hand-written loop that waits for its body, on this thread or on one that has ended."""
+        """Return whether the run is a hand-written loop that waits for its body, on this thread or on an ended one."""
         states = [inspect.getgeneratorstate(loop) for held in self._loops if (loop := held()) is not None]
         waits = states[:1] == [inspect.GEN_SUSPENDED] and inspect.GEN_RUNNING not in states
         here = self._thread is threading.current_thread() or not self._thread.is_alive()

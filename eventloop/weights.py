@@ -22,7 +22,7 @@ from eventloop.undo import Rollback
 logger = logging.getLogger("eventloop")
 
 OWN = "own_state_dict"
-"""Where a hook puts the weights that a resumed run goes on with, if `state_dict` has others: an average."""
+"""The key for the weights that a resumed run trains on, where `state_dict` holds an average."""
 _WRAPPERS = ("module.", "_orig_mod.")
 """What DistributedDataParallel, and `torch.compile`, put before the names."""
 _ADVICE = (
@@ -45,7 +45,7 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def modes_and_buffers_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Put the modes and the buffers of all modules back at the end of the block, in place."""
+    """Restore the train or eval mode and the buffers of all modules, in place, when the block ends."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [
         (module, name, buffer, buffer.clone())
@@ -133,7 +133,9 @@ def prepare_model_state(
     state = _under_names_of(model, state)
     strangers = check_model_state(model, state, strict=strict, source=source)
     if _may_be_refused(model, state):
-        before = copy.deepcopy(model.state_dict())  # with the versions of the modules, an attribute of it
+        before = copy.deepcopy(
+            model.state_dict()
+        )  # its attribute `_metadata` has the versions of the modules
         for name in [name for name, value in before.items() if is_lazy(value)]:
             del before[name]
         rollback.on_rollback("the model", partial(model.load_state_dict, before, strict=False))

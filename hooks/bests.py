@@ -8,7 +8,7 @@ from typing import Any
 from eventloop.hooks.best import Best, BestMetrics
 
 Values = tuple[float | None, str, str]
-"""Of a `Best`, as a checkpoint has it."""
+"""The fields of a `Best`, as a checkpoint holds them."""
 Record = dict[str, Best]
 """By name; of each metric the best first, of equal ones the newest, as `resume("best")` ranks them."""
 
@@ -75,8 +75,8 @@ class Bests:
         return {**own, "bests_behind": behind} if behind else own
 
     def load(self, first: Mapping[str, Values], behind: Mapping[str, Sequence[Values]]) -> None:
-        """Go on with those of a state, of the metrics that are watched. All of them, whatever the limit is: what is beyond
-        it goes with the next that is saved."""
+        """Take the best checkpoints of a state, for the metrics that are watched. Those beyond the limit are removed with
+        the next save."""
         watched = self._watched.metrics if self._watched.metrics != ["auto"] else [*first]
         found = [
             Best(*values)

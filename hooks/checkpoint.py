@@ -441,7 +441,7 @@ class CheckpointHook(Hook):
         check_names(state, self.directory)
 
         def take() -> None:
-            self._kept = Kept(self._kept.limit, saved.kept)  # what is under way by now is another run's
+            self._kept = Kept(self._kept.limit, saved.kept)  # saves in progress belong to the former run
             self.labels.load(saved.metrics, saved.validated_at)
             self._bests.load(saved.bests, saved.bests_behind)
             self._resumed = saved.watched == self._watched.metrics

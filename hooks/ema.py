@@ -322,7 +322,7 @@ class EMAHook(Hook):
     def _load_average(
         self, model: nn.Module, weights: Mapping[str, Any] | None, steps: int
     ) -> BaseAveragedModel | None:
-        """A new average with these weights; None where the first update has to make it."""
+        """Build an average with these weights; None for a lazy model, whose first update builds it."""
         if _lazy(model):
             if weights is None:
                 return None

@@ -90,7 +90,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         self._no_sync: AbstractContextManager[None] | None = None
         """Open from before the forward pass until after backward, in iterations that exchange no gradients."""
         self._fsdp: list[Any] = []
-        """The modules of the model that FSDP2 shards."""
+        """Return the modules of the model that FSDP2 shards."""
         self._schedulers_allowed = False
         self._begins_with_share = type(self)._backward is GradientCumulativeOptimizerHook._backward
 
@@ -323,7 +323,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     def _fitting(
         self, gradients: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """The parameters, each with a copy of its gradient."""
+        """Return the parameters, each with a copy of its gradient."""
         parameters = [*self._parameters()]
         if len(parameters) != len(gradients) or any(
             gradient is not None and not is_lazy(parameter) and gradient.shape != parameter.shape

@@ -78,7 +78,7 @@ class Statistic:
         return {"source": self.source, "window": window.kind, **window.state_dict()}
 
     def window_of_state(self, state: Mapping[str, Any] | None) -> Window | None:
-        """A window with the values of a state; None without a state of its source and window."""
+        """Build a window with the values of a state; None if the state has none for this source and window."""
         window = self.new_window()
         if state is None or (state.get("source"), state.get("window")) != (self.source, window.kind):
             return None

@@ -173,7 +173,7 @@ class ParamSchedulerHook(Hook):
         return list(each_optimizer(trainer.optimizer))
 
     def _mistaken(self, trainer: Trainer) -> list[str]:
-        """A warning for each scheduler whose length is in another unit than its steps."""
+        """Return a warning for each scheduler whose length is in another unit than its steps."""
         if trainer.max_epochs is None:
             return []
         found = [

@@ -51,7 +51,8 @@ class Saves:
         self.under_way: list[Saving] = []
         """The one that is being written first."""
         self.newest: Saving | None = None
-        """The last one that became durable in this process; a best one does not replace the regular one of its iteration."""
+        """The save that became durable last in this process; a best checkpoint does not replace the regular one of its
+        iteration."""
         self._left_out = 0  # skipped or replaced in this run
 
     @property

@@ -142,8 +142,8 @@ class Table:
         self._merged_size = self._size()
 
     def _writer(self, file: TextIO, modes: Collection[str]) -> Any:
-        """A writer that quotes what needs it. Of a carriage return csv does not know that before Python 3.13, and readers
-        take it for the end of a row."""
+        """Return a csv writer that quotes carriage returns too, which the csv module does only since Python 3.13. Readers
+        would take one for the end of a row."""
         found = any("\r" in text for text in (*self.columns, *modes))
         return csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if found else csv.QUOTE_MINIMAL)
 

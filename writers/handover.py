@@ -49,7 +49,7 @@ class Handover:
 
     @property
     def _lane(self) -> Lane | None:
-        """The thread's; another one once the bus was opened again."""
+        """The lane of this writer; another one after the bus was opened again."""
         thread = self._thread() if self._thread is not None else None
         return thread.lane if thread is not None else None
 

@@ -103,7 +103,7 @@ class ProgressBar:
 
 
 def _fields(event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> list[str]:
-    """What follows the bar, what matters most first."""
+    """Return the fields after the bar, the most important first."""
     fields = []
     if "loss" in latest:
         fields.append(f"  loss {_short('loss', latest['loss']):>7}")
