@@ -499,7 +499,8 @@ class Endless(torch.utils.data.IterableDataset):
             yield torch.ones(1, 1)
 
 model = torch.nn.Linear(1, 1 << 20)
-trainer = Trainer(model, default_hooks=dict(optimizer=None), max_iters=10**9, work_dir="run",
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = Trainer(model, optimizer=optimizer, default_hooks=dict(optimizer=None), max_iters=10**9, work_dir="run",
     train_step=lambda trainer, batch: model(batch).sum(), train_loader=Endless(),
     hooks=[CheckpointHook(interval=2)])
 print("built", flush=True)
