@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from benchmarks._timing import Case, statement
 from eventloop import Trainer
 from eventloop.events import AfterTrainIter
-from eventloop.media import MediaPacket
 from eventloop.metrics import EventStorage
-from eventloop.packet import Packet, Place
+from eventloop.metrics.media import MediaPacket
+from eventloop.metrics.rows import Packet, Place
 
 OURS, BY_HAND, BACKGROUND = "ours", "by hand", "background"
 INTERVAL = 10

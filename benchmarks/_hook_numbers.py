@@ -11,11 +11,11 @@ from typing import Any
 from benchmarks._hook_bench import BY_HAND, OURS, Bench, Collected, remember
 from benchmarks._timing import Case
 from eventloop import hooks as lr
-from eventloop.history import HistoryBuffer
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.lr_updater import LrUpdaterHook
 from eventloop.hooks.momentum_updater import MomentumUpdaterHook
 from eventloop.metrics import EventStorage
+from eventloop.metrics.history import HistoryBuffer
 
 LENGTHS = (0, 1_000, 100_000)
 ITERATIONS = 100_000

@@ -27,7 +27,7 @@ from benchmarks._hook_bench import (
     remember,
 )
 from benchmarks._timing import Case
-from eventloop import Trainer, param_schedulers
+from eventloop import Trainer
 from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrain, BeforeTrainEpoch
 from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
 from eventloop.hooks.checkpoint import CheckpointHook
@@ -41,6 +41,7 @@ from eventloop.hooks.param_scheduler import ParamSchedulerHook
 from eventloop.hooks.periodic_writer import PeriodicWriter
 from eventloop.hooks.runtime_info import RuntimeInfoHook
 from eventloop.hooks.sampler_seed import DistSamplerSeedHook
+from eventloop.optim import schedulers as param_schedulers
 from eventloop.writers import ConsoleWriter, JSONLWriter
 
 NUMBERS = ("loss", "time", "data_time", "step_time", "hook_time")

@@ -27,7 +27,7 @@ from benchmarks._hook_bench import (
     remember,
 )
 from benchmarks._timing import Case
-from eventloop.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, FORWARD_ENDS, OPTIMIZER_ENDS
+from eventloop.costs.spans import SpanRecorder
 from eventloop.events import (
     AfterTestIter,
     AfterTrain,
@@ -44,8 +44,8 @@ from eventloop.hooks.pet_timer import TestHook
 from eventloop.hooks.preemption import PreemptionHook
 from eventloop.hooks.profiler import ProfilerHook
 from eventloop.hooks.trace import TraceHook
-from eventloop.spans import SpanRecorder
-from eventloop.trace_window import PhaseMarks
+from eventloop.tracing.window import PhaseMarks
+from eventloop.training.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, FORWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.writers import ConsoleWriter
 
 TIMES = ("time", "data_time", "step_time", "hook_time")

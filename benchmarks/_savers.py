@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from eventloop import Trainer
-from eventloop.disk import DISK
+from eventloop.checkpoint.disk import DISK
 from eventloop.events import AfterTrainIter
 from eventloop.hooks import CheckpointHook
 

@@ -18,9 +18,9 @@ from benchmarks._timing import measure, pinned
 from benchmarks.hook_overhead import dispatch_cases
 from benchmarks.memory import resident_mib
 from eventloop import Trainer
+from eventloop.costs.counting import WARM_UP
 from eventloop.events import AfterTrainIter
 from eventloop.hooks import EMAHook, Hook, on
-from eventloop.meter import WARM_UP
 from eventloop.writers import JSONLWriter
 
 FOREVER = 1_000_000

@@ -33,10 +33,11 @@ from benchmarks._timing import (
     statement,
     yes_no,
 )
-from eventloop import Trainer, plan
+from eventloop import Trainer
 from eventloop.bus import Bus
+from eventloop.bus import dispatch as plan
+from eventloop.bus.handler import Handler
 from eventloop.events import AfterTrainIter
-from eventloop.handler import Handler
 
 EVENT = AfterTrainIter(iter=7, epoch=0, batch_idx=7)
 GOAL = 1.02

@@ -44,8 +44,9 @@ from torch.nn import functional as F
 from benchmarks._savers import WAYS, Ours, Synchronous, Way
 from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
 from eventloop import Trainer
-from eventloop.checkpoint import PAYLOAD, find_checkpoints, save_checkpoint
-from eventloop.disk import DISK
+from eventloop.checkpoint import find_checkpoints, save_checkpoint
+from eventloop.checkpoint.disk import DISK
+from eventloop.checkpoint.store import PAYLOAD
 
 WIDTH, DEPTH = 2048, 12
 """Twelve layers of 2048 x 2048 float32: 200 MB, and as much momentum."""

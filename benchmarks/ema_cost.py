@@ -35,9 +35,9 @@ from benchmarks._timing import (
     yes_no,
 )
 from eventloop.events import AfterTrainIter
-from eventloop.hooks.averages import ExponentialMovingAverage
 from eventloop.hooks.ema import EMAHook
-from eventloop.trainer import Trainer
+from eventloop.model.averages import ExponentialMovingAverage
+from eventloop.training.trainer import Trainer
 
 MOMENTUM = 0.0002
 GOAL = 2.0

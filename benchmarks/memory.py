@@ -23,8 +23,8 @@ from time import perf_counter, sleep
 
 from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, BeforeTrainIter, Event
-from eventloop.subscription import Subscription
 
 CHECKPOINTS = 10
 LAG = 65_536

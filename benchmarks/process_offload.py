@@ -36,11 +36,11 @@ from benchmarks._timing import (
     publish,
     yes_no,
 )
+from eventloop.background.workers.subscriber import ProcessLane
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, Event, HistogramLogged, ImageLogged
-from eventloop.process_lane import ProcessLane
-from eventloop.run import Run
-from eventloop.subscription import Subscription
+from eventloop.events.run import Run
 from eventloop.writers import TensorBoardWriter
 
 EVERY = 40

@@ -32,10 +32,10 @@ from benchmarks._timing import (
     yes_no,
 )
 from eventloop.bus import Bus
-from eventloop.event_log import read_events
+from eventloop.eventlog.reader import read_events
+from eventloop.eventlog.replay import replay
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged
-from eventloop.replay import replay
-from eventloop.run import Run
+from eventloop.events.run import Run
 from eventloop.writers.csv_writer import CSVWriter
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.jsonl import JSONLWriter

@@ -25,8 +25,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
-from eventloop.costs import HandlerCost, Phases, RunCosts, SubscriberCost, Times, TrendPoint, write_costs
-from eventloop.jsonl_format import FILE_NAME
+from eventloop.costs.records import (
+    HandlerCost,
+    Phases,
+    RunCosts,
+    SubscriberCost,
+    Times,
+    TrendPoint,
+    write_costs,
+)
+from eventloop.eventlog.jsonl import FILE_NAME
 
 SECONDS = 5.0
 MEGABYTES = 500.0

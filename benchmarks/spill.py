@@ -33,10 +33,10 @@ from benchmarks._timing import (
     statement,
     yes_no,
 )
+from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter
-from eventloop.lane_options import Overflow
-from eventloop.subscription import Subscription
 
 BURST, SUSTAINED = 400, 20_000
 BLOCK = 20_000

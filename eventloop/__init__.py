@@ -8,26 +8,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from eventloop._version import __version__ as __version__
 from eventloop.bus import Bus as Bus
-from eventloop.event_log import read_events as read_events
+from eventloop.eventlog.reader import read_events as read_events
+
+# At once, and not when it is first used: importing a module binds its name in the package, so that this name would be
+# the function or the module, depending on what was imported before. What else the module has is imported from it.
+from eventloop.eventlog.replay import replay as replay
 from eventloop.events import Event as Event
-from eventloop.peer_names import explain_absent
-from eventloop.priority import Priority as Priority
+from eventloop.events.priority import Priority as Priority
+from eventloop.migration.names import explain_absent
 from eventloop.registry import HOOKS as HOOKS
 from eventloop.registry import WRITERS as WRITERS
 from eventloop.registry import register as register
 
-# At once, and not when it is first used: importing a module binds its name in the package, so that this name would be
-# the function or the module, depending on what was imported before. What else the module has is imported from it.
-from eventloop.replay import replay as replay
-
 if TYPE_CHECKING:
-    from eventloop.loops import SkipIteration as SkipIteration
     from eventloop.metrics import EventStorage as EventStorage
     from eventloop.metrics import get_event_storage as get_event_storage
-    from eventloop.trainer import Trainer as Trainer
-
-__version__ = "0.1.0"
+    from eventloop.training.loops import SkipIteration as SkipIteration
+    from eventloop.training.trainer import Trainer as Trainer
 
 __all__ = [
     "HOOKS",
@@ -46,8 +45,8 @@ __all__ = [
 
 _NEED_TORCH = {
     "EventStorage": "eventloop.metrics",
-    "SkipIteration": "eventloop.loops",
-    "Trainer": "eventloop.trainer",
+    "SkipIteration": "eventloop.training.loops",
+    "Trainer": "eventloop.training.trainer",
     "get_event_storage": "eventloop.metrics",
 }
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from eventloop.preemption import INTERRUPTED, StopSignals
-from eventloop.scopes import AT_ONCE_SECONDS
+from eventloop.training.scopes import AT_ONCE_SECONDS
+from eventloop.training.signals import INTERRUPTED, StopSignals
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 __all__ = ["INTERRUPTED", "graceful_interrupt"]
 

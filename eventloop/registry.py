@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, overload
 
-from eventloop.catalogue import near, suggest
-from eventloop.options import check_bools
-from eventloop.peer_names import CLASSES, argument_meant
-from eventloop.subscription import check_budget
+from eventloop.bus.subscription import check_budget
+from eventloop.migration.names import CLASSES, argument_meant
+from eventloop.util.checks import check_bools
+from eventloop.util.suggest import near, suggest
 
 C = TypeVar("C", bound=type)
 

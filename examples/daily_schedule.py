@@ -10,9 +10,9 @@ spelling of "breakfirst" included), which had to call every method of every hook
 from __future__ import annotations
 
 from eventloop.bus import Bus
-from eventloop.catalogue import event_name
 from eventloop.events import Event
-from eventloop.priority import Priority
+from eventloop.events.base import event_name
+from eventloop.events.priority import Priority
 
 
 class BeforeBreakfirst(Event):

@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from eventloop import HOOKS, Trainer
-from eventloop.demo import load_digits
+from eventloop.cli.demo import load_digits
 from eventloop.events import COMPLETED, AfterTrainIter, AfterValEpoch
 from eventloop.hooks import CheckpointHook, Hook
 

@@ -4,13 +4,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from eventloop.hooks.activation_stats import ActivationStats
 from eventloop.hooks.amp import AmpOptimizerHook, Fp16OptimizerHook, GradientCumulativeFp16OptimizerHook
-from eventloop.hooks.averages import (
-    BaseAveragedModel,
-    ExponentialMovingAverage,
-    MomentumAnnealingEMA,
-    StochasticWeightAverage,
-)
-from eventloop.hooks.bn_statistics import get_bn_modules, update_bn_stats
 from eventloop.hooks.callback import CallbackHook, ClosureHook
 from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
 from eventloop.hooks.checkpoint import CheckpointHook
@@ -59,7 +52,14 @@ from eventloop.hooks.sampler_seed import DistSamplerSeedHook
 from eventloop.hooks.sync_buffers import SyncBuffersHook
 from eventloop.hooks.trace import TraceHook
 from eventloop.hooks.visualization import VisualizationHook
-from eventloop.peer_names import explain_absent
+from eventloop.migration.names import explain_absent
+from eventloop.model.averages import (
+    BaseAveragedModel,
+    ExponentialMovingAverage,
+    MomentumAnnealingEMA,
+    StochasticWeightAverage,
+)
+from eventloop.model.batchnorm_statistics import get_bn_modules, update_bn_stats
 
 __all__ = [
     "ActivationStats",

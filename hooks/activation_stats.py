@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eventloop.bus.modules import ModuleSubscription, match_modules
+from eventloop.checkpoint.weights import unwrap
 from eventloop.events import AfterTrain, BeforeTrain
 from eventloop.hooks.hook import Hook
-from eventloop.module_hooks import ModuleSubscription, match_modules
-from eventloop.options import check_bools
-from eventloop.schedule import positive
-from eventloop.sharded import refuse_sharded
-from eventloop.weights import unwrap
+from eventloop.state.sharded import refuse_sharded
+from eventloop.util.checks import check_bools, positive
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 class ActivationStats(Hook):

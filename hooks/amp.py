@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import torch
 
-from eventloop.catalogue import suggest
 from eventloop.events import AfterTrainEpoch, BeforeRun, BeforeTrainIter, OptimizerStepSkipped
+from eventloop.events.priority import Priority
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
 from eventloop.hooks.hook import on
-from eventloop.priority import Priority
-from eventloop.schema import Count, read_as
+from eventloop.state.schema import Count, read_as
+from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 LossScale = float | str | Mapping[str, float]
 

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from eventloop.bus import Bus
-from eventloop.catalogue import ALIASES, declared_events, event_name, find_event, suggest
-from eventloop.handler import calling_convention, handler_name, is_coroutine_function
+from eventloop.bus.handler import calling_convention
+from eventloop.events.base import ALIASES, event_name
+from eventloop.events.catalogue import declared_events, find_event
+from eventloop.events.priority import Priority, get_priority
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.points import GENERIC
-from eventloop.priority import Priority, get_priority
+from eventloop.util.functions import handler_name, is_coroutine_function
+from eventloop.util.suggest import suggest
 
 _TRAINER_ALONE = ("trainer", "runner")
 """A function whose only parameter has one of these names gets the trainer, as in detectron2 and mmcv."""

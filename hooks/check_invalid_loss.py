@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eventloop.device import HostCopy, PinnedPool
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeSaveCheckpoint, BeforeTrain, Event
 from eventloop.hooks.hook import Hook
-from eventloop.schedule import positive
-from eventloop.sharded import refuse_sharded
+from eventloop.metrics.device import HostCopy, PinnedPool
+from eventloop.state.sharded import refuse_sharded
+from eventloop.util.checks import positive
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 UNREAD_LIMIT = 65_536
 """Losses that may wait for a background that cannot run, before the training thread reads the oldest itself."""

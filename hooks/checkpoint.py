@@ -10,9 +10,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from eventloop.anchored import AnchoredPath
-from eventloop.arguments import knowing_others
 from eventloop.checkpoint import save_checkpoint
+from eventloop.checkpoint.cleanup import remove_dead
+from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.retention.best import Best, BestMetrics, Rule, file_part
+from eventloop.checkpoint.retention.bests import Bests, Values
+from eventloop.checkpoint.retention.kept import Going, Kept
+from eventloop.checkpoint.retention.labels import Labels, note_where_it_went_back, warn_of_another_run
+from eventloop.checkpoint.retention.pending import Saves, Saving
+from eventloop.checkpoint.retention.shared_directory import (
+    has_more,
+    note_where_to_resume,
+    refuse_twin,
+    sequences,
+    where_to_resume,
+)
+from eventloop.checkpoint.saving.publish import PublishedFormat, Publisher
+from eventloop.checkpoint.saving.saver import Saver
+from eventloop.checkpoint.saving.saver_client import Job
+from eventloop.checkpoint.weights import unwrap
 from eventloop.events import (
     COMPLETED,
     AfterRun,
@@ -23,33 +39,23 @@ from eventloop.events import (
     BeforeRun,
     BeforeTrain,
 )
-from eventloop.hooks.beside import has_more, note_where_to_resume, refuse_twin, sequences, where_to_resume
-from eventloop.hooks.best import Best, BestMetrics, Rule, file_part
-from eventloop.hooks.bests import Bests, Values
+from eventloop.events.priority import Priority
 from eventloop.hooks.checkpoint_options import WhenBusy, check_names, check_options, folder_template, unit_of
 from eventloop.hooks.hook import Hook, on
-from eventloop.hooks.kept import Going, Kept
-from eventloop.hooks.labels import Labels, note_where_it_went_back, warn_of_another_run
 from eventloop.hooks.late import tell_late
-from eventloop.hooks.publish import PublishedFormat, Publisher
-from eventloop.hooks.saves import Saves, Saving
-from eventloop.manifest import Label
-from eventloop.options import check_bools, check_optional_bools
-from eventloop.priority import Priority
-from eventloop.ranks import of_rank_0, several
-from eventloop.saver import Saver
-from eventloop.saver_client import Job
-from eventloop.schema import Count, read_as
-from eventloop.scopes import ERROR, LEFT, ends_at_once
-from eventloop.sharded import refuse_sharded_model
-from eventloop.unfinished import remove_dead
-from eventloop.weights import unwrap
+from eventloop.migration.arguments import knowing_others
+from eventloop.resume.ranks import of_rank_0, several
+from eventloop.state.schema import Count, read_as
+from eventloop.state.sharded import refuse_sharded_model
+from eventloop.training.scopes import ERROR, LEFT, ends_at_once
+from eventloop.util.anchored_path import AnchoredPath
+from eventloop.util.checks import check_bools, check_optional_bools
 
 logger = logging.getLogger("eventloop")
 
 if TYPE_CHECKING:
-    from eventloop.position import Within
-    from eventloop.trainer import Trainer
+    from eventloop.data.position import Within
+    from eventloop.training.trainer import Trainer
 
 T = TypeVar("T")
 

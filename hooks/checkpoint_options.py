@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from eventloop.catalogue import suggest
-from eventloop.checkpoint import SUFFIXES
-from eventloop.file_names import is_plain_name
-from eventloop.manifest import CheckpointError
-from eventloop.options import check_bools
+from eventloop.checkpoint.store import SUFFIXES
+from eventloop.util.checks import check_bools
+from eventloop.util.errors import CheckpointError
+from eventloop.util.file_names import is_plain_name
+from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 WhenBusy = Literal["wait", "skip", "replace"]
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from eventloop.costs import RunCosts, read_costs, write_costs
+from eventloop.costs.records import RunCosts, read_costs, write_costs
 from eventloop.events import AfterRun, AfterTrainEpoch, AfterTrainIter, BeforeRun
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
-from eventloop.priority import Priority
-from eventloop.summary import run_costs
+from eventloop.training.summary import run_costs
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import torch.distributed as dist
 
-from eventloop.arguments import knowing_others
-from eventloop.catalogue import suggest
+from eventloop.checkpoint.retention.best import Rule, infer_rule
 from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
-from eventloop.hooks.best import Rule, infer_rule
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.options import check_bools, check_metric
-from eventloop.priority import Priority
-from eventloop.schedule import at_least
-from eventloop.schema import Count, read_as
+from eventloop.migration.arguments import knowing_others
+from eventloop.state.schema import Count, read_as
+from eventloop.util.checks import at_least, check_bools, check_metric
+from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 

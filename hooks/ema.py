@@ -12,6 +12,7 @@ import msgspec
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from eventloop.checkpoint.weights import unwrap
 from eventloop.events import (
     COMPLETED,
     AfterLoadCheckpoint,
@@ -30,22 +31,21 @@ from eventloop.events import (
     BeforeValEpoch,
     OptimizerStepSkipped,
 )
-from eventloop.hooks import average_checkpoint
-from eventloop.hooks.average_config import arguments_of, average_config, build_average, is_own
-from eventloop.hooks.average_swap import Swap
-from eventloop.hooks.averages import NO_SHARDED_AVERAGES, BaseAveragedModel
+from eventloop.events.priority import Priority
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.late import refuse_late
-from eventloop.optimizers import each_optimizer, hookable
-from eventloop.options import check_bools
-from eventloop.priority import Priority
-from eventloop.schema import Count, read_as
-from eventloop.sharded import refuse_sharded_model
-from eventloop.weights import unwrap
+from eventloop.model import average_checkpoint
+from eventloop.model.average_config import arguments_of, average_config, build_average, is_own
+from eventloop.model.average_swap import Swap
+from eventloop.model.averages import NO_SHARDED_AVERAGES, BaseAveragedModel
+from eventloop.optim.optimizers import each_optimizer, hookable
+from eventloop.state.schema import Count, read_as
+from eventloop.state.sharded import refuse_sharded_model
+from eventloop.util.checks import check_bools
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 

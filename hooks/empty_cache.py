@@ -8,11 +8,11 @@ import torch
 
 from eventloop.bus import Bus
 from eventloop.hooks.hook import Hook
-from eventloop.options import check_bools
+from eventloop.util.checks import check_bools
 
 if TYPE_CHECKING:
     from eventloop.hooks.points import EpochEvent, IterEvent
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 class EmptyCacheHook(Hook):

@@ -20,14 +20,13 @@ from eventloop.events import (
     BeforeTrain,
     BeforeVal,
 )
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
-from eventloop.options import check_bools
-from eventloop.priority import Priority
-from eventloop.schedule import positive
+from eventloop.util.checks import check_bools, positive
 
 if TYPE_CHECKING:
     from eventloop.hooks.points import IterEvent
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 YOUNG, MIDDLE, ALL = range(3)
 """Python's generations; a collection of one takes the younger ones too."""

@@ -16,7 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from eventloop.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.events import (
     COMPLETED,
     AfterBackward,
@@ -29,15 +28,16 @@ from eventloop.events import (
     BeforeTrain,
     BeforeTrainIter,
 )
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import on
 from eventloop.hooks.optimizer import OptimizerHook, detached, explain_freed_graph, loss_of
-from eventloop.priority import Priority
-from eventloop.schedule import positive
-from eventloop.schema import Count, read_as
-from eventloop.sharded import fsdp_modules
+from eventloop.state.schema import Count, read_as
+from eventloop.state.sharded import fsdp_modules
+from eventloop.training.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
+from eventloop.util.checks import positive
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 

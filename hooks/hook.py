@@ -7,15 +7,17 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from eventloop.bus import Bus
-from eventloop.catalogue import ALIASES, declared_events, event_name, suggest
-from eventloop.filters import Predicate, check_filter
+from eventloop.bus.subscription import check_budget
+from eventloop.events.base import ALIASES, event_name
+from eventloop.events.catalogue import declared_events
+from eventloop.events.filters import Predicate, check_filter
+from eventloop.events.priority import Priority, get_priority
 from eventloop.hooks.points import GENERIC, Points
-from eventloop.peer_names import point_meant
-from eventloop.priority import Priority, get_priority
-from eventloop.subscription import check_budget
+from eventloop.migration.names import point_meant
+from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "_eventloop_on"

@@ -6,11 +6,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from eventloop.events import AfterTrainIter, BeforeTrainEpoch
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.priority import Priority
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 _NAMES = ("time", "data_time", "step_time", "hook_time")

@@ -6,17 +6,16 @@ from datetime import timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from eventloop.arguments import knowing_others
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import on
 from eventloop.hooks.iter_timer import IterTimerHook
 from eventloop.hooks.report import report
-from eventloop.options import check_bools
-from eventloop.priority import Priority
-from eventloop.schedule import at_least
+from eventloop.migration.arguments import knowing_others
+from eventloop.util.checks import at_least, check_bools
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 class IterationTimer(IterTimerHook):

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from eventloop.events.priority import get_priority
 from eventloop.hooks.hook import Hook, priority_of
 from eventloop.hooks.param_scheduler import ParamSchedulerHook
 from eventloop.hooks.sync_buffers import SyncBuffersHook
-from eventloop.priority import get_priority
 
 logger = logging.getLogger("eventloop")
 

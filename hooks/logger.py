@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eventloop.arguments import knowing_others
 from eventloop.events import (
     AfterRun,
     AfterTestEpoch,
@@ -19,21 +18,21 @@ from eventloop.events import (
     ImageLogged,
     ScalarsLogged,
 )
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.log_files import copy_logs
-from eventloop.hooks.log_statistics import LogStatistics, refuse_epochs
-from eventloop.optimizers import named_values
-from eventloop.options import check_bools, check_path
-from eventloop.packet import Packet, Scalar
-from eventloop.priority import Priority
-from eventloop.reducer import LAST, Reduced, Reducer
-from eventloop.scalar import single_number
-from eventloop.schedule import positive
-from eventloop.scopes import ERROR
+from eventloop.metrics.reduce import LAST, Reduced, Reducer
+from eventloop.metrics.rows import Packet, Scalar
+from eventloop.metrics.scalar_value import single_number
+from eventloop.metrics.statistics import LogStatistics, refuse_epochs
+from eventloop.migration.arguments import knowing_others
+from eventloop.optim.optimizers import named_values
+from eventloop.training.scopes import ERROR
+from eventloop.util.checks import check_bools, check_path, positive
 
 if TYPE_CHECKING:
     from eventloop.metrics import EventStorage
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 BEHIND_THE_SIGNALS = 5

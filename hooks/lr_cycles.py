@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from eventloop.hooks.curves import (
+from eventloop.hooks.lr_updater import LrUpdaterHook
+from eventloop.optim.formulas import (
     Cycles,
     Minimum,
     OneCycle,
@@ -14,13 +15,12 @@ from eventloop.hooks.curves import (
     check_given,
     per_group,
 )
-from eventloop.hooks.lr_updater import LrUpdaterHook
-from eventloop.optimizers import named_optimizers
-from eventloop.param_groups import number
-from eventloop.schedule import positive
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.param_groups import number
+from eventloop.util.checks import positive
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 class CosineRestartLrUpdaterHook(LrUpdaterHook):

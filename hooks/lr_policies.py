@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from eventloop.hooks.curves import (
+from eventloop.hooks.lr_updater import LrUpdaterHook
+from eventloop.optim.formulas import (
     Minimum,
     Steps,
     annealing_cos,
     annealing_linear,
 )
-from eventloop.hooks.lr_updater import LrUpdaterHook
-from eventloop.param_groups import number
+from eventloop.optim.param_groups import number
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 class FixedLrUpdaterHook(LrUpdaterHook):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, BeforeTrain
 from eventloop.hooks.param_scheduler import ParamSchedulerHook
-from eventloop.optimizers import each_optimizer, named_values
-from eventloop.param_groups import Group
+from eventloop.optim.optimizers import each_optimizer, named_values
+from eventloop.optim.param_groups import Group
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 BEFORE_THE_LOGGER = 59
 

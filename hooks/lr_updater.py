@@ -7,12 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from eventloop.catalogue import suggest
 from eventloop.events import COMPLETED, AfterTrain, BeforeRun, BeforeTrainEpoch, BeforeTrainIter
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.optimizers import named_optimizers
-from eventloop.options import check_bools
-from eventloop.param_groups import (
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.param_groups import (
     Group,
     check_has_value,
     groups_of,
@@ -21,13 +20,12 @@ from eventloop.param_groups import (
     read_value,
     write_value,
 )
-from eventloop.param_schedulers import build_schedulers
-from eventloop.position import length_of
-from eventloop.priority import Priority
-from eventloop.schedule import positive
+from eventloop.optim.schedulers import build_schedulers
+from eventloop.util.checks import check_bools, length_of, positive
+from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 WARMUPS = ("constant", "linear", "exp")
 
@@ -259,7 +257,7 @@ class LrUpdaterHook(ParamUpdaterHook):
     The rate is set before each epoch, or with `by_epoch=False` before each iteration, from `initial_lr` of each param
     group and from the trainer's counters alone: a resumed run has the rates of the uninterrupted one. With several
     optimizers all are set. Iterations whose step was skipped count, as in mmcv; the schedulers of
-    `eventloop.param_schedulers` do not count them.
+    `eventloop.optim.schedulers` do not count them.
 
     In the first `warmup_iters` iterations the rate is less, at iteration i of W: times r = `warmup_ratio` with
     "constant", 1 - (1 - i / W) (1 - r) with "linear", r ** (1 - i / W) with "exp".

@@ -11,11 +11,10 @@ import torch
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.report import report
-from eventloop.options import check_bools
-from eventloop.schedule import positive
+from eventloop.util.checks import check_bools, positive
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 MIB = 1 << 20
 _STATS = {

@@ -6,7 +6,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from eventloop.hooks.curves import (
+from eventloop.events.priority import Priority
+from eventloop.hooks.lr_cycles import refuse_by_epoch
+from eventloop.hooks.lr_updater import ParamUpdaterHook
+from eventloop.optim.formulas import (
     Cycles,
     Minimum,
     OneCycle,
@@ -16,14 +19,11 @@ from eventloop.hooks.curves import (
     check_given,
     per_group,
 )
-from eventloop.hooks.lr_cycles import refuse_by_epoch
-from eventloop.hooks.lr_updater import ParamUpdaterHook
-from eventloop.optimizers import named_optimizers
-from eventloop.param_groups import Group, groups_of, initial_value, number, write_value
-from eventloop.priority import Priority
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.param_groups import Group, groups_of, initial_value, number, write_value
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 class MomentumUpdaterHook(ParamUpdaterHook):

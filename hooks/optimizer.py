@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from eventloop.arguments import knowing_others
-from eventloop.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.events import AfterBackward, AfterOptimizerStep, AfterTrainIter, BeforeOptimizerStep, Event
-from eventloop.hooks.anomalous import AnomalousParams
-from eventloop.hooks.grad_clip import GradClip
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.optimizers import named_optimizers, named_values
-from eventloop.options import check_bools
-from eventloop.priority import Priority
+from eventloop.migration.arguments import knowing_others
+from eventloop.model.unused_parameters import AnomalousParams
+from eventloop.optim.clipping import GradClip
+from eventloop.optim.optimizers import named_optimizers, named_values
+from eventloop.training.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
+from eventloop.util.checks import check_bools
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 StepEvent = AfterBackward | BeforeOptimizerStep | AfterOptimizerStep

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from eventloop.catalogue import suggest
 from eventloop.events import (
     COMPLETED,
     AfterTrain,
@@ -20,18 +19,19 @@ from eventloop.events import (
     BeforeTrain,
     OptimizerStepSkipped,
 )
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.horizons import mistaken_unit
-from eventloop.lean_step import stepper
-from eventloop.optimizers import each_optimizer
-from eventloop.options import check_bools, check_metric
-from eventloop.param_schedulers import build_schedulers, check_windows
-from eventloop.priority import Priority
-from eventloop.windows import PlateauWindow
+from eventloop.optim.horizons import mistaken_unit
+from eventloop.optim.lean_step import stepper
+from eventloop.optim.optimizers import each_optimizer
+from eventloop.optim.schedulers import build_schedulers, check_windows
+from eventloop.optim.windows import PlateauWindow
+from eventloop.util.checks import check_bools, check_metric
+from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
-    from eventloop.signal import EventSignal
-    from eventloop.trainer import Trainer
+    from eventloop.bus.event_signal import EventSignal
+    from eventloop.training.trainer import Trainer
 
 
 logger = logging.getLogger("eventloop")
@@ -44,7 +44,7 @@ class ParamSchedulerHook(Hook):
         default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True))
 
     Configs among the trainer's schedulers are built when the trainer is, with its optimizer
-    (`eventloop.param_schedulers`). An iteration whose optimizer step was skipped (`optimizer_step_skipped`) does not count, nor does an epoch that
+    (`eventloop.optim.schedulers`). An iteration whose optimizer step was skipped (`optimizer_step_skipped`) does not count, nor does an epoch that
     was cut short.
 
     Args:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.arguments import knowing_others
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
+from eventloop.events.run import Run
 from eventloop.hooks.logger import REDUCE_MAX, LoggerHook
-from eventloop.options import check_bools
+from eventloop.migration.arguments import knowing_others
 from eventloop.registry import WRITERS, build
-from eventloop.run import Run
-from eventloop.schedule import positive
+from eventloop.util.checks import check_bools, positive
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 class PeriodicWriter(LoggerHook):

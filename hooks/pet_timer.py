@@ -14,15 +14,13 @@ import torch
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTestIter, BeforeTestEpoch, BeforeTestIter
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.report import report
-from eventloop.options import check_bools
-from eventloop.position import length_of
-from eventloop.priority import Priority
-from eventloop.schedule import positive
+from eventloop.util.checks import check_bools, length_of, positive
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 

@@ -12,17 +12,17 @@ import msgspec
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from eventloop.arguments import knowing_others
-from eventloop.evaluate import fields_kept
+from eventloop.checkpoint.weights import unwrap
 from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrain, BeforeTrainEpoch
-from eventloop.hooks.bn_statistics import Forward, get_bn_modules, update_bn_stats
 from eventloop.hooks.hook import Hook
-from eventloop.options import check_bools, check_optional_bools
-from eventloop.schema import read_as
-from eventloop.weights import unwrap
+from eventloop.migration.arguments import knowing_others
+from eventloop.model.batchnorm_statistics import Forward, get_bn_modules, update_bn_stats
+from eventloop.state.schema import read_as
+from eventloop.training.evaluation import fields_kept
+from eventloop.util.checks import check_bools, check_optional_bools
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 

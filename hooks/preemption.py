@@ -8,14 +8,14 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from eventloop.catalogue import suggest
 from eventloop.events import BeforeRun
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.preemption import StopSignals
-from eventloop.priority import Priority
+from eventloop.training.signals import StopSignals
+from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 

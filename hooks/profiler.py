@@ -14,17 +14,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 from torch.profiler import schedule as torch_schedule
 
-from eventloop.catalogue import suggest
 from eventloop.events import AfterTrain, AfterTrainEpoch, AfterTrainIter, BeforeTrainEpoch
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.report import report
-from eventloop.options import check_bools, check_optional_bools
-from eventloop.position import length_of
-from eventloop.priority import Priority
-from eventloop.schedule import positive
+from eventloop.util.checks import check_bools, check_optional_bools, length_of, positive
+from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 TraceHandler = Callable[[profile], object]
 

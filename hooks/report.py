@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from eventloop.events import TextLogged
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 

@@ -10,12 +10,12 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from eventloop.events import AfterTrainIter, BeforeRun, RunInfo
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.optimizers import named_optimizers
-from eventloop.priority import Priority
+from eventloop.optim.optimizers import named_optimizers
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 class RuntimeInfoHook(Hook):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from eventloop.data.position import set_sampler_epoch
 from eventloop.events import BeforeTrainEpoch
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.position import set_sampler_epoch
-from eventloop.priority import Priority
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 class DistSamplerSeedHook(Hook):

@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 
 from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTestEpoch, BeforeTrain, BeforeValEpoch
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
-from eventloop.priority import Priority
-from eventloop.sharded import refuse_sharded
+from eventloop.state.sharded import refuse_sharded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 
 class SyncBuffersHook(Hook):

@@ -8,19 +8,19 @@ from itertools import chain, count, pairwise
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from eventloop.bus.recording import Recording
+from eventloop.bus.subscription import Subscription
+from eventloop.costs.spans import LIMIT, SpanRecorder
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
+from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.priority import Priority
-from eventloop.recording import Recording
-from eventloop.schedule import positive
-from eventloop.scopes import AT_ONCE_SECONDS, ends_at_once
-from eventloop.spans import LIMIT, SpanRecorder
-from eventloop.subscription import Subscription
-from eventloop.trace_window import TraceWindow
-from eventloop.trace_writer import TraceWriter
+from eventloop.tracing.window import TraceWindow
+from eventloop.tracing.writer import TraceWriter
+from eventloop.training.scopes import AT_ONCE_SECONDS, ends_at_once
+from eventloop.util.checks import positive
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 

@@ -18,11 +18,11 @@ from eventloop.events import (
     ImageLogged,
 )
 from eventloop.hooks.hook import Hook
-from eventloop.schedule import positive
-from eventloop.sharded import refuse_sharded
+from eventloop.state.sharded import refuse_sharded
+from eventloop.util.checks import positive
 
 if TYPE_CHECKING:
-    from eventloop.trainer import Trainer
+    from eventloop.training.trainer import Trainer
 
 EvalIter = AfterValIter | AfterTestIter
 Draw = Callable[["Trainer", EvalIter], Mapping[str, Any]]

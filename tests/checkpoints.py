@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.manifest import Label, read_manifest
+from eventloop.checkpoint.manifest import Label, read_manifest
 
 
 def rewrite(path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.inventory import Stock
+from eventloop.checkpoint.listing import Stock
 from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NoReturn
 
-from eventloop.peer_names import explain_absent
+from eventloop.migration.names import explain_absent
 from eventloop.writers.console import ConsoleWriter
 from eventloop.writers.csv_writer import CSVWriter
 from eventloop.writers.event_log_writer import EventLogWriter

@@ -5,14 +5,24 @@ from __future__ import annotations
 import inspect
 from difflib import get_close_matches
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from eventloop.catalogue import find_event, several
-from eventloop.lane_options import LaneOptions
-from eventloop.subscription import check_budget, check_lane
+from eventloop.background.queues.options import LaneOptions
+from eventloop.bus.subscription import check_budget, check_lane
+from eventloop.events.catalogue import find_event, several
 
-if TYPE_CHECKING:
-    from eventloop.writers.writer import Writer
+
+class Writes(Protocol):
+    """The methods of a writer, one of which writes."""
+
+    batch: bool | int
+
+    def write(self, event: Any) -> None:
+        """Write one event."""
+
+    def write_batch(self, events: Any) -> None:
+        """Write several events."""
+
 
 PLACES = ("auto", "thread", "process")
 _GIVEN = {"open": ["run"], "write": ["event"], "write_batch": ["events"], "flush": [], "close": []}
@@ -33,7 +43,7 @@ def check_place(offload: Any) -> str:
     return place
 
 
-def check_signatures(cls: type[Writer], base: type[Writer]) -> None:
+def check_signatures(cls: type, base: type) -> None:
     """Refuse methods that cannot be called as the base's are.
 
     Raises:
@@ -68,7 +78,7 @@ def _check_signature(where: str, found: object, given: list[str]) -> None:
         raise TypeError(f"{where}{signature} has a wrong signature: {expected}{hint}") from None
 
 
-def check_attributes(owner: Writer | type[Writer], name: str) -> None:
+def check_attributes(owner: object, name: str) -> None:
     """Refuse attributes of a writer, or of its class, that no bus could take. Of a class those that are computed are not
     looked at, nor whether the events are there: one may be declared later.
 
@@ -97,7 +107,7 @@ def _check_events(events: tuple[Any, ...]) -> None:
             find_event(event)
 
 
-def check_writes(writer: Writer, base: type[Writer]) -> None:
+def check_writes(writer: Writes, base: type[Writes]) -> None:
     """Refuse a writer that would not write.
 
     Raises:

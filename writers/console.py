@@ -26,11 +26,11 @@ from eventloop.events import (
     StopRequested,
     TextLogged,
 )
-from eventloop.options import check_optional_bools
-from eventloop.printable import printable
-from eventloop.run import Run
-from eventloop.terminal import drop_output, is_terminal
-from eventloop.units import on_a_line
+from eventloop.events.run import Run
+from eventloop.util.checks import check_optional_bools
+from eventloop.util.formatting import on_a_line
+from eventloop.util.printable import printable
+from eventloop.util.terminal import drop_output, is_terminal
 from eventloop.writers.lines import Columns, Pace, notice, score_line, train_line
 from eventloop.writers.writer import Writer
 

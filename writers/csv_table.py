@@ -18,8 +18,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
-from eventloop.appending import cut_torn_line, replacing, write_all
-from eventloop.surrogates import without_surrogates
+from eventloop.util.append_file import cut_torn_line, replacing, write_all
+from eventloop.util.surrogates import without_surrogates
 
 logger = logging.getLogger("eventloop")
 

@@ -6,10 +6,10 @@ import logging
 from os import PathLike
 from pathlib import Path
 
+from eventloop.eventlog.jsonl import key_of
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
-from eventloop.jsonl_format import key_of
-from eventloop.options import check_path
-from eventloop.run import Run
+from eventloop.events.run import Run
+from eventloop.util.checks import check_path
 from eventloop.writers.csv_table import Key, Table
 from eventloop.writers.writer import Writer
 

@@ -17,11 +17,9 @@ from typing import Any
 
 import msgspec
 
-from eventloop.appending import write_all
 from eventloop.bus import Bus
-from eventloop.catalogue import event_name, find_event, several
-from eventloop.events import Event
-from eventloop.log_format import (
+from eventloop.bus.subscription import Subscription
+from eventloop.eventlog.format import (
     FILE_NAME,
     HEADER,
     PLACE_EVERY,
@@ -32,11 +30,14 @@ from eventloop.log_format import (
     place_record,
     read_header,
 )
-from eventloop.options import check_path
-from eventloop.run import Run
-from eventloop.subscription import Subscription
-from eventloop.surrogates import escaped
-from eventloop.unencodable import BadEvent, Unencodable, why_not
+from eventloop.events import Event
+from eventloop.events.base import event_name
+from eventloop.events.catalogue import find_event, several
+from eventloop.events.encoding_errors import BadEvent, Unencodable, why_not
+from eventloop.events.run import Run
+from eventloop.util.append_file import write_all
+from eventloop.util.checks import check_path
+from eventloop.util.surrogates import escaped
 from eventloop.writers.plain import encodable, plain
 from eventloop.writers.writer import Writer
 
@@ -57,7 +58,7 @@ class EventLogWriter(Writer):
         from eventloop import replay
         replay("runs/digits", bus, only="scalars_logged")
 
-    `eventloop.log_format` describes the format, `read_events` reads it. A resumed run appends, and the sequence goes on; what a
+    `eventloop.eventlog.format` describes the format, `read_events` reads it. A resumed run appends, and the sequence goes on; what a
     kill or a full disk left of half a record is removed first. Iterations that are run again are in the log again,
     behind another `before_run`.
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from eventloop.events import Event
 
 if TYPE_CHECKING:
+    from eventloop.background.queues.subscriber import Lane
     from eventloop.bus import Bus
-    from eventloop.lane import Lane
-    from eventloop.subscription import Subscription
+    from eventloop.bus.subscription import Subscription
 
 logger = logging.getLogger("eventloop")
 

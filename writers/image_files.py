@@ -6,11 +6,11 @@ from os import PathLike
 from pathlib import Path
 from types import ModuleType
 
-from eventloop.appending import replacing
 from eventloop.events import Event, ImageLogged
-from eventloop.file_names import safe_name
-from eventloop.options import check_path
-from eventloop.run import Run
+from eventloop.events.run import Run
+from eventloop.util.append_file import replacing
+from eventloop.util.checks import check_path
+from eventloop.util.file_names import safe_name
 from eventloop.writers.writer import Writer
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from eventloop.appending import open_appending, write_all
-from eventloop.catalogue import find_event, several
+from eventloop.eventlog.jsonl import FILE_NAME, is_reserved, is_torn, key_of, marked, unmarked
 from eventloop.events import (
     AfterLoadCheckpoint,
     AfterRun,
@@ -29,10 +28,11 @@ from eventloop.events import (
     StopRequested,
     TextLogged,
 )
-from eventloop.jsonl_format import FILE_NAME, is_reserved, is_torn, key_of, marked, unmarked
-from eventloop.options import check_path
-from eventloop.run import Run
-from eventloop.unencodable import BadEvent, Unencodable, why_not
+from eventloop.events.catalogue import find_event, several
+from eventloop.events.encoding_errors import BadEvent, Unencodable, why_not
+from eventloop.events.run import Run
+from eventloop.util.append_file import open_appending, write_all
+from eventloop.util.checks import check_path
 from eventloop.writers.plain import encodable, plain
 from eventloop.writers.writer import Writer
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from eventloop.catalogue import event_name
 from eventloop.events import (
     AfterLoadCheckpoint,
     AfterRun,
@@ -21,7 +20,8 @@ from eventloop.events import (
     StopRequested,
     TextLogged,
 )
-from eventloop.run import Run
+from eventloop.events.base import event_name
+from eventloop.events.run import Run
 
 TIMES = ("time", "data_time", "step_time", "hook_time")
 POSITION, ETA, SPEED = range(3)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from eventloop.surrogates import without_surrogates
+from eventloop.util.surrogates import without_surrogates
 
 _BINARY = (bytes, bytearray, memoryview, datetime)
 """What msgpack has a form of its own for; JSON makes texts of them."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from eventloop.appending import write_all
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
 from eventloop.events import (
     AfterRun,
     BeforeTrain,
@@ -26,9 +26,9 @@ from eventloop.events import (
     ScalarsLogged,
     TextLogged,
 )
-from eventloop.options import check_path
-from eventloop.run import Run
-from eventloop.subscription import Subscription
+from eventloop.events.run import Run
+from eventloop.util.append_file import write_all
+from eventloop.util.checks import check_path
 from eventloop.writers.checks import check_place
 from eventloop.writers.handover import Handover
 from eventloop.writers.writer import Writer

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from eventloop.options import check_bools
+from eventloop.util.checks import check_bools
 
 if TYPE_CHECKING:
     import torch

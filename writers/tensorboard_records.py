@@ -18,7 +18,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
 from eventloop.events import AfterRun, HistogramLogged, ImageLogged, RunInfo, ScalarsLogged, TextLogged
-from eventloop.surrogates import escaped
+from eventloop.util.surrogates import escaped
 from eventloop.writers.pixels import pixels, png, values
 from eventloop.writers.tfrecord import frame
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from eventloop.surrogates import escaped
+from eventloop.util.surrogates import escaped
 
 Curve = dict[int, float]
 """The value at each step."""

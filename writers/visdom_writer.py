@@ -15,9 +15,9 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
-from eventloop.error_text import UnavailableError
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
-from eventloop.run import Run
+from eventloop.events.run import Run
+from eventloop.util.text import UnavailableError
 from eventloop.writers.checks import check_place
 from eventloop.writers.lines import is_rate
 from eventloop.writers.writer import Writer
@@ -256,7 +256,7 @@ def _no_torch_in_worker() -> Iterator[None]:
     worker process that has no torch it would be two seconds of a processor and 200 MB. A program's own imports are
     left alone."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is None or spec.name != "eventloop.worker" or "torch" in sys.modules:
+    if spec is None or spec.name != "eventloop.background.workers.worker" or "torch" in sys.modules:
         yield
         return
     sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it is an ImportError

@@ -10,15 +10,15 @@ from weakref import ReferenceType, ref
 
 import msgspec
 
+from eventloop.background.queues.options import OnError, Overflow
+from eventloop.background.workers.importable import pack
 from eventloop.bus import Bus
-from eventloop.catalogue import several
+from eventloop.bus.subscription import Subscription
 from eventloop.events import Event, ScalarsLogged
-from eventloop.filters import Predicate
-from eventloop.lane_options import OnError, Overflow
-from eventloop.run import Run
-from eventloop.subscription import Subscription
-from eventloop.target import pack
-from eventloop.unencodable import BadEvent, Unencodable
+from eventloop.events.catalogue import several
+from eventloop.events.encoding_errors import BadEvent, Unencodable
+from eventloop.events.filters import Predicate
+from eventloop.events.run import Run
 from eventloop.writers.checks import check_attributes, check_signatures, check_writes
 
 
@@ -163,7 +163,7 @@ class Writer:
             return self.offload
         return "process" if self._can_be_sent() else "thread"
 
-    # --- in a process; see eventloop.target ----------------------------------------------------------------
+    # --- in a process; see eventloop.background.workers.importable ----------------------------------------------------------------
 
     def _can_be_sent(self) -> bool:
         """Whether a worker process could make a writer like this one."""

@@ -8,7 +8,15 @@ from typing import Any
 import msgspec
 
 from eventloop import cli
-from eventloop.costs import HandlerCost, Phases, RunCosts, SubscriberCost, Times, TrendPoint, write_costs
+from eventloop.costs.records import (
+    HandlerCost,
+    Phases,
+    RunCosts,
+    SubscriberCost,
+    Times,
+    TrendPoint,
+    write_costs,
+)
 
 TIMES = Times(samples=100, mean=2e-5, p50=1e-5, p99=1e-4, max=1e-3)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from eventloop import cli
-from eventloop.disk import Disk
-from eventloop.manifest import Label
-from eventloop.shelf import leftovers
+from eventloop.checkpoint.directory import leftovers
+from eventloop.checkpoint.disk import Disk
+from eventloop.checkpoint.manifest import Label
 from tests.cli.conftest import ENVIRONMENT
 from tests.forked import Forked
 
@@ -44,7 +44,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from eventloop.checkpoint import save_checkpoint
-from eventloop.disk import Disk
+from eventloop.checkpoint.disk import Disk
 
 class Killed(Disk):
     def sync_directory(self, path):

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from eventloop import __version__, inventory_text
+from eventloop import __version__
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.inventory import Stock, list_leftovers
-from eventloop.inventory_text import size_text
-from eventloop.manifest import MANIFEST, read_manifest
-from eventloop.shelf import PAYLOAD, go_back, remove_checkpoint, scan
+from eventloop.checkpoint.directory import PAYLOAD, go_back, remove_checkpoint, scan
+from eventloop.checkpoint.listing import Stock, list_leftovers
+from eventloop.checkpoint.manifest import MANIFEST, read_manifest
+from eventloop.cli import listing_text as inventory_text
+from eventloop.cli.listing_text import size_text
 from tests.cli.conftest import ENVIRONMENT, train
 from tests.cli.saved_runs import ALL, During, checkpoints, flip, kill_a_save, label_of
 

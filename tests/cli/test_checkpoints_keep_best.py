@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.manifest import read_manifest
+from eventloop.checkpoint.manifest import read_manifest
 from tests.cli.saved_runs import checkpoints, label_of, names
 
 SCORES = (0.25, 0.75, 0.5, 0.75)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.line import LINE
-from eventloop.manifest import MANIFEST
-from eventloop.shelf import PAYLOAD
-from eventloop.terminal import OutputError, say
+from eventloop.checkpoint.directory import PAYLOAD
+from eventloop.checkpoint.lineage import LINE
+from eventloop.checkpoint.manifest import MANIFEST
+from eventloop.util.terminal import OutputError, say
 from tests.cli.conftest import ENVIRONMENT
 from tests.cli.saved_runs import ALL, checkpoints, names
 
@@ -209,7 +209,7 @@ def test_a_single_file_that_goes_meanwhile(
     def gone(stock: object) -> None:
         raise FileNotFoundError("epoch_4.pth is gone")
 
-    monkeypatch.setattr("eventloop.inventory.Stock.inventory", gone)
+    monkeypatch.setattr("eventloop.checkpoint.listing.Stock.inventory", gone)
 
     assert checkpoints(run) == 2
     assert capsys.readouterr().err == "eventloop: epoch_4.pth is gone (--traceback shows where)\n"

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_checkpoint, load_newest, save_checkpoint
-from eventloop.manifest import read_manifest
-from eventloop.shelf import PAYLOAD
+from eventloop.checkpoint.directory import PAYLOAD
+from eventloop.checkpoint.manifest import read_manifest
 from tests.cli.saved_runs import ALL, During, checkpoints, flip, kill_a_save, label_of, names
 
 

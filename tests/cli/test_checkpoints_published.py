@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from eventloop.inventory import Stock
-from eventloop.shelf import PAYLOAD, remove_checkpoint
-from eventloop.verify import check_sizes
+from eventloop.checkpoint.directory import PAYLOAD, remove_checkpoint
+from eventloop.checkpoint.listing import Stock
+from eventloop.checkpoint.verify import check_sizes
 from tests.cli.conftest import train
 from tests.cli.saved_runs import checkpoints, flip, names
 
@@ -96,7 +96,7 @@ def test_one_that_cannot_be_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def fail(file: Any, name: str) -> None:
         raise OSError("input/output error")
 
-    monkeypatch.setattr("eventloop.inventory.verify_checkpoint", lambda path: None)
+    monkeypatch.setattr("eventloop.checkpoint.listing.verify_checkpoint", lambda path: None)
     monkeypatch.setattr("hashlib.file_digest", fail)
     stock = Stock(run)
     stock.verify()
@@ -151,7 +151,7 @@ def test_what_a_run_removes_while_sizes_are_compared(run: Path, monkeypatch: pyt
             remove_checkpoint(path)
         check_sizes(path, manifest)
 
-    monkeypatch.setattr("eventloop.inventory.check_sizes", late)
+    monkeypatch.setattr("eventloop.checkpoint.listing.check_sizes", late)
 
     told = Stock(run).inventory()
 

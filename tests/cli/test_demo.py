@@ -13,12 +13,13 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eventloop import cli
-from eventloop import demo as program
-from eventloop.checkpoint import PAYLOAD, save_checkpoint
-from eventloop.demo import free_name, newest_run, prepare
-from eventloop.jsonl_format import RESERVED
-from eventloop.trainer import Trainer
-from eventloop.verify import verify_checkpoint
+from eventloop.checkpoint import save_checkpoint
+from eventloop.checkpoint.store import PAYLOAD
+from eventloop.checkpoint.verify import verify_checkpoint
+from eventloop.cli import demo as program
+from eventloop.cli.demo import free_name, newest_run, prepare
+from eventloop.eventlog.jsonl import RESERVED
+from eventloop.training.trainer import Trainer
 from eventloop.writers.jsonl import read_jsonl
 from tests.cli.conftest import Finished, Start, demo
 

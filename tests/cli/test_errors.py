@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from eventloop import __version__, cli, demo
+from eventloop import __version__, cli
+from eventloop.cli import demo
 from eventloop.writers.jsonl import read_jsonl
 from tests import forked
 from tests.cli.conftest import ENVIRONMENT
@@ -123,7 +124,8 @@ def test_an_argument_that_is_unknown(
 
 FAULTY = """
 import sys
-from eventloop import cli, demo
+from eventloop import cli
+from eventloop.cli import demo
 
 class Model(demo.DigitsCNN):
     calls = 0

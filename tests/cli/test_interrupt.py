@@ -9,7 +9,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from eventloop.checkpoint import find_checkpoints, leftovers, load_checkpoint
+from eventloop.checkpoint import find_checkpoints, load_checkpoint
+from eventloop.checkpoint.store import leftovers
 from tests.cli.conftest import Start, wait_until
 
 HINT = "Ctrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once.\n"
@@ -60,8 +61,8 @@ def test_a_writer_that_hangs_is_left(start: Start, tmp_path: Path) -> None:
 
 HOLD = """
 import os
-from eventloop.disk import Disk
-from eventloop.saver import Saver
+from eventloop.checkpoint.disk import Disk
+from eventloop.checkpoint.saving.saver import Saver
 
 Saver.__init__.__kwdefaults__["start_after"] = None  # a process would not be held
 sync = Disk.sync

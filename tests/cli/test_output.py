@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventloop import cli
-from eventloop.terminal import OutputError
+from eventloop.util.terminal import OutputError
 from tests.cli.conftest import ENVIRONMENT, Start, wait_until
 from tests.cli.reported_runs import make_run
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eventloop import HOOKS, cli
-from eventloop.plan_config import is_config
+from eventloop.cli.plan_config import is_config
 
 PYTHON = """
 \"\"\"Of MMEngine's shape.\"\"\"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventloop import cli
-from eventloop.plan_reader import describe
+from eventloop.cli.plan_reader import describe
 from tests.cli.test_plan_config import refused, write
 
 HOOK = "from eventloop.hooks import Hook\nclass Mine(Hook):\n    def __init__(self) -> None:\n        {}\n"

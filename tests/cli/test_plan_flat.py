@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eventloop import cli
-from eventloop.plan_config import plan_config
+from eventloop.cli.plan_config import plan_config
 from tests.cli.test_plan_config import refused, write
 
 FLAT = """

@@ -100,7 +100,7 @@ def test_data_in_the_folder_needs_no_trust(base: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "kind", ["evil.Evil", "evil_hook.Evil", "os.system", "eventloop.trainer.Trainer", "Trainer"]
+    "kind", ["evil.Evil", "evil_hook.Evil", "os.system", "eventloop.training.trainer.Trainer", "Trainer"]
 )
 @pytest.mark.parametrize("options", [(), ("--trust",)])
 def test_a_type_is_a_registered_name(

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eventloop import WRITERS, Trainer, cli
-from eventloop.event_log import read_events
+from eventloop.eventlog.reader import read_events
 from eventloop.events import Event
-from eventloop.run import Run
+from eventloop.events.run import Run
 from eventloop.writers import CSVWriter, JSONLWriter, TensorBoardWriter, Writer, read_jsonl
 from eventloop.writers.event_log_writer import EventLogWriter
 from tests.trainer.conftest import batches, tiny_model

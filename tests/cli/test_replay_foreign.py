@@ -10,6 +10,7 @@ import pytest
 
 from eventloop import WRITERS, cli
 from eventloop.bus import Bus
+from eventloop.eventlog.replay import replay as replay_into
 from eventloop.events import (
     AfterRun,
     BeforeTrain,
@@ -23,8 +24,7 @@ from eventloop.events import (
     StopRequested,
     TextLogged,
 )
-from eventloop.replay import replay as replay_into
-from eventloop.run import Run
+from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter, JSONLWriter, Writer
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from eventloop import cli
 from eventloop.bus import Bus
+from eventloop.eventlog.format import HEADER, MARK, pack
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
-from eventloop.log_format import HEADER, MARK, pack
-from eventloop.run import Run
+from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter
 
 EVENTS: list[Event] = [

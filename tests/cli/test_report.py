@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from eventloop import Trainer
-from eventloop.costs import write_costs
-from eventloop.report import Report, load_report
+from eventloop.costs.records import write_costs
+from eventloop.reporting.report import Report, load_report
 from eventloop.writers import JSONLWriter
 from tests.cli.conftest import ENVIRONMENT
 from tests.cli.reported_runs import (

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 from playwright.sync_api import Browser, Page
 
-from eventloop.costs import TrendPoint
+from eventloop.costs.records import TrendPoint
 from tests.cli.reported_runs import (
     TRAINED,
     begins,

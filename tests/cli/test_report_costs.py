@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.costs import TrendPoint, write_costs
-from eventloop.report import load_report
-from eventloop.report_facts import facts
-from eventloop.report_handlers import handlers_table, outside_table, unexplained
-from eventloop.report_tables import phases_table, side_by_side, subscribers_table
+from eventloop.costs.records import TrendPoint, write_costs
+from eventloop.reporting.facts import facts
+from eventloop.reporting.handlers import handlers_table, outside_table, unexplained
+from eventloop.reporting.report import load_report
+from eventloop.reporting.tables import phases_table, side_by_side, subscribers_table
 from tests.cli.reported_runs import (
     TIMES,
     costs,

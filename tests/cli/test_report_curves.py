@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eventloop import curves_reader
-from eventloop.curves_reader import RunLog, read_curves
-from eventloop.envelope import POINTS, Curve
 from eventloop.events import AfterRun, BeforeRun, RunInfo, ScalarsLogged
-from eventloop.run import Run
+from eventloop.events.run import Run
+from eventloop.reporting import curves as curves_reader
+from eventloop.reporting.curves import RunLog, read_curves
+from eventloop.reporting.downsample import POINTS, Curve
 from eventloop.writers import JSONLWriter
 from tests.cli.reported_runs import begins, ends, report, scalars, write_lines
 

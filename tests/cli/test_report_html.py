@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.costs import TrendPoint, write_costs
+from eventloop.costs.records import TrendPoint, write_costs
 from tests.cli.reported_runs import (
     TRAINED,
     costs,

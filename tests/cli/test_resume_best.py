@@ -9,7 +9,7 @@ import pytest
 
 from eventloop import cli
 from eventloop.checkpoint import find_checkpoints, load_checkpoint, load_newest, save_checkpoint
-from eventloop.manifest import Label
+from eventloop.checkpoint.manifest import Label
 
 
 def resume(*arguments: str) -> int:

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 
 from eventloop import Trainer, cli
-from eventloop.chrome_trace import chrome_trace, nested_rows
+from eventloop.costs.spans import SAVER, Span
 from eventloop.events import AfterTrainIter
 from eventloop.hooks import TraceHook
-from eventloop.spans import SAVER, Span
-from eventloop.trace_file import Window, read_trace
+from eventloop.tracing.chrome import chrome_trace, nested_rows
+from eventloop.tracing.file import Window, read_trace
 from tests.cli.traced_runs import traced
 from tests.trainer.conftest import batches, tiny_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop import spill
+from eventloop.background import spill
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
 from eventloop.events import HandlerFailed
-from eventloop.subscription import Subscription
 from tests.core.process_support import Lines, Start
 
 

@@ -11,7 +11,7 @@ from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from eventloop.events import AfterTrainIter, Event
-from eventloop.unencodable import BadEvent, Unencodable
+from eventloop.events.encoding_errors import BadEvent, Unencodable
 
 if TYPE_CHECKING:
     from nowhere import Nothing  # type: ignore[import-not-found]

@@ -7,10 +7,10 @@ import signal
 from collections.abc import Callable
 from time import monotonic, sleep
 
+from eventloop.background.workers.subscriber import ProcessLane
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter
-from eventloop.process_lane import ProcessLane
-from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE
 
 Lines = Callable[[], list[str]]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription, SubscriptionStats
 from eventloop.events import AfterTrainIter, Event
-from eventloop.frames import Frames
-from eventloop.subscription import Subscription, SubscriptionStats
+from eventloop.events.codec import Frames
 from tests.conftest import DEADLINE, Held
 
 SIZE = len(Frames().encode(AfterTrainIter(iter=1)))

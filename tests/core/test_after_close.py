@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
-from eventloop.deferred import Stamped
 from eventloop.events import AfterTrainIter, BeforeTrainIter, Event, ScalarsLogged
-from eventloop.lane_options import Overflow
+from eventloop.events.deferred import Stamped
 from tests.conftest import DEADLINE
 from tests.core.spilling import emit, total
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.appending import cut_torn_line, open_appending, replacing, write_all
+from eventloop.util.append_file import cut_torn_line, open_appending, replacing, write_all
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from eventloop.bus import Bus
-from eventloop.subscription import DrainReport
+from eventloop.bus.subscription import DrainReport
 from tests.conftest import DEADLINE, Held
 from tests.core.process_support import emit, until
 

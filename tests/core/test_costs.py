@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from eventloop import handler as handler_module
 from eventloop.bus import Bus
-from eventloop.costs import (
+from eventloop.bus import handler as handler_module
+from eventloop.costs.records import (
     FILE,
     VERSION,
     HandlerCost,
@@ -28,8 +28,8 @@ from eventloop.costs import (
     read_costs,
     write_costs,
 )
+from eventloop.costs.sampling import Budget, Timing, Waits
 from eventloop.events import AfterTrainIter, Event, SlowHandler
-from eventloop.timing import Budget, Timing, Waits
 
 
 def timing_of(seconds: list[float]) -> Timing:

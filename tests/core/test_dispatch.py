@@ -10,7 +10,7 @@ from msgspec import StructMeta
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, BeforeTrainIter, Event, StopRequested
-from eventloop.priority import Priority
+from eventloop.events.priority import Priority
 
 EVENT = AfterTrainIter(iter=4, epoch=1)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from eventloop import background
+from eventloop.background import loop as background
+from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, Event, EventsDropped, HandlerFailed
-from eventloop.lane_options import Overflow
-from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE
 from tests.core.spilling import total
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from eventloop.envelope import POINTS, Envelope
+from eventloop.reporting.downsample import POINTS, Envelope
 
 NAN, INF = math.nan, math.inf
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec import StructMeta
 
-from eventloop import catalogue
 from eventloop.bus import Bus
-from eventloop.catalogue import declared_events, event_name, find_event
-from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrainIter, Event, ScalarsLogged, snake_case
+from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrainIter, Event, ScalarsLogged, base
+from eventloop.events.base import event_name, known_events, snake_case
+from eventloop.events.catalogue import declared_events, find_event
 
 
 class LunchServed(Event):
@@ -56,7 +56,7 @@ def test_catalogue_holds_every_family() -> None:
     expected |= {"run_info", "stop_requested", "preemption_requested"}
     expected |= {"handler_failed", "events_dropped", "slow_handler"}
 
-    own = {event_name(e) for e in declared_events() if e.__module__ == "eventloop.events"}
+    own = {event_name(e) for e in declared_events() if e.__module__ == "eventloop.events.types"}
 
     assert own == expected
 
@@ -85,7 +85,9 @@ def test_event_is_untracked_by_the_garbage_collector(event: Event) -> None:
 
 def test_every_event_survives_encoding() -> None:
     """Any event can cross a process or a file and is the same on the other side."""
-    events = [event_type() for event_type in declared_events() if event_type.__module__ == "eventloop.events"]
+    events = [
+        event_type() for event_type in declared_events() if event_type.__module__ == "eventloop.events.types"
+    ]
     decoder = msgspec.msgpack.Decoder(type=cast(Any, _union()))
 
     decoded = [decoder.decode(msgspec.msgpack.encode(event)) for event in events]
@@ -96,7 +98,7 @@ def test_every_event_survives_encoding() -> None:
 def _union() -> object:
     union: Any = AfterTrainIter
     for event_type in declared_events():
-        if event_type.__module__ == "eventloop.events":
+        if event_type.__module__ == "eventloop.events.types":
             union |= event_type
     return union
 
@@ -156,7 +158,7 @@ def test_a_class_that_is_no_event_is_refused(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], message: str
 ) -> None:
     """Events are immutable, and have the name of their class, whoever reads them: where one is first asked for."""
-    monkeypatch.setattr(catalogue, "_BY_NAME", {name: [*known] for name, known in catalogue._BY_NAME.items()})
+    monkeypatch.setattr(base, "_BY_NAME", {name: [*known] for name, known in known_events().items()})
 
     class Oddity(Event, **config):
         """Not as events are."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, AfterVal, Event, HandlerFailed
-from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE, Held
 
 in_both_kinds = pytest.mark.parametrize("kind", ["loop", "thread"])

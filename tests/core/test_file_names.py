@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.file_names import is_plain_name, safe_name
+from eventloop.util.file_names import is_plain_name, safe_name
 
 PIECES = ["", "/", "..", ".", "%", "%2F", " ", "\\", ":", "\0", "\n", "\x85", "\u202e", "\udcff", "ä", "%%"]
 

@@ -16,7 +16,7 @@ from eventloop.events import (
     Event,
     StopRequested,
 )
-from eventloop.filters import describe_filter, make_filter
+from eventloop.events.filters import describe_filter, make_filter
 
 
 @pytest.mark.parametrize(

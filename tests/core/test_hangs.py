@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
+from eventloop.background.gil_scheduler import Pace
+from eventloop.background.queues.options import LaneOptions
+from eventloop.background.queues.queue import Delivery
+from eventloop.background.queues.subscriber import Lane
+from eventloop.background.runners import ThreadLane
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, HandlerFailed
-from eventloop.lane import Lane
-from eventloop.lane_options import LaneOptions
-from eventloop.lane_queue import Delivery
-from eventloop.pace import Pace
-from eventloop.runners import ThreadLane
 from tests.conftest import DEADLINE, Held
 
 PROMPT = DEADLINE / 2

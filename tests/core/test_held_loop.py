@@ -9,17 +9,17 @@ from time import monotonic, perf_counter
 
 import pytest
 
-from eventloop import draining
-from eventloop.background import HURRY
+from eventloop.background import draining
+from eventloop.background.gil_scheduler import HOLD_SECONDS, Pace
+from eventloop.background.loop import HURRY
+from eventloop.background.queues.options import LaneOptions
+from eventloop.background.queues.subscriber import Route
+from eventloop.background.router import Router
+from eventloop.background.runners import ThreadLane
+from eventloop.background.spill import Segment
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, AfterValIter, BeforeRun, Event, EventsDropped, HandlerFailed
-from eventloop.lane import Route
-from eventloop.lane_options import LaneOptions
-from eventloop.pace import HOLD_SECONDS, Pace
-from eventloop.router import Router
-from eventloop.runners import ThreadLane
-from eventloop.spill import Segment
-from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE
 from tests.core.process_support import until, waits_long
 from tests.core.spilling import emit
@@ -33,7 +33,7 @@ class HeldBus:
     """A bus whose loop is held until `let_go`, and a subscriber that was not given anything yet."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("eventloop.subscribers._ROUTE_SECONDS", 0.01)
+        monkeypatch.setattr("eventloop.bus.subscribers._ROUTE_SECONDS", 0.01)
         self.bus, self.seen = Bus(drain_timeout=DEADLINE), list[int]()
         self._holds, self._go = threading.Event(), threading.Event()
 
@@ -166,7 +166,7 @@ def test_a_disk_that_hangs_holds_no_close(monkeypatch: pytest.MonkeyPatch) -> No
         return append(segment, data)
 
     monkeypatch.setattr(Segment, "append", slow)
-    monkeypatch.setattr("eventloop.subscribers._ROUTE_SECONDS", 0.01)
+    monkeypatch.setattr("eventloop.bus.subscribers._ROUTE_SECONDS", 0.01)
     bus = Bus()
     entered, leave = threading.Event(), threading.Event()
 
@@ -205,8 +205,8 @@ def test_what_a_hanging_disk_holds_up_is_left(monkeypatch: pytest.MonkeyPatch, b
         return 0
 
     monkeypatch.setattr(Segment, "append", slow)
-    monkeypatch.setattr("eventloop.spill.CHUNK_BYTES", 100)
-    monkeypatch.setattr("eventloop.subscribers._ROUTE_SECONDS", 0.01)
+    monkeypatch.setattr("eventloop.background.spill.CHUNK_BYTES", 100)
+    monkeypatch.setattr("eventloop.bus.subscribers._ROUTE_SECONDS", 0.01)
     bus, leave = Bus(), threading.Event()
     for number in range(before):
         bus.emit(AfterTrainIter(iter=number))

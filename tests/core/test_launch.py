@@ -17,7 +17,7 @@ import torch
 
 import eventloop
 from eventloop.bus import Bus
-from eventloop.launch import Home
+from eventloop.processes.launch import Home
 from tests.conftest import DEADLINE
 from tests.core import process_handlers as handlers
 from tests.core.process_support import Lines, Start, emit
@@ -47,7 +47,7 @@ assert bus.close(60)
 """
 
 SAVER = """
-from eventloop.saver_client import SaverProcess
+from eventloop.checkpoint.saving.saver_client import SaverProcess
 process = SaverProcess()
 print(process.wait_ready(60))
 process.close()

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from eventloop import lifetime
 from eventloop.bus import Bus
+from eventloop.bus import process_exit as lifetime
 from eventloop.events import AfterTrainIter
 from tests import no_threads
 from tests.conftest import DEADLINE

@@ -14,8 +14,9 @@ import torch
 from msgspec import StructMeta
 from torch import Tensor, nn
 
-from eventloop.catalogue import declared_events, event_name
 from eventloop.events import Event
+from eventloop.events.base import event_name
+from eventloop.events.catalogue import declared_events
 from tests.core import process_handlers
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from eventloop import background
+from eventloop.background import loop as background
 from eventloop.bus import Bus
+from eventloop.bus.subscription import REPORT_LINES, DrainReport, SubscriptionStats
 from eventloop.events import AfterTrainIter, Event
-from eventloop.subscription import REPORT_LINES, DrainReport, SubscriptionStats
 from tests.conftest import DEADLINE, Held
 from tests.core.spilling import emit
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.costs.counting import LAPS, PERIODS, WARM_UP, Ticker
+from eventloop.costs.sampling import Timing
 from eventloop.events import AfterTrainIter, AfterVal, Event
-from eventloop.meter import LAPS, PERIODS, WARM_UP, Ticker
-from eventloop.timing import Timing
 
 EDGES = [0, 1, 63, 64, 65, 80, 81, 82, 190, 318, 1000, 1152, 1279]
 SECOND = WARM_UP + LAPS * PERIODS[0]

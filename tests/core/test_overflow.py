@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from eventloop import background
+from eventloop.background import loop as background
 from eventloop.bus import Bus
+from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import AfterTrainIter, AfterVal, Event, EventsDropped, ScalarsLogged
-from eventloop.subscription import SubscriptionStats
 from tests.conftest import DEADLINE, Held
 
 in_both_kinds = pytest.mark.parametrize("kind", ["loop", "thread"])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, Event, EventsDropped, HandlerFailed
-from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE, Held
 from tests.core.spilling import emit, total
 

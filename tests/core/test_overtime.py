@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from eventloop import overtime
+from eventloop.background import overtime
+from eventloop.background.draining import Draining
+from eventloop.background.gil_scheduler import Pace
+from eventloop.background.overtime import Overtime
+from eventloop.background.queues.options import LaneOptions
+from eventloop.background.runners import ThreadLane
 from eventloop.bus import Bus
-from eventloop.draining import Draining
+from eventloop.bus.subscription import Subscription
 from eventloop.events import Event
-from eventloop.lane_options import LaneOptions
-from eventloop.overtime import Overtime
-from eventloop.pace import Pace
-from eventloop.runners import ThreadLane
-from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE, Held
 from tests.core.process_support import until
 from tests.core.spilling import emit
@@ -164,7 +164,7 @@ def test_a_flush_waits_once_for_a_coroutine_that_holds_the_loop(
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr("eventloop.draining.monotonic", lambda: now[0])
+        patch.setattr("eventloop.background.draining.monotonic", lambda: now[0])
         patch.setattr(Draining, "_wait", wait)
         assert not bus.flush().complete
     bus.drain_timeout = DEADLINE

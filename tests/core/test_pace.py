@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from eventloop import pace as pace_module
+from eventloop.background import gil_scheduler as pace_module
+from eventloop.background.gil_scheduler import EVERY_SECONDS, LONGEST_SECONDS, Pace
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
-from eventloop.pace import EVERY_SECONDS, LONGEST_SECONDS, Pace
 from tests.conftest import DEADLINE
 
 

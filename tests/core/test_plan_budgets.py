@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.dry_run import Rehearsal
 from eventloop.events import AfterRun, BeforeRun
-from eventloop.rehearsal import Rehearsal
 
 
 def test_rows_have_the_budget_as_it_was_given(bus: Bus) -> None:

@@ -8,7 +8,7 @@ import unicodedata
 
 import pytest
 
-from eventloop.printable import printable
+from eventloop.util.printable import printable
 
 BIDI = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}
 

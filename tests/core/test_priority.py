@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.priority import Priority, get_priority
+from eventloop.events.priority import Priority, get_priority
 
 NUMBERS = {
     "HIGHEST": 0,

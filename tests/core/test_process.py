@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from eventloop.background.workers.subscriber import IN_FLIGHT
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged
-from eventloop.process_lane import IN_FLIGHT
 from tests.conftest import DEADLINE
 from tests.core import process_handlers as handlers
 from tests.core.process_support import Lines, Start, adds_up, emit, lane_of, pid_of, until

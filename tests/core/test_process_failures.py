@@ -9,11 +9,11 @@ from time import monotonic
 
 import pytest
 
+from eventloop.background.workers.protocol import WorkerTraceback
+from eventloop.background.workers.restarts import DEATHS_IN_A_ROW
+from eventloop.background.workers.subscriber import IN_FLIGHT
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, HandlerFailed
-from eventloop.process_lane import IN_FLIGHT
-from eventloop.supervision import DEATHS_IN_A_ROW
-from eventloop.wire import WorkerTraceback
 from tests.conftest import DEADLINE
 from tests.core import process_handlers as handlers
 from tests.core.process_support import Lines, Start, adds_up, emit, kill, lane_of, pid_of, until

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.dry_run import Rehearsal, RunReached
 from eventloop.events import AfterRun, BeforeRun, BeforeTrain
-from eventloop.rehearsal import Rehearsal, RunReached
 from tests.core.process_handlers import note_pid
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from eventloop import lifetime
 from eventloop.bus import Bus
+from eventloop.bus import process_exit as lifetime
+from eventloop.costs.spans import SpanRecorder
 from eventloop.events import AfterTrainIter, Event, HandlerFailed, ScalarsLogged
-from eventloop.spans import SpanRecorder
 from tests.conftest import DEADLINE, Held
 from tests.core import process_handlers as handlers
 from tests.core.process_support import Lines, Start

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.eventlog.format import pack
+from eventloop.eventlog.replay import Loss, replay
 from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrain, Event, ScalarsLogged
-from eventloop.log_format import pack
-from eventloop.replay import Loss, replay
-from eventloop.run import Run
+from eventloop.events.run import Run
 from eventloop.writers.event_log_writer import EventLogWriter
 from tests.conftest import DEADLINE, Held
 from tests.core.process_support import until

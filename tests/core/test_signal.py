@@ -9,8 +9,8 @@ import blinker
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.event_signal import EventSignal
 from eventloop.events import AfterTrainIter, Event
-from eventloop.signal import EventSignal
 
 EVENT = AfterTrainIter(iter=4)
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.recording import LINGER_SECONDS, Recording
+from eventloop.costs.spans import INBOX, Span, SpanRecorder
 from eventloop.events import AfterTrainIter, AfterVal, Event
-from eventloop.recording import LINGER_SECONDS, Recording
-from eventloop.spans import INBOX, Span, SpanRecorder
 from tests.conftest import DEADLINE, Held
 from tests.core import process_handlers
 from tests.core.process_support import until
@@ -346,7 +346,7 @@ def test_who_lags_behind_is_recorded_for_a_while(
     bus: Bus, recorder: SpanRecorder, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then it is finished, and whoever wanted to know is told, once."""
-    monkeypatch.setattr("eventloop.recording.LINGER_SECONDS", LINGER_SECONDS / 100)
+    monkeypatch.setattr("eventloop.bus.recording.LINGER_SECONDS", LINGER_SECONDS / 100)
     bus.subscribe(held, "after_train_iter", offload="thread")
     told: list[int] = []
     recording = bus.record(recorder)

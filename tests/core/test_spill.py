@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from eventloop import spill
+from eventloop.background import spill
+from eventloop.background.gil_scheduler import Pace
+from eventloop.background.queues.options import LaneOptions
+from eventloop.background.runners import ThreadLane
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, Event, ImageLogged
-from eventloop.frames import Frames
-from eventloop.lane_options import LaneOptions
-from eventloop.pace import Pace
-from eventloop.runners import ThreadLane
+from eventloop.events.codec import Frames
 from tests.conftest import DEADLINE, Held
 from tests.core.spilling import SIZE, Anything, emit, hold, in_both_kinds, open_in, sees_open_files, total
 

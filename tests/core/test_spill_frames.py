@@ -23,7 +23,7 @@ from eventloop.events import (
     RunInfo,
     ScalarsLogged,
 )
-from eventloop.frames import Frames
+from eventloop.events.codec import Frames
 
 
 class Anything(Event):

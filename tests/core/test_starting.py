@@ -8,11 +8,11 @@ from typing import Any
 import anyio
 import pytest
 
-from eventloop.background import Background
+from eventloop.background.loop import Background
+from eventloop.background.runners import ThreadLane
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
-from eventloop.runners import ThreadLane
-from eventloop.waiting import Latch
+from eventloop.util.waiting import Latch
 from tests.conftest import DEADLINE
 from tests.core.process_support import emit, until
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from eventloop import background
+from eventloop.background import loop as background
+from eventloop.background.gil_scheduler import Pace
+from eventloop.background.queues.options import LaneOptions, Overflow
+from eventloop.background.queues.queue import Delivery
+from eventloop.background.queues.subscriber import Lane
+from eventloop.background.runners import ThreadLane
 from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, Event, HandlerFailed, ScalarsLogged
-from eventloop.lane import Lane
-from eventloop.lane_options import LaneOptions, Overflow
-from eventloop.lane_queue import Delivery
-from eventloop.pace import Pace
-from eventloop.runners import ThreadLane
-from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE, Held
 
 in_both_kinds = pytest.mark.parametrize("kind", ["loop", "thread"])

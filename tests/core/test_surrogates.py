@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from eventloop.surrogates import escaped, without_surrogates
+from eventloop.util.surrogates import escaped, without_surrogates
 
 
 def test_a_lone_surrogate_is_an_escape() -> None:

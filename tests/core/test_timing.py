@@ -8,11 +8,11 @@ from itertools import islice
 
 import pytest
 
-from eventloop import handler as handler_module
 from eventloop.bus import Bus
+from eventloop.bus import handler as handler_module
+from eventloop.costs.counting import LAPS, PERIODS, WARM_UP, Ticker
+from eventloop.costs.sampling import Timing, Waits
 from eventloop.events import AfterTrainIter, Event
-from eventloop.meter import LAPS, PERIODS, WARM_UP, Ticker
-from eventloop.timing import Timing, Waits
 
 
 def sampled(durations: Iterator[float], calls: int) -> tuple[Timing, list[float]]:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import AfterTrainIter, AfterVal, Event, HandlerFailed
-from eventloop.subscription import SubscriptionStats
-from eventloop.unencodable import BadEvent, Unencodable, why_not
+from eventloop.events.encoding_errors import BadEvent, Unencodable, why_not
 from tests.conftest import DEADLINE
 from tests.core import process_handlers as handlers
 from tests.core.process_support import Lines, Start, emit

@@ -6,7 +6,15 @@ import math
 
 import pytest
 
-from eventloop.units import count_or_time, duration, on_a_line, ratio, share, sparkline, three_digits
+from eventloop.util.formatting import (
+    count_or_time,
+    duration,
+    on_a_line,
+    ratio,
+    share,
+    sparkline,
+    three_digits,
+)
 
 
 @pytest.mark.parametrize(

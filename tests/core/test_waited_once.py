@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from eventloop import draining, lane
+from eventloop.background import draining
+from eventloop.background.gil_scheduler import Pace
+from eventloop.background.queues import subscriber as lane
+from eventloop.background.queues.flush_tokens import InVain
+from eventloop.background.queues.options import LaneOptions
+from eventloop.background.runners import ThreadLane
+from eventloop.background.shutdown_order import GRACE_SECONDS, Ending
 from eventloop.bus import Bus
-from eventloop.ending import GRACE_SECONDS, Ending
+from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, Event
-from eventloop.flushes import InVain
-from eventloop.lane_options import LaneOptions
-from eventloop.pace import Pace
-from eventloop.runners import ThreadLane
-from eventloop.subscription import Subscription
 from tests.conftest import DEADLINE, Held
 from tests.core import process_handlers as handlers
 from tests.core.process_support import Start, until, waits_long

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from eventloop import waiting
-from eventloop.waiting import Bell, Latch, Promise
+from eventloop.util import waiting
+from eventloop.util.waiting import Bell, Latch, Promise
 
 DEADLINE = 20.0
 

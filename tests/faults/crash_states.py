@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eventloop import disk
-from eventloop.checkpoint import Serialized, leftovers, load_best, load_newest, save_checkpoint, scan
-from eventloop.manifest import Label
-from eventloop.unfinished import remove_dead, remove_replaced
+from eventloop.checkpoint import disk, load_best, load_newest, save_checkpoint
+from eventloop.checkpoint.cleanup import remove_dead, remove_replaced
+from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.store import Serialized, leftovers, scan
 from tests.faults.operations import state, value_of, values
 from tests.faults.shim import Operation, shimmed
 

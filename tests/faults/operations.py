@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eventloop import disk
-from eventloop.checkpoint import Serialized, load_checkpoint, load_newest, save_checkpoint
+from eventloop.checkpoint import disk, load_checkpoint, load_newest, save_checkpoint
+from eventloop.checkpoint.cleanup import remove_replaced
+from eventloop.checkpoint.directory import scan
+from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.store import Serialized
+from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.events import CheckpointFailed
-from eventloop.manifest import Label
-from eventloop.shelf import scan
-from eventloop.unfinished import remove_replaced
-from eventloop.verify import verify_checkpoint
 from tests.faults.shim import Operation, Record, shimmed
 from tests.faults.training import ITERATIONS, KEPT, check_whole, finish, make_trainer
 

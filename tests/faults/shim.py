@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eventloop.disk import Disk
+from eventloop.checkpoint.disk import Disk
 
 OPERATIONS = ("make_directory", "create", "write", "sync", "sync_directory", "rename", "remove")
 """The methods of `Disk`."""

@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from eventloop import Trainer
+from eventloop.checkpoint.saving.snapshot import Snapshot
+from eventloop.data.index_reader import IndexReader
+from eventloop.data.rng import rng_state, samplers_state, set_generators, set_rng_state, set_samplers
 from eventloop.hooks import Hook
-from eventloop.index_reader import IndexReader
-from eventloop.rng import rng_state, samplers_state, set_generators, set_rng_state, set_samplers
-from eventloop.snapshot import Snapshot
 from tests.checkpoints import rewrite
 from tests.trainer.conftest import build_trainer, samples, tiny_model
 

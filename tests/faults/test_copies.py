@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from eventloop import Trainer
+from eventloop.checkpoint.saving.saver import Saver, SaveReplacedError
+from eventloop.checkpoint.saving.saver_client import Job
+from eventloop.checkpoint.saving.snapshot import Rest
 from eventloop.hooks import CheckpointHook
-from eventloop.saver import Saver, SaveReplacedError
-from eventloop.saver_client import Job
-from eventloop.snapshot import Rest
 from tests.faults.training import ITERATIONS, check_whole, expected, make_trainer, same, weights
 
 OVERDUE = 5.0
@@ -64,8 +64,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Late]:
 
     monkeypatch.setattr(Rest, "copy", copy)
     monkeypatch.setattr(Rest, "join", join)
-    monkeypatch.setattr("eventloop.saver.SMALL", 0)
-    monkeypatch.setattr("eventloop.saver.AT_ONCE", 0)
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.AT_ONCE", 0)
     yield late
     late.let_go()
 

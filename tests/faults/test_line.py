@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_newest
-from eventloop.line import read_turns
-from eventloop.shelf import go_back, leftovers, scan
-from eventloop.unfinished import remove_dead
+from eventloop.checkpoint.cleanup import remove_dead
+from eventloop.checkpoint.directory import go_back, leftovers, scan
+from eventloop.checkpoint.lineage import read_turns
 from tests.faults.crash_states import Model, write_tree
 from tests.faults.operations import FAULTS, faults_of, save, value_of, values
 from tests.faults.shim import Operation, Record, shimmed

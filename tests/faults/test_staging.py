@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.saver import Saver
+from eventloop.checkpoint.saving.saver import Saver
 from tests.faults.operations import said
 from tests.faults.training import ITERATIONS, check_whole, finish, make_trainer
 
@@ -51,7 +51,7 @@ def test_any_call_of_the_staging_may_fail(
 ) -> None:
     """The training goes on to its end, it is told, whatever is taken for a checkpoint is whole, and it can be gone on
     with; a save that succeeds later is as good as any."""
-    monkeypatch.setattr("eventloop.saver.SMALL", 0)
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
     defaults = {**(Saver.__init__.__kwdefaults__ or {}), "start_after": 0.0 if call != "allocate" else None}
     monkeypatch.setattr(Saver.__init__, "__kwdefaults__", defaults)
     trainer = make_trainer(directory, save_best=None)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from eventloop import saver_process
-from eventloop.disk import BESIDE, DISK, Sink
-from eventloop.saver_client import Job
+from eventloop.checkpoint.disk import BESIDE, DISK, Sink
+from eventloop.checkpoint.saving import saver_process
+from eventloop.checkpoint.saving.saver_client import Job
 from tests.faults.operations import save, state, value_of, values
 from tests.faults.shim import Operation, shimmed
 
@@ -156,7 +156,7 @@ def test_a_killed_save_of_the_same_process_number_is_in_nobodys_way(
         left = directory / f".iter_1.{os.getpid()}-{number}.tmp"
         left.mkdir()
         (left / "state.pth").write_bytes(b"half")
-    monkeypatch.setattr("eventloop.shelf._numbers", iter(range(1, 9)))
+    monkeypatch.setattr("eventloop.checkpoint.directory._numbers", iter(range(1, 9)))
 
     save(path, 1)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.patience import Owed, Patience
-from eventloop.saver_client import SaverProcess, Written
+from eventloop.checkpoint.saving.save_timeout import Owed, Patience
+from eventloop.checkpoint.saving.saver_client import SaverProcess, Written
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")

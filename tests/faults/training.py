@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from eventloop import Bus, Trainer
 from eventloop.checkpoint import load_checkpoint
+from eventloop.checkpoint.directory import scan
 from eventloop.hooks import CheckpointHook, Hook
-from eventloop.shelf import scan
 
 ITERATIONS = 6
 KEPT = 2

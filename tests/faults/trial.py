@@ -22,12 +22,13 @@ from typing import Any
 import msgspec
 import torch
 
-from eventloop import Trainer, shelf
+from eventloop import Trainer
+from eventloop.checkpoint import directory as shelf
 from eventloop.checkpoint import load_best
+from eventloop.checkpoint.directory import scan
+from eventloop.checkpoint.manifest import read_manifest
+from eventloop.checkpoint.saving.saver import Saver, _open
 from eventloop.events import CheckpointSaved
-from eventloop.manifest import read_manifest
-from eventloop.saver import Saver, _open
-from eventloop.shelf import scan
 from tests.faults.shim import Kill, install
 from tests.faults.training import check_whole, expected, finish, make_trainer
 

@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.checkpoint import load_checkpoint
-from eventloop.device import HostCopy, PinnedPool
+from eventloop.checkpoint.saving.snapshot import Snapshot
 from eventloop.events import AfterTrainIter, ScalarsLogged
+from eventloop.events.priority import Priority
 from eventloop.hooks import (
     AmpOptimizerHook,
     CheckInvalidLossHook,
@@ -28,9 +29,8 @@ from eventloop.hooks import (
 )
 from eventloop.hooks.ema import EMAHook
 from eventloop.hooks.garbage_collection import GarbageCollectionHook
-from eventloop.priority import Priority
-from eventloop.snapshot import Snapshot
-from eventloop.trainer import Trainer
+from eventloop.metrics.device import HostCopy, PinnedPool
+from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

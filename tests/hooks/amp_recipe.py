@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from eventloop.hooks.amp import AmpOptimizerHook as Amp
 from eventloop.hooks.hook import Hook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 
 class Overflow(Hook):

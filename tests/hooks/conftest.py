@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from eventloop.events import ScalarsLogged
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 torch.set_num_threads(1)
 
@@ -36,7 +36,14 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the loop and of the hooks that measure; use binary fractions, their sums are exact."""
     clock = Clock()
-    for module in ("loops", "clock", "hooks.iter_timer", "hooks.optimizer", "hooks.checkpoint", "saver"):
+    for module in (
+        "training.loops",
+        "training.clock",
+        "hooks.iter_timer",
+        "hooks.optimizer",
+        "hooks.checkpoint",
+        "checkpoint.saving.saver",
+    ):
         monkeypatch.setattr(f"eventloop.{module}.perf_counter", clock)
     return clock
 

@@ -15,7 +15,7 @@ from eventloop.hooks.amp import GradientCumulativeFp16OptimizerHook as Cumulativ
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook as Cumulative
 from eventloop.hooks.hook import Hook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 from tests.hooks.amp_recipe import GROWING, Overflow, assert_same
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]

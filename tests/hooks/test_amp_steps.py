@@ -17,7 +17,7 @@ from eventloop.hooks.amp import AmpOptimizerHook as Amp
 from eventloop.hooks.amp import Fp16OptimizerHook as Fp16
 from eventloop.hooks.amp import GradientCumulativeFp16OptimizerHook as CumulativeFp16
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook as Cumulative
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 from tests.hooks.amp_recipe import Overflow, assert_same, by_hand, scale_of
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]

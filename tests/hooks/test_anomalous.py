@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eventloop.hooks.anomalous import unreached_parameters
 from eventloop.hooks.optimizer import OptimizerHook
-from eventloop.trainer import Trainer
+from eventloop.model.unused_parameters import unreached_parameters
+from eventloop.training.trainer import Trainer
 
 
 class TwoHeads(torch.nn.Module):

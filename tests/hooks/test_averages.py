@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from eventloop.hooks.averages import (
+from eventloop.model.averages import (
     BaseAveragedModel,
     ExponentialMovingAverage,
     MomentumAnnealingEMA,

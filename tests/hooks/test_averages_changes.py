@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop.hooks.averages import BaseAveragedModel, ExponentialMovingAverage, MomentumAnnealingEMA
+from eventloop.model.averages import BaseAveragedModel, ExponentialMovingAverage, MomentumAnnealingEMA
 
 
 class Number(nn.Module):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from eventloop.hooks.best import Rule, infer_rule, is_better
+from eventloop.checkpoint.retention.best import Rule, infer_rule, is_better
 
 
 @pytest.mark.parametrize(

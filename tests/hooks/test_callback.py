@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eventloop.hooks.callback import CallbackHook, ClosureHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional as F
 
 from eventloop.bus import Bus
-from eventloop.device import HostCopy
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.hooks import check_invalid_loss as module
 from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
-from eventloop.trainer import Trainer
+from eventloop.metrics.device import HostCopy
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 LONG = 10**6

@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eventloop.checkpoint import PAYLOAD, find_checkpoints, leftovers, load_checkpoint, save_checkpoint
-from eventloop.disk import Disk
+from eventloop.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
+from eventloop.checkpoint.disk import Disk
+from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.store import PAYLOAD, leftovers
+from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.events import CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
-from eventloop.manifest import Label
-from eventloop.trainer import Trainer
-from eventloop.verify import verify_checkpoint
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Files = Callable[..., list[str]]

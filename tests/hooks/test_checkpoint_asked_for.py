@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import PAYLOAD
+from eventloop.checkpoint.store import PAYLOAD
 from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeTrainIter, Event
+from eventloop.events.priority import Priority
 from eventloop.hooks import CheckpointHook
-from eventloop.priority import Priority
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

@@ -13,10 +13,10 @@ import pytest
 
 from eventloop import cli
 from eventloop.checkpoint import load_newest
+from eventloop.checkpoint.lineage import write_turns
+from eventloop.checkpoint.manifest import read_manifest
 from eventloop.hooks import CheckpointHook
-from eventloop.line import write_turns
-from eventloop.manifest import read_manifest
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
@@ -183,7 +183,7 @@ def test_a_note_that_cannot_be_written_in_one_of_them(
             raise OSError(errno.ENOSPC, "No space left on device")
         write_turns(directory, *arguments)
 
-    monkeypatch.setattr("eventloop.shelf.write_turns", full)
+    monkeypatch.setattr("eventloop.checkpoint.directory.write_turns", full)
     crashed(second, epochs=0)
 
     newest = tmp_path / "archive" / "run" / "epoch_2"

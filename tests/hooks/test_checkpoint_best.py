@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import load_checkpoint, save_checkpoint, scan
+from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint.manifest import Label, read_manifest
+from eventloop.checkpoint.store import scan
 from eventloop.hooks import CheckpointHook
-from eventloop.manifest import CheckpointError, Label, read_manifest
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
+from eventloop.util.errors import CheckpointError
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.retention.pending import Saves
+from eventloop.checkpoint.saving.saver import Saver
 from eventloop.events import CheckpointFailed, CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
-from eventloop.hooks.saves import Saves
-from eventloop.manifest import Label
-from eventloop.saver import Saver
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 from tests.checkpoints import rewrite
 
 Make = Callable[..., Trainer]

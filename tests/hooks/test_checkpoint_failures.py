@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.disk import DISK, Disk
+from eventloop.checkpoint.disk import DISK, Disk
+from eventloop.checkpoint.manifest import Label
 from eventloop.events import CheckpointFailed
 from eventloop.hooks import CheckpointHook
-from eventloop.manifest import Label
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.disk import DISK, Disk
+from eventloop.checkpoint.disk import DISK, Disk
+from eventloop.checkpoint.manifest import Label, read_manifest
 from eventloop.hooks import CheckpointHook
-from eventloop.manifest import Label, read_manifest
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 from tests.ranks import run_ranks
 
 Make = Callable[..., Trainer]

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from eventloop.checkpoint import load_newest, remove_checkpoint, scan
+from eventloop.checkpoint import load_newest
+from eventloop.checkpoint.lineage import LINE, Turn, read_turns
+from eventloop.checkpoint.store import remove_checkpoint, scan
 from eventloop.hooks import CheckpointHook
-from eventloop.line import LINE, Turn, read_turns
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
@@ -152,7 +153,7 @@ def test_a_note_that_cannot_be_written(
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("eventloop.shelf.write_turns", full)
+    monkeypatch.setattr("eventloop.checkpoint.directory.write_turns", full)
     second.train()
 
     assert (

@@ -10,7 +10,7 @@ import pytest
 
 from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Files = Callable[..., list[str]]

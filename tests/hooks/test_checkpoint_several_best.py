@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from eventloop.checkpoint import CheckpointError, load_checkpoint
+from eventloop.checkpoint.retention.best import BestMetrics
 from eventloop.hooks import CheckpointHook
-from eventloop.hooks.best import BestMetrics
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint
+from eventloop.checkpoint.manifest import read_manifest
 from eventloop.hooks import CheckpointHook
-from eventloop.manifest import read_manifest
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]

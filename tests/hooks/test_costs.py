@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.costs import FILE, read_costs
+from eventloop.costs.records import FILE, read_costs
 from eventloop.hooks import CostsHook, Hook
 from eventloop.hooks import costs as costs_module
 from eventloop.hooks.hook import on
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
 from tests import forked, no_threads
 

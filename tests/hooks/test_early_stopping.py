@@ -13,7 +13,7 @@ import torch.distributed as dist
 from eventloop.events import AfterRun, StopRequested
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.hooks.early_stopping import EarlyStoppingHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]

@@ -15,7 +15,7 @@ from eventloop.hooks.ema import EMAHook
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.optimizer import OptimizerHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint import CheckpointError, load_checkpoint
-from eventloop.hooks.averages import BaseAveragedModel
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.ema import EMAHook
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
-from eventloop.trainer import Trainer
+from eventloop.model.averages import BaseAveragedModel
+from eventloop.training.trainer import Trainer
 from tests.checkpoints import rewrite
 
 MakeTrainer = Callable[..., Trainer]

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eventloop.hooks.average_swap import Swap
-from eventloop.hooks.averages import (
+from eventloop.hooks.ema import EMAHook
+from eventloop.model.average_swap import Swap
+from eventloop.model.averages import (
     BaseAveragedModel,
     ExponentialMovingAverage,
     MomentumAnnealingEMA,
 )
-from eventloop.hooks.ema import EMAHook
 from eventloop.registry import register
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eventloop.hooks.empty_cache import EmptyCacheHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from eventloop.assemble import DEFAULT_HOOKS
 from eventloop.bus import Bus
 from eventloop.hooks import garbage_collection
 from eventloop.hooks.garbage_collection import GarbageCollectionHook
-from eventloop.trainer import Trainer
+from eventloop.training.assembly import DEFAULT_HOOKS
+from eventloop.training.trainer import Trainer
 from tests import forked
 from tests.conftest import count_frozen
 from tests.hooks.conftest import Batch, Clock

@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import StepLR
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook as Cumulative
 from eventloop.hooks.hook import Hook
-from eventloop.loops import SkipIteration
-from eventloop.trainer import Trainer
+from eventloop.training.loops import SkipIteration
+from eventloop.training.trainer import Trainer
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
 MakeTrainer = Callable[..., Trainer]

@@ -20,7 +20,7 @@ dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, 
 from eventloop.hooks.amp import GradientCumulativeFp16OptimizerHook
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 generator = torch.Generator().manual_seed(3)
 data = [(torch.randn(2, 2, generator=generator), torch.randn(2, 1, generator=generator)) for _ in range(10)]

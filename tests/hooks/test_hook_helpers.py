@@ -10,7 +10,7 @@ import pytest
 
 from eventloop.events import AfterTrainEpoch, AfterTrainIter
 from eventloop.hooks import Hook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from eventloop.checkpoint import load_checkpoint
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.registry import register
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 
 @register

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import Hook, on
-from eventloop.loops import SkipIteration
-from eventloop.trainer import Trainer
+from eventloop.training.loops import SkipIteration
+from eventloop.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from tests.hooks.conftest import Clock

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from eventloop.events import TextLogged
 from eventloop.hooks import Hook, IterTimerHook
 from eventloop.hooks.iteration_timer import IterationTimer
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from tests.hooks.conftest import Clock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventloop.hooks.kept import Going, Kept
+from eventloop.checkpoint.retention.kept import Going, Kept
 
 
 def kept(limit: int, *names: str) -> Kept:

@@ -9,7 +9,7 @@ import pytest
 
 from eventloop.hooks import CheckpointHook, EMAHook, Hook, LRScheduler, PreciseBN, on
 from eventloop.registry import build
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 SAYS = "behind CheckpointHook (90), which saves there: what it changes then is not in that checkpoint"

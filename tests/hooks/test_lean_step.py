@@ -10,7 +10,7 @@ import torch
 from torch.optim import SGD
 from torch.optim import lr_scheduler as torch_lr
 
-from eventloop.lean_step import stepper, steps_plainly
+from eventloop.optim.lean_step import stepper, steps_plainly
 
 Schedule = Callable[[Any], Any]
 PLAIN: dict[str, Schedule] = {

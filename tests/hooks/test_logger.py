@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import StepLR
 
 from eventloop.events import ImageLogged, ScalarsLogged
 from eventloop.hooks import Hook, LoggerHook, PeriodicWriter, on
-from eventloop.media import MEDIA_LIMIT
-from eventloop.metrics import CROWD, PENDING_LIMIT
-from eventloop.trainer import Trainer
+from eventloop.metrics.media import MEDIA_LIMIT
+from eventloop.metrics.storage import CROWD, PENDING_LIMIT
+from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
 
 Record = Callable[[Trainer], list[ScalarsLogged]]

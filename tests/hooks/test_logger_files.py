@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eventloop.hooks import LoggerHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter, read_jsonl
 
 Make = Callable[..., Trainer]

@@ -10,9 +10,9 @@ import torch
 
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import Hook, LoggerHook, PeriodicWriter
-from eventloop.packet import Packet
-from eventloop.reducer import LAST, Reduced, Reducer
-from eventloop.trainer import Trainer
+from eventloop.metrics.reduce import LAST, Reduced, Reducer
+from eventloop.metrics.rows import Packet
+from eventloop.training.trainer import Trainer
 from tests.trainer.meeting import Meeting, Present
 
 Record = Callable[[Trainer], list[ScalarsLogged]]

@@ -10,7 +10,7 @@ import pytest
 
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import LoggerHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Log = Callable[..., list[tuple[int, dict[str, float]]]]
 

@@ -11,9 +11,9 @@ import torch
 
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import CheckpointHook, Hook, LoggerHook
-from eventloop.hooks.log_statistics import LogStatistics
 from eventloop.metrics import EventStorage
-from eventloop.trainer import Trainer
+from eventloop.metrics.statistics import LogStatistics
+from eventloop.training.trainer import Trainer
 from tests.trainer.meeting import Meeting, Rank, look_in_turn
 
 Make = Callable[..., Trainer]
@@ -224,7 +224,7 @@ def both(meeting: Meeting, statistics: LogStatistics) -> Iterator[Rank]:
 def test_a_state_is_of_all_ranks(monkeypatch: pytest.MonkeyPatch, statistics: LogStatistics) -> None:
     """Values that are reduced are waited for, and are in the state as they are told."""
     first, second = both(Meeting(2), statistics)
-    monkeypatch.setattr("eventloop.hooks.log_statistics.sleep", lambda seconds: second.look())
+    monkeypatch.setattr("eventloop.metrics.statistics.sleep", lambda seconds: second.look())
 
     state = statistics.state_dict([])
 
@@ -235,7 +235,7 @@ def test_a_state_is_of_all_ranks(monkeypatch: pytest.MonkeyPatch, statistics: Lo
 
 def test_a_state_without_the_other_ranks(monkeypatch: pytest.MonkeyPatch, statistics: LogStatistics) -> None:
     """Where they do not answer for as long as a log would wait, it has the rank's own values."""
-    monkeypatch.setattr("eventloop.hooks.log_statistics.WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("eventloop.metrics.statistics.WAIT_SECONDS", 0.01)
     [*both(Meeting(2), statistics)]
 
     assert statistics.state_dict([])["loss"]["sum"] == 1.0

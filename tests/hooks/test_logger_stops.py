@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import EarlyStoppingHook, Hook, LoggerHook, PeriodicWriter
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Record = Callable[[Trainer], list[ScalarsLogged]]
 Make = Callable[..., Trainer]

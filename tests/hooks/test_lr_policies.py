@@ -25,7 +25,7 @@ from eventloop.hooks.lr_policies import (
     StepLrUpdaterHook,
 )
 from eventloop.hooks.lr_updater import LrUpdaterHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 BASE, RUN = 2.0, 12

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import CheckpointHook, LoggerHook, ParamSchedulerHook
 from eventloop.hooks.lr_scheduler import LRScheduler, representative_group
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 NO_LOGGER = {"logger": None}

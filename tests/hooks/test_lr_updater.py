@@ -20,8 +20,8 @@ from eventloop.hooks.lr_policies import (
     StepLrUpdaterHook,
 )
 from eventloop.hooks.lr_updater import LrUpdaterHook
-from eventloop.param_schedulers import LinearMomentum
-from eventloop.trainer import Trainer
+from eventloop.optim.schedulers import LinearMomentum
+from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 

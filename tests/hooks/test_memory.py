@@ -13,7 +13,7 @@ from eventloop.events import ScalarsLogged, TextLogged
 from eventloop.hooks import LoggerHook
 from eventloop.hooks import memory as module
 from eventloop.hooks.memory import MIB, MemoryHook, resident_bytes
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Record = Callable[[Trainer], list[ScalarsLogged]]

@@ -22,7 +22,7 @@ from eventloop.hooks.momentum_updater import (
     OneCycleMomentumUpdaterHook,
     StepMomentumUpdaterHook,
 )
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 BASE, RUN = 0.8, 12

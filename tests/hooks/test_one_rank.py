@@ -15,7 +15,7 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 from eventloop.hooks import Hook, on, one_rank
 from eventloop.hooks.one_rank import on_rank
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 
 def test_runs_on_its_rank(bus: Bus) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from eventloop.hooks import AmpOptimizerHook, GradientCumulativeOptimizerHook, Hook, OptimizerHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
 
@@ -53,7 +53,7 @@ def test_order_of_one_step(make_trainer: Callable[..., Trainer], monkeypatch: py
         calls.append("clip")
         return clip_grad_norm_(*args, **kwargs)
 
-    monkeypatch.setattr("eventloop.hooks.grad_clip.clip_grad_norm_", clip)
+    monkeypatch.setattr("eventloop.optim.clipping.clip_grad_norm_", clip)
     model = torch.nn.Linear(2, 1)
     optimizer = Spy(model.parameters(), lr=0.1)
     optimizer.calls = calls

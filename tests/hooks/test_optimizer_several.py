@@ -15,7 +15,7 @@ from eventloop.checkpoint import CheckpointError
 from eventloop.events import ScalarsLogged
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.optimizer import OptimizerHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
 MakeTrainer = Callable[..., Trainer]

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, MultiStepLR, R
 
 from eventloop.events import OptimizerStepSkipped
 from eventloop.hooks import Hook, OptimizerHook, ParamSchedulerHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Schedule = Callable[[SGD], Any]
 Train = Callable[..., tuple[Trainer, list[float]]]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from eventloop.events import Event, ScalarsLogged
 from eventloop.hooks import Hook, LoggerHook
 from eventloop.hooks.periodic_writer import PeriodicWriter
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
 from eventloop.writers.writer import Writer
 
@@ -149,7 +149,7 @@ def test_other_ranks_write_nothing(
     make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two ranks would write to one file."""
-    monkeypatch.setattr("eventloop.trainer.rank_and_world_size", lambda: (1, 2))
+    monkeypatch.setattr("eventloop.training.trainer.rank_and_world_size", lambda: (1, 2))
     trainer = make_trainer(hooks=[PeriodicWriter(JSONLWriter())])
 
     assert not [row for row in trainer.bus.plan("scalars_logged") if "JSONL" in row.name]

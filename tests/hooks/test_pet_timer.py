@@ -12,7 +12,7 @@ import torch
 from eventloop.events import TextLogged
 from eventloop.hooks import Hook
 from eventloop.hooks.pet_timer import TestHook, Timer
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from tests.hooks.conftest import Clock

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from eventloop.hooks import CheckpointHook
-from eventloop.hooks.bn_statistics import update_bn_stats
 from eventloop.hooks.precise_bn import PreciseBN
-from eventloop.trainer import Trainer
+from eventloop.model.batchnorm_statistics import update_bn_stats
+from eventloop.training.trainer import Trainer
 from tests.trainer.test_resume_samplers import Counted, Passes, Placed, Saving
 
 Make = Callable[..., Trainer]

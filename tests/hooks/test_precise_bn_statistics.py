@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop.hooks.bn_population import TOGETHER, Population
-from eventloop.hooks.bn_statistics import get_bn_modules, tells_its_batch, update_bn_stats
+from eventloop.model.batchnorm_population import TOGETHER, Population
+from eventloop.model.batchnorm_statistics import get_bn_modules, tells_its_batch, update_bn_stats
 
 SHAPES = {1: (3, 5), 2: (3, 4, 5), 3: (3, 2, 3, 4)}
 LAYERS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}

@@ -17,7 +17,7 @@ from eventloop.events import TextLogged
 from eventloop.hooks import Hook
 from eventloop.hooks import profiler as module
 from eventloop.hooks.profiler import ProfilerHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, load_model, save_model
 
 from eventloop import __version__
 from eventloop.checkpoint import CheckpointError, load_checkpoint
-from eventloop.disk import Disk
+from eventloop.checkpoint.disk import Disk
+from eventloop.checkpoint.saving.safetensors_file import encode
 from eventloop.hooks import CheckpointHook, EMAHook
-from eventloop.hooks.safetensors_file import encode
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

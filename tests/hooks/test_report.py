@@ -9,7 +9,7 @@ import pytest
 
 from eventloop.events import TextLogged
 from eventloop.hooks.report import report
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from eventloop.events import RunInfo, ScalarsLogged
 from eventloop.hooks import RuntimeInfoHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 
 def step_with(**more: Any) -> Callable[[Trainer, Any], dict[str, Any]]:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
 from eventloop.hooks import CheckpointHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 
 class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):

@@ -12,7 +12,7 @@ from torch.optim import SGD
 from torch.optim import lr_scheduler as torch_lr
 
 from eventloop.hooks import ParamSchedulerHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 # SequentialLR of older releases of torch steps its parts in the way that torch itself warns of
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")

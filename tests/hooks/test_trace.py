@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from eventloop import SkipIteration
-from eventloop.device_clock import DeviceClock
+from eventloop.costs.spans import SAVER, Span, SpanRecorder
 from eventloop.hooks import CheckpointHook, Hook, TraceHook
-from eventloop.spans import SAVER, Span, SpanRecorder
-from eventloop.trace_file import FILE_NAME, TraceAppender, Window, WindowFacts, read_trace
-from eventloop.trainer import Trainer
+from eventloop.tracing.file import FILE_NAME, TraceAppender, Window, WindowFacts, read_trace
+from eventloop.training.device_clock import DeviceClock
+from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
 from tests import no_threads
 from tests.conftest import DEADLINE

@@ -11,7 +11,7 @@ import torch
 
 from eventloop.events import ImageLogged
 from eventloop.hooks.visualization import PADDING, VisualizationHook, as_pixels
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

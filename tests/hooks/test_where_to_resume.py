@@ -11,7 +11,7 @@ import pytest
 
 from eventloop.checkpoint import save_checkpoint
 from eventloop.hooks import CheckpointHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

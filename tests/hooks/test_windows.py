@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler as torch_lr
 
 from eventloop.events import OptimizerStepSkipped
 from eventloop.hooks import CheckpointHook, Hook, OptimizerHook, ParamSchedulerHook
-from eventloop.param_schedulers import (
+from eventloop.optim.schedulers import (
     SCHEDULERS,
     ConstantLR,
     CosineAnnealingLR,
@@ -32,7 +32,7 @@ from eventloop.param_schedulers import (
     StepMomentum,
     Window,
 )
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 Schedule = Callable[[Any], Any]
@@ -589,7 +589,7 @@ def test_bad_arguments_are_refused(make: Schedule, error: type[Exception], messa
         ({"type": "StepLR", "step_size": 3}, {"optimizer": None}, ValueError, "a scheduler's config needs the trainer's optimizer"),
         ({"type": "StepLR", "step_size": 3}, {"max_iters": 4}, ValueError, "StepLR counts epochs, and a run measured in iterations"),
         ({"type": "ReduceOnPlateauLR"}, {}, ValueError, "ReduceOnPlateauLR needs a validation"),
-        ({"type": "LambdaLR", "convert_to_iter_based": True}, {}, TypeError, "is for schedules of eventloop.param_schedulers, not LambdaLR"),
+        ({"type": "LambdaLR", "convert_to_iter_based": True}, {}, TypeError, "is for schedules of eventloop.optim.schedulers, not LambdaLR"),
         ({"type": "StepLR", "step_size": 3, "convert_to_iter_based": True}, {"train_loader": None}, ValueError, "convert_to_iter_based needs a train_loader with a length"),
     ],
 )  # fmt: skip

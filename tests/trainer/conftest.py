@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Bus, Trainer
+from eventloop.checkpoint.saving.saver import Saver
 from eventloop.events import Event
-from eventloop.saver import Saver
 from eventloop.writers.writer import Writer
 from tests.trainer import saving
 from tests.trainer.reading import Reads, watch_reads
@@ -103,7 +103,7 @@ def ended() -> Iterator[None]:
     """A process that is killed is waited for until it is gone, however busy the machine is: one that was not is a warning
     in whatever test comes next."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eventloop.saver_client.KILLED_SECONDS", DEADLINE)
+        patch.setattr("eventloop.checkpoint.saving.saver_client.KILLED_SECONDS", DEADLINE)
         yield
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from eventloop.events import Event
-from eventloop.run import Run
+from eventloop.events.run import Run
 from eventloop.writers.writer import Writer
 
 

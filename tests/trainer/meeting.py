@@ -8,10 +8,10 @@ from functools import reduce
 
 import torch
 
-from eventloop.deferred import Deferred
 from eventloop.events import ScalarsLogged
+from eventloop.events.deferred import Deferred
 from eventloop.metrics import EventStorage
-from eventloop.reducer import Reducer
+from eventloop.metrics.reduce import Reducer
 
 ROUNDS = 200
 """Polls against hangs; an exchange takes some five."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from eventloop.disk import Disk, make_directories
+from eventloop.checkpoint.disk import Disk, make_directories
 
 
 def no_space() -> OSError:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from eventloop.checkpoint import save_checkpoint
-from eventloop.hooks.saves import Saves
-from eventloop.saver import State
-from eventloop.saver_client import Job
-from eventloop.snapshot import Rest
-from eventloop.trainer import Trainer
+from eventloop.checkpoint.retention.pending import Saves
+from eventloop.checkpoint.saving.saver import State
+from eventloop.checkpoint.saving.saver_client import Job
+from eventloop.checkpoint.saving.snapshot import Rest
+from eventloop.training.trainer import Trainer
 
 DEADLINE = 60.0
 """Seconds against hangs; no test waits as long while all is well."""
@@ -21,8 +21,8 @@ DEADLINE = 60.0
 
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every state be saved as large ones are."""
-    monkeypatch.setattr("eventloop.saver.SMALL", 0)
-    monkeypatch.setattr("eventloop.saver.AT_ONCE", 0)
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.AT_ONCE", 0)
 
 
 def a_state(value: float) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from eventloop.anchored import Anchored
-from eventloop.costs import FILE
+from eventloop.costs.records import FILE
 from eventloop.hooks import CheckpointHook, LoggerHook
+from eventloop.util.anchored_path import Anchored
 from eventloop.writers import (
     CSVWriter,
     EventLogWriter,

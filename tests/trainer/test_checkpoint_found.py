@@ -14,17 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import (
-    PAYLOAD,
-    find_checkpoints,
-    latest_checkpoint,
-    load_best,
-    load_newest,
-    save_checkpoint,
-    scan,
-)
-from eventloop.manifest import MANIFEST, CheckpointError, Label
-from eventloop.shelf import LOOKS, remove_checkpoint
+from eventloop.checkpoint import find_checkpoints, latest_checkpoint, load_best, load_newest, save_checkpoint
+from eventloop.checkpoint.directory import LOOKS, remove_checkpoint
+from eventloop.checkpoint.manifest import MANIFEST, Label
+from eventloop.checkpoint.store import PAYLOAD, scan
+from eventloop.util.errors import CheckpointError
 
 
 def save(directory: Path, name: str, sequence: int = 0, **label: Any) -> Path:
@@ -152,7 +146,7 @@ def meanwhile(
 
 @pytest.mark.parametrize(
     ("module", "function"),
-    [("eventloop.checkpoint", "load_checkpoint"), ("eventloop.verify", "read_manifest"), ("eventloop.shelf", "read_manifest")],
+    [("eventloop.checkpoint.store", "load_checkpoint"), ("eventloop.checkpoint.verify", "read_manifest"), ("eventloop.checkpoint.directory", "read_manifest")],
 )  # fmt: skip
 @pytest.mark.parametrize("load", [load_newest, load_best])
 def test_what_a_run_removes_meanwhile_has_a_successor(
@@ -174,7 +168,7 @@ def test_the_last_before_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """What goes between a listing and the look at it is not "no checkpoint", nor is it damaged."""
     save_best(tmp_path, 1, "acc", 1)
     steps = iter([partial(go_on, tmp_path, 2)])
-    meanwhile(monkeypatch, "eventloop.shelf", "_is_there", lambda: next(steps, nothing)())
+    meanwhile(monkeypatch, "eventloop.checkpoint.directory", "_is_there", lambda: next(steps, nothing)())
 
     found = scan(tmp_path)
 
@@ -185,7 +179,9 @@ def test_looking_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Whoever removes faster than anybody reads is not waited for."""
     save_best(tmp_path, 0, "acc", 0)
     sequence = itertools.count(1)
-    meanwhile(monkeypatch, "eventloop.checkpoint", "load_checkpoint", lambda: go_on(tmp_path, next(sequence)))
+    meanwhile(
+        monkeypatch, "eventloop.checkpoint.store", "load_checkpoint", lambda: go_on(tmp_path, next(sequence))
+    )
 
     with pytest.raises(
         FileNotFoundError, match=r"holds no checkpoint to resume from; no checkpoint at .*best_acc_9"
@@ -205,7 +201,7 @@ def test_a_single_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.M
             raise PermissionError("not yours")
         return path.open(mode)
 
-    monkeypatch.setattr("eventloop.checkpoint.open", refuse, raising=False)
+    monkeypatch.setattr("eventloop.checkpoint.store.open", refuse, raising=False)
 
     assert load_newest(tmp_path)[0].name == "a.pth"
 

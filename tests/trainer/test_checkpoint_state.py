@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint.weights import unwrap
+from eventloop.data.plain_values import plain
+from eventloop.data.rng import rng_state, set_rng_state
 from eventloop.hooks import Hook
-from eventloop.plain import plain
-from eventloop.rng import rng_state, set_rng_state
-from eventloop.weights import unwrap
 from tests.trainer.conftest import MakeTrainer
 
 

@@ -15,18 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import (
-    CheckpointError,
-    Serialized,
-    find_checkpoints,
-    leftovers,
-    load_checkpoint,
-    remove_checkpoint,
-    save_checkpoint,
-)
-from eventloop.disk import SaveGivenUp
-from eventloop.shelf import PAYLOAD
-from eventloop.verify import verify_checkpoint
+from eventloop.checkpoint import CheckpointError, find_checkpoints, load_checkpoint, save_checkpoint
+from eventloop.checkpoint.directory import PAYLOAD
+from eventloop.checkpoint.disk import SaveGivenUp
+from eventloop.checkpoint.store import Serialized, leftovers, remove_checkpoint
+from eventloop.checkpoint.verify import verify_checkpoint
 from tests.trainer.recording_disk import RecordingDisk
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -219,7 +212,7 @@ def test_a_state_that_cannot_be_written(tmp_path: Path) -> None:
 
 GARBAGE = """
 import gc, torch
-from eventloop.checkpoint import Serialized
+from eventloop.checkpoint.store import Serialized
 kept = [Serialized({"state_dict": {"w": torch.ones(3)}})]
 kept.append(kept)
 del kept

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from eventloop.eventlog.replay import replay
 from eventloop.events import Event, StopRequested
-from eventloop.replay import replay
 from eventloop.writers import EventLogWriter
 from eventloop.writers.writer import Writer
 from tests.trainer.conftest import MakeTrainer, Stuck

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from eventloop.hooks import CheckpointHook, EMAHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 from tests.trainer.conftest import MakeTrainer, batches, tiny_model
 from tests.trainer.saving import Latest
 

@@ -15,7 +15,7 @@ from eventloop import Trainer
 from eventloop.checkpoint import find_checkpoints, load_checkpoint
 from eventloop.events import CheckpointFailed
 from eventloop.hooks import CheckpointHook, EMAHook, Hook
-from eventloop.snapshot import tensors_of
+from eventloop.state.tensors import tensors_of
 from tests.trainer.conftest import DEADLINE, MakeTrainer, batches, tiny_model
 from tests.trainer.saving import Latest, same
 

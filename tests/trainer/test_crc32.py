@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint
-from eventloop.crc32 import without_crc32
-from eventloop.saver import Saver, State
-from eventloop.saver_client import Job
+from eventloop.checkpoint.saving.crc32 import without_crc32
+from eventloop.checkpoint.saving.saver import Saver, State
+from eventloop.checkpoint.saving.saver_client import Job
 from tests.trainer.saving import DEADLINE, a_state, assert_same, nothing_is_small, write
 
 

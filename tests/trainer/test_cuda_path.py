@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.device import HostCopy, PinnedPool
+from eventloop.checkpoint.saving.saver import Saver
+from eventloop.checkpoint.saving.saver_client import Job
+from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
 from eventloop.metrics import EventStorage
-from eventloop.saver import Saver
-from eventloop.saver_client import Job
-from eventloop.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
+from eventloop.metrics.device import HostCopy, PinnedPool
 from tests.trainer.conftest import DEADLINE
 
 CUDA = torch.device("cuda", 0)
@@ -311,7 +311,7 @@ def test_the_training_thread_never_synchronizes(
     device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Saving, joining and saving once more waits for the device on the writing thread alone."""
-    monkeypatch.setattr("eventloop.saver.AT_ONCE", 0)
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.AT_ONCE", 0)
     saver = Saver(lambda state, job, given_up: save_checkpoint(state, job.path), start_after=None)
     weight = on_cuda(2.0)
     for number in range(2):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.device_clock import MEASURED_FIRST, PERIOD, WARM_UP, DeviceClock, device_clock
-from eventloop.trainer import Trainer
+from eventloop.training.device_clock import MEASURED_FIRST, PERIOD, WARM_UP, DeviceClock, device_clock
+from eventloop.training.trainer import Trainer
 from tests.trainer.conftest import DEADLINE, MakeTrainer, batches
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -65,7 +65,7 @@ def on_device(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Cal
 
     def make(**options: Any) -> Trainer:
         monkeypatch.setattr(
-            "eventloop.trainer.device_clock",
+            "eventloop.training.trainer.device_clock",
             lambda trainer: DeviceClock(torch.device("cuda", 0), trainer.bus.post),
         )
         options = {"default_hooks": {"checkpoint": None}, **options}

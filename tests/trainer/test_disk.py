@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from eventloop.disk import BESIDE, PIECE, Disk, SaveGivenUp, Sink, make_directories, write_file
+from eventloop.checkpoint.disk import BESIDE, PIECE, Disk, SaveGivenUp, Sink, make_directories, write_file
 from tests import no_threads
 from tests.trainer.recording_disk import RecordingDisk
 
@@ -115,7 +115,7 @@ def test_a_file_that_takes_nothing(sink: Callable[..., Sink], size: int) -> None
 AT_EXIT = """
 import atexit, hashlib, sys
 from pathlib import Path
-from eventloop.disk import BESIDE, write_file
+from eventloop.checkpoint.disk import BESIDE, write_file
 data = [bytes([i]) * (2 * BESIDE) for i in range(3)]
 def save():
     entry = write_file(Path("state"), lambda sink: [sink.write(part) for part in data])

@@ -14,8 +14,8 @@ import torch
 
 from eventloop import Bus, EventStorage, get_event_storage
 from eventloop.events import ScalarsLogged
+from eventloop.events.run import Run
 from eventloop.hooks import PreciseBN
-from eventloop.run import Run
 from eventloop.writers import JSONLWriter, read_jsonl
 from tests.trainer.conftest import MakeTrainer, batches, tiny_model
 

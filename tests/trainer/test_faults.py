@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from eventloop import Bus, Trainer
+from eventloop.background.workers.subscriber import ProcessLane
+from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import Event
-from eventloop.process_lane import ProcessLane
-from eventloop.subscription import SubscriptionStats
 from eventloop.writers import JSONLWriter, TensorBoardWriter
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.writer import Writer

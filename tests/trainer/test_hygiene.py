@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from eventloop import Bus, lifetime
+from eventloop import Bus
+from eventloop.bus import process_exit as lifetime
 from eventloop.events import AfterVal, Event
 from eventloop.writers.jsonl import JSONLWriter, read_jsonl
 from tests import forked

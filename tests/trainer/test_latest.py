@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from eventloop.metrics import EventStorage
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 
 @pytest.fixture

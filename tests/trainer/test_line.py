@@ -12,10 +12,12 @@ import msgspec
 import pytest
 import torch
 
-from eventloop.checkpoint import load_best, load_newest, save_checkpoint, scan
-from eventloop.line import LINE, Turn, line_of, read_turns, write_turns
-from eventloop.manifest import CheckpointError, Label
-from eventloop.shelf import go_back
+from eventloop.checkpoint import load_best, load_newest, save_checkpoint
+from eventloop.checkpoint.directory import go_back
+from eventloop.checkpoint.lineage import LINE, Turn, line_of, read_turns, write_turns
+from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.store import scan
+from eventloop.util.errors import CheckpointError
 
 
 def save(directory: Path, *sequences: int, best: bool = False) -> None:

@@ -16,9 +16,9 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from eventloop.checkpoint import CheckpointError, load_checkpoint
-from eventloop.foreign import read_safetensors
+from eventloop.checkpoint.external_weights import read_safetensors
+from eventloop.checkpoint.weights import load_model_state
 from eventloop.hooks import CheckpointHook, EMAHook
-from eventloop.weights import load_model_state
 from tests.trainer.conftest import MakeTrainer, tiny_model
 from tests.trainer.other_weights import State, has, put, weights
 

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from eventloop import __version__
-from eventloop.checkpoint import PAYLOAD, CheckpointError, Serialized, save_checkpoint
-from eventloop.hooks import CheckpointHook
-from eventloop.manifest import (
+from eventloop.checkpoint import CheckpointError, save_checkpoint
+from eventloop.checkpoint.manifest import (
     MANIFEST,
     FileEntry,
     Label,
@@ -29,6 +28,8 @@ from eventloop.manifest import (
     score,
     tensor_table,
 )
+from eventloop.checkpoint.store import PAYLOAD, Serialized
+from eventloop.hooks import CheckpointHook
 from tests.trainer.conftest import MakeTrainer
 
 

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eventloop.events import HistogramLogged, ImageLogged
 from eventloop.hooks import LoggerHook
-from eventloop.media import MEDIA_LIMIT, WARNED_LIMIT
 from eventloop.metrics import EventStorage
-from eventloop.packet import Place
+from eventloop.metrics.media import MEDIA_LIMIT, WARNED_LIMIT
+from eventloop.metrics.rows import Place
 from tests.trainer.conftest import MakeTrainer, batches
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from eventloop.events import ScalarsLogged
-from eventloop.history import HistoryBuffer
-from eventloop.metrics import CROWD, LOOK_EVERY, PENDING_LIMIT, SHAPES_LIMIT, EventStorage
-from eventloop.packet import Place
+from eventloop.metrics import EventStorage
+from eventloop.metrics.history import HistoryBuffer
+from eventloop.metrics.rows import Place
+from eventloop.metrics.storage import CROWD, LOOK_EVERY, PENDING_LIMIT, SHAPES_LIMIT
 
 
 def logged(storage: EventStorage) -> list[Any]:
@@ -344,7 +345,7 @@ def test_an_interval_over_two_epochs_has_one_mean() -> None:
 
 def test_histories_are_entered_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the background has read is entered now and then, also where nobody asks for a history."""
-    monkeypatch.setattr("eventloop.metrics.LATE_LIMIT", 4)
+    monkeypatch.setattr("eventloop.metrics.storage.LATE_LIMIT", 4)
     storage = EventStorage()
     for storage.iter in range(10):
         storage.put_scalar("loss", float(storage.iter))

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from eventloop.bus import Bus
-from eventloop.loops import SkipIteration
-from eventloop.trainer import Trainer
+from eventloop.training.loops import SkipIteration
+from eventloop.training.trainer import Trainer
 from tests.trainer.conftest import MakeTrainer, batches
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from eventloop.hooks import ActivationStats, PreciseBN
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 from tests.trainer.conftest import MakeTrainer, batches
 
 

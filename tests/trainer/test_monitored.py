@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Trainer
+from eventloop.data.rng import random_state
 from eventloop.events import AfterValEpoch
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook
-from eventloop.rng import random_state
 from tests.ranks import run_ranks
 from tests.trainer.conftest import MakeTrainer, batches, build_trainer, shuffled, tiny_model
 

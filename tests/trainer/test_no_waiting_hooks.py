@@ -35,7 +35,7 @@ from eventloop.hooks import (
     StepMomentumUpdaterHook,
     VisualizationHook,
 )
-from eventloop.reducer import Reducer
+from eventloop.metrics.reduce import Reducer
 from eventloop.writers import JSONLWriter
 from tests.trainer.conftest import MakeTrainer, tiny_model
 from tests.trainer.meeting import Meeting, Present
@@ -141,7 +141,7 @@ def test_reducing_over_ranks_reads_no_tensor(
     """The training thread neither reads what is reduced nor waits for another rank, which never answers here."""
     meeting = Meeting(2)
     monkeypatch.setattr(Reducer, "begin_run", lambda reducer: reducer.join(Present(meeting, 0), 0))
-    monkeypatch.setattr("eventloop.reducer.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("eventloop.metrics.reduce.WAIT_SECONDS", 0.0)
     trainer = make_trainer(hooks=[LoggerHook(interval=1, reduce=True)], default_hooks={"checkpoint": None})
     with (
         trainer.bus.capture("scalars_logged") as seen,

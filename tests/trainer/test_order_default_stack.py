@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from eventloop import Trainer
+from eventloop.costs.spans import SpanRecorder
 from eventloop.hooks import CheckpointHook, EMAHook
-from eventloop.spans import SpanRecorder
 from eventloop.writers import JSONLWriter
 
 SEEDS = ("1", "2")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from eventloop.checkpoint import load_checkpoint
-from eventloop.costs import read_costs
-from eventloop.event_log import read_events
+from eventloop.checkpoint.verify import verify_checkpoint
+from eventloop.costs.records import read_costs
+from eventloop.eventlog.reader import read_events
 from eventloop.events import AfterRun, AfterTrainIter
-from eventloop.verify import verify_checkpoint
 from tests import forked
 from tests.no_threads import REFUSE
 

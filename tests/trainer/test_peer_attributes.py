@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eventloop import Trainer
-from eventloop.peer_attributes import ATTRIBUTES, CALLS
+from eventloop.migration.attributes import ATTRIBUTES, CALLS
 from tests.trainer.conftest import MakeTrainer
 
 NAMES = [*dict.fromkeys(name for names in ATTRIBUTES.values() for name in names)]

@@ -25,7 +25,7 @@ from eventloop.hooks import (
     PeriodicWriter,
     PreciseBN,
 )
-from eventloop.peer_names import ARGUMENTS, CLASSES, OF_CLASSES
+from eventloop.migration.names import ARGUMENTS, CLASSES, OF_CLASSES
 
 MakeTrainer = Callable[..., Trainer]
 

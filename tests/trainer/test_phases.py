@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eventloop import clock as clock_module
-from eventloop.clock import POINTS, StepClock
-from eventloop.costs import PHASES, Phases
-from eventloop.trainer import Trainer
+from eventloop.costs.records import PHASES, Phases
+from eventloop.training import clock as clock_module
+from eventloop.training.clock import POINTS, StepClock
+from eventloop.training.trainer import Trainer
 from tests.trainer.conftest import MakeTrainer
 
 DATA, FORWARD, BACKWARD, INNER, HOOK, VAL = 0.5, 0.25, 0.125, 2.0, 4.0, 64.0
@@ -35,7 +35,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all that measures phases."""
     clock = Clock()
-    for module in ("loops", "clock", "hooks.optimizer", "hooks.gradient_cumulative"):
+    for module in ("training.loops", "training.clock", "hooks.optimizer", "hooks.gradient_cumulative"):
         monkeypatch.setattr(f"eventloop.{module}.perf_counter", clock)
     return clock
 
@@ -109,7 +109,7 @@ def test_a_skipped_batch_is_data_and_hooks_of_the_next_iteration(
     make_trainer: MakeTrainer, clock: Clock
 ) -> None:
     """What a batch cost that no iteration was made of is part of the iteration that follows."""
-    from eventloop.loops import SkipIteration
+    from eventloop.training.loops import SkipIteration
 
     trainer = make_trainer(**timed(clock))
 

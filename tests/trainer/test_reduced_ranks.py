@@ -59,7 +59,7 @@ print(json.dumps({"logged": [(e.iter, e.scalars["number"]) for e in logged], "cl
 
 AWAY = """
 from eventloop.metrics import EventStorage
-from eventloop.reducer import Reducer
+from eventloop.metrics.reduce import Reducer
 
 bus, storage, reducer = Bus(drain_timeout=60.0), EventStorage(), Reducer([])
 logged = []

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from eventloop.hooks.log_statistics import LogStatistics
-from eventloop.reducer import LAST, ROWS_LIMIT
+from eventloop.metrics.reduce import LAST, ROWS_LIMIT
+from eventloop.metrics.statistics import LogStatistics
 from tests.trainer.meeting import ROUNDS, Meeting, Rank, look_in_turn, look_on
 
 NAN, INF = math.nan, math.inf

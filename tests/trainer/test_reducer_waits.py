@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from eventloop import reducer
 from eventloop.bus import Bus
 from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
-from eventloop.packet import Packet
-from eventloop.reducer import Reducer
+from eventloop.metrics import reduce as reducer
+from eventloop.metrics.reduce import Reducer
+from eventloop.metrics.rows import Packet
 from tests.conftest import DEADLINE
 from tests.trainer.meeting import Meeting, Rank, look_in_turn
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from eventloop.hooks import CheckpointHook, EMAHook, PreciseBN
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 from tests.trainer.conftest import MakeTrainer
 from tests.trainer.interrupted import assert_same
 

@@ -18,10 +18,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from eventloop import Trainer
-from eventloop.index_reader import IndexReader
-from eventloop.readers import reader_of
-from eventloop.rng import random_state
-from eventloop.worker_rng import InWorker, pack
+from eventloop.data.index_reader import IndexReader
+from eventloop.data.readers import reader_of
+from eventloop.data.rng import random_state
+from eventloop.data.worker_random_state import InWorker, pack
 from tests.trainer.conftest import MakeTrainer, samples
 from tests.trainer.interrupted import (
     AFTER,

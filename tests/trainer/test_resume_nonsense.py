@@ -14,9 +14,10 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from eventloop import Trainer
-from eventloop.checkpoint import PAYLOAD, CheckpointError, load_checkpoint
+from eventloop.checkpoint import CheckpointError, load_checkpoint
+from eventloop.checkpoint.manifest import MANIFEST, FileEntry, encode_manifest, read_manifest
+from eventloop.checkpoint.store import PAYLOAD
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, PreciseBN
-from eventloop.manifest import MANIFEST, FileEntry, encode_manifest, read_manifest
 from tests.trainer.conftest import build_trainer, samples, shuffled, tiny_model
 from tests.trainer.interrupted import assert_same, seed, stop_after
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint
-from eventloop.ranks import part_of
+from eventloop.resume.ranks import part_of
 from tests.ranks import run_ranks
 from tests.trainer.conftest import MakeTrainer, shuffled
 
@@ -31,7 +31,7 @@ dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, 
 
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, SyncBuffersHook
-from eventloop.worker_rng import pack
+from eventloop.data.worker_random_state import pack
 from tests.trainer.interrupted import Augmented, stop_after
 
 def seed(number):
@@ -188,7 +188,7 @@ class Keep(logging.Handler):
     def emit(self, record):
         lines.append(record.getMessage())
 logging.getLogger("eventloop").addHandler(Keep())
-from eventloop.ranks import of_rank_0
+from eventloop.resume.ranks import of_rank_0
 if sys.argv[1] == GONE:
     print("{}", flush=True)
 elif rank == 1:

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from eventloop import Trainer
-from eventloop.checkpoint import PAYLOAD, CheckpointError, load_checkpoint
+from eventloop.checkpoint import CheckpointError, load_checkpoint
+from eventloop.checkpoint.store import PAYLOAD
 from eventloop.hooks import Hook
 from tests.checkpoints import rewrite
 from tests.trainer.conftest import MakeTrainer, tiny_model

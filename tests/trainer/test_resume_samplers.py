@@ -22,8 +22,8 @@ from torch.utils.data import (
 )
 
 from eventloop import Trainer
+from eventloop.data.rng import lost_in, samplers_state, set_samplers
 from eventloop.hooks import CheckpointHook
-from eventloop.rng import lost_in, samplers_state, set_samplers
 from tests.trainer.conftest import MakeTrainer, tiny_model
 from tests.trainer.interrupted import seed, stop_after
 

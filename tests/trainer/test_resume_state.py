@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Sampler, Subset
 
 from eventloop import Trainer
+from eventloop.data.rng import module_generators, samplers_state, set_generators, set_module_generators
 from eventloop.hooks import CheckpointHook, Hook
-from eventloop.optimizers import load_optimizer_state
-from eventloop.rng import module_generators, samplers_state, set_generators, set_module_generators
-from eventloop.undo import Rollback
+from eventloop.optim.optimizers import load_optimizer_state
+from eventloop.state.rollback import Rollback
 from tests.trainer.conftest import MakeTrainer, batches, samples, tiny_model
 from tests.trainer.interrupted import assert_same, seed, state_of, stop_after
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from eventloop.checkpoint import Serialized, leftovers, load_checkpoint, save_checkpoint
-from eventloop.disk import SaveGivenUp
-from eventloop.manifest import Label, TensorEntry, read_manifest
-from eventloop.saver import FEW, Also, Saver, SaveReplacedError, State
-from eventloop.saver_client import Job
-from eventloop.snapshot import ChangedWhileCopiedError
+from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint.disk import SaveGivenUp
+from eventloop.checkpoint.manifest import Label, TensorEntry, read_manifest
+from eventloop.checkpoint.saving.saver import FEW, Also, Saver, SaveReplacedError, State
+from eventloop.checkpoint.saving.saver_client import Job
+from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError
+from eventloop.checkpoint.store import Serialized, leftovers
 from tests import no_threads
 from tests.trainer.saving import DEADLINE, Gate, Late, a_state, assert_same, nothing_is_small, pointers, write
 
@@ -61,7 +62,7 @@ def test_a_thread_writes_what_the_state_was(
 ) -> None:
     """The state at the call is written, whatever is done to it meanwhile: a small one as bytes, a large one copied."""
     if not small:
-        monkeypatch.setattr("eventloop.saver.SMALL", 0)
+        monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
     state = a_state(1.0)
     written = make_saver(gate.write).save(state, Job(tmp_path / "a"))
     state["state_dict"]["w"].fill_(-1.0)
@@ -128,7 +129,7 @@ def test_what_cannot_be_removed(
     def fail(path: Path) -> None:
         raise OSError("input/output error")
 
-    monkeypatch.setattr("eventloop.unfinished.remove_checkpoint", fail)
+    monkeypatch.setattr("eventloop.checkpoint.cleanup.remove_checkpoint", fail)
     save_checkpoint(a_state(1.0), tmp_path / "old")
     make_saver().save(a_state(2.0), Job(tmp_path / "new", replaces=(tmp_path / "old",))).result(DEADLINE)
 
@@ -146,7 +147,7 @@ def test_what_somebody_else_removes_meanwhile(
         if path.name == "pruned":
             raise FileNotFoundError(path)
 
-    monkeypatch.setattr("eventloop.unfinished.remove_checkpoint", gone)
+    monkeypatch.setattr("eventloop.checkpoint.cleanup.remove_checkpoint", gone)
     former = (tmp_path / "pruned", tmp_path / "old")
     for path in former:
         save_checkpoint(a_state(1.0), path)
@@ -210,7 +211,7 @@ def test_a_newer_state_takes_the_place_of_one_that_waits(
 ) -> None:
     """The first is being written, the second waits, the third replaces it."""
     if not small:
-        monkeypatch.setattr("eventloop.saver.SMALL", 0)
+        monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
     saver = make_saver(gate.write, spare=True)
     first = saver.save(a_state(1.0), Job(tmp_path / "a"))
     assert gate.entered.wait(DEADLINE)

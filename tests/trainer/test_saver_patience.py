@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from eventloop import saver_client
 from eventloop.checkpoint import load_checkpoint
-from eventloop.patience import ALONE, AWAITED, Allowance, Owed, Patience
-from eventloop.saver import STARTS, Saver, SaveReplacedError
-from eventloop.saver_client import Job, ProcessGoneError, SaverProcess
-from eventloop.snapshot import Snapshot
+from eventloop.checkpoint.saving import saver_client
+from eventloop.checkpoint.saving.save_timeout import ALONE, AWAITED, Allowance, Owed, Patience
+from eventloop.checkpoint.saving.saver import STARTS, Saver, SaveReplacedError
+from eventloop.checkpoint.saving.saver_client import Job, ProcessGoneError, SaverProcess
+from eventloop.checkpoint.saving.snapshot import Snapshot
 from tests.trainer.saving import DEADLINE, Gate, a_state, assert_same, write
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
@@ -45,7 +45,7 @@ def test_who_waits_waits_no_longer_than_for_a_thread(
     tmp_path: Path,
 ) -> None:
     """The process that does not go on is ended, and the thread writes the same copy; what it had begun is removed."""
-    monkeypatch.setattr("eventloop.patience.AWAITED", AT_ONCE)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.AWAITED", AT_ONCE)
     saver, process = stopped
     begun = tmp_path / f".a.{process.pid}-1.tmp"
     begun.mkdir()
@@ -72,8 +72,8 @@ def test_a_superseded_save_is_given_up_to_the_next(
 ) -> None:
     """Where the time is short no thread writes the older state first, nor is it said to; nothing is left of it, and its
     buffers are free."""
-    monkeypatch.setattr("eventloop.patience.AWAITED", NEVER)
-    monkeypatch.setattr("eventloop.patience.SUPERSEDED", AT_ONCE)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.AWAITED", NEVER)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.SUPERSEDED", AT_ONCE)
     saver, process = stopped
     begun = tmp_path / f".a.{process.pid}-1.tmp"
     begun.mkdir()
@@ -93,7 +93,7 @@ def test_a_superseded_save_that_a_thread_writes_is_finished(
     make_saver: Callable[..., Saver], gate: Gate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It takes no longer than the newer one."""
-    monkeypatch.setattr("eventloop.patience.SUPERSEDED", AT_ONCE)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.SUPERSEDED", AT_ONCE)
     saver = make_saver(gate.write, process=False)
     written = saver.save(a_state(1.0), Job(tmp_path / "a"))
     assert gate.entered.wait(DEADLINE)
@@ -107,8 +107,8 @@ def test_who_closes_waits_no_longer_either(
     stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`close` waits for what is under way as anybody does who needs it."""
-    monkeypatch.setattr("eventloop.patience.AWAITED", AT_ONCE)
-    monkeypatch.setattr("eventloop.patience.ALONE", NEVER)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.AWAITED", AT_ONCE)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.ALONE", NEVER)
     saver, _ = stopped
     written = saver.save(a_state(1.0), Job(tmp_path / "a"))
     assert isinstance(written, Owed)
@@ -126,7 +126,7 @@ def test_a_save_that_somebody_has_waited_for_is_given_to_no_process(
     make_saver: Callable[..., Saver], gate: Gate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The wait may be over before the writing thread comes to it."""
-    monkeypatch.setattr("eventloop.patience.AWAITED", AT_ONCE)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.AWAITED", AT_ONCE)
     saver = make_saver(gate.write, process=True, spare=True)
     first = saver.save(a_state(1.0), Job(tmp_path / "a", awaited=True))
     assert gate.entered.wait(DEADLINE)
@@ -149,8 +149,8 @@ def test_a_save_that_nobody_waits_for_is_written_in_the_end(
     tmp_path: Path,
 ) -> None:
     """A run that leaves out what is due while one is under way would otherwise never save again."""
-    monkeypatch.setattr("eventloop.patience.ALONE", AT_ONCE)
-    monkeypatch.setattr("eventloop.patience.AWAITED", NEVER)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.ALONE", AT_ONCE)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.AWAITED", NEVER)
     saver, process = stopped
 
     written = saver.save(a_state(1.0), Job(tmp_path / "a"))
@@ -219,7 +219,7 @@ def test_a_process_that_was_left_is_not_ended(
     stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It was promised to finish the save alone, however long that takes; and looking for its end burns no CPU."""
-    monkeypatch.setattr("eventloop.patience.AWAITED", AT_ONCE)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.AWAITED", AT_ONCE)
     looks = Looks(monkeypatch)
     saver, process = stopped
     written = saver.save(a_state(1.0), Job(tmp_path / "a"))
@@ -243,7 +243,7 @@ def test_a_process_that_does_not_die_is_used_no_more(
     """A kill waits until the disk has answered: what comes meanwhile is written by the thread, as what was begun."""
     saver, process = stopped
     monkeypatch.setattr(saver_client, "KILLED_SECONDS", 0.0)
-    monkeypatch.setattr("eventloop.patience.ALONE", AT_ONCE)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.ALONE", AT_ONCE)
     with monkeypatch.context() as disk_hangs:
         disk_hangs.setattr(subprocess.Popen, "kill", lambda process: None)
         saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
@@ -260,7 +260,7 @@ def test_what_a_killed_process_was_removing_is_removed(
     saver, process = stopped
     removing = tmp_path / f".old.{process.pid}-1.old"
     removing.mkdir()
-    monkeypatch.setattr("eventloop.patience.ALONE", AT_ONCE)
+    monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.ALONE", AT_ONCE)
 
     saver.save(a_state(1.0), Job(tmp_path / "a", replaces=(tmp_path / "old",))).result(DEADLINE)
 
@@ -271,7 +271,7 @@ def test_a_stopped_process_with_nothing_to_do_is_not_waited_for(
     stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The saver is closed, and the process is no more."""
-    monkeypatch.setattr("eventloop.saver_client.EXIT_SECONDS", 0.0)
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver_client.EXIT_SECONDS", 0.0)
     saver, process = stopped
 
     saver.close()

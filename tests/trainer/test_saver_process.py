@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint
+from eventloop.checkpoint.manifest import Label, read_manifest
+from eventloop.checkpoint.saving.saver import Saver, SaveReplacedError
+from eventloop.checkpoint.saving.saver_client import Job, ProcessGoneError, SaverProcess
+from eventloop.checkpoint.saving.snapshot import Snapshot
 from eventloop.hooks.preemption import KNOWN
-from eventloop.manifest import Label, read_manifest
-from eventloop.saver import Saver, SaveReplacedError
-from eventloop.saver_client import Job, ProcessGoneError, SaverProcess
-from eventloop.snapshot import Snapshot
 from tests import forked
 from tests.trainer.saving import DEADLINE, Gate, Late, a_state, assert_same, nothing_is_small, pointers, write
 
@@ -41,7 +41,7 @@ def with_process(
     monkeypatch: pytest.MonkeyPatch, ready: SaverProcess, make_saver: Make
 ) -> Callable[..., Saver]:
     """Make a saver that is given that process, and does not end it."""
-    monkeypatch.setattr("eventloop.saver.SaverProcess", lambda: ready)
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.SaverProcess", lambda: ready)
     monkeypatch.setattr(ready, "close", lambda: None)
     return functools.partial(make_saver, process=True)
 
@@ -192,7 +192,7 @@ def test_it_starts_while_a_save_is_under_way(
     gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a slow disk and spare buffers there may be one at any time. The one being written keeps its buffers."""
-    monkeypatch.setattr("eventloop.saver.SMALL", 0)
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
     saver = Saver(gate.write, start_after=None, spare=True)
     first = saver.save(a_state(1.0), Job(tmp_path / "a"))
     assert gate.entered.wait(DEADLINE)
@@ -251,14 +251,14 @@ def test_a_process_that_cannot_be_started(
 ) -> None:
     """A limit of processes, or a sandbox, costs neither the save nor the training: a thread writes, which the log says at
     each of a few tries; no descriptor is left open."""
-    monkeypatch.setattr("eventloop.saver.STARTS", 2)
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.STARTS", 2)
     saver = Saver(write, start_after=0.0)
     descriptors: list[int] = []
 
     def refused(*arguments: object, **options: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("eventloop.saver_client.subprocess.Popen", refused)
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver_client.subprocess.Popen", refused)
     for value in (1.0, 2.0, 3.0):
         saver.save(a_state(value), Job(tmp_path / f"{value}")).result(DEADLINE)
         descriptors.append(len(os.listdir("/proc/self/fd")))
@@ -341,7 +341,7 @@ def test_a_state_that_cannot_be_copied_is_a_failed_save(
 
 WITHOUT_STREAMS = """
 import os
-from eventloop.saver_client import SaverProcess
+from eventloop.checkpoint.saving.saver_client import SaverProcess
 
 for number in (0, 1, 2):
     os.close(number)
@@ -365,7 +365,7 @@ def test_what_is_printed_at_its_start_is_no_answer(tmp_path: Path) -> None:
 
 LEAVES_A_FORK = """
 import os, signal
-from eventloop.saver_client import SaverProcess
+from eventloop.checkpoint.saving.saver_client import SaverProcess
 
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 process = SaverProcess()

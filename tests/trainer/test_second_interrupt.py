@@ -18,14 +18,14 @@ import torch
 
 from eventloop import Trainer
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.disk import Disk, SaveGivenUp
+from eventloop.checkpoint.disk import Disk, SaveGivenUp
+from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.saving.saver import Saver, State
+from eventloop.checkpoint.saving.saver_client import Job, SaverProcess
+from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.events import Event
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
-from eventloop.manifest import Label
-from eventloop.saver import Saver, State
-from eventloop.saver_client import Job, SaverProcess
-from eventloop.verify import verify_checkpoint
 from eventloop.writers.writer import Writer
 from tests.forked import ROOT, Forked
 from tests.trainer.conftest import DEADLINE, MakeTrainer, Stuck, collect
@@ -440,8 +440,8 @@ def test_a_process_that_is_being_started_is_deaf_to_ctrl_c() -> None:
 LEAVES = """
 import os, signal, sys, torch
 from pathlib import Path
-from eventloop.saver import Saver
-from eventloop.saver_client import Job
+from eventloop.checkpoint.saving.saver import Saver
+from eventloop.checkpoint.saving.saver_client import Job
 
 saver = Saver(lambda state, job, given_up: 0, start_after=0.0)
 state = {"state_dict": {"w": torch.ones(1 << 20)}}
@@ -484,7 +484,7 @@ def test_a_process_that_is_left_says_nothing(tmp_path: Path) -> None:
 SCRIPT = """
 import torch
 from eventloop import Trainer
-from eventloop.disk import Disk
+from eventloop.checkpoint.disk import Disk
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
 

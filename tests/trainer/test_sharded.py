@@ -29,14 +29,14 @@ mesh = init_device_mesh("cpu", (2,))
 
 from eventloop.checkpoint import save_checkpoint
 from eventloop.hooks import CheckpointHook, EMAHook, Hook
-from eventloop.hooks.averages import StochasticWeightAverage
-from eventloop.hooks.bn_statistics import update_bn_stats
+from eventloop.model.averages import StochasticWeightAverage
+from eventloop.model.batchnorm_statistics import update_bn_stats
 from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
 from eventloop.hooks.optimizer import OptimizerHook
 from eventloop.hooks.sync_buffers import SyncBuffersHook
 from eventloop.metrics import EventStorage
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 
 generator = torch.Generator().manual_seed(3)
 data = [(torch.randn(2, 2, generator=generator), torch.randn(2, 1, generator=generator)) for _ in range(24)]

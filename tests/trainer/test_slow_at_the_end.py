@@ -9,8 +9,8 @@ from threading import Semaphore
 import pytest
 
 from eventloop import Bus, Trainer
+from eventloop.background.overtime import Overtime
 from eventloop.events import AfterTrainIter, Event
-from eventloop.overtime import Overtime
 from eventloop.writers.writer import Writer
 from tests.core.process_support import until
 from tests.trainer.conftest import DEADLINE, MakeTrainer

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.buffers import Buffer, pin
-from eventloop.rng import rng_state, set_rng_state
-from eventloop.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot, bytes_of, tensors_of
+from eventloop.checkpoint.saving.buffers import Buffer, pin
+from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
+from eventloop.data.rng import rng_state, set_rng_state
+from eventloop.state.tensors import bytes_of, tensors_of
 from tests.trainer.conftest import DEADLINE
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from eventloop.costs import HandlerCost, Phases, Times
+from eventloop.costs.records import HandlerCost, Phases, Times
 from eventloop.events import Event
 from eventloop.hooks import Hook
-from eventloop.summary import SMALL, cost_table
-from eventloop.trainer import Trainer
+from eventloop.training.summary import SMALL, cost_table
+from eventloop.training.trainer import Trainer
 from tests.trainer.conftest import MakeTrainer
 
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop.checkpoint import PAYLOAD
-from eventloop.hooks.bn_statistics import update_bn_stats
+from eventloop.checkpoint.store import PAYLOAD
+from eventloop.model.batchnorm_statistics import update_bn_stats
 from tests.trainer.two_ranks_script import SHARES, model_with_bn, rows_of
 
 pytestmark = pytest.mark.slow

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from eventloop.bus import Bus
-from eventloop.device import HostCopy, PinnedPool
 from eventloop.events import Event, ScalarsLogged
 from eventloop.hooks import LoggerHook
-from eventloop.metrics import LOOK_EVERY, EventStorage
-from eventloop.packet import Place
+from eventloop.metrics import EventStorage
+from eventloop.metrics.device import HostCopy, PinnedPool
+from eventloop.metrics.rows import Place
+from eventloop.metrics.storage import LOOK_EVERY
 from tests.trainer.conftest import DEADLINE, MakeTrainer, batches
 
 COMPLEX = torch.tensor(1j)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from eventloop.checkpoint import PAYLOAD, CheckpointError, load_checkpoint, save_checkpoint
-from eventloop.manifest import MANIFEST, read_manifest
-from eventloop.verify import open_verified, verify_checkpoint
+from eventloop.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from eventloop.checkpoint.manifest import MANIFEST, read_manifest
+from eventloop.checkpoint.store import PAYLOAD
+from eventloop.checkpoint.verify import open_verified, verify_checkpoint
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch import nn
 from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
 
 from eventloop.checkpoint import CheckpointError, load_checkpoint
-from eventloop.weights import load_model_state
+from eventloop.checkpoint.weights import load_model_state
 from tests.trainer.conftest import MakeTrainer, tiny_model
 from tests.trainer.other_weights import has, put, weights
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.run import Run
-from eventloop.subscription import SubscriptionStats
+from eventloop.bus.subscription import SubscriptionStats
+from eventloop.events.run import Run
 from eventloop.writers import Writer
 from tests.conftest import DEADLINE
 

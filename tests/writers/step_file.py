@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from eventloop.events import AfterTrainIter, Event
-from eventloop.run import Run
+from eventloop.events.run import Run
 from eventloop.writers import Writer
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.event_log import read_events
+from eventloop.eventlog.reader import read_events
 from tests.no_threads import AT_EXIT
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -18,7 +18,7 @@ PROGRAM = """
 import logging
 from eventloop.bus import Bus
 from eventloop.events import ScalarsLogged
-from eventloop.run import Run
+from eventloop.events.run import Run
 from eventloop.writers import *
 logging.basicConfig(level=logging.WARNING)
 bus = Bus(drain_timeout=60.0)

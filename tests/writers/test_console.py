@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import (
     AfterLoadCheckpoint,
     AfterRun,
@@ -26,7 +27,6 @@ from eventloop.events import (
     StopRequested,
     TextLogged,
 )
-from eventloop.subscription import SubscriptionStats
 from eventloop.writers import ConsoleWriter
 from eventloop.writers.lines import notice
 

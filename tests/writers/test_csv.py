@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import ScalarsLogged
-from eventloop.run import Run
-from eventloop.subscription import SubscriptionStats
+from eventloop.events.run import Run
 from eventloop.writers.csv_writer import CSVWriter
 from tests.writers.csv_rows import one_by_one, rows, train, val, write
 

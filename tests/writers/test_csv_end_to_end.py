@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from eventloop.events import AfterRun, AfterTrainIter
 from eventloop.hooks import CheckpointHook, Hook, LoggerHook
-from eventloop.trainer import Trainer
+from eventloop.training.trainer import Trainer
 from eventloop.writers.csv_writer import CSVWriter
 from eventloop.writers.jsonl import JSONLWriter, read_jsonl
 from eventloop.writers.tensorboard import TensorBoardWriter

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import BeforeTrain, ScalarsLogged
-from eventloop.subscription import SubscriptionStats
 from eventloop.writers.csv_table import Table
 from eventloop.writers.csv_writer import CSVWriter
 from tests.writers.csv_rows import one_by_one, rows, train, val, write
@@ -130,7 +130,7 @@ def test_rows_that_a_kill_left_in_disorder_are_merged(attach: Attach, path: Path
 def test_what_was_written_survives_a_kill(tmp_path: Path, path: Path) -> None:
     """SIGKILL at any time loses no row that was flushed, whatever the columns did."""
     script = (
-        "import os, signal; from eventloop.bus import Bus; from eventloop.run import Run\n"
+        "import os, signal; from eventloop.bus import Bus; from eventloop.events.run import Run\n"
         "from eventloop.events import ScalarsLogged; from eventloop.writers.csv_writer import CSVWriter\n"
         f"bus = Bus(); CSVWriter().attach(bus, lambda: Run(work_dir={str(tmp_path)!r}))\n"
         "for step in range(100): bus.emit(ScalarsLogged(step=step, scalars={f'm{step % 7}': 1.0}))\n"

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.event_log import read_events
+from eventloop.bus.subscription import SubscriptionStats
+from eventloop.eventlog.format import BLOCK, HEADER, MAGIC, EventLogError, pack
+from eventloop.eventlog.reader import read_events
 from eventloop.events import (
     AfterTrainIter,
     AfterValEpoch,
@@ -27,9 +29,7 @@ from eventloop.events import (
     ImageLogged,
     ScalarsLogged,
 )
-from eventloop.log_format import BLOCK, HEADER, MAGIC, EventLogError, pack
-from eventloop.run import Run
-from eventloop.subscription import SubscriptionStats
+from eventloop.events.run import Run
 from eventloop.writers import event_log_writer
 from eventloop.writers.event_log_writer import EventLogWriter
 from tests import no_threads

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from eventloop import Trainer
-from eventloop.appending import write_all
-from eventloop.event_log import read_events
+from eventloop.eventlog.reader import read_events
 from eventloop.events import HandlerFailed
 from eventloop.hooks.hook import Hook
+from eventloop.util.append_file import write_all
 from eventloop.writers import JSONLWriter, TensorBoardWriter
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.writer import Writer
@@ -113,9 +113,9 @@ def test_the_log_ends_with_its_last_whole_record(monkeypatch: pytest.MonkeyPatch
 LIMITED = """
 import resource
 from eventloop.bus import Bus
-from eventloop.event_log import read_events
+from eventloop.eventlog.reader import read_events
 from eventloop.events import AfterTrainIter
-from eventloop.run import Run
+from eventloop.events.run import Run
 from eventloop.writers.event_log_writer import EventLogWriter
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.event_log import read_events
+from eventloop.eventlog.reader import read_events
 from tests import forked
 from tests.conftest import DEADLINE
 
@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from eventloop import Trainer
-from eventloop.event_log import read_events
+from eventloop.eventlog.reader import read_events
 from eventloop.writers import JSONLWriter, read_jsonl
 from eventloop.writers.event_log_writer import EventLogWriter
 

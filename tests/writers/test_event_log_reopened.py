@@ -10,9 +10,7 @@ import msgspec
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.event_log import read_events
-from eventloop.events import Event, ImageLogged, ScalarsLogged, TextLogged
-from eventloop.log_format import (
+from eventloop.eventlog.format import (
     BLOCK,
     FRAME,
     HEADER,
@@ -23,6 +21,8 @@ from eventloop.log_format import (
     payload_at,
     place_record,
 )
+from eventloop.eventlog.reader import read_events
+from eventloop.events import Event, ImageLogged, ScalarsLogged, TextLogged
 from eventloop.writers.event_log_writer import EventLogWriter
 
 Attach = Callable[..., Bus]

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import ImageLogged
-from eventloop.run import Run
-from eventloop.subscription import SubscriptionStats
+from eventloop.events.run import Run
 from eventloop.writers.image_files import ImageFileWriter
 
 Attach = Callable[..., Bus]

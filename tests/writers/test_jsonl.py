@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import (
     AfterRun,
     AfterValEpoch,
@@ -27,8 +28,7 @@ from eventloop.events import (
     ScalarsLogged,
     TextLogged,
 )
-from eventloop.run import Run
-from eventloop.subscription import SubscriptionStats
+from eventloop.events.run import Run
 from eventloop.writers import JSONLWriter, read_jsonl
 
 Attach = Callable[..., Bus]
@@ -268,7 +268,7 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(attach: Attach, path: Path)
 def test_what_was_flushed_survives_a_kill(tmp_path: Path, path: Path) -> None:
     """SIGKILL right after a flush loses nothing: the writer keeps no buffer."""
     script = (
-        "import os, signal; from eventloop.bus import Bus; from eventloop.run import Run\n"
+        "import os, signal; from eventloop.bus import Bus; from eventloop.events.run import Run\n"
         "from eventloop.events import ScalarsLogged; from eventloop.writers import JSONLWriter\n"
         f"bus = Bus(); JSONLWriter().attach(bus, lambda: Run(work_dir={str(tmp_path)!r}))\n"
         "for step in range(100): bus.emit(ScalarsLogged(step=step))\n"

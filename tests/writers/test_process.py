@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from eventloop.background.workers.importable import pack, unpack
+from eventloop.background.workers.subscriber import ProcessLane
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, ImageLogged, ScalarsLogged
-from eventloop.process_lane import ProcessLane
-from eventloop.run import Run
-from eventloop.target import pack, unpack
+from eventloop.events.run import Run
 from eventloop.writers import ImageFileWriter, JSONLWriter, TensorBoardWriter, Writer
 from eventloop.writers.jsonl import read_jsonl
 from tests.conftest import DEADLINE

@@ -14,15 +14,8 @@ from collections.abc import Callable
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import (
-    AfterRun,
-    BeforeRun,
-    BeforeVal,
-    CheckpointSaved,
-    Event,
-    ScalarsLogged,
-)
-from eventloop.subscription import SubscriptionStats
+from eventloop.bus.subscription import SubscriptionStats
+from eventloop.events import AfterRun, BeforeRun, BeforeVal, CheckpointSaved, Event, ScalarsLogged
 from eventloop.writers import ConsoleWriter, progress
 
 Attach = Callable[..., Bus]

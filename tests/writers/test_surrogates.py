@@ -17,7 +17,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eventloop.bus import Bus
-from eventloop.event_log import read_events
+from eventloop.bus.subscription import SubscriptionStats
+from eventloop.eventlog.reader import read_events
 from eventloop.events import (
     AfterTrainIter,
     CheckpointSaved,
@@ -28,8 +29,7 @@ from eventloop.events import (
     ScalarsLogged,
     TextLogged,
 )
-from eventloop.run import Run
-from eventloop.subscription import SubscriptionStats
+from eventloop.events.run import Run
 from eventloop.writers import (
     ConsoleWriter,
     CSVWriter,

@@ -13,9 +13,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import Event, RunInfo, ScalarsLogged, TextLogged
-from eventloop.run import Run
-from eventloop.subscription import SubscriptionStats
+from eventloop.events.run import Run
 from eventloop.writers import TensorBoardWriter
 
 Attach = Callable[..., Bus]

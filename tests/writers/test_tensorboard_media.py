@@ -19,8 +19,8 @@ from torch.utils.tensorboard.summary import make_histogram
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from eventloop.bus import Bus
+from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import AfterRun, BeforeTrain, Event, HistogramLogged, ImageLogged, ScalarsLogged
-from eventloop.subscription import SubscriptionStats
 from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.tensorboard_graph import trace_graph
 

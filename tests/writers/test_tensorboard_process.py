@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.hparams import metadata
 
 from eventloop import Trainer
+from eventloop.background.workers.subscriber import ProcessLane
 from eventloop.bus import Bus
 from eventloop.events import (
     AfterRun,
@@ -29,9 +30,8 @@ from eventloop.events import (
     RunInfo,
     ScalarsLogged,
 )
+from eventloop.events.run import Run
 from eventloop.hooks import LoggerHook, VisualizationHook
-from eventloop.process_lane import ProcessLane
-from eventloop.run import Run
 from eventloop.writers import TensorBoardWriter
 from tests.conftest import DEADLINE
 from tests.trainer.conftest import batches, tiny_model
@@ -271,7 +271,7 @@ def test_where_no_process_can_be_had_the_thread_goes_on(
 
     bus = attach(TensorBoardWriter())
     with monkeypatch.context() as patched:
-        patched.setattr("eventloop.process_lane.os.pipe", no_pipe)
+        patched.setattr("eventloop.background.workers.subscriber.os.pipe", no_pipe)
         emit(bus, *scalars(1), image(2))
         assert bus.flush(DEADLINE)
     write(bus, image(3))

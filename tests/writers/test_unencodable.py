@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from eventloop.bus import Bus
-from eventloop.event_log import read_events
+from eventloop.bus.subscription import SubscriptionStats
+from eventloop.eventlog.reader import read_events
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged
-from eventloop.run import Run
-from eventloop.subscription import SubscriptionStats
-from eventloop.unencodable import Unencodable
+from eventloop.events.encoding_errors import Unencodable
+from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter, JSONLWriter, Writer, read_jsonl
 from tests.conftest import DEADLINE
 from tests.core.process_handlers import MealServed

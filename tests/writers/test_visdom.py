@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from eventloop.background.workers.subscriber import ProcessLane
 from eventloop.bus import Bus
+from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
-from eventloop.process_lane import ProcessLane
-from eventloop.subscription import SubscriptionStats
 from eventloop.writers.visdom_writer import VisdomWriter
 from tests.conftest import DEADLINE
 from tests.writers.visdom_server import Relay, Server, free_port

@@ -12,7 +12,7 @@ import pytest
 import eventloop.writers
 from eventloop.bus import Bus
 from eventloop.events import Event, ScalarsLogged
-from eventloop.run import Run
+from eventloop.events.run import Run
 from eventloop.writers import Writer
 
 

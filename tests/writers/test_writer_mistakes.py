@@ -13,7 +13,7 @@ import pytest
 
 from eventloop.bus import Bus
 from eventloop.events import AfterRun, AfterTrainIter, Event, ScalarsLogged
-from eventloop.run import Run
+from eventloop.events.run import Run
 from eventloop.writers import JSONLWriter, TensorBoardWriter, Writer
 from eventloop.writers.handover import Handover
 from tests.conftest import DEADLINE

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-if "eventloop.saver_process" in sys.orig_argv:
+if "eventloop.checkpoint.saving.saver_process" in sys.orig_argv:
     from tests.faults.shim import Kill, install
 
     install(Kill(*json.loads(os.environ["EVENTLOOP_TESTS_KILL"])))

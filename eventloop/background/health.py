@@ -1,0 +1,77 @@
+"""What goes wrong in the background, on its way to whoever asked to know."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import perf_counter
+
+from eventloop.background.queues.queue import Delivery
+from eventloop.background.queues.subscriber import Lane
+from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
+from eventloop.util.text import error_text
+
+logger = logging.getLogger("eventloop")
+
+MAIL_LIMIT = 1024
+"""Events and errors kept for a training thread that does not poll. Each is in its lane's account too."""
+
+
+class Health:
+    """Tells of failures and drops: the background subscribers at once, the synchronous ones by mail.
+
+    Args:
+        route: puts an event into the lanes of its subscribers, all but one; may be called from any thread.
+    """
+
+    def __init__(self, route: Callable[[Event, Lane | None], None]) -> None:
+        self.mail: deque[Event] = deque(maxlen=MAIL_LIMIT)
+        self.errors: deque[BaseException] = deque(maxlen=MAIL_LIMIT)
+        self.mail_types: frozenset[type[Event]] = frozenset()
+        self.latest: dict[type[Event], Event] = {}
+        self._route = route
+
+    def report(self, lane: Lane, error: BaseException, item: Delivery | None, cost: float) -> None:
+        """A lane's `Report`: tell of one failure, everybody but the lane itself."""
+        items = item if isinstance(item, list) else [] if item is None else [item]
+        if lane.options.on_error == "raise":
+            if items:
+                error.add_note(_note(lane, items))
+            self.errors.append(error)
+        text = error_text(error)
+        event = HandlerFailed(handler=lane.name, error=text, count=max(1, lane.failed), cost=cost)
+        # who fails on a report is reported to no lane: two such would keep each other busy for ever
+        self._tell(event, lane, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
+
+    def tell_drops(self, lanes: Iterable[Lane], every: float = 0.0) -> bool:
+        """Tell of what was dropped since it was last told, of one lane at most once in `every` seconds; True where there
+        was something to tell."""
+        now, told = perf_counter(), False
+        for lane in lanes:
+            if count := lane.new_drops(now, every):
+                self._tell(EventsDropped(handler=lane.name, count=count))
+                told = True
+        return told
+
+    def tell_slow(self, name: str, event: str, budget: float, p99: float, calls: int) -> None:
+        """Tell of a handler over its budget, both in seconds; `calls` were sampled."""
+        logger.warning(
+            "handler %s exceeds its budget_us=%g on %s: the p99 of its calls is %s us (%d were sampled); the event "
+            "slow_handler tells it too",
+            name, budget * 1e6, event, f"{p99 * 1e6:,.4g}" if p99 < 1e-3 else f"{p99 * 1e6:,.0f}", calls,
+        )  # fmt: skip
+        self._tell(SlowHandler(handler=name, count=calls, cost=p99))
+
+    def _tell(self, event: Event, about: Lane | None = None, *, by_mail_only: bool = False) -> None:
+        self.latest[type(event)] = event
+        if type(event) in self.mail_types:
+            self.mail.append(event)
+        if not by_mail_only:
+            self._route(event, about)
+
+
+def _note(lane: Lane, events: list[Event]) -> str:
+    """Whose error it is, as those of synchronous handlers say."""
+    batch = f", the first of a batch of {len(events)}" if len(events) > 1 else ""
+    return f"raised by background subscriber {lane.name} ({lane.runs_on}) on {events[0]!r}{batch}"

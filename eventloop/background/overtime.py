@@ -1,0 +1,71 @@
+"""Extend a flush or close while subscribers still deliver."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from eventloop.background.queues.subscriber import Lane
+
+logger = logging.getLogger("eventloop")
+
+LONGEST_WAIT = 10
+"""The longest wait, extensions included, as a multiple of the bus's `drain_timeout`."""
+
+
+class Overtime:
+    """Extend the wait if fewer events are queued than at the last check.
+
+    Args:
+        lanes: those that are waited for.
+        seconds: how long the wait lasts, and goes on each time.
+        allowed: whether there is time; asked each time.
+    """
+
+    def __init__(self, lanes: Iterable[Lane], seconds: float, allowed: Callable[[], bool]) -> None:
+        self._lanes = [lane for lane in lanes if not lane.blocked_by_caller]
+        self._seconds, self._allowed = seconds, allowed
+        self._asked = monotonic()
+        self._until = self._asked + LONGEST_WAIT * seconds
+        self._left = {lane: lane.queued for lane in self._lanes}
+
+    def extension(self) -> float:
+        """Return the extra seconds, or 0.0; log the subscribers that are waited for."""
+        now, before = monotonic(), self._left
+        self._left = {lane: lane.queued for lane in self._lanes}
+        took, self._asked = now - self._asked, now
+        over = now + self._seconds > self._until
+        if over or not self._allowed() or sum(self._left.values()) >= sum(before.values()):
+            return 0.0
+        self._tell(before, max(took, 1e-9))
+        return self._seconds
+
+    def _tell(self, before: dict[Lane, int], took: float) -> None:
+        texts = []
+        for lane, left in self._left.items():
+            rate = (before[lane] - left) / took
+            if left and rate > 0:
+                texts.append(
+                    f"{lane.name} has {left:,} left and delivers {rate:,.3g} a second: about {left / rate:,.0f} s more"
+                )
+        if texts:  # else what they do when they are flushed, or closed, is under way
+            logger.warning(
+                "waiting for background subscribers that still deliver, at most %.0f s more: %s",
+                self._until - self._asked, "; ".join(texts),
+            )  # fmt: skip
+
+
+def advice(lanes: Iterable[Lane]) -> str:
+    """Return advice for slow subscribers, "" if all are stuck or empty."""
+    slow = [lane for lane in lanes if lane.queued and not lane.stuck]
+    if not slow:
+        return ""
+    less = ["every= or when="]
+    if not all(lane.options.most for lane in slow):
+        less.insert(0, "batch=True")
+    if any(lane.runs_on == "thread" for lane in slow):
+        less.insert(0, 'offload="process"')
+    return (
+        f"Give them more time with Trainer(bus=Bus(drain_timeout=...)), or less to do with {', '.join(less)}"
+    )

@@ -1,0 +1,210 @@
+"""What goes over the two pipes between a lane and its worker process: frames of kind, number, length and body.
+
+Down go `SETUP`, then `BEGIN`, events (a `TYPE` ahead of the first of each class), `FLUSH`, and `CLOSE`; up come
+`READY` or `REFUSED`, then `DONE` and `FAILED`, which acknowledge events in the order they went down, `FLUSHED` and
+`CLOSED`. Events are msgpack; one that msgpack would give back changed (a numpy number, a tuple in an `Any`) is pickled.
+An event whose class no worker can import, as it is of the program itself, becomes one of a class that looks like it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import traceback
+from contextlib import suppress
+from types import FunctionType
+from typing import Any
+
+import msgspec
+
+from eventloop.background.workers.importable import find, why_not_importable
+from eventloop.events import Event
+from eventloop.events.codec import Frames
+from eventloop.events.encoding_errors import Unencodable, why_not
+from eventloop.processes.channel import Frame, Kind, frame
+from eventloop.util.surrogates import escaped
+from eventloop.util.text import error_text
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The first message to a worker."""
+
+    path: list[bytes]
+    """As the file system has it: the name of a folder need not be a text."""
+    target: bytes
+    stop_on_error: bool
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Of a worker, since it began."""
+
+    calls: int
+    seconds: float
+    longest: float = 0.0
+    sampled: list[tuple[float, int]] = []
+    """Seconds of single deliveries since the last acknowledgement, and for how many each stands."""
+    spans: list[tuple[float, float]] = []
+    """Begin and seconds of the deliveries since the last acknowledgement, while they are recorded; `perf_counter` is
+    one clock for all processes of a POSIX system."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An exception, on its way out of a worker."""
+
+    text: str
+    traceback: str
+    pickled: bytes
+    seconds: float = 0.0
+
+
+class WorkerTraceback(Exception):
+    """Stands as the cause of an exception that was raised in a worker: its text is where that was."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+# --- events ------------------------------------------------------------------------------------------------
+
+
+class _Type(msgspec.Struct, frozen=True):
+    """How a worker comes by the class of an event: it imports it, or makes one that looks like it."""
+
+    module: str
+    name: str
+    like: str = ""
+    """The name of a class of the program itself, whose fields the worker adds to the nearest base it can import."""
+    fields: tuple[str, ...] = ()
+
+
+class EventEncoder:
+    """Encodes events for one worker."""
+
+    def __init__(self) -> None:
+        self._frames = Frames()
+        self._announced: set[type[Event]] = set()
+        self._likenesses: dict[type[Event], int] = {}
+
+    def encode(self, event: Event, into: list[bytes]) -> None:
+        """Append the frames of an event.
+
+        Raises:
+            Unencodable: it neither encodes nor pickles, or its pickle would be of no use to a worker.
+        """
+        try:
+            self._encode(event, into)
+        except Exception as error:
+            raise Unencodable([why_not(event, error, _pickled)], of=1) from error
+
+    def _encode(self, event: Event, into: list[bytes]) -> None:
+        kind = type(event)
+        if kind not in self._announced:
+            self._announce(kind, into)
+        likeness = self._likenesses.get(kind)
+        if likeness is not None:
+            fields = {name: getattr(event, name) for name in kind.__struct_fields__}
+            into.append(frame(Kind.LIKENESS, likeness, _pickled(fields)))
+            return
+        try:
+            into.append(frame(Kind.EVENT, 0, self._frames.encode(event)))
+        except Exception:
+            into.append(frame(Kind.PICKLED, 0, _pickled(event)))
+
+    def _announce(self, kind: type[Event], into: list[bytes]) -> None:
+        described = _describe(kind)
+        if described.like:
+            self._likenesses[kind] = len(self._likenesses)
+        else:
+            try:
+                self._frames.enter(kind)
+            except (
+                Exception
+            ):  # a field that msgpack knows nothing of, or whose type is nowhere: its events are pickled
+                self._announced.add(kind)
+                return
+        self._announced.add(kind)
+        into.append(frame(Kind.TYPE, 0, msgspec.msgpack.encode(described)))
+
+
+class EventDecoder:
+    """Decodes them there."""
+
+    def __init__(self) -> None:
+        self._frames = Frames()
+        self._likenesses: list[type[Event]] = []
+
+    def learn(self, message: Frame) -> None:
+        """Take in a `TYPE`. What importing it raises, this raises."""
+        described = msgspec.msgpack.decode(message.body, type=_Type)
+        if described.like:
+            self._likenesses.append(_likeness(described))
+        else:
+            self._frames.enter(find(described.module, described.name))
+
+    def decode(self, message: Frame) -> Event:
+        """The event of a message."""
+        if message.kind == Kind.LIKENESS:
+            return self._likenesses[message.number](**pickle.loads(message.body))
+        if message.kind == Kind.PICKLED:
+            event: Event = pickle.loads(message.body)
+            return event
+        (decoded,) = self._frames.decode(message.body, ())
+        if isinstance(decoded, Exception):
+            raise decoded
+        return decoded
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType | type) and obj.__module__ == "__main__":
+            raise pickle.PicklingError(why_not_importable(obj))
+        return NotImplemented
+
+
+def _pickled(value: object) -> bytes:
+    """What a worker can unpickle: nothing of the program itself, which it does not run again."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def _describe(kind: type[Event]) -> _Type:
+    if not why_not_importable(kind):
+        return _Type(kind.__module__, kind.__qualname__)
+    base = next(base for base in kind.__mro__[1:] if not why_not_importable(base))
+    return _Type(base.__module__, base.__qualname__, kind.__name__, kind.__struct_fields__)
+
+
+def _likeness(described: _Type) -> type[Event]:
+    base: type[Event] = find(described.module, described.name)
+    own = [(name, Any) for name in described.fields if name not in base.__struct_fields__]
+    made = msgspec.defstruct(described.like, own, bases=(base,), frozen=True, gc=False, kw_only=True)
+    like: type[Event] = made  # type: ignore[assignment]
+    return like
+
+
+# --- exceptions --------------------------------------------------------------------------------------------
+
+
+def pack_error(error: BaseException, seconds: float = 0.0) -> bytes:
+    """An exception as the body of a message."""
+    pickled = b""
+    with suppress(Exception):  # many do not pickle, or do not come back
+        candidate = pickle.dumps(error)
+        pickle.loads(candidate)
+        pickled = candidate
+    text = "".join(traceback.format_exception(error)).rstrip()
+    said = escaped(error_text(error))  # it may name a file whose path is no UTF-8
+    return msgspec.msgpack.encode(Failure(said, escaped(text), pickled, seconds))
+
+
+def unpack_error(body: bytes) -> tuple[BaseException, float]:
+    """The exception again, its cause a `WorkerTraceback`, and the seconds that its delivery took."""
+    failure = msgspec.msgpack.decode(body, type=Failure)
+    error: object = None
+    with suppress(Exception):  # it may be of a module that this process cannot import
+        error = pickle.loads(failure.pickled)
+    if not isinstance(error, BaseException):
+        error = RuntimeError(failure.text)
+    error.__cause__ = WorkerTraceback(failure.traceback)
+    return error, failure.seconds

@@ -1,0 +1,227 @@
+"""What is done about a worker process that dies or hangs; `process_lane` says what follows for the subscriber."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from eventloop.background.queues.options import LaneOptions
+from eventloop.background.queues.queue import Delivery
+from eventloop.background.queues.subscriber import Lane, Report
+from eventloop.background.workers.in_flight import Flights
+from eventloop.costs.spans import SpanRecorder
+from eventloop.events import Event
+from eventloop.events.base import event_name
+from eventloop.processes.child import WorkerProcess
+from eventloop.util.text import error_text
+from eventloop.util.waiting import Latch
+
+logger = logging.getLogger("eventloop")
+
+DEATHS_IN_A_ROW = 3
+DEATHS = 20
+RESTART_SECONDS = 0.1
+"""Pause before a restart, twice as long after each further death in a row; after the first there is none."""
+START_SECONDS = 120.0
+"""How long a worker may take to import what it needs."""
+_ACK_SLACK = 0.1
+"""An acknowledgement comes by so much later than the delivery ended."""
+_LOOK_SECONDS = 1.0
+
+
+class SupervisedLane(Lane):
+    """A lane with a worker; everything here is for the lane's thread."""
+
+    runs_on = "process"
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        report: Report,
+        *,
+        most: int,
+        calls: frozenset[str],
+    ) -> None:
+        super().__init__(name, fn, options, report)
+        self.worker: WorkerProcess | None = None
+        self.deaths = 0
+        self._together = most  # events, at most; 0 where they are sent one by one
+        self._calls_back = calls  # which of "on_flush" and "on_close" the worker has to call
+        self._flights = Flights()
+        self._close_sent = self._finished = False
+        self._since = 0.0  # when what this worker is at began
+        self._in_a_row = 0
+        self._start_at = 0.0
+        self._unflushed: deque[int] = deque()  # flushes that the worker was asked for and has not answered
+        self._worker_ready = Latch()
+
+    @property
+    def _ready(self) -> bool:
+        return self._worker_ready.is_set()
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._flights.sent or self._unflushed or self._close_sent)
+
+    def _under_way(self) -> tuple[float, float]:
+        since = self._since
+        return (since, monotonic() - since) if self._ready and self._busy else (0.0, 0.0)
+
+    def _overdue(self) -> float:
+        """Seconds until the worker has been at one thing for too long."""
+        if self._ready and not self._busy:
+            return float("inf")
+        limit = self.options.stall_timeout + _ACK_SLACK if self._ready else START_SECONDS
+        return self._since + limit - monotonic()
+
+    def _patience(self) -> float | None:
+        return None if self._ready and not self._busy else max(0.0, min(_LOOK_SECONDS, self._overdue()))
+
+    def _stalled(self) -> None:
+        assert self.worker is not None
+        self.worker.end()
+        limit = self.options.stall_timeout if self._ready else START_SECONDS
+        if not self._ready or not self._flights.sent:
+            what = "on_close" if self._close_sent else "on_flush" if self._ready else "its start"
+            self._lost(f"it spent more than {limit:g} s on {what}")
+            return
+        flight, took = self._flights.waiting[0], monotonic() - self._since
+        error = TimeoutError(
+            f"subscriber {self.name} spent more than stall_timeout={limit:g} s on one delivery; its worker process "
+            "was killed"
+        )
+        self._land(len(flight))
+        with self._account:
+            self.failed += len(flight)
+            self.calls += 1
+            self.seconds += took
+        if self.options.on_error == "disable":
+            self.last_error = str(error)
+            logger.error("%s", error)
+            self._report(self, error, self._item_of(flight), took)
+            self._drop_flights()
+            self.give_up("stalled")
+            self._finished = True  # also where it was given up before, as one that is cancelled is
+        else:
+            self._failure(error, self._item_of(flight), took)
+            self._moved()
+            self._lost("killed for stalling")
+
+    def _lost(self, how: str) -> None:
+        """The worker is dead: start another one, and send again what was not acknowledged, unless it is no use."""
+        self.worker = None
+        if self._unflushed:
+            self._complain_of_death(how, "on_flush")
+            self._flushes.made(self._unflushed.pop())
+            self._unflushed.clear()
+        if self._close_sent and not self._flights.waiting:
+            self._complain_of_death(how, "on_close")
+            self._finished = True
+        elif self.ended_by:  # nobody waits for the rest
+            self._drop_flights()
+            self._finished = True
+        elif self._died_too_often():
+            self._bury(how)
+        else:
+            again = self._flights.suspects = self._flights.events
+            logger.warning(
+                "the worker process of %s died (%s) and is started again; %d events are sent again",
+                self.name, how, again,
+            )  # fmt: skip
+
+    def _died_too_often(self) -> bool:
+        self.deaths += 1
+        self._in_a_row += 1
+        pause = RESTART_SECONDS * 2 ** (self._in_a_row - 2) if self._in_a_row > 1 else 0.0
+        self._start_at = monotonic() + pause
+        return self._in_a_row >= DEATHS_IN_A_ROW or self.deaths >= DEATHS
+
+    def _bury(self, how: str) -> None:
+        """What it died over has failed; unless errors are only logged, it was the last worker."""
+        flight = self._flights.waiting[0] if self._ready and self._flights.sent else None
+        last = self.options.on_error == "disable" or self.deaths >= DEATHS or flight is None
+        under_way = self._flights.waiting if last else [flight or []]
+        lost = [event for flight in under_way for event in flight]
+        waited = self.account.queued - len(lost) if last else 0  # in the queue, which `_end_by` drops
+        times = (
+            f"{self._in_a_row} times without a sign of life" if self._in_a_row > 1 else f"{self.deaths} times"
+        )
+        over = f" over {_describe(flight[0])}" if flight else "" if self._ready else " before it was ready"
+        error = ChildProcessError(
+            f"its worker process died {times}{over} (the last: {how}); {len(lost) + waited} events lost"
+        )
+        with self._account:
+            self.failed += len(lost)
+        self._in_a_row = 0
+        self._flights.suspects = self._flights.events - len(lost)
+        if last:
+            self._flights.clear()
+            self._end_by(error, self._item_of(lost))
+        else:
+            self._flights.waiting.popleft()
+            self._failure(error, self._item_of(lost), 0.0)
+            self._moved()
+
+    def _end_by(self, error: Exception, item: Delivery | None) -> None:
+        """Whatever `on_error` says, nothing more can be delivered."""
+        self.last_error = error_text(error)
+        logger.error("background subscriber %s failed and is disabled", self.name, exc_info=error)
+        self._drop_flights()  # first: who waits for the lane to end finds them counted
+        self._report(self, error, item, 0.0)
+        self.give_up("error")
+        self._finished = True
+
+    def _drop_flights(self) -> None:
+        """What was sent, and is not delivered any more."""
+        with self._account:
+            self.dropped += self._flights.events
+        self._flights.clear()
+        self._moved()
+
+    def _item_of(self, flight: list[Event]) -> Delivery | None:
+        return flight if self._together or len(flight) != 1 else flight[0]
+
+    def _land(self, count: int) -> None:
+        self._flights.land(count)
+        self._since = monotonic()
+        self._in_a_row = 0
+
+    def _record_spans(self, recorder: SpanRecorder, count: int, spans: list[tuple[float, float]]) -> None:
+        """Record the last of the deliveries that make up the `count` events which are about to land."""
+        landing: list[list[Event]] = []
+        for flight in self._flights.waiting:
+            if count <= 0:
+                break
+            landing.append(flight)
+            count -= len(flight)
+        recent = landing[max(0, len(landing) - len(spans)) :]
+        for flight, (began, seconds) in zip(recent, spans, strict=False):
+            self._record(recorder, self._item_of(flight), began, seconds)
+
+    def tell_under_way(self, recorder: SpanRecorder, now: float) -> None:
+        """Record what the worker is at."""
+        with suppress(IndexError):  # it lands meanwhile
+            flight = self._flights.waiting[0]
+            if self._flights.sent and (item := self._item_of(flight)) is not None:
+                began = now - (monotonic() - self._since)
+                recorder.delivered(self.name, self.runs_on, item, began, now - began, "(under way)")
+
+    def _moved(self) -> None:
+        if self.options.overflow == "block":
+            self._room.ring()
+
+    def _complain_of_death(self, how: str, what: str) -> None:
+        """Not where it had nothing to call, and everything else was acknowledged: its death costs nothing."""
+        if what in self._calls_back:
+            self.complain(ChildProcessError(f"its worker process died: {how}"), what)
+
+
+def _describe(event: Event) -> str:
+    iteration = getattr(event, "iter", None)
+    return event_name(type(event)) + ("" if iteration is None else f" of iteration {iteration}")

@@ -1,0 +1,299 @@
+"""A subscriber in a process of its own: fed with encoded events, supervised, and never waited for by the training.
+
+    bus.subscribe(my_module.draw, "image_logged", offload="process")
+
+A thread of the lane takes events out of the queue, encodes them and sends them; at most `IN_FLIGHT` are on their way,
+the others stay in the queue, where the overflow policy applies. An event is acknowledged when its delivery has
+returned, and is then never sent again. What is not acknowledged when the worker dies is sent to the next one: *at
+least once*, so that a handler may see an event a second time, after the death of the worker that saw it first.
+
+What is sent again is sent one delivery at a time, so that it is known what a worker dies of. When `DEATHS_IN_A_ROW`
+workers have died without acknowledging anything, the first delivery has failed, and `on_error` says what follows.
+After `DEATHS` in all the subscriber is disabled. What it had been sent then counts as failed, what waited as dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic, perf_counter
+from typing import Any
+
+import msgspec
+
+from eventloop.background.queues.options import LaneOptions
+from eventloop.background.queues.subscriber import Report
+from eventloop.background.workers.importable import owner_of, pack
+from eventloop.background.workers.protocol import EventEncoder, Progress, Setup, unpack_error
+from eventloop.background.workers.restarts import SupervisedLane
+from eventloop.events import Event
+from eventloop.events.encoding_errors import Unencodable, bad_events
+from eventloop.processes.channel import Frame, Kind, frame
+from eventloop.processes.child import END_SECONDS, WorkerProcess
+from eventloop.processes.launch import Home
+from eventloop.util.text import error_text
+
+IN_FLIGHT = 64
+"""Events that were sent and are not acknowledged."""
+BACKLOG_BYTES = 1 << 20
+"""No event is encoded while so many bytes wait for room in the pipe: large images are sent one by one."""
+
+
+class ProcessLane(SupervisedLane):
+    """Feeds a worker from the queue.
+
+    Raises:
+        TypeError: no worker could import the handler.
+    """
+
+    def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
+        self._target = pack(fn, options.on_flush, options.on_close)
+        self._owner = owner_of(fn)
+        self._home = Home.here()  # of every worker, wherever the program is by then
+        self._limit = 1 if options.overflow == "latest" else IN_FLIGHT
+        own = replace(options, batch=False, on_flush=None, on_close=None)
+        calls = {"on_flush": options.on_flush, "on_close": options.on_close}
+        super().__init__(name, fn, own, report, most=options.most, calls=frozenset(filter(calls.get, calls)))
+        self._begun = self._abandoned = self._recording = False
+        self._encoder = EventEncoder()
+        self._told = Progress(0, 0.0)
+        self._acknowledged = 0  # events, by this worker
+        self._wake_lock = threading.Lock()
+        self._bell, self._ringer = os.pipe()
+        os.set_blocking(self._ringer, False)
+        self._thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
+
+    # --- any thread ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread, which starts the worker."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Let the thread look at its queue."""
+        with self._wake_lock, suppress(BlockingIOError):  # a full pipe wakes it too
+            if self._ringer >= 0:
+                os.write(self._ringer, b"\0")
+
+    def wait_ready(self, timeout: float) -> bool:
+        """Wait until the worker has imported what it needs. Nobody has to: until then events stay in the queue."""
+        return self._worker_ready.wait(timeout)
+
+    def abandon(self) -> None:
+        """At the deadline of a close the worker is killed: what it has not acknowledged is left."""
+        super().abandon()
+        self._abandoned = True
+        worker = self.worker
+        if worker is not None and not self.closed.is_set():
+            worker.kill()
+        self.wake()
+
+    def check_stall(self, now: float) -> None:
+        """Left to the lane's thread, which never waits for the worker."""
+
+    # --- the lane's thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not (self._finished or self._abandoned or self.ended_by == "stalled"):
+                self._turn()
+        except Exception as error:
+            self._end_by(error, None)
+        if self.worker is not None:
+            self.worker.end(END_SECONDS if self._finished else 0.0)
+        with self._wake_lock:
+            os.close(self._bell)
+            os.close(self._ringer)
+            self._ringer = -1
+        self._finish()
+
+    def _turn(self) -> None:
+        if self.worker is None:
+            self._start_worker()
+            return
+        self._feed(self.worker)
+        for message in self.worker.exchange(self._patience(), self._bell):
+            self._hear(message)
+        if self._finished or self._abandoned:  # what `abandon` has killed leaves is not dropped
+            return
+        if self._closing and not self._no_more and not self.queued:
+            self.doorbell.ring()
+        if self.worker.gone:
+            self._lost(self.worker.end(END_SECONDS))
+        elif self._overdue() <= 0:
+            self._stalled()
+
+    def _start_worker(self) -> None:
+        if (self.ended_by or (self._no_more and self.deaths)) and not self.queued:
+            self._finished = True  # a new worker would have nothing to close
+            return
+        if (left := self._start_at - monotonic()) > 0:
+            self._sleep(left)
+            return
+        self._flights.sent = self._acknowledged = 0
+        self._worker_ready.clear()
+        self._begun = self._recording = False
+        self._encoder = EventEncoder()
+        self._told = Progress(0, 0.0)
+        self._since = monotonic()
+        try:
+            self.worker = WorkerProcess(self._home)
+        except OSError as error:
+            self._lost(f"it could not be started: {error}")
+            return
+        path = [os.fsencode(entry) for entry in self._home.path]
+        setup = Setup(path, self._target, self.options.on_error == "disable")
+        self.worker.push(frame(Kind.SETUP, 0, msgspec.msgpack.encode(setup)))
+
+    def _sleep(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        if poll.poll(seconds * 1e3):
+            os.read(self._bell, 4096)
+
+    # --- sending -------------------------------------------------------------------------------------------
+
+    def _feed(self, worker: WorkerProcess) -> None:
+        ending = self._no_more or bool(self.ended_by)  # before the queue is found empty
+        if self._ready and self._recording != (self.recorder is not None):
+            self._recording = not self._recording
+            worker.push(frame(Kind.RECORD, int(self._recording)))
+        while self._ready and worker.backlog < BACKLOG_BYTES and not self._flights.held:
+            if not self._next_flight():
+                break
+            self._send(worker)
+        self._flush_if_due()
+        idle = self._ready and not self._flights.waiting and not self._close_sent
+        if ending and idle and (self.ended_by or not self.queued):
+            self._ask(frame(Kind.CLOSE))
+            self._close_sent = True
+
+    def _next_flight(self) -> bool:
+        """True when there is a delivery that this worker has not been sent."""
+        if self._flights.unsent:
+            return True
+        room = self._limit - self._flights.events
+        flight: list[Event] = []
+        while len(flight) < min(room, self._together or 1):
+            item = self._take()
+            if item is None:
+                break
+            flight.append(item)  # type: ignore[arg-type]  # the lane was told that it is no batch
+        with self._account:  # a delivery is timed in the worker
+            self._item, self._in_flight, self._began = None, 0, 0.0
+        if flight:
+            self._flights.waiting.append(flight)
+        return bool(flight)
+
+    def _send(self, worker: WorkerProcess) -> None:
+        flight = self._flights.next
+        frames: list[bytes] = []
+        if not self._begun:
+            self._begun = True
+            facts = self._owner.worker_facts() if self._owner is not None else None
+            frames.append(frame(Kind.BEGIN, self.deaths, pickle.dumps(facts)))
+        head = len(frames)
+        events, flight[:] = list(flight), []
+        for event in events:
+            try:
+                self._encoder.encode(event, frames)
+                flight.append(event)
+            except Unencodable as error:
+                with self._account:
+                    self.failed += 1
+                self._failure(error, event, 0.0)
+        if self._together and flight:
+            frames.insert(head, frame(Kind.BATCH, len(flight)))
+        if flight:
+            self._ask(*frames)
+            self._flights.sent += 1
+        else:
+            worker.push(*frames)
+            self._flights.forget_next()
+
+    def _flush(self, number: int, *, calls: bool) -> None:
+        if self.worker is None or not (calls or self._unflushed):  # what it waited for is acknowledged
+            self._flushes.made(number)
+        else:
+            self._ask(frame(Kind.FLUSH))
+            self._unflushed.append(number)
+
+    def _ask(self, *messages: bytes) -> None:
+        assert self.worker is not None
+        if not self._busy and self._ready:
+            self._since = monotonic()
+        self.worker.push(*messages)
+
+    # --- hearing -------------------------------------------------------------------------------------------
+
+    def _hear(self, message: Frame) -> None:
+        match message.kind:
+            case Kind.READY:
+                self._since = monotonic()
+                self._worker_ready.set()
+            case Kind.REFUSED:
+                error, _ = unpack_error(message.body)
+                refusal = f"its worker process could not begin: {error_text(error)}"
+                self._end_by(_because(RuntimeError(refusal), error), None)
+            case Kind.DONE:
+                self._done(message)
+            case Kind.FAILED:
+                self._failed(*unpack_error(message.body))
+            case Kind.FLUSHED:
+                self._tell_of(message.body, "on_flush")
+                self._flushed_by_worker()
+            case Kind.CLOSED:
+                self._tell_of(message.body, "on_close")
+                self._finished = True
+
+    def _done(self, message: Frame) -> None:
+        count = message.number - self._acknowledged
+        self._acknowledged = message.number
+        told, self._told = self._told, msgspec.msgpack.decode(message.body, type=Progress)
+        if self.recorder is not None:
+            self._record_spans(self.recorder, count, self._told.spans)
+        self._land(count)
+        with self._account:
+            self.delivered += count
+            self.calls += self._told.calls - told.calls
+            self.seconds += self._told.seconds - told.seconds
+        for seconds, weight in self._told.sampled:
+            self._took(seconds, weight)
+        self.busy.longest = max(self.busy.longest, self._told.longest)
+        self._moved()
+
+    def _failed(self, error: BaseException, seconds: float) -> None:
+        flight = self._flights.waiting[0]
+        if self.recorder is not None:
+            self._record(self.recorder, self._item_of(flight), perf_counter() - seconds, seconds)
+        self._acknowledged += len(flight)
+        self._land(len(flight))
+        with self._account:
+            self._charge(error, len(flight))
+            self.calls += 1
+            self.seconds += seconds
+        if self.options.on_error == "disable" and not bad_events(
+            error, len(flight)
+        ):  # the worker has stopped, too
+            self._drop_flights()  # first: who waits for the lane to end finds them counted
+        self._failure(error, self._item_of(flight), seconds)
+        self._moved()
+
+    def _flushed_by_worker(self) -> None:
+        self._since = monotonic()
+        self._flushes.made(self._unflushed.popleft())
+
+    def _tell_of(self, body: bytes, what: str) -> None:
+        if body:
+            error, _ = unpack_error(body)
+            self.complain(error, what)
+
+
+def _because(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,268 @@
+"""The process of a subscriber with `offload="process"`, started by `worker_process`.
+
+It imports what it is told to call and nothing else of the program, no torch unless that needs it. Commands come on
+standard input, which the handler then finds empty; what it prints goes where the program's prints go. It ends by a
+word, when its commands end, or when the program is gone, whoever else may hold the pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from time import perf_counter, sleep
+from typing import Any
+
+import msgspec
+
+from eventloop.background.workers.importable import Target, owner_of, unpack
+from eventloop.background.workers.protocol import EventDecoder, Progress, Setup, pack_error
+from eventloop.costs.counting import DELIVERY_PERIOD, WARM_UP
+from eventloop.events import Event
+from eventloop.events.encoding_errors import bad_events
+from eventloop.processes.channel import Frame, Inbox, Kind, frame
+from eventloop.processes.launch import ASK_TO_END
+
+ACK_SECONDS = 0.05
+"""How long a delivery that ended may go unacknowledged while the next one is under way."""
+LOOK_SECONDS = 1.0
+"""How often it looks whether the program is still there."""
+ORPHAN_SECONDS = 10.0
+"""How long it may go on without it, with what it had been sent."""
+NICENESS = 10
+"""The training comes first: where there are more threads than processors, a worker waits."""
+
+
+def main() -> None:
+    """Deliver what comes; the arguments are the descriptor for the answers and the program's process id."""
+    # Ctrl-C and a scheduler's signals reach the whole group: the program decides, and tells
+    for signum in ASK_TO_END:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
+    with suppress(OSError):
+        os.nice(NICENESS)
+    answers, program = (int(argument) for argument in sys.argv[1:])
+    os.set_inheritable(answers, False)
+    commands = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    with suppress(AttributeError):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a kill takes no line with it
+    with suppress(BrokenPipeError):  # nobody is left to answer to
+        Worker(commands, answers, program).run()
+
+
+class Worker:
+    """Takes commands, calls the handler, acknowledges.
+
+    Args:
+        commands, answers: the ends of the two pipes.
+        program: the process id of who sends the commands.
+    """
+
+    def __init__(self, commands: int, answers: int, program: int) -> None:
+        self._commands = commands
+        self._inbox = Inbox(commands)
+        self._frames: deque[Frame] = deque()
+        self._program = program
+        self._acks = _Acks(answers, self._orphaned)
+        self._decoder = EventDecoder()
+        self._target: Target
+        self._stop_on_error = False
+        self._stopped = False  # it failed, and on_error="disable": what still comes is not delivered
+        self._begin: Frame | None = None  # to be done at the first event
+
+    def run(self) -> None:
+        """Until the end; a handler that cannot be imported is the end, too."""
+        if not self._set_up():
+            return
+        threading.Thread(target=self._acks.watch, name="eventloop acks", daemon=True).start()
+        while (message := self._next()) is not None and message.kind != Kind.CLOSE:
+            self._obey(message)
+        closed = self._call(self._target.on_close)
+        self._acks.send(frame(Kind.CLOSED, 0, closed))
+
+    def _set_up(self) -> bool:
+        message = self._next()
+        if message is None:
+            return False
+        try:
+            setup = msgspec.msgpack.decode(message.body, type=Setup)
+            sys.path[:] = map(os.fsdecode, setup.path)
+            self._stop_on_error = setup.stop_on_error
+            self._target = unpack(setup.target)
+        except BaseException as error:  # a module may well call sys.exit
+            self._acks.send(frame(Kind.REFUSED, 0, pack_error(error)))
+            return False
+        _keep_torch_small()
+        self._acks.send(frame(Kind.READY))
+        return True
+
+    def _obey(self, message: Frame) -> None:
+        match message.kind:
+            case Kind.BEGIN:
+                self._begin = message
+            case Kind.TYPE:
+                self._decoder.learn(message)
+            case Kind.EVENT | Kind.PICKLED | Kind.LIKENESS:
+                self._deliver([message])
+            case Kind.BATCH:
+                self._deliver(self._events(message.number), batch=True)
+            case Kind.RECORD:
+                self._acks.recording = bool(message.number)
+            case Kind.FLUSH:
+                flushed = self._call(self._target.on_flush)
+                self._acks.send(frame(Kind.FLUSHED, 0, flushed))
+
+    def _events(self, count: int) -> list[Frame]:
+        events: list[Frame] = []
+        while len(events) < count and (message := self._next()) is not None:
+            if message.kind == Kind.TYPE:
+                self._decoder.learn(message)
+            else:
+                events.append(message)
+        return events
+
+    def _deliver(self, messages: list[Frame], *, batch: bool = False) -> None:
+        if self._stopped:
+            return
+        began = perf_counter()
+        try:
+            events = [self._decoder.decode(message) for message in messages]
+            if self._begin is not None:
+                self._say_begin(self._begin, events[0])
+                self._begin = None
+            self._target.fn(events if batch else events[0])
+        except BaseException as error:  # a SystemExit in a handler is its own affair
+            seconds = perf_counter() - began
+            self._acks.send(
+                frame(Kind.FAILED, len(messages), pack_error(error, seconds)), failed=len(messages)
+            )
+            self._stopped = self._stop_on_error and not bad_events(error, len(messages))
+        else:
+            self._acks.done(len(messages), began, perf_counter() - began)
+
+    def _say_begin(self, message: Frame, first: Event) -> None:
+        owner = owner_of(self._target.fn)
+        if owner is not None:
+            import pickle
+
+            owner.begin_in_worker(pickle.loads(message.body), restarts=message.number, first=first)
+
+    def _call(self, callback: Callable[[], Any] | None) -> bytes:
+        """Call back; returns the error as it is sent, or nothing."""
+        try:
+            if callback is not None:
+                callback()
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BaseException as error:
+            return pack_error(error)
+        return b""
+
+    def _next(self) -> Frame | None:
+        """The next command; None when there will be none. Before it waits, it acknowledges."""
+        while not self._frames:
+            if not _readable(self._commands, 0.0):
+                self._acks.tell()
+                while not _readable(self._commands, LOOK_SECONDS):
+                    if self._orphaned():
+                        return None
+            if not self._inbox.read():
+                return None
+            self._frames.extend(self._inbox.frames())
+        return self._frames.popleft()
+
+    def _orphaned(self) -> bool:
+        return os.getppid() != self._program
+
+
+class _Acks:
+    """What goes back. Deliveries are acknowledged several at a time, as each message wakes the program; but none
+    waits for the next one to end, which may hang."""
+
+    def __init__(self, fd: int, orphaned: Callable[[], bool]) -> None:
+        self._fd = fd
+        self._orphaned = orphaned
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._finished = self._told = 0  # deliveries' events, those that failed included
+        self._calls = 0
+        self._seconds = 0.0
+        self._longest = 0.0
+        self.recording = False
+        self._sampled: list[tuple[float, int]] = []
+        self._spans: list[tuple[float, float]] = []
+
+    def done(self, count: int, began: float, seconds: float) -> None:
+        """A delivery of so many events ended well."""
+        with self._lock:
+            self._finished += count
+            self._calls += 1
+            self._seconds += seconds
+            self._longest = max(self._longest, seconds)
+            if self._calls <= WARM_UP or not self._calls % DELIVERY_PERIOD:
+                self._sampled.append((seconds, 1 if self._calls <= WARM_UP else DELIVERY_PERIOD))
+            if self.recording:
+                self._spans.append((began, seconds))
+        self._news.set()
+
+    def tell(self) -> None:
+        """Acknowledge what has ended."""
+        with self._lock:
+            self._tell()
+
+    def send(self, message: bytes, failed: int = 0) -> None:
+        """Send another message, behind the acknowledgement of what has ended."""
+        with self._lock:
+            self._tell()
+            _write_all(self._fd, message)
+            self._finished += failed
+            self._told += failed
+
+    def watch(self) -> None:
+        """On a thread of its own: acknowledge while a delivery is under way, and look for the program."""
+        while True:
+            if self._news.wait(LOOK_SECONDS):
+                self._news.clear()
+                sleep(ACK_SECONDS)
+                with suppress(OSError):
+                    self.tell()
+            if self._orphaned():
+                sleep(ORPHAN_SECONDS)
+                os._exit(1)
+
+    def _tell(self) -> None:
+        if self._told != self._finished:
+            self._told = self._finished
+            progress = Progress(self._calls, self._seconds, self._longest, self._sampled, self._spans)
+            self._sampled, self._spans = [], []
+            _write_all(self._fd, frame(Kind.DONE, self._finished, msgspec.msgpack.encode(progress)))
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _readable(fd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1e3))
+
+
+def _keep_torch_small() -> None:
+    """A handler's module that imports torch brings a thread for each processor, all of which the training has."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""A program that is taken up to the moment its run would begin, and no further.
+
+    with Rehearsal() as rehearsal:
+        train()                # anything; raises RunReached where its run would begin
+    rehearsal.reached          # which run that was, and who would have heard what
+
+While a rehearsal is under way, a bus that is made lists its background subscribers and starts none of them: no thread,
+no process, and no writer opens a file. A trainer's run does not begin. A bus that no trainer has begins with the
+first event that somebody would hear.
+
+It is the process that rehearses, so that a run which another thread of the program begins does not begin either. What
+the program starts in other processes is not held back.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple, NoReturn, Protocol, Self
+
+from eventloop.background.loop import Background
+from eventloop.background.queues.options import LaneOptions, Offload
+from eventloop.background.queues.subscriber import Lane
+from eventloop.background.runners import TaskLane, ThreadLane
+from eventloop.background.workers.subscriber import ProcessLane
+from eventloop.bus.event_order import EventPlan, event_plans
+from eventloop.bus.subscription import PlanRow
+from eventloop.events import Event
+from eventloop.events.base import event_name
+from eventloop.events.deferred import Deferred
+from eventloop.events.filters import Passes
+
+
+class PlannedBus(Protocol):
+    """The parts of a bus that a plan is made of."""
+
+    def plan(self, event: type[Event]) -> list[PlanRow]:
+        """Return the handlers of an event."""
+
+    def wants(self, event_type: type[Event]) -> bool:
+        """Return whether an event has a handler."""
+
+
+class PlannedRun(Protocol):
+    """The parts of a trainer that a plan names."""
+
+    @property
+    def bus(self) -> PlannedBus:
+        """The bus that would have begun."""
+
+    max_epochs: int | None
+    max_iters: int | None
+
+
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+"""What the names of this package's own files begin with."""
+_under_way: list[Rehearsal] = []
+
+
+class RunReached(SystemExit):
+    """Raised in place of a run. Being a SystemExit it ends the program as its own `sys.exit()` would, closing what the
+    program has opened. In another thread than the main one a plain SystemExit ends that one."""
+
+
+class Reached(NamedTuple):
+    """Where a run would have begun."""
+
+    where: str
+    """File and line of the program, as `train.py:31`; "" where they cannot be told."""
+    event: str
+    """What a bus without a trainer would have emitted; "" for a trainer's run."""
+    max_epochs: int | None
+    max_iters: int | None
+    plans: list[list[EventPlan]]
+    """Who would have heard what: the plan of the trainer's bus, or of each bus that the program had made."""
+
+
+class Rehearsal:
+    """Holds back the runs of this process while it is entered."""
+
+    def __init__(self) -> None:
+        self.reached: Reached | None = None
+        """The first run that would have begun."""
+        self.made: list[Path] = []
+        """Directories that were made for trainers' files, outermost first."""
+        self._buses: list[PlannedBus] = []
+        self._led: set[int] = set()  # buses that a trainer has
+
+    def __enter__(self) -> Self:
+        _under_way.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        _under_way.remove(self)
+
+    def plans(self) -> list[list[EventPlan]]:
+        """Who hears what now, for each bus that somebody listens to, in the order they were made."""
+        return [plan for bus in self._buses if (plan := event_plans(bus.plan))]
+
+    @property
+    def has_buses(self) -> bool:
+        """True once the program has made a bus."""
+        return bool(self._buses)
+
+    def remove_directories(self) -> list[Path]:
+        """Remove the directories that were made for trainers, and return those where something else has been put."""
+        left: list[Path] = []
+        for path in reversed(self.made):
+            try:
+                path.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                if not any(path in other.parents for other in left):
+                    left.append(path)
+        return left
+
+    # --- what buses and trainers call ----------------------------------------------------------------------
+
+    def admit(self, bus: PlannedBus) -> None:
+        """A bus is made."""
+        self._buses.append(bus)
+        setattr(bus, "emit", partial(self._emit, bus))  # noqa: B010  # of this one bus: others pay nothing
+
+    def lead(self, bus: PlannedBus) -> list[Path]:
+        """A trainer is being built on a bus; returns where to note the directories that are made for it."""
+        self._led.add(id(bus))
+        return self.made
+
+    def begins(self, trainer: PlannedRun) -> NoReturn:
+        """A trainer's run would begin.
+
+        Raises:
+            RunReached, SystemExit: always.
+        """
+        self._reach("", trainer.max_epochs, trainer.max_iters, lambda: [event_plans(trainer.bus.plan)])
+
+    def _emit(self, bus: PlannedBus, event: Event, trainer: Any = None) -> None:
+        if trainer is None and id(bus) not in self._led and bus.wants(type(event)):
+            self._reach(event_name(type(event)), None, None, self.plans)
+        type(bus).emit(bus, event, trainer)  # type: ignore[attr-defined]
+
+    def _reach(
+        self,
+        event: str,
+        max_epochs: int | None,
+        max_iters: int | None,
+        plans: Callable[[], list[list[EventPlan]]],
+    ) -> NoReturn:
+        if self.reached is None:
+            where = _place(sys._getframe())
+            # now: on its way out the program may well cancel subscriptions
+            self.reached = Reached(where, event, max_epochs, max_iters, plans())
+        if threading.current_thread() is not threading.main_thread():
+            raise SystemExit(
+                0
+            )  # of the exact class, which is all that threading ends a thread on without a word
+        raise RunReached(0)
+
+
+def under_way() -> Rehearsal | None:
+    """The rehearsal that a bus made now belongs to."""
+    return _under_way[-1] if _under_way else None
+
+
+def _place(frame: FrameType | None) -> str:
+    """The line of the program that called into this package."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((PACKAGE, "<")):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+class Silent(Background):
+    """The background side of a bus that is only looked at: lanes are checked and listed, nothing is started, and what
+    is handed over is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inbox = deque(maxlen=0)
+
+    def add_lane(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        offload: Offload | None,
+        loop: AbstractEventLoop | None = None,
+    ) -> Lane:
+        """List a subscriber.
+
+        Raises:
+            TypeError: offload="process", and no process could import the subscriber.
+            RuntimeError: the bus was closed.
+        """
+        if self.closed:
+            raise RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
+        if offload is None:
+            return TaskLane(name, fn, options, self.health.report, self._call_soon)
+        if offload == "process":
+            return ProcessLane(name, fn, options, self.health.report)
+        return ThreadLane(name, fn, options, self.health.report, self._pace)
+
+    def gate(self, lane: Lane, passes: Passes | None) -> Callable[[Event], None]:
+        """Let an event pass by."""
+        return lambda event: None
+
+    def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
+        """Forget it."""
+
+    def flush_while_delivering(
+        self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
+    ) -> bool:
+        """There is nothing to deliver."""
+        return True
+
+    def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
+        """There is nothing to deliver."""
+        return True

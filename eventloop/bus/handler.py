@@ -1,0 +1,207 @@
+"""One handler of one event: a row of the plan, and the receiver blinker knows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from time import perf_counter
+from types import FunctionType, MethodType
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from eventloop.costs.records import IN_ITERATION, HandlerCost
+from eventloop.costs.sampling import Budget, Timing
+from eventloop.events import Event
+from eventloop.events.filters import Passes
+from eventloop.util.functions import handler_name
+
+Takes = Literal["event", "trainer", "blinker"]
+"""How a handler is called: `fn(event)`, `fn(trainer, event)`, or blinker's `fn(sender, event=event)`."""
+
+
+class Handler:
+    """A synchronous handler of one event, as the plan runs it.
+
+    `calls` is exact for what the current plan has not run yet; the signal adds the rest (see `meter`).
+    """
+
+    __slots__ = (
+        "budget", "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "rare", "takes",
+        "test", "timing",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        fn: Callable[..., object],
+        takes: Takes,
+        *,
+        name: str,
+        priority: int,
+        passes: Passes | None = None,
+        test: str | None = None,
+        filter: str = "",
+        rare: bool = False,
+        on_fired: Callable[[], object] | None = None,
+    ) -> None:
+        self.fn = fn
+        self.takes = takes
+        self.name = name
+        self.priority = priority
+        self.passes = passes
+        self.test = test
+        self.filter = filter
+        self.rare = rare
+        self.on_fired = on_fired
+        self.budget: Budget | None = None
+        self.order = 0
+        self.calls = 0
+        self.timing = Timing()
+
+    @property
+    def filtered(self) -> bool:
+        """True when it does not run on every event: then it counts its own calls."""
+        return self.passes is not None or self.on_fired is not None
+
+    def __call__(self, sender: Any = None, *, event: Event) -> object:
+        """Run outside a plan, called blinker's way by `signal.send`: the sender stands where a trainer would."""
+        if not self.filtered:
+            self.calls += 1
+        return self.run(event, sender)
+
+    def run(self, event: Event, trainer: Any) -> object:
+        """Call the handler if its filter lets the event pass."""
+        if self.passes is None or self.passes(event):
+            return self.fire(event, trainer)
+        return None
+
+    def fire(self, event: Event, trainer: Any) -> object:
+        """Call the handler for an event that passed its filter."""
+        if self.filtered:
+            self.calls += 1
+            if self.on_fired is not None:
+                self.on_fired()
+        if self.takes == "event":
+            return self.fn(event)
+        if self.takes == "trainer":
+            return self.fn(trainer, event)
+        return self.fn(trainer, event=event)
+
+    def clocked(self, event: Event, trainer: Any, weight: int = 1) -> None:
+        """`fire`, timed. A handler that fires rarely is always timed: a sample would seldom meet it."""
+        began = perf_counter()
+        self.fire(event, trainer)
+        took = perf_counter() - began
+        self.timing.add(took, 1 if self.rare else weight)
+        if self.budget is not None:
+            self.budget.look(took, self.timing)
+
+    def measure(self, event: Event, trainer: Any, weight: int = 1) -> None:
+        """`run`, timed, for `weight` events of which this is one; what the filter held back is no sample."""
+        if self.passes is None or self.passes(event):
+            self.clocked(event, trainer, weight)
+
+    def remains(self) -> Handler:
+        """What is kept of it once it is cancelled: its account, and nothing that it was made of."""
+        kept = Handler(_nothing, "event", name=self.name, priority=self.priority, filter=self.filter)
+        kept.calls, kept.timing = self.calls, self.timing
+        if self.budget is not None:
+            kept.budget = Budget(self.budget.seconds, _nothing)
+            kept.budget.exceeded = self.budget.exceeded
+        return kept
+
+    def cost(self, event: str, wall: float) -> HandlerCost:
+        """Its record, of a run whose iterations took `wall` seconds; once the signal is settled."""
+        seconds, inside, budget = self.timing.estimate(self.calls), event in IN_ITERATION, self.budget
+        phases = getattr(getattr(self.fn, "__self__", None), "runs_phases", ()) if inside else ()
+        return HandlerCost(
+            name=self.name, event=event, priority=self.priority, filter=self.filter, calls=self.calls,
+            seconds=seconds, share=seconds / wall if wall and inside else 0.0, in_iteration=inside,
+            includes=[*phases], times=self.timing.times(self.calls),
+            budget=None if budget is None else budget.seconds, over_budget=budget is not None and budget.exceeded,
+        )  # fmt: skip
+
+
+def _nothing(_: object) -> None:
+    """Stands for a function that was let go."""
+
+
+def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
+    """Decide once, from its signature, whether a handler takes `(event)` or `(trainer, event)`.
+
+    Raises:
+        TypeError: `fn` is not callable, is a generator function, or its signature is neither form; a background
+            handler that asks for the trainer is refused, because only the training thread may touch it.
+    """
+    if not callable(fn):
+        raise TypeError(f"a handler must be callable, got {fn!r}")
+    method = fn.__func__ if isinstance(fn, MethodType) and not background else None
+    if isinstance(method, FunctionType):
+        if method not in _of_methods:
+            _of_methods[method] = _convention(fn, background=False)
+        return _of_methods[method]
+    return _convention(fn, background=background)
+
+
+_of_methods: WeakKeyDictionary[FunctionType, Takes] = WeakKeyDictionary()
+"""What methods take that were looked at before: each trainer subscribes the same dozens, and a look costs 50 us."""
+
+
+def _convention(fn: Callable[..., object], *, background: bool) -> Takes:
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise TypeError(f"handler {handler_name(fn)} is a generator function: its body would never run")
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some builtins have none; they take what they are given
+        return "event"
+    takes = _takes(signature, fn)
+    if background and takes == "trainer":
+        if any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+            return "event"
+        raise TypeError(
+            f"background handler {handler_name(fn)}{signature} must take (event) alone: "
+            "only a sync handler, on the training thread, is given the trainer"
+        )
+    return takes
+
+
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("batch_idx", "data_batch", "outputs", "metrics"),
+        "batch_idx and metrics are the event's, batch and outputs the trainer's",
+    ),
+    "checkpoint": "the checkpoint is trainer.checkpoint",
+}
+"""Second parameters of MMEngine's hooks, and where that is found here: given the event, such a handler would go on with
+the wrong thing."""
+
+
+def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
+    parameters = list(signature.parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p.name for p in positional if p.default is p.empty]
+    unfilled = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if unfilled:
+        raise TypeError(f"{_expected(fn, signature)}, but nobody would pass {', '.join(unfilled)}")
+    if not (positional or variadic):
+        raise TypeError(f"{_expected(fn, signature)}: the trainer is an argument, no attribute of a hook")
+    if len(positional) > 1 and (where := _ELSEWHERE.get(positional[1].name)):
+        raise TypeError(f"{_expected(fn, signature)}: it is MMEngine's; here {where}")
+    if len(required) > 2:
+        raise TypeError(_expected(fn, signature))
+    if len(required) == 2 or (variadic and not positional):
+        if required and required[0] == "event":
+            raise TypeError(f"{_expected(fn, signature)}: the trainer comes first")
+        return "trainer"
+    if positional and positional[0].name in ("trainer", "runner"):
+        raise TypeError(
+            f"{_expected(fn, signature)}: a handler with one parameter is given the event, and one with a default is "
+            "not counted"
+        )
+    return "event"
+
+
+def _expected(fn: Callable[..., object], signature: inspect.Signature) -> str:
+    return (
+        f"handler {handler_name(fn)}{signature} has a wrong signature: expected (trainer, event) or (event)"
+    )

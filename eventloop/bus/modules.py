@@ -1,0 +1,204 @@
+"""PyTorch's module hooks as a subscription: installed for the iterations that fire, absent from all others.
+
+A forward hook that looks at every 500th iteration only still costs all of them a Python call per module. These
+are put on before such an iteration and taken off after it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from fnmatch import fnmatchcase
+from typing import Any, Literal, Self
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from eventloop.bus.subscription import Subscription
+from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrainIter, Event
+from eventloop.events.priority import Priority
+from eventloop.util.functions import handler_name
+from eventloop.util.suggest import suggest
+
+Kind = Literal["forward", "backward"]
+KINDS = ["forward", "backward"]
+
+
+class Eagerly:
+    """Inside, what `torch.compile` made runs eagerly: its graphs were traced without the hooks of the modules, and would
+    not call them. It may be entered again before it is left, and left in any order."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._stance: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        if self._stance is None and "torch._dynamo" in sys.modules:
+            self._stance = torch.compiler.set_stance("force_eager")
+        self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._inside -= 1
+        if not self._inside and self._stance is not None:
+            stance, self._stance = self._stance, None
+            stance.__exit__(None, None, None)
+
+
+eagerly = Eagerly()
+"""The compiler's stance is one for the process."""
+
+
+class ModuleSubscription:
+    """A function on the modules of a model; `cancel` ends it, also as a context manager."""
+
+    def __init__(
+        self,
+        subscribe: Callable[..., Subscription],
+        fn: Callable[..., Any],
+        model: torch.nn.Module,
+        pattern: str | Sequence[str],
+        kind: Kind,
+        every: int,
+        start: int,
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"bus.on_module needs a torch.nn.Module, got {model!r}")
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind of module hook {kind!r}{suggest(str(kind), KINDS)}")
+        self.fn = fn
+        self.modules = match_modules(model, pattern)
+        self._kind = kind
+        self._named = takes_name(fn, kind)
+        self._handles: list[RemovableHandle] = []
+        name = handler_name(fn)
+        # LOWEST: after whoever may skip the iteration. A forward pass is over when after_train_iter begins, and
+        # PreciseBN's within it is none of the training's; backward is the optimizer hook's, within it.
+        off = Priority.HIGHEST if kind == "forward" else Priority.LOWEST
+        self._subscriptions: list[Subscription] = [
+            subscribe(
+                self._as(name, "on"), BeforeTrainIter, priority=Priority.LOWEST, every=every, start=start
+            ),
+            subscribe(self._as(name, "off"), AfterTrainIter, priority=off, every=every, start=start),
+            subscribe(self._as(name, "off"), AfterTrain, priority=Priority.HIGHEST),
+        ]
+
+    @property
+    def installed(self) -> bool:
+        """True while the hooks are on the modules."""
+        return bool(self._handles)
+
+    def install(self) -> None:
+        """Put the hooks on."""
+        if not self._handles:
+            eagerly.__enter__()
+            self._handles = [self._register(name, module) for name, module in self.modules.items()]
+
+    def remove(self) -> None:
+        """Take them off."""
+        if self._handles:
+            eagerly.__exit__()
+        while self._handles:
+            self._handles.pop().remove()
+
+    def cancel(self) -> None:
+        """End the subscription; doing so again does nothing."""
+        self.remove()
+        for subscription in self._subscriptions:
+            subscription.cancel()
+        self._subscriptions = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    @property
+    def active(self) -> bool:
+        """False once it was cancelled."""
+        return bool(self._subscriptions)
+
+    def _as(self, name: str, what: Literal["on", "off"]) -> Callable[[Event], None]:
+        """The handler, under the name of the user's function: the one that plans and tracebacks should show."""
+
+        def switch(event: Event) -> None:
+            self.install() if what == "on" else self.remove()
+
+        switch.__qualname__ = f"{name} ({what})"
+        return switch
+
+    def _register(self, name: str, module: torch.nn.Module) -> RemovableHandle:
+        fn = self.fn
+        if self._named:
+
+            def call(module: torch.nn.Module, given: Any, made: Any) -> None:
+                fn(name, module, given, made)
+        else:
+
+            def call(module: torch.nn.Module, given: Any, made: Any) -> None:
+                fn(module, given, made)
+
+        if self._kind == "forward":
+            return module.register_forward_hook(call)
+        return module.register_full_backward_hook(call)
+
+
+def match_modules(model: torch.nn.Module, pattern: str | Sequence[str]) -> dict[str, torch.nn.Module]:
+    """The modules whose names match, by name. `*` stands for anything within one part of a name, so that
+    "layers.*" is "layers.0" and not "layers.0.norm"; "**" stands for whole parts, any number of them.
+
+    Raises:
+        ValueError: a pattern matches no module (with a suggestion), or there is none.
+    """
+    patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+    if not patterns:
+        raise ValueError(
+            f"no module is chosen: the pattern is {pattern!r}; give the name of one, a pattern such as '*', or several"
+        )
+    names = {name: module for name, module in model.named_modules() if name}
+    found: dict[str, torch.nn.Module] = {}
+    for each in patterns:
+        own = {name: module for name, module in names.items() if _matches(name.split("."), each.split("."))}
+        if not own and not names:
+            raise ValueError(
+                f"no module of {type(model).__name__} matches {each!r}: it has none inside it; give the model that it is "
+                "a part of"
+            )
+        if not own:
+            raise ValueError(f"no module of {type(model).__name__} matches {each!r}{suggest(each, [*names])}")
+        found |= own
+    return found
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_matches(parts[i:], pattern[1:]) for i in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+
+
+def takes_name(fn: Callable[..., Any], kind: Kind) -> bool:
+    """Whether a function is called with the module's name first.
+
+    Raises:
+        TypeError: it can be called neither way, or is a coroutine function.
+    """
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError(
+            f"{handler_name(fn)} is a coroutine function: a module hook sees tensors, and runs at once"
+        )
+    tensors = "inputs, outputs" if kind == "forward" else "grad_inputs, grad_outputs"
+    with suppress(ValueError):  # a builtin without a signature: PyTorch's own three arguments
+        signature = inspect.signature(fn)
+        for count in (3, 4):
+            with suppress(TypeError):
+                signature.bind(*range(count))
+                return count == 4
+        raise TypeError(
+            f"{handler_name(fn)}{signature} cannot be a {kind} hook: write it as (module, {tensors}) or "
+            f"(name, module, {tensors})"
+        )
+    return False

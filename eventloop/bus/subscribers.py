@@ -1,0 +1,423 @@
+"""Who is subscribed to a bus: the signals, the handlers attached to them, and the lanes behind them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from eventloop.background.loop import Background
+from eventloop.background.queues.subscriber import Lane
+from eventloop.background.workers.importable import pack
+from eventloop.bus.dispatch import Dispatch
+from eventloop.bus.event_signal import EventSignal
+from eventloop.bus.handler import Handler, Takes, calling_convention
+from eventloop.bus.late_events import AfterClose
+from eventloop.bus.routing import RouteTable
+from eventloop.bus.subscription import Options, PlanRow, Subscription, SubscriptionStats, handler_row
+from eventloop.costs.records import HandlerCost, SubscriberCost
+from eventloop.costs.sampling import Budget, Timing
+from eventloop.costs.spans import SpanRecorder
+from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
+from eventloop.events.base import event_name
+from eventloop.events.catalogue import declared_events, find_event
+from eventloop.util.functions import handler_name, is_coroutine_function
+
+logger = logging.getLogger("eventloop")
+
+_HEALTH = (HandlerFailed, EventsDropped, SlowHandler)
+_ENDED = 256
+"""Handlers that were cancelled, or ran once, whose costs are still told."""
+_RARE = 8
+"""From `every=8` on a handler is timed on each call: samples would seldom meet it, and it can afford it."""
+_ROUTE_SECONDS = 1.0
+"""How long a look at the account, or a change of it, waits for events that are on their way to the lanes."""
+
+
+class Subscribers:
+    """The subscriptions of one bus, in order of registration, and the signals they hang on.
+
+    Args:
+        owner: the bus, which stands as the sender where an emit names no trainer.
+    """
+
+    def __init__(self, owner: object, background: Background) -> None:
+        self.dispatch: dict[type[Event], Dispatch] = {}
+        self.wanted: dict[type[Event], bool] = {}
+        self.signals: dict[type[Event], EventSignal] = {}
+        self._owner = owner
+        self._background = background
+        self._subscriptions: list[Subscription] = []
+        self._lock = threading.RLock()
+        self._recorder: SpanRecorder | None = None
+        self._held: dict[type[Event], list[Event]] = {}
+        self._noting = 0  # flushes that wait for what subscribers emit
+        self.after_close = AfterClose(background, self._table)
+        self._ended: dict[tuple[str, str], Handler] = {}  # by event and name, what costs are told of
+
+    # --- coming and going ----------------------------------------------------------------------------------
+
+    def add(
+        self,
+        fn: Callable[..., Any],
+        events: tuple[str | type[Event], ...],
+        name: str | None,
+        options: Options,
+    ) -> Subscription:
+        """Subscribe `fn`; `Bus.subscribe` says how.
+
+        Raises:
+            TypeError, ValueError: an unknown event, a wrong signature, a name that is taken.
+            RuntimeError: a background subscriber on a closed bus.
+        """
+        takes, wildcard, types = self.check(fn, events, name, options)
+        background = options.offload is not None or is_coroutine_function(fn)
+        routed = not background or self._background.route_now(_ROUTE_SECONDS)
+        with self._lock:
+            subscription = Subscription(
+                self, fn, types, wildcard=wildcard, name=self._unique(name, handler_name(fn)), options=options,
+                runs_on="sync" if not background else (options.offload or "loop"),
+            )  # fmt: skip
+            if background:
+                subscription.lane = self._background.add_lane(
+                    subscription.name, fn, options.lane, options.offload, options.loop
+                )
+                subscription.lane.budget = self._budget(
+                    subscription, subscription.lane.busy, subscription.event
+                )
+            self._subscriptions.append(subscription)
+            for event_type in self._types_of(subscription):
+                self._attach(subscription, event_type, takes)
+            if background:  # what was emitted before is not for the new one
+                self.refresh_routes(in_turn=not routed)
+            else:
+                self._refresh_mail()
+        return subscription
+
+    def check(
+        self,
+        fn: Callable[..., Any],
+        events: tuple[str | type[Event], ...],
+        name: str | None,
+        options: Options,
+    ) -> tuple[Takes, bool, tuple[type[Event], ...]]:
+        """Return how `fn` is called, whether it hears everything, and its events.
+
+        Raises:
+            TypeError, ValueError: as `add`.
+        """
+        background = options.offload is not None or is_coroutine_function(fn)
+        takes = calling_convention(fn, background=background)
+        wildcard, types = _types(name or handler_name(fn), events, background=background)
+        if options.offload == "process":
+            pack(fn, options.lane.on_flush, options.lane.on_close)
+        self._unique(name, handler_name(fn))
+        return takes, wildcard, types
+
+    def remove(self, subscription: Subscription) -> None:
+        """Take a subscription off the bus; `Subscription.cancel` calls this."""
+        routed = True
+        if subscription.lane is not None and subscription.active:
+            routed = self._background.route_now(_ROUTE_SECONDS)
+        with self._lock:
+            if not subscription.active:
+                return
+            subscription.active = False
+            self._subscriptions.remove(subscription)
+            for event_type, handler in subscription.handlers.items():
+                signal = self.signals[event_type]
+                signal.disconnect(handler)
+                self._ended[signal.name, handler.name] = handler.remains()
+            while len(self._ended) > _ENDED:
+                del self._ended[next(iter(self._ended))]
+            if subscription.lane is not None:  # what was emitted before goes into its account
+                self.refresh_routes(in_turn=not routed)
+                self._background.remove_lane(subscription.lane)
+
+    def refresh(self, subscription: Subscription) -> None:
+        """Apply a change of `subscription.paused`."""
+        if subscription.lane is not None:
+            self._pause(subscription.lane, subscription.paused)
+        for event_type, handler in subscription.handlers.items():
+            signal = self.signals[event_type]
+            if subscription.paused:
+                signal.disconnect(handler)
+            elif subscription.active:
+                signal.reconnect(handler)
+
+    def _pause(self, lane: Lane, paused: bool) -> None:
+        """What was emitted before is treated as it was then."""
+        gated = lane.options.overflow == "block"  # fed at the emit
+        if self._background.route_now(_ROUTE_SECONDS) or gated or self._background.asks_here:
+            lane.paused = paused
+        else:
+            self._background.in_turn(lambda: setattr(lane, "paused", paused))
+
+    def go_on_with(self, background: Background, patience: float) -> None:
+        """Give everybody in the background a lane of another one, the former having ended; `Bus.reopen` says how."""
+        deadline, former = monotonic() + patience, self.after_close
+        with self._lock:
+            self._background, self.after_close = background, AfterClose(background, self._table)
+            for subscription in self._subscriptions:
+                if subscription.lane is not None:
+                    self._renew(subscription, subscription.lane, deadline)
+            self.refresh_routes()
+            former.sweep()  # of what other threads have emitted up to now
+
+    def _renew(self, subscription: Subscription, former: Lane, deadline: float) -> None:
+        options = subscription.options
+        if not (former.blocked_by_caller or former.closed.wait(max(0.0, deadline - monotonic()))):
+            former.leave_out("it has not come back from a delivery before the bus was opened again")
+            logger.warning(
+                "background subscriber %s is given nothing more: %s", former.name, former.last_error
+            )
+            self._background.lanes.append(former)
+            return
+        lane = self._background.add_lane(
+            subscription.name, subscription.fn, options.lane, options.offload, options.loop
+        )
+        lane.succeed(former)
+        subscription.lane = lane
+        for route in subscription.routes.values():  # they keep their filters, which may count
+            route.lane = lane
+
+    def of(self, fn: Callable[..., Any]) -> list[Subscription]:
+        """The subscriptions of a function."""
+        return [subscription for subscription in self._subscriptions if subscription.fn == fn]
+
+    def forget(self) -> None:
+        """In a forked child: drop them all, so that nothing is written twice."""
+        self._lock = threading.RLock()  # another thread may have held it when the process was copied
+        self._subscriptions.clear()
+        for signal in self.signals.values():
+            signal.silence()
+
+    # --- looking -------------------------------------------------------------------------------------------
+
+    def signal(self, event: str | type[Event]) -> EventSignal:
+        """The signal of an event, made when it is first asked for.
+
+        Raises:
+            TypeError, ValueError: no such event.
+        """
+        event_type = find_event(event)
+        signal = self.signals.get(event_type)
+        if signal is None:
+            with self._lock:
+                signal = self.signals.get(event_type) or self._make_signal(event_type)
+        return signal
+
+    def plan(self, event: str | type[Event]) -> list[PlanRow]:
+        """Who hears an event: the sync handlers in the order they run, then the background subscribers."""
+        event_type = find_event(event)
+        rows = [
+            handler_row(order, handler)
+            for order, handler in enumerate(self.signal(event_type).handlers, start=1)
+        ]
+        rows += [
+            s.plan_row()
+            for s in self._subscriptions
+            if s.lane is not None and (s.wildcard or event_type in s.events)
+        ]
+        return rows
+
+    def stats(self, *, routed: bool = True) -> list[SubscriptionStats]:
+        """One record a subscription, up to now as far as the inbox was routed; where a loop that is held has not, with
+        what is on the way."""
+        self.after_close.sweep()
+        for signal in self.signals.values():
+            signal.settle()
+        way = Counter[Lane]() if routed else self._background.on_the_way()
+        return [each.account(way[each.lane] if each.lane else 0) for each in self._subscriptions]
+
+    def handler_costs(self, wall: float) -> list[HandlerCost]:
+        """One record a synchronous handler, those connected blinker's way included, in the order they run; then the
+        latest of those that were called and are subscribed no more."""
+        for signal in self.signals.values():
+            signal.settle()
+        with self._lock:
+            ended = [(event, handler) for (event, _), handler in self._ended.items() if handler.calls]
+        there = [(signal.name, handler) for signal in self.signals.values() for handler in signal.handlers]
+        return [handler.cost(event, wall) for event, handler in (*there, *ended)]
+
+    def subscriber_costs(self) -> list[SubscriberCost]:
+        """One record a background subscriber."""
+        return [subscription.cost() for subscription in self._subscriptions if subscription.lane is not None]
+
+    def stats_of(self, subscription: Subscription) -> SubscriptionStats:
+        """The record of one subscription, up to now."""
+        routed, lane = self.settle(), subscription.lane
+        way = 0 if routed or lane is None else self._background.on_the_way()[lane]
+        return subscription.account(way)
+
+    def settle(self) -> bool:
+        """Bring every account up to date; False where the loop is held, and events are still on their way."""
+        routed = self._background.route_now(_ROUTE_SECONDS)
+        self.after_close.sweep()
+        for signal in self.signals.values():
+            signal.settle()
+        return routed
+
+    def record(self, recorder: SpanRecorder | None) -> None:
+        """Let every synchronous handler leave spans with a recorder, or with none any more."""
+        with self._lock:
+            self._recorder = recorder
+            for signal in self.signals.values():
+                signal.record(recorder)
+
+    @contextmanager
+    def holding(self, event: str | type[Event]) -> Iterator[None]:
+        """See `Bus.holding`."""
+        signal = self.signal(event)
+        held = self._held[signal.event_type] = []
+        self.refresh_routes()
+        try:
+            yield
+        except BaseException:
+            held.clear()
+            raise
+        finally:
+            del self._held[signal.event_type]
+            self.refresh_routes()
+            for each in held:
+                signal.hand_over(each)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Within the block the background is told which events its own subscribers emit."""
+        self._note(1)
+        try:
+            yield
+        finally:
+            self._note(-1)
+
+    def _note(self, more: int) -> None:
+        with self._lock:
+            self._noting += more
+            self.refresh_routes()
+
+    # --- inside --------------------------------------------------------------------------------------------
+
+    def refresh_routes(self, *, in_turn: bool = False) -> None:
+        """Tell every signal, and the background, which subscribers in the background it has; `in_turn` as for
+        `Background.set_routes`."""
+        table, background = self._table(), self._background
+        if background.finished:
+            self._refuse_all(table)
+            return
+        hand_over = background.hand_over_noted if self._noting else background.inbox.append
+        for event_type, signal in self.signals.items():
+            gates = [background.gate(r.lane, r.passes) for r in table.gated(event_type)]
+            inbox = [hand_over] if table.routed(event_type) else []
+            stamped = [background.hand_over_stamped] if inbox and not self._noting else inbox
+            if event_type in self._held and (gates or inbox):
+                gates, inbox, stamped = [self._held[event_type].append], [], []
+            hand_overs = (*gates, *inbox)
+            signal.hand_over_to(hand_overs, (*gates, *stamped), heard=bool(hand_overs))
+        background.set_routes(table.by_type(), in_turn=in_turn)
+        self._refresh_mail()
+
+    def _table(self) -> RouteTable:
+        return RouteTable(self._subscriptions, self._types_of)
+
+    def _refuse_all(self, table: RouteTable) -> None:
+        for event_type, signal in self.signals.items():
+            routes = table.all(event_type)
+            refuse = (partial(self.after_close.refuse, routes),) if routes else ()
+            signal.hand_over_to(refuse, refuse, heard=False)
+        self._refresh_mail()
+
+    def _refresh_mail(self) -> None:
+        """Tell the background which health events synchronous handlers wait for; see `Bus.poll`."""
+        self._background.health.mail_types = frozenset(
+            t for t in _HEALTH if t in self.signals and self.signals[t].handlers
+        )
+
+    def _make_signal(self, event_type: type[Event]) -> EventSignal:
+        signal = EventSignal(event_type, self._owner, self._publish, self._relieve)
+        signal.record(self._recorder)
+        self.signals[event_type] = signal
+        for subscription in self._subscriptions:
+            if subscription.wildcard and subscription.lane is None and not event_type.background_born:
+                self._attach(subscription, event_type, calling_convention(subscription.fn, background=False))
+        if any(subscription.lane is not None for subscription in self._subscriptions):
+            self.refresh_routes()
+        else:
+            self._refresh_mail()
+        return signal
+
+    def _relieve(self) -> None:
+        self._background.relieve()
+
+    def _publish(self, signal: EventSignal) -> None:
+        self.dispatch[signal.event_type] = signal.dispatch
+        self.wanted[signal.event_type] = signal.wanted
+
+    def _attach(self, subscription: Subscription, event_type: type[Event], takes: Takes) -> None:
+        signal = self.signal(event_type)
+        if subscription.lane is not None or event_type in subscription.handlers:
+            return  # a new signal has attached the wildcards already
+        options = subscription.options
+        handler = Handler(
+            subscription.fn, takes, name=subscription.name, priority=options.priority,
+            passes=subscription.filter(event_type), test=subscription.test(event_type), filter=options.filter, rare=options.every >= _RARE,
+            on_fired=subscription.cancel if options.once else None,
+        )  # fmt: skip
+        handler.budget = self._budget(subscription, handler.timing, event_name(event_type))
+        subscription.handlers[event_type] = handler
+        if not subscription.paused:
+            signal.connect(handler)
+
+    def _budget(self, subscription: Subscription, timing: Timing, event: str) -> Budget | None:
+        seconds, name = subscription.options.budget, subscription.name
+        if seconds is None:
+            return None
+
+        def exceeded(p99: float) -> None:  # told once, however many events it hears
+            if not subscription.over_budget:
+                subscription.over_budget = True
+                self._background.health.tell_slow(name, event, seconds, p99, timing.samples)
+
+        return Budget(seconds, exceeded)
+
+    def _types_of(self, subscription: Subscription) -> tuple[type[Event], ...]:
+        if not subscription.wildcard:
+            return subscription.events
+        sync = subscription.lane is None
+        return tuple(
+            t for t in dict.fromkeys([*declared_events(), *self.signals]) if not (sync and t.background_born)
+        )
+
+    def _unique(self, name: str | None, default: str) -> str:
+        taken = {s.name for s in self._subscriptions}
+        if name is not None:
+            if name in taken:
+                raise ValueError(f"a subscription named {name!r} is on this bus already: choose another name")
+            return name
+        candidates: Iterable[str] = (
+            default if i == 1 else f"{default} #{i}" for i in range(1, len(taken) + 2)
+        )
+        return next(c for c in candidates if c not in taken)
+
+
+def _types(
+    name: str, events: tuple[str | type[Event], ...], *, background: bool
+) -> tuple[bool, tuple[type[Event], ...]]:
+    """Whether a subscriber hears everything, else which events."""
+    if not events:
+        raise TypeError(f"{name} subscribes to no event: name at least one, or '*' for all")
+    types = tuple(dict.fromkeys(find_event(e) for e in events if e != "*"))
+    for event_type in types:
+        if event_type.background_born and not background:
+            raise TypeError(
+                f"{name} is a sync handler, but {event_name(event_type)} is made in the background, "
+                "when the training thread has moved on: read trainer.metrics instead, or subscribe a coroutine "
+                "function"
+            )
+    wildcard = "*" in events
+    return wildcard, () if wildcard else types

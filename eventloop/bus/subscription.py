@@ -1,0 +1,413 @@
+"""What `bus.subscribe` accepts and returns."""
+
+from __future__ import annotations
+
+import signal
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from types import TracebackType
+from typing import Any, Protocol, Self, get_args
+
+import msgspec
+
+from eventloop.background.queues.options import LaneOptions, Offload, OnError, Overflow
+from eventloop.background.queues.subscriber import Lane, Route
+from eventloop.bus.handler import Handler
+from eventloop.costs.records import RunsOn, SubscriberCost
+from eventloop.events import Event
+from eventloop.events.base import event_name
+from eventloop.events.filters import (
+    Passes,
+    Predicate,
+    check_filter,
+    describe_filter,
+    first_only,
+    make_filter,
+    source_of,
+)
+from eventloop.events.priority import Priority, get_priority
+from eventloop.util.functions import handler_name, is_coroutine_function
+from eventloop.util.suggest import suggest
+
+DEFAULT_LANE = LaneOptions()
+
+
+class SubscriptionStats(msgspec.Struct, frozen=True):
+    """One subscription's account; `calls == delivered` for a sync handler.
+
+    For a background subscriber `emitted == delivered + failed + dropped + queued`, counted in events.
+    """
+
+    name: str
+    event: str
+    """The event's name, several joined by ", ", or "*"."""
+    runs_on: RunsOn
+    calls: int
+    """Invocations; exact, but for a sync handler whose event other threads emit just now."""
+    seconds: float
+    """Time spent in them: measured for background subscribers, estimated from samples for sync handlers."""
+    delivered: int
+    dropped: int
+    """Never handed to the subscriber: there was no room for it, or the subscriber had been disabled."""
+    failed: int
+    """Handed over, and the subscriber raised or stalled."""
+    queued: int
+    """Still on the way: in its queue or its spill file, the delivery under way included."""
+    peak_queued: int
+    """The most that ever waited, in queue and file."""
+    error: str = ""
+    """The last error, and whether the subscriber was ended by it; or in what it is stuck, after a flush or a close has
+    waited for it in vain."""
+    spilled: int = 0
+    """How many were more than its queue could take, and waited encoded; see `overflow="spill"`."""
+
+    @property
+    def shortfall(self) -> str:
+        """What a background subscriber did not get, or did not manage, in words; "" when that is nothing."""
+        if self.runs_on == "sync" or not (self.dropped or self.failed or self.queued or self.error):
+            return ""
+        error = f" - {self.error}" if self.error else ""
+        return f"{self.name}: {self.dropped:,} dropped, {self.failed:,} failed, {self.queued:,} left{error}"
+
+
+REPORT_LINES = 8
+"""How many subscribers a `DrainReport` names when it is printed."""
+
+
+class DrainReport(msgspec.Struct, frozen=True):
+    """What `flush` and `close` return; true when everything emitted before was dealt with in time.
+
+    That says nothing of what became of it, which `ok` does: see `complete`. Printed, it tells who did not get everything.
+    """
+
+    complete: bool
+    """True when nothing of that was still on its way when the time was over: each event had been delivered, or had
+    failed, or had been dropped. So it is true also where events failed or were dropped, which `stats` counts. False says
+    that time ran out: something was left, or subscribers that were being closed still emitted."""
+    stats: list[SubscriptionStats]
+    """One record a subscription, in order of registration."""
+
+    def __bool__(self) -> bool:
+        return self.complete
+
+    @property
+    def ok(self) -> bool:
+        """True when everything was delivered: nothing was dropped, has failed or is left, and nobody was disabled."""
+        return self.complete and not any(stats.shortfall for stats in self.stats)
+
+    def __str__(self) -> str:
+        short = [(stats, text) for stats in self.stats if (text := stats.shortfall)]
+        delivered = sum(stats.delivered for stats in self.stats if stats.runs_on != "sync")
+        head = f"{'dealt with in time' if self.complete else 'time ran out'}: {delivered:,} delivered"
+        if not short:
+            return f"{head}, none dropped, none failed, none left"
+        lines = [f"{text} ({stats.delivered:,} delivered)" for stats, text in short[:REPORT_LINES]]
+        if (more := len(short) - REPORT_LINES) > 0:
+            lines.append(f"and {more} more")
+        return "\n  ".join([f"{head}, not everything:", *lines])
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """One line of the printed plan. `order` is 1-based among sync handlers, 0 for background subscribers, of which
+    `queue` events may wait, `overflow` says what becomes of more, and `priority` says nothing. `budget_us` is what the
+    p99 of its calls should stay under, in microseconds."""
+
+    order: int
+    priority: int
+    name: str
+    filter: str
+    runs_on: RunsOn
+    queue: int = 0
+    overflow: str = ""
+    budget_us: float | None = None
+
+
+def handler_row(order: int, handler: Handler) -> PlanRow:
+    """What the plan says of a handler that runs at once."""
+    budget = None if handler.budget is None else in_microseconds(handler.budget.seconds)
+    return PlanRow(order, handler.priority, handler.name, handler.filter, "sync", budget_us=budget)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything `bus.on` takes besides the function and the events, checked."""
+
+    priority: int
+    every: int
+    start: int
+    once: bool
+    when: Predicate | None
+    offload: Offload | None
+    lane: LaneOptions
+    budget: float | None = None
+    """Seconds that the p99 of its calls should stay under."""
+    loop: AbstractEventLoop | None = None
+    """The event loop of the caller that runs a coroutine function; None for the bus's own loop."""
+
+    @property
+    def filter(self) -> str:
+        """The filter as the plan prints it."""
+        return describe_filter(self.every, self.start, self.once, self.when)
+
+
+def make_options(
+    fn: Callable[..., Any],
+    *,
+    priority: Priority | int | str,
+    every: int,
+    start: int,
+    once: bool,
+    when: Predicate | None,
+    name: str | None,
+    offload: str | None,
+    lane: LaneOptions,
+    budget_us: float | None = None,
+    loop: AbstractEventLoop | None = None,
+) -> Options:
+    """Check the arguments of `bus.on`, at the line that wrote them.
+
+    Raises:
+        TypeError, ValueError: what was expected, what came, and what to do.
+    """
+    number = get_priority(priority)
+    check_filter(every, start, once, when)
+    check_lane(lane)
+    if name is not None and not (isinstance(name, str) and name.strip()):
+        raise TypeError(f"name must be a text that is not empty, got {name!r}")
+    name = name or handler_name(fn)
+    checked = _check_offload(name, offload)
+    if offload and is_coroutine_function(fn):
+        raise ValueError(
+            f"{name} is a coroutine function and runs on the background loop: offload must be None"
+        )
+    _check_loop(name, fn, loop, lane)
+    if not offload and not is_coroutine_function(fn) and lane != DEFAULT_LANE:
+        changed = [f for f in lane.__slots__ if getattr(lane, f) != getattr(DEFAULT_LANE, f)]
+        raise ValueError(
+            f"{name} is a sync handler, called at once and never queued; {', '.join(changed)} would do nothing: "
+            "make it a coroutine function, or pass offload='thread' or 'process'"
+        )
+    budget = None if budget_us is None else check_budget(name, budget_us)
+    return Options(number, every, start, once, when, checked, lane, budget, loop)
+
+
+def check_budget(name: str, budget_us: float) -> float:
+    """In seconds.
+
+    Raises:
+        TypeError, ValueError: it is no number above 0.
+    """
+    if isinstance(budget_us, bool) or not isinstance(budget_us, int | float):
+        raise TypeError(f"{name}: budget_us must be a number of microseconds, got {budget_us!r}")
+    if not 0 < budget_us < float("inf"):
+        raise ValueError(f"{name}: budget_us must be above 0 microseconds and finite, got {budget_us}")
+    try:
+        return budget_us / 1e6
+    except OverflowError:
+        raise ValueError(
+            f"{name}: budget_us must be above 0 microseconds and finite, got an int that no float can hold"
+        ) from None
+
+
+def in_microseconds(budget: float | None) -> float | None:
+    """What `check_budget` was given, for people: without the last bits that a division and a product change."""
+    return None if budget is None else float(f"{budget * 1e6:.12g}")
+
+
+def _check_offload(name: str, offload: str | None) -> Offload | None:
+    if offload == "process":
+        if not hasattr(signal, "pthread_sigmask"):
+            raise ValueError(f"{name}: offload='process' needs a POSIX system: use offload='thread'")
+        return "process"
+    if offload not in (None, "thread"):
+        raise ValueError(
+            f"{name}: unknown offload {offload!r}{suggest(str(offload), [*get_args(Offload)])}, or None"
+        )
+    return "thread" if offload else None
+
+
+def _check_loop(name: str, fn: Callable[..., Any], loop: object, lane: LaneOptions) -> None:
+    if loop is None:
+        return
+    if not isinstance(loop, AbstractEventLoop):
+        raise TypeError(
+            f"{name}: loop must be an asyncio event loop, as asyncio.get_running_loop() returns it, got {loop!r}"
+        )
+    if not is_coroutine_function(fn):
+        raise ValueError(
+            f"{name} is a plain function, and loop= is for coroutine functions: leave loop out, or write async def"
+        )
+    if loop.is_closed():
+        raise ValueError(f"{name}: loop must be open, got one that is closed: {loop!r}")
+    if lane.overflow == "block":
+        raise ValueError(
+            f"{name}: overflow='block' with loop= would have an emit on the loop's own thread wait for itself: use 'spill'"
+        )
+
+
+def check_lane(lane: LaneOptions) -> None:
+    """How a background subscriber is fed.
+
+    Raises:
+        TypeError, ValueError: an option that is none: see the message.
+    """
+    if isinstance(lane.queue, bool) or not isinstance(lane.queue, int):
+        raise TypeError(f"queue must be an int, got {lane.queue!r}")
+    if lane.queue < 1:
+        raise ValueError(f"queue must be at least 1, got {lane.queue}")
+    if lane.overflow not in get_args(Overflow):
+        raise ValueError(
+            f"unknown overflow {lane.overflow!r}{suggest(str(lane.overflow), [*get_args(Overflow)])}"
+        )
+    if lane.on_error not in get_args(OnError):
+        raise ValueError(
+            f"unknown on_error {lane.on_error!r}{suggest(str(lane.on_error), [*get_args(OnError)])}"
+        )
+    if isinstance(lane.stall_timeout, bool) or not isinstance(lane.stall_timeout, int | float):
+        raise TypeError(f"stall_timeout must be a number of seconds, got {lane.stall_timeout!r}")
+    if not lane.stall_timeout > 0:
+        raise ValueError(f"stall_timeout must be above 0 seconds, got {lane.stall_timeout}")
+    if not isinstance(lane.batch, int):
+        raise TypeError(f"batch must be True, False or a number of events, got {lane.batch!r}")
+    if lane.batch is not False and lane.batch < 1:
+        raise ValueError(f"batch must be at least 1 event, got {lane.batch}")
+
+
+class Registry(Protocol):
+    """What a subscription asks of the bus it is on."""
+
+    def remove(self, subscription: Subscription) -> None:
+        """Take it off."""
+
+    def refresh(self, subscription: Subscription) -> None:
+        """Apply a change of `subscription.paused`."""
+
+    def stats_of(self, subscription: Subscription) -> SubscriptionStats:
+        """Its account, up to now."""
+
+
+class Subscription:
+    """A handler's place on the bus. Leaving it as a context manager cancels it.
+
+    with bus.subscribe(watch, "after_train_iter", every=10):
+        trainer.train()
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        fn: Callable[..., Any],
+        events: tuple[type[Event], ...],
+        *,
+        wildcard: bool,
+        name: str,
+        options: Options,
+        runs_on: RunsOn,
+    ) -> None:
+        self.fn = fn
+        self.events = events
+        self.over_budget = False
+        """It was told that it exceeds its `budget_us`."""
+        self.wildcard = wildcard
+        self.name = name
+        self.options = options
+        self.runs_on = runs_on
+        self.handlers: dict[type[Event], Handler] = {}
+        self.lane: Lane | None = None
+        self.active = True
+        self.paused = False
+        self.routes: dict[type[Event], Route] = {}
+        self._registry = registry
+        self._firings = count()
+
+    def cancel(self) -> None:
+        """Unsubscribe. Queued events of a background subscriber are dropped; an event under way is finished."""
+        self._registry.remove(self)
+
+    def pause(self) -> None:
+        """Let events pass by, uncounted, until `resume`."""
+        self.paused = True
+        self._registry.refresh(self)
+
+    def resume(self) -> None:
+        """Take events again."""
+        self.paused = False
+        self._registry.refresh(self)
+
+    @property
+    def stats(self) -> SubscriptionStats:
+        """Its account, up to now."""
+        return self._registry.stats_of(self)
+
+    def route(self, event_type: type[Event]) -> Route:
+        """Its interest in a type of event; made once, because a filter may count occurrences."""
+        assert self.lane is not None
+        if event_type not in self.routes:
+            self.routes[event_type] = Route(self.lane, self.filter(event_type))
+        return self.routes[event_type]
+
+    def filter(self, event_type: type[Event]) -> Passes | None:
+        """A new filter for a type of event. It may count, so each handler and each route keeps its own."""
+        options = self.options
+        passes = make_filter(event_type, options.every, options.start, options.when)
+        return first_only(passes, self._firings) if options.once else passes
+
+    def test(self, event_type: type[Event]) -> str | None:
+        """The filter as source, where it is as simple as that."""
+        options = self.options
+        return None if options.once else source_of(event_type, options.every, options.start, options.when)
+
+    def plan_row(self) -> PlanRow:
+        """What the plan says of it, where it runs in the background."""
+        options = self.options
+        return PlanRow(
+            0, options.priority, self.name, options.filter, self.runs_on, options.lane.capacity, options.lane.overflow,
+            in_microseconds(options.budget),
+        )  # fmt: skip
+
+    def account(self, on_the_way: int = 0) -> SubscriptionStats:
+        """Its record, as far as the signals were settled and the inbox was routed, and so many events that it was not."""
+        lane = self.lane
+        if lane is None:
+            calls = sum(handler.calls for handler in self.handlers.values())
+            seconds = sum(handler.timing.estimate(handler.calls) for handler in self.handlers.values())
+            return SubscriptionStats(self.name, self.event, "sync", calls, seconds, calls, 0, 0, 0, 0)
+        now, reason = lane.account, lane.ended_by
+        ended = f"[{reason}]" if reason and (reason != "closed" or now.queued) else ""  # else nothing is left
+        error = f"{ended} {'; '.join(filter(None, (lane.last_error, lane.stuck)))}".strip()
+        return SubscriptionStats(
+            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped, now.failed,
+            now.queued + on_the_way, now.peak, error, now.spilled,
+        )  # fmt: skip
+
+    def cost(self) -> SubscriberCost:
+        """A background subscriber's record, as far as the inbox was routed."""
+        lane, account = self.lane, self.account()
+        assert lane is not None
+        budget = lane.budget
+        return SubscriberCost(
+            name=self.name, event=self.event, runs_on=self.runs_on, delivered=account.delivered,
+            dropped=account.dropped, failed=account.failed, queued=account.queued,
+            peak_queued=account.peak_queued, spilled=account.spilled, calls=account.calls,
+            seconds=account.seconds, wait=lane.waits.timing.times(), busy=lane.busy.times(account.calls), error=account.error,
+            budget=None if budget is None else budget.seconds, over_budget=budget is not None and budget.exceeded,
+        )  # fmt: skip
+
+    @property
+    def event(self) -> str:
+        """The names of its events."""
+        return "*" if self.wildcard else ", ".join(event_name(e) for e in self.events)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __repr__(self) -> str:
+        state = "" if self.active else " (cancelled)"
+        return f"<Subscription {self.name} to {self.event}{state}>"

@@ -1,0 +1,43 @@
+"""Store checkpoints so that a crash at any moment leaves a whole one.
+
+Start with `store`. `manifest` describes a checkpoint, `directory` finds the newest and the best, `listing` shows them.
+`saving` writes beside the training. Names that need torch are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.directory import find_checkpoints as find_checkpoints
+    from eventloop.checkpoint.manifest import read_manifest as read_manifest
+    from eventloop.checkpoint.store import latest_checkpoint as latest_checkpoint
+    from eventloop.checkpoint.store import load_best as load_best
+    from eventloop.checkpoint.store import load_checkpoint as load_checkpoint
+    from eventloop.checkpoint.store import load_newest as load_newest
+    from eventloop.checkpoint.store import save_checkpoint as save_checkpoint
+    from eventloop.checkpoint.verify import verify_checkpoint as verify_checkpoint
+    from eventloop.util.errors import CheckpointError as CheckpointError
+
+_MODULES = {
+    "CheckpointError": "manifest",
+    "find_checkpoints": "directory",
+    "latest_checkpoint": "store",
+    "load_best": "store",
+    "load_checkpoint": "store",
+    "load_newest": "store",
+    "save_checkpoint": "store",
+    "verify_checkpoint": "verify",
+    "read_manifest": "manifest",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"eventloop.checkpoint.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'eventloop.checkpoint' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_MODULES]

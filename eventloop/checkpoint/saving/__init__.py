@@ -1,0 +1,4 @@
+"""Copy a training's state and write it while the training goes on.
+
+Start with `saver`. `snapshot` copies tensors, `saver_process` is the program of the process that writes.
+"""

@@ -1,0 +1,137 @@
+"""Publishing a checkpoint: what others need of it, under a name that says what is in it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from eventloop._version import __version__
+from eventloop.checkpoint.disk import DISK, Sink, write_file
+from eventloop.checkpoint.saving.safetensors_file import check_flat, encode, require_safetensors, shared_names
+from eventloop.checkpoint.store import load_checkpoint
+from eventloop.checkpoint.weights import unwrap
+from eventloop.state.keys import NEEDED
+from eventloop.util.errors import CheckpointError
+from eventloop.util.suggest import suggest
+
+PublishedFormat = Literal["pth", "safetensors"]
+
+logger = logging.getLogger("eventloop")
+
+
+class Publisher:
+    """Writes the named parts of checkpoints beside them, as `<name>-<hash>.pth` or `.safetensors`.
+
+    The hash is the first eight digits of the file's SHA-256, as in torch.hub's names:
+    `load_state_dict_from_url(check_hash=True)` checks it. A part that the checkpoint does not have is named and left
+    out. In a safetensors file there is one part, its tensors by name; of tensors that are the same one in the model,
+    as tied weights are, one is written, as by `safetensors.torch.save_model`.
+
+    Raises:
+        TypeError, ValueError: see the message.
+        ImportError: safetensors is to be written, and is not installed.
+    """
+
+    def __init__(self, keys: str | Sequence[str] | None, file_format: PublishedFormat) -> None:
+        if file_format not in get_args(PublishedFormat):
+            known = [*get_args(PublishedFormat)]
+            raise ValueError(f"unknown published_format {file_format!r}{suggest(str(file_format), known)}")
+        self._keys, self._format = _checked(keys), file_format
+        if file_format == "safetensors":
+            if len(self._keys) != 1 or self._keys[0] in NEEDED:
+                raise ValueError(
+                    "published_format='safetensors' holds the tensors of one key, published_keys='state_dict' for "
+                    f"the weights, got published_keys={keys!r}"
+                )
+            require_safetensors()
+
+    def __bool__(self) -> bool:
+        """There is something to publish."""
+        return bool(self._keys)
+
+    def check(self, model: torch.nn.Module) -> None:
+        """Refuse a model whose weights could not be published, before it is trained.
+
+        Raises:
+            ValueError: see the message.
+        """
+        if self._format != "safetensors" or self._keys != ["state_dict"]:
+            return
+        try:
+            state = unwrap(model).state_dict()
+            check_flat(state, "the model's state_dict")
+            shared_names(state, "the model's state_dict")
+        except CheckpointError as error:
+            raise ValueError(str(error)) from None
+
+    def publish_all(self, paths: Iterable[Path], model: torch.nn.Module) -> None:
+        """`publish` each, and log where."""
+        for path in paths:
+            if (made := self.publish(path, model)) is not None:
+                logger.info("published %s", made)
+
+    def publish(self, path: Path, model: torch.nn.Module) -> Path | None:
+        """Publish a checkpoint, and return where; None where it has nothing to publish.
+
+        Args:
+            model: which tensors are one another; a checkpoint has each by itself.
+
+        Raises:
+            FileNotFoundError, CheckpointError: the checkpoint cannot be read, or what it has cannot be published.
+            OSError: the file cannot be written.
+        """
+        checkpoint = load_checkpoint(path)
+        missing = [key for key in self._keys if key not in checkpoint]
+        if missing:
+            logger.warning(
+                "%s has no %s to publish: it has %s", path, ", ".join(missing), ", ".join(checkpoint)
+            )
+        if self._format == "pth":
+            parts = {key: checkpoint[key] for key in self._keys if key in checkpoint}
+            return _write(path, "pth", lambda sink: torch.save(parts, sink))  # type: ignore[arg-type]
+        if missing:
+            return None
+        source = f"{path}, its {self._keys[0]},"
+        check_flat(checkpoint[self._keys[0]], source)
+        own = unwrap(model).state_dict() if self._keys == ["state_dict"] else {}
+        shared = shared_names(own, source)
+        said = {key: str(checkpoint.get("meta", {}).get(key, "")) for key in ("iter", "epoch")}
+        data = encode(checkpoint[self._keys[0]], shared, {**said, "eventloop": __version__})
+        return _write(path, "safetensors", lambda sink: sink.write(data))
+
+
+def _checked(keys: object) -> list[str]:
+    """The keys to publish.
+
+    Raises:
+        TypeError, ValueError: they are no texts, or there are none, or one twice.
+    """
+    if keys is None:
+        return []
+    values = [keys] if isinstance(keys, str) else keys
+    if not isinstance(values, Sequence) or not all(isinstance(key, str) for key in values):
+        raise TypeError(f"published_keys must be a text or a list of them, got {keys!r}")
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"published_keys must name something, each once, got {keys!r}")
+    return list(values)
+
+
+def _write(path: Path, suffix: str, write: Callable[[Sink], object]) -> Path:
+    """Write a file durably beside a checkpoint, under a name with its hash."""
+    work = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}.tmp")
+    try:
+        entry = write_file(work, write)
+        name = path.name if path.is_dir() else path.stem
+        target = path.with_name(f"{name}-{entry.sha256[:8]}.{suffix}")
+        DISK.rename(work, target)
+    except BaseException:
+        work.unlink(missing_ok=True)
+        raise
+    DISK.sync_directory(target.parent)
+    return target

@@ -1,0 +1,215 @@
+"""Weights and the models they fit."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from eventloop.checkpoint.external_weights import is_extra_state
+from eventloop.state.rollback import Rollback
+from eventloop.state.sharded import refuse_sharded_model
+from eventloop.util.errors import CheckpointError
+from eventloop.util.text import error_text
+
+logger = logging.getLogger("eventloop")
+
+OWN = "own_state_dict"
+"""The key for the weights that a resumed run trains on, where `state_dict` holds an average."""
+_WRAPPERS = ("module.", "_orig_mod.")
+"""What DistributedDataParallel, and `torch.compile`, put before the names."""
+_ADVICE = (
+    "Give the Trainer that model, or let a handler of after_load_checkpoint rename or remove what is in "
+    "trainer.checkpoint['state_dict']; where only names differ, load_checkpoint(path, strict=False) takes those that "
+    "both have"
+)
+
+
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside what distributes or compiles it, so that its checkpoint fits either."""
+    while True:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):
+            model = inner
+        else:
+            return model
+
+
+@contextmanager
+def modes_and_buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Restore the train or eval mode and the buffers of all modules, in place, when the block ends."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if not is_lazy(buffer)
+    ]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                buffer.copy_(value)
+                if getattr(module, name) is not buffer:
+                    setattr(module, name, buffer)
+
+
+def check_model_state(
+    model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str
+) -> list[str]:
+    """Check that weights fit a model; return the lines about names that exist on one side only.
+
+    Of a module that loads in a way of its own, as the observers of quantization do, and of what `get_extra_state`
+    returned, the shapes are not compared: they may be those of what was seen.
+
+    Raises:
+        CheckpointError: shapes differ, no name is that of anything in the model, or with `strict` names are missing or
+            unexpected: every one is named, with both shapes.
+        TypeError: the model is sharded over ranks.
+    """
+    refuse_sharded_model(
+        f"loading {source}", model, "Load it before fully_shard or distribute_tensor is applied."
+    )
+    own, free = model.state_dict(), _loading_by_themselves(model)
+    wrong = [
+        f"{name}: the checkpoint has {_shape(state[name])}, the model {_shape(own[name])}"
+        for name in own
+        if name in state and not is_lazy(own[name]) and _shape(state[name]) != _shape(own[name])
+        if not name.startswith(free) and not is_extra_state(name)
+    ]  # a lazy module takes the shape of what is loaded
+    strangers = [
+        f"{name}: {_shape(own[name])} in the model, not in the checkpoint"
+        for name in own
+        if name not in state
+    ]
+    strangers += [
+        f"{name}: {_shape(state[name])} in the checkpoint, not in the model"
+        for name in state
+        if name not in own
+    ]
+    named = strict or (bool(own) and own.keys().isdisjoint(state))
+    if wrong or (named and strangers):
+        lines = "\n  ".join(wrong + (strangers if named else []))
+        raise CheckpointError(f"{source} is of another model; nothing was loaded:\n  {lines}\n{_ADVICE}")
+    return strangers
+
+
+def load_model_state(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str) -> None:
+    """Load weights after `check_model_state`, under the names of the model inside what distributed or compiled it; a
+    refused model is left as it was, also by a module that finds only while it loads that something does not fit.
+
+    Raises:
+        CheckpointError: as `check_model_state`, or a module refused it.
+    """
+    with Rollback(source) as rollback:
+        load, strangers = prepare_model_state(model, state, rollback, strict=strict, source=source)
+        rollback.commit([load])
+    if strangers:
+        lines = "\n  ".join(strangers)
+        logger.warning("%s has other names than the model, and the rest was loaded:\n  %s", source, lines)
+
+
+def prepare_model_state(
+    model: torch.nn.Module, state: Mapping[str, Any], rollback: Rollback, *, strict: bool, source: str
+) -> tuple[Callable[[], object], list[str]]:
+    """Return a function that loads weights and must not raise, and the lines of `check_model_state`.
+
+    Weights that a module may refuse are loaded here, after a copy for the rollback.
+
+    Raises:
+        CheckpointError: as `load_model_state`.
+    """
+    state = _under_names_of(model, state)
+    strangers = check_model_state(model, state, strict=strict, source=source)
+    if _may_be_refused(model, state):
+        before = copy.deepcopy(
+            model.state_dict()
+        )  # its attribute `_metadata` has the versions of the modules
+        for name in [name for name, value in before.items() if is_lazy(value)]:
+            del before[name]
+        rollback.on_rollback("the model", partial(model.load_state_dict, before, strict=False))
+        try:
+            model.load_state_dict(state, strict=False)
+        except Exception as error:
+            what = f"{source} does not fit the model; nothing was loaded: {error_text(error)}"
+            raise CheckpointError(f"{what}\n{_ADVICE}") from error
+
+        return (lambda: None), strangers
+    return partial(model.load_state_dict, state, strict=False), strangers
+
+
+def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Weights without the prefixes of wrappers, where it is by these alone that no name is the model's."""
+    own, cut, names = model.state_dict().keys(), "", [*state]
+    while names and own.isdisjoint(names):
+        prefix = next((each for each in _WRAPPERS if all(str(name).startswith(each) for name in names)), None)
+        if prefix is None:
+            return state
+        cut, names = cut + prefix, [name.removeprefix(prefix) for name in names]
+    if not cut:
+        return state
+    renamed = OrderedDict(zip(names, state.values(), strict=True))
+    versions: Mapping[str, Any] = getattr(state, "_metadata", {})  # by what is before the names' last dots
+    inside = {
+        f"{name}.".removeprefix(cut)[:-1]: versions[name] for name in versions if f"{name}.".startswith(cut)
+    }
+    if inside:
+        renamed._metadata = inside  # type: ignore[attr-defined]
+    return renamed
+
+
+def _loading_by_themselves(model: torch.nn.Module) -> tuple[str, ...]:
+    """What the names in modules begin with whose loading is not torch.nn's."""
+    return tuple(
+        f"{name}." if name else ""
+        for name, module in model.named_modules(remove_duplicate=False)
+        if not _is_of_torch(module._load_from_state_dict)
+    )
+
+
+def _is_of_torch(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("torch.nn.modules.")
+
+
+def _may_be_refused(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
+    """Loading is more than copying dense tensors of one shape. Then it takes the memory of the weights once more."""
+    return not (
+        all(map(_is_plain, _tensors(model.state_dict(), state)))
+        and all(_is_plainly_loaded(module) for module in model.modules())
+    )
+
+
+def _tensors(own: Mapping[str, Any], state: Mapping[str, Any]) -> Iterable[Any]:
+    return (value for name in own if name in state for value in (own[name], state[name]))
+
+
+def _is_plain(value: Any) -> bool:
+    """A tensor that can be copied onto any other plain one of its shape, whatever its type of numbers is."""
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.layout is torch.strided
+        and not (value.is_quantized or value.is_meta or value.is_complex())
+    )
+
+
+def _is_plainly_loaded(module: torch.nn.Module) -> bool:
+    hooks = (module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks)
+    functions = (module.load_state_dict, module._load_from_state_dict, module.set_extra_state)
+    return not any(hooks) and all(map(_is_of_torch, functions))
+
+
+def _shape(value: Any) -> tuple[int, ...] | str:
+    if is_lazy(value):
+        return "no shape yet"
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

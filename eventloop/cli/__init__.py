@@ -1,0 +1,125 @@
+"""The command line: `eventloop demo`, `checkpoints`, `plan`, `replay`, `report` and `trace`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from eventloop._version import __version__
+from eventloop.cli import checkpoints as checkpoints_command
+from eventloop.cli import plan as plan_command
+from eventloop.cli import replay as replay_command
+from eventloop.cli import report as report_command
+from eventloop.cli import trace as trace_command
+from eventloop.util.formatting import on_a_line
+from eventloop.util.terminal import OutputError, at_least_one
+
+LAST_WORDS_SECONDS = 0.2
+
+
+EXIT_CODES = """\
+exit codes: 0 done, 1 an error while training (with its traceback), 2 bad input (one line), or an output that takes nothing,
+130 ended by Ctrl-C: the first stops after the iteration, with a checkpoint and the summary; a second one ends at once; 143
+ended by SIGTERM, 138 by SIGUSR1, as the first Ctrl-C does; 141 done, but nobody read the output to its end"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code, see `EXIT_CODES`. An error in the middle of a training is raised.
+    A second Ctrl-C ends the process from here: whatever hangs in another thread, it hangs no longer."""
+    own, passed_on = plan_command.split(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    options, unknown = parser.parse_known_args(own)
+    if unknown:
+        meant = plan_command.meant(options.file, unknown) if options.command == "plan" else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+    options.arguments = passed_on
+    try:
+        return _COMMANDS[options.command](options)
+    except OutputError as error:
+        if options.traceback:
+            raise
+        print(f"eventloop: {error} (--traceback shows where)", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        _end_at_once(130)
+        return 130
+
+
+def _demo(options: argparse.Namespace) -> int:
+    try:
+        from eventloop.cli import demo  # imports torch, hooks and writers: not for --help
+
+        trainer = demo.prepare(
+            options.work_dir,
+            epochs=options.epochs,
+            device=options.device,
+            seed=options.seed,
+            resume=options.resume,
+        )
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        if options.traceback:
+            raise
+        print(f"eventloop: {on_a_line(str(error))} (--traceback shows where)", file=sys.stderr)
+        return 2
+    return demo.run(trainer)
+
+
+def _end_at_once(code: int) -> None:
+    """End the process without the interpreter's own ending, which waits for other threads' locks and ends: a writer
+    that hangs in a full pipe has the lock of standard output, and the interpreter would abort over it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    last_words = threading.Thread(target=_last_words, daemon=True)
+    last_words.start()
+    last_words.join(LAST_WORDS_SECONDS)
+    os._exit(code)
+
+
+def _last_words() -> None:
+    with suppress(OSError, ValueError):
+        print("eventloop: ended by Ctrl-C", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eventloop", description="A PyTorch training engine built as an event bus."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="train a small CNN on real handwritten digits", epilog=EXIT_CODES)
+    demo.add_argument(
+        "--epochs", type=at_least_one, help="passes over the data (default: 10, or those of the run resumed)"
+    )
+    demo.add_argument("--work-dir", type=Path, help="default: runs/demo, or the next free name")
+    demo.add_argument(
+        "--device", default="auto", help='"cpu", "cuda", ... (default: the accelerator if there is one)'
+    )
+    demo.add_argument("--seed", type=int, help="of weights and shuffling of a new run (default: 0)")
+    demo.add_argument(
+        "--resume", nargs="?", const="auto", default=None, metavar="auto|best|PATH|NAME",
+        help="continue the run in --work-dir, or the one saved last: from its newest whole checkpoint (auto, also "
+        "where nothing is given), from its best one, or from the one at a path or of a name, as iter_50",
+    )  # fmt: skip
+    demo.add_argument("--traceback", action="store_true", help="show where bad input was found")
+    checkpoints_command.add_parser(commands)
+    plan_command.add_parser(commands)
+    replay_command.add_parser(commands)
+    report_command.add_parser(commands)
+    trace_command.add_parser(commands)
+    return parser
+
+
+_COMMANDS = {
+    "demo": _demo,
+    "checkpoints": checkpoints_command.run,
+    "plan": plan_command.run,
+    "replay": replay_command.run,
+    "report": report_command.run,
+    "trace": trace_command.run,
+}

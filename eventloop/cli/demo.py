@@ -1,0 +1,277 @@
+"""The main job: train a small CNN on 1,797 real handwritten digits, with everything on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from eventloop.checkpoint import find_checkpoints
+from eventloop.checkpoint.store import scan
+from eventloop.eventlog.jsonl import FILE_NAME
+from eventloop.events import AfterLoadCheckpoint
+from eventloop.hooks import CheckpointHook
+from eventloop.interrupt import graceful_interrupt
+from eventloop.training.trainer import Trainer
+from eventloop.util.suggest import suggest
+from eventloop.util.terminal import OutputError, say
+from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
+from eventloop.writers.jsonl import read_jsonl
+
+VALIDATION = 360
+WORK_DIR = Path("runs/demo")
+EPOCHS = 10
+SEED = 0
+BROKEN_PIPE = 141
+"""What a shell makes of SIGPIPE."""
+HINT = "\nCtrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once."
+SPLIT_SEED = 0
+"""The split is the same whatever the run's seed, so that accuracies can be compared."""
+
+
+class DigitsCNN(nn.Sequential):
+    """Two convolutions with BatchNorm: (N, 1, 8, 8) in 0..1 -> (N, 10) scores."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+            nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(64 * 16, 10),
+        )  # fmt: skip
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what torch's generators cannot be seeded with.
+
+    Raises:
+        ValueError: naming the range.
+    """
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(
+            f"--seed must be from -2**63 to 2**64 - 1, as torch's generators take it, got {seed}"
+        )
+
+
+def load_digits() -> tuple[TensorDataset, TensorDataset]:
+    """scikit-learn's digits, split into 1,437 for training and 360 for validation.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits as load
+    except ImportError as error:
+        raise ImportError(
+            "the demo's data comes with scikit-learn: pip install 'torch-eventloop[demo]'"
+        ) from error
+    digits: Any = load()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
+    target = torch.tensor(digits.target, dtype=torch.long)
+    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    val, train = order[:VALIDATION], order[VALIDATION:]
+    return TensorDataset(images[train], target[train]), TensorDataset(images[val], target[val])
+
+
+def build(work_dir: Path, *, epochs: int, device: str, seed: int) -> Trainer:
+    """The demo's trainer."""
+    check_seed(seed)
+    torch.manual_seed(seed)
+    train, val = load_digits()
+    train_loader = DataLoader(train, batch_size=32, shuffle=True, drop_last=True)
+    model = DigitsCNN()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=5e-3, total_steps=epochs * len(train_loader) + 1
+    )
+    return Trainer(
+        model,
+        optimizer=optimizer,
+        loss_fn=F.cross_entropy,
+        train_loader=train_loader,
+        val_loader=DataLoader(val, batch_size=180),
+        schedulers=[scheduler],
+        max_epochs=epochs,
+        hooks=[CheckpointHook(interval=1, max_keep_ckpts=3, save_best="accuracy")],
+        writers=[ConsoleWriter(), JSONLWriter(), TensorBoardWriter()],
+        work_dir=work_dir,
+        device=device,
+    )
+
+
+def prepare(
+    work_dir: Path | None, *, epochs: int | None, device: str, seed: int | None, resume: str | None
+) -> Trainer:
+    """The demo's trainer, ready to train: all that can be wrong with what the user asked for is found here.
+
+    Args:
+        epochs: None for those of the run that is resumed, or `EPOCHS`.
+        seed: None for `SEED`.
+        resume: what `Trainer.resume` takes, None for a new run.
+
+    Raises:
+        ImportError, OSError, ValueError, RuntimeError: see the message.
+    """
+    device = choose_device(device)
+    if torch.device(device).type == "cpu":
+        torch.set_num_threads(1)  # so small a net is slower on two, and much slower where others use them
+    if resume is None:
+        work_dir = free_name(work_dir or WORK_DIR)
+    elif work_dir is None:
+        work_dir = newest_run(WORK_DIR)
+    with leaving_no_directory(work_dir):
+        trainer = build(
+            work_dir,
+            epochs=epochs or epochs_of(work_dir) or EPOCHS,
+            device=device,
+            seed=SEED if seed is None else seed,
+        )
+        if resume is not None:
+            with trainer.bus.subscribe(check_epochs, AfterLoadCheckpoint):
+                say(f"resuming from {trainer.resume(resume, changed='keep')}")
+            if seed is not None:
+                say(
+                    f"--seed {seed} has no effect: the weights and the random state are those of the checkpoint"
+                )
+    return trainer
+
+
+@contextmanager
+def leaving_no_directory(path: Path) -> Iterator[None]:
+    """Where the block fails, take away the directories that it has made for a run, as long as they are empty."""
+    missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for each in missing:  # the innermost first
+                each.rmdir()
+        raise
+
+
+def run(trainer: Trainer) -> int:
+    """Train, show, save; returns the exit code: 0, 130 when Ctrl-C stopped it before its end, that of a signal, or
+    141, a shell's code of a broken pipe, where nobody read the output to its end.
+
+    Raises:
+        KeyboardInterrupt: at the second Ctrl-C.
+    """
+    if trainer.epoch >= (trainer.max_epochs or 0) and validated(trainer):
+        say(f"{trainer.work_dir} is complete: all {trainer.max_epochs} epochs are trained")
+        trainer.close()
+        return 0
+    with graceful_interrupt(trainer, hint=HINT):
+        try:
+            trainer.train()
+            code = 130 if trainer.stop_reason is not None else 0
+        except SystemExit as ended:  # a scheduler's signal: everything is saved, and the words are still due
+            code = int(ended.code or 0)
+        trainer.close()
+    try:
+        read = say(f"\n{closing_words(trainer)}")
+    except OutputError as error:  # a scheduler asks for the code of its signal all the same
+        print(f"eventloop: {error}", file=sys.stderr)
+        return code or 2
+    read = read and not any(isinstance(w, ConsoleWriter) and w.nobody_reads for w in trainer.writers)
+    return code or (0 if read else BROKEN_PIPE)
+
+
+def validated(trainer: Trainer) -> bool:
+    """Whether the epoch that was trained last has its validation, or a Ctrl-C came before. The checkpoint of an epoch is
+    saved before that, and cannot say."""
+    metrics = trainer.work_dir / FILE_NAME
+    rows = read_jsonl(metrics) if metrics.exists() else ()
+    return any(row.get("mode") == "val" and row["epoch"] == trainer.epoch for row in rows)
+
+
+def newest_run(path: Path) -> Path:
+    """The run that was saved last, of `path`, `path-2`, `path-3`, ...: the one that was just interrupted."""
+    saved = {
+        run: max(checkpoint.stat().st_mtime_ns for checkpoint in checkpoints)
+        for run in [path, *path.parent.glob(f"{path.name}-*")]
+        if (checkpoints := find_checkpoints(run))
+    }
+    return max(saved, key=lambda run: saved[run], default=path)
+
+
+def epochs_of(work_dir: Path) -> int | None:
+    """How long the run is that was saved in a directory, None where none was."""
+    found = scan(work_dir)
+    return next((found.manifests[path].max_epochs for path in found.newest_first()), None)
+
+
+def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:
+    """Refuse to go on for another number of epochs than the learning rate was planned for, before anything is loaded.
+
+    Raises:
+        ValueError: the checkpoint's run has another length.
+    """
+    planned, epochs = (trainer.checkpoint or {}).get("meta", {}).get("max_epochs"), trainer.max_epochs
+    if planned is not None and planned != epochs:
+        raise ValueError(
+            f"the run of {event.path} was begun with --epochs {planned}, and its learning rate schedule ends there: "
+            f"resume it with --epochs {planned}, got --epochs {epochs}"
+        )
+
+
+def closing_words(trainer: Trainer) -> str:
+    """What a person wants to know at the end."""
+    lines = [trainer.summary(), ""]
+    hook = next(h for h in trainer.hooks if isinstance(h, CheckpointHook))
+    if hook.best.score is not None:
+        lines.append(f"best accuracy  {hook.best.score:.2%}, in {hook.directory / hook.best.name}")
+    work_dir = quote(str(trainer.work_dir))  # to be copied into a shell
+    if trainer.stop_reason is not None:
+        go_on = f"go on with: eventloop demo --resume --work-dir {work_dir}"
+        saved = bool(find_checkpoints(trainer.work_dir))
+        lines.append(f"stopped        {trainer.stop_reason}; {go_on if saved else 'no checkpoint was saved'}")
+    lines.append(f"curves         tensorboard --logdir {work_dir}")
+    return "\n".join(lines)
+
+
+def choose_device(device: str) -> str:
+    """Check a device, "auto" being the accelerator if there is one.
+
+    Raises:
+        ValueError: torch does not know it, or cannot use it here.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    known = ["auto", "cpu", "cuda"]
+    try:
+        torch.zeros(1, device=device).item()  # also what "meta" cannot
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"device {device!r} cannot be used here{suggest(device, known) if device not in known else ''} ({reason})"
+        ) from error
+    return device
+
+
+def free_name(path: Path) -> Path:
+    """`path` if nothing is there yet, else the first free of `path-2`, `path-3`, ...; says so. A file is left to the
+    trainer, which refuses it.
+
+    Raises:
+        ValueError: the root of the file system, which has no name.
+    """
+    if not path.is_dir() or not any(path.iterdir()):
+        return path
+    named = path.resolve() if path.name in ("", "..") else path  # "." stands for a directory with a name
+    if not named.name:
+        raise ValueError(f"--work-dir must be a directory for one run, got {path}: name a new one in it")
+    number = 2
+    while (candidate := named.with_name(f"{named.name}-{number}")).exists():
+        number += 1
+    say(
+        f"{path} holds a run already, which is left as it is: this one goes to {candidate} (--resume continues it)"
+    )
+    return candidate

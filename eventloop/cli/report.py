@@ -1,0 +1,131 @@
+"""The command `eventloop report`: what a run cost, and its curves; in tables, as JSON, or as a page with charts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eventloop.util.append_file import replacing
+from eventloop.util.formatting import on_a_line
+from eventloop.util.terminal import OutputError, output_encoding, put_file, say
+
+if TYPE_CHECKING:  # not for --help
+    from eventloop.reporting.report import Report
+
+EXIT_CODES = (
+    "exit codes: 0 done, 1 the page could not be written, 2 bad input (one line), 130 ended by Ctrl-C. Nothing is "
+    "changed in the runs, and one that is under way may be reported on."
+)
+STANDARD_OUTPUT = "-"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to those of `eventloop`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "report", help="what a run cost, and its curves; also several runs side by side", epilog=EXIT_CODES
+    )
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="the run's directory; the others are compared with the first",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="for programs: one JSON object, or a list of several"
+    )
+    parser.add_argument(
+        "--html", metavar="FILE",
+        help='write one page with charts, which needs nothing but itself to be read; "-" is standard output; needs '
+        "plotly, which the extras demo and report bring",
+    )  # fmt: skip
+    parser.add_argument("--traceback", action="store_true", help="show where an error was found")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns its exit code."""
+    try:
+        page_of = _page_maker(options.html, json=options.json) if options.html is not None else None
+        reports = _load(options.runs)
+    except (ImportError, OSError, ValueError) as error:
+        return _failed(options, error, 2)
+    if page_of is not None:
+        try:
+            _write(options.html, page_of(reports))
+        except OutputError:  # `cli` tells it, as where the text cannot be written
+            raise
+        except OSError as error:
+            return _failed(options, error, 1)
+    if options.json:
+        say(_as_json(reports))
+    elif page_of is None:
+        from eventloop.reporting.text import as_text
+
+        say(as_text(reports, encoding=output_encoding()))
+    return 0
+
+
+def _load(runs: list[Path]) -> list[Report]:
+    from eventloop.reporting.report import load_report
+
+    return [load_report(run) for run in runs]
+
+
+def _as_json(reports: list[Report]) -> str:
+    import msgspec
+
+    document = reports[0] if len(reports) == 1 else reports
+    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
+
+
+def _page_maker(out: str, *, json: bool) -> Any:
+    """What makes the page, found before anything is read.
+
+    Raises:
+        ImportError: plotly is not installed.
+        ValueError: the page would replace something that is none, or be in a folder that is not there; or it is not alone
+            on standard output.
+    """
+    from eventloop.reporting.html import as_page, check_plotly, is_page
+
+    check_plotly()
+    if out == STANDARD_OUTPUT:
+        if json:
+            raise ValueError(
+                "--html - and --json would both go to standard output: give --html the name of a file"
+            )
+        return as_page
+    path = Path(out)
+    if path.is_dir() or (path.exists() and not is_page(path)):
+        what = "a directory" if path.is_dir() else "no page of HTML"
+        raise ValueError(f"--html {path} is {what}, and is not replaced: give the name of a new file")
+    if not path.parent.is_dir():
+        raise ValueError(f"--html {path} cannot be written: there is no folder {path.parent}")
+    return as_page
+
+
+def _write(out: str, page: str) -> None:
+    """Replace the file at once, so that a browser that reloads it finds a whole one; on standard output there is the page
+    alone."""
+    from eventloop.cli.listing_text import size_text
+
+    if out == STANDARD_OUTPUT:
+        put_file(page.encode())
+        return
+    path = Path(out)
+    try:
+        with replacing(path, durable=False) as file:
+            file.write(page.encode())
+    except OSError as error:
+        raise OSError(f"--html {path} cannot be written: {error.strerror or error}") from error
+    told = f"{path} is written, {size_text(path.stat().st_size)}"
+    sys.stderr.write(f"eventloop: {on_a_line(told)}\n")
+
+
+def _failed(options: argparse.Namespace, error: Exception, code: int) -> int:
+    if options.traceback:
+        raise error
+    sys.stderr.write(f"eventloop: {on_a_line(str(error))} (--traceback shows where)\n")
+    return code

@@ -1,0 +1,273 @@
+"""Reading event logs, which `EventLogWriter` writes; `eventloop.eventlog.format` describes the format.
+
+    for record in read_events("runs/digits"):
+        print(record.sequence, record.time, record.event)
+
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from os import PathLike, fstat
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+from zlib import crc32
+
+import msgspec
+
+from eventloop.eventlog.format import (
+    FILE_NAME,
+    FRAME,
+    HEADER,
+    MARK_NUMBER,
+    PLACE_TAG,
+    RUN_TAG,
+    SHORTEST,
+    EventLogError,
+    EventRecord,
+    block_at,
+    find_frame,
+    read_header,
+)
+from eventloop.events import Event
+from eventloop.events.base import event_name
+from eventloop.events.catalogue import find_event, several
+from eventloop.events.run import Run
+from eventloop.util.suggest import suggest
+
+_FIXSTR, _STR8 = 0xA0, 0xD9  # msgpack's texts of up to 31 bytes, and of up to 255
+
+OnTorn = Literal["warn", "ignore", "raise"]
+
+
+class TornTail(NamedTuple):
+    """The end of a log that a kill or a full disk cut short."""
+
+    offset: int
+    """Bytes up to the end of the last whole record."""
+    size: int
+    """Bytes behind it, which are no record."""
+
+
+def find_log(run: str | PathLike[str]) -> Path:
+    """The event log of a run: the file itself, or the one in its directory.
+
+    Raises:
+        FileNotFoundError: there is no such run, or no log in it.
+        EventLogError: there are several logs, and none has the usual name.
+    """
+    path = Path(run)
+    if not path.exists():
+        raise FileNotFoundError(f"no run at {path}: give the run's directory or its {FILE_NAME}")
+    if not path.is_dir():
+        return path
+    if (usual := path / FILE_NAME).is_file():
+        return usual
+    logs = sorted(path.glob("*.evl"))
+    if not logs:
+        raise FileNotFoundError(
+            f"{path} holds no event log ({FILE_NAME}): a run writes one with writers=[EventLogWriter()]"
+        )
+    if len(logs) > 1:
+        raise EventLogError(f"{path} holds several event logs, give one: {', '.join(p.name for p in logs)}")
+    return logs[0]
+
+
+class EventReader(Iterator[EventRecord[Event]]):
+    """The records of a log as it is when it is opened, in order; see `read_events`. A run may go on writing it."""
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        only: str | type[Event] | Sequence[str | type[Event]] | None = None,
+        on_torn: OnTorn = "warn",
+    ) -> None:
+        if on_torn not in get_args(OnTorn):
+            raise ValueError(f"unknown on_torn {on_torn!r}{suggest(str(on_torn), [*get_args(OnTorn)])}")
+        self._only = _tags(only)
+        self._on_torn = on_torn
+        self.path = find_log(path)
+        self._absolute = self.path.absolute()  # the program may change its directory meanwhile
+        self.run: Run | None = None
+        """The facts of the run whose events are being read; None before the first, and in a log without them."""
+        self.left_out = 0
+        """Events that `only` did not name."""
+        self.unknown: dict[str, int] = {}
+        """Events skipped because nothing imported declares them: name and count."""
+        self.unreadable: dict[str, int] = {}
+        """Events skipped because their fields are not those of the class any more, or the class refuses their values:
+        name and count."""
+        self.damaged = 0
+        """Bytes skipped because their checksum is wrong, with whole records behind them."""
+        self.torn: TornTail | None = None
+        """What is behind the last whole record, once the reader got there."""
+        with open(self.path, "rb") as file:
+            self._size = fstat(file.fileno()).st_size
+            begun = read_header(file, self.path)
+        self.position = len(HEADER) if begun else 0
+        """Bytes read so far."""
+        self._decoders: dict[bytes, Callable[[bytes], EventRecord[Event] | None]] = {}
+        self._records = chain.from_iterable(self.blocks())
+
+    def __next__(self) -> EventRecord[Event]:
+        return next(self._records)
+
+    def blocks(self) -> Iterator[list[EventRecord[Event]]]:
+        """The rest of the records, as many at once as a block of the file holds, and none of two runs: a loop over
+        the records that makes a call less for each."""
+        while self.position < self._size:
+            block = self._block_at(self.position)
+            records, end = self._records_in(block)
+            self.position += end
+            if records:
+                yield records
+            if not end and not self._skip_damage():
+                return
+
+    def _records_in(self, block: bytes) -> tuple[list[EventRecord[Event]], int]:
+        """The records of the intact frames that a block begins with, and where the last of these frames ends."""
+        unpack, header, size, decoders = FRAME.unpack_from, FRAME.size, len(block), self._decoders
+        records: list[EventRecord[Event]] = []
+        at = 0
+        while size - at >= header:
+            mark, length, checksum = unpack(block, at)
+            end = at + header + length
+            payload = block[
+                at + header : end
+            ]  # `payload_at` without its call, a tenth of the time of reading
+            if mark != MARK_NUMBER or end > size or length < SHORTEST or crc32(payload, length) != checksum:
+                break
+            kind = payload[1]
+            key = payload[: kind - _FIXSTR + 2 if kind < _STR8 else payload[2] + 3]  # to the tag's end
+            decode = decoders.get(key) or self._new_decoder(key)
+            try:
+                if (record := decode(payload)) is not None:
+                    records.append(record)
+            except _NewRun:
+                if records:
+                    break
+                self._begin_run(payload)
+            except Exception:  # the class's own code has a say: `__post_init__`, the type of a field
+                _count(self.unreadable, _tag(key))
+            at = end
+        return records, at
+
+    def _new_decoder(self, key: bytes) -> Callable[[bytes], EventRecord[Event] | None]:
+        self._decoders[key] = self._decoder(key)
+        return self._decoders[key]
+
+    def _decoder(self, key: bytes) -> Callable[[bytes], EventRecord[Event] | None]:
+        """What makes records of the payloads that begin with `key`, or counts those that it skips."""
+        tag = _tag(key)
+        if tag == RUN_TAG:
+            return _raise_new_run
+        if tag == PLACE_TAG:
+            return _skip
+        if self._only is not None and tag not in self._only:
+            return self._leave_out
+        try:
+            kind: Any = EventRecord[find_event(tag)]  # type: ignore[misc]
+            decode: Callable[[bytes], EventRecord[Event]]
+            decode = msgspec.msgpack.Decoder(kind, dec_hook=_rebuild).decode
+        except Exception:  # not declared, or twice, or with fields nobody can decode
+            return partial(_count, self.unknown, tag)
+        return decode
+
+    def _begin_run(self, payload: bytes) -> None:
+        try:
+            self.run = msgspec.msgpack.decode(payload, type=EventRecord[Run]).event
+        except msgspec.DecodeError:
+            _count(self.unreadable, RUN_TAG)
+
+    def _leave_out(self, payload: bytes) -> None:
+        self.left_out += 1
+
+    # --- framing -------------------------------------------------------------------------------------------
+
+    def _block_at(self, position: int) -> bytes:
+        """What the file has there. It is opened for each block, so that a reader which nobody reads to its end leaves
+        none open."""
+        with open(self._absolute, "rb", buffering=0) as file:
+            return block_at(file, position, self._size)
+
+    def _skip_damage(self) -> bool:
+        """Go to the next intact frame; False where there is none, and the rest is a torn tail."""
+        with open(self._absolute, "rb", buffering=0) as file:
+            found = find_frame(file, self.position + 1, self._size)
+        size = (self._size if found is None else found) - self.position
+        if found is None:
+            self.torn = TornTail(self.position, size)
+            what = f"the last {size:,} bytes are no whole record: a kill or a full disk cut it short"
+        else:
+            self.damaged += size
+            what = f"{size:,} bytes at {self.position:,} are damaged and left out"
+            self.position = found
+        if self._on_torn == "raise":
+            raise EventLogError(f"{self.path}: {what}")
+        if self._on_torn == "warn":
+            warnings.warn(f"{self.path}: {what}", stacklevel=4)
+        return found is not None
+
+
+def read_events(
+    path: str | PathLike[str],
+    *,
+    only: str | type[Event] | Sequence[str | type[Event]] | None = None,
+    on_torn: OnTorn = "warn",
+) -> EventReader:
+    """The events of a log, in the order they were written.
+
+        for record in read_events("runs/digits"):
+            print(record.sequence, record.event)
+
+    Afterwards the reader says what it had to skip: `reader.unknown`, `reader.unreadable`, `reader.damaged`,
+    `reader.torn`. An event type that was declared outside of eventloop is known once its module is imported.
+
+    Args:
+        path: the file, or the directory of the run.
+        only: names or classes of events; all others are skipped undecoded.
+        on_torn: what a torn tail, and damaged bytes before it, do: "warn", "ignore", or "raise".
+
+    Raises:
+        FileNotFoundError: there is no run, or no log in it.
+        EventLogError: no event log, one of another version, or a torn one with `on_torn="raise"`.
+        TypeError, ValueError: an unknown event, or an unknown `on_torn`.
+    """
+    return EventReader(path, only=only, on_torn=on_torn)
+
+
+def _tags(only: str | type[Event] | Sequence[str | type[Event]] | None) -> frozenset[str] | None:
+    if only is None:
+        return None
+    chosen = several(only)
+    return None if "*" in chosen else frozenset(event_name(find_event(event)) for event in chosen)
+
+
+class _NewRun(Exception):
+    """A record that is no event, but the facts of the run whose events follow."""
+
+
+def _raise_new_run(payload: object) -> None:
+    raise _NewRun
+
+
+def _skip(payload: object) -> None:
+    """Nothing to read."""
+
+
+def _tag(key: bytes) -> str:
+    return key[2 if key[1] < _STR8 else 3 :].decode(errors="replace")
+
+
+def _count(counts: dict[str, int], tag: str, payload: object = None) -> None:
+    counts[tag] = counts.get(tag, 0) + 1
+
+
+def _rebuild(kind: type, value: Any) -> Any:
+    """A field of a type that msgspec does not know, a `Path` say, which was written as its text."""
+    return kind(value)

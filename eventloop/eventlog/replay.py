@@ -1,0 +1,354 @@
+"""A run again, from its event log: onto a bus, or straight into writers.
+
+    from eventloop import replay
+
+    replay("runs/digits", bus, only="scalars_logged")
+    replay("runs/digits", TensorBoardWriter(), work_dir="runs/digits/again")
+
+Handlers and writers see the events in the order of the run, as fast as they can take them. `eventloop.eventlog.replay` is the
+function; what else is here is imported from the module: `from eventloop.eventlog.replay import ReplayReport`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import chain
+from os import PathLike
+from pathlib import Path
+from time import sleep
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from eventloop.bus import Bus
+from eventloop.bus.subscription import SubscriptionStats
+from eventloop.eventlog.reader import EventReader, OnTorn, TornTail
+from eventloop.events import Event
+from eventloop.events.catalogue import find_event, several
+from eventloop.events.run import Run
+
+FOLDER = "replay"
+"""Where writers write unless told, within the run's directory: beside its own files, never into them."""
+BUS_BATCH = 256
+"""Events between two waits for a bus's background subscribers: a queue for as many drops none."""
+POLL_SECONDS = 0.0005
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """What a replay drives besides a bus: `eventloop.writers.Writer` is one."""
+
+    @property
+    def events(self) -> tuple[str | type[Event], ...]:
+        """What it is given; "*" for every event."""
+
+    @property
+    def batch(self) -> bool | int:
+        """True, or a number: `write_batch` is called, instead of `write`."""
+
+    def open(self, run: Run) -> None:
+        """Called before the first event."""
+
+    def write(self, event: Event) -> None:
+        """Called with each event."""
+
+    def write_batch(self, events: list[Event]) -> None:
+        """Called with several."""
+
+    def flush(self) -> None:
+        """Called after the last event."""
+
+    def close(self) -> None:
+        """Called at the end, also after an error."""
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """What a background subscriber of a bus did not take of a replay."""
+
+    failed: int = 0
+    """Events it was given, and raised or stalled."""
+    dropped: int = 0
+    """Events it was never given: its queue was full, or it had been ended before."""
+    error: str = ""
+    """Its last error, and whether it was ended by it."""
+
+    def __str__(self) -> str:
+        parts = [f"{n:,} {what}" for n, what in ((self.failed, "failed"), (self.dropped, "dropped")) if n]
+        if not parts:
+            return f"failed: {self.error}"
+        reason = f" ({self.error})" if self.error else ""
+        return f"lost {_count(self.failed + self.dropped, 'event')}: {', '.join(parts)}{reason}"
+
+
+class ReplayReport(msgspec.Struct, frozen=True):
+    """What became of a log's events."""
+
+    emitted: int
+    """Events that were emitted, or given to the writers."""
+    left_out: int
+    """Events that `only` did not name, or no writer takes."""
+    unknown: dict[str, int]
+    """Events that nothing imported declares: name and count."""
+    unreadable: dict[str, int]
+    """Events whose fields are not those of the class any more: name and count."""
+    damaged: int
+    """Bytes whose checksum is wrong, before the last whole record."""
+    torn: TornTail | None
+    """What is behind the last whole record, if anything is."""
+    lost: dict[str, Loss] = {}
+    """What background subscribers of the bus did not take, by their names; in its `error` also of one that took all and
+    failed when the bus was flushed."""
+    flushed: bool = True
+    """False: a subscriber was still at it when the bus was flushed for its `drain_timeout`."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether no event was found in the log at all."""
+        return not (self.emitted or self.left_out or self.unknown or self.unreadable)
+
+    def __str__(self) -> str:
+        return self.told()
+
+    def told(self, into: object = "", unknown: str = "") -> str:
+        """One line.
+
+        Args:
+            into: where the events went.
+            unknown: what can be done about events of an unknown type; to import their module by default.
+        """
+        where = f" into {into}" if into else ""
+        lines = [f"{_count(self.emitted, 'event')} replayed{where}, {self.left_out:,} left out"]
+        if self.unknown:
+            lines.append(_named("of an unknown type", self.unknown))
+            lines.append(unknown or "import the module that declares them first")
+        if self.unreadable:
+            lines.append(_named("not readable any more", self.unreadable))
+        if self.damaged:
+            lines.append(
+                f"{self.damaged:,} bytes in the middle of the log are damaged, and what they held is lost"
+            )
+        if self.torn is not None:
+            lines.append(f"the last {self.torn.size:,} bytes are a torn record")
+        lines += [f"{name} {loss}" for name, loss in self.lost.items()]
+        if not self.flushed:
+            lines.append("the bus was not flushed within its drain_timeout")
+        return "; ".join(lines)
+
+
+def replay(
+    run: str | PathLike[str],
+    onto: Bus | Sink | Sequence[Sink],
+    *,
+    only: str | type[Event] | Sequence[str | type[Event]] | None = None,
+    on_torn: OnTorn = "warn",
+    work_dir: str | PathLike[str] | None = None,
+) -> ReplayReport:
+    """Drive a bus, or writers, with the events of a run's log.
+
+        report = replay("runs/digits", bus, only=("scalars_logged", "after_val_epoch"))
+        report.emitted, report.unknown, report.torn
+
+    On a bus each event is emitted as in the run, background-born ones too, so everybody who is subscribed hears it;
+    a handler that takes the trainer is given None. The replay waits for background subscribers now and then, so that
+    no queue of at least 256 events overflows, for one that hangs as long as its `stall_timeout`, and the bus is flushed
+    at the end; `report.lost` tells who did not take everything. Writers are opened, driven and closed here,
+    without a bus and a thread, so an error of theirs is raised; they are told of the run what the log knows.
+
+    Args:
+        run: the directory of the run, or its log.
+        onto: a bus, a writer that is attached to none, or several writers.
+        only: names or classes of events; all others are left out.
+        on_torn: what a torn tail, and damaged bytes before it, do: "warn", "ignore", or "raise".
+        work_dir: where the writers write; `replay` in the run's directory by default.
+
+    Raises:
+        FileNotFoundError: there is no run, or no log in it.
+        EventLogError: no event log, one of another version, or a torn one with `on_torn="raise"`.
+        TypeError, ValueError: an unknown event, something that is neither a bus nor a writer, or a bad option; the default
+            `work_dir` is a link, or holds one.
+        RuntimeError: the bus is closed, or was before it had delivered everything.
+        Exception: whatever a handler or a writer raised.
+    """
+    writers = _check_target(onto, work_dir)
+    reader = EventReader(run, only=only, on_torn=on_torn)
+    lost: dict[str, Loss] = {}
+    left_out, flushed = 0, True
+    if isinstance(onto, Bus):
+        before = onto.stats()
+        emitted, flushed = _onto_bus(reader, onto)
+        lost = _lost_since(before, onto.stats())
+    else:
+        target = folder_of(reader.path) if work_dir is None else Path(work_dir)
+        emitted, left_out = _into_writers(reader, writers, target)
+    left_out += reader.left_out
+    return ReplayReport(
+        emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn, lost, flushed
+    )
+
+
+def folder_of(log: Path) -> Path:
+    """Return the folder beside a log where writers write by default.
+
+    Raises:
+        ValueError: it is a link, or holds one: who made the run would choose what is written to.
+    """
+    folder = log.parent / FOLDER
+    for path in chain([folder], folder.rglob("*")):
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a link, which may lead out of the run: remove it, or choose another folder "
+                "(--out DIR, work_dir=)"
+            )
+    return folder
+
+
+def _check_target(onto: Any, work_dir: object) -> list[Sink]:
+    if isinstance(onto, Bus):
+        if onto.closed:
+            raise RuntimeError("the bus is closed and delivers no more: replay onto a new one")
+        if work_dir is not None:
+            raise ValueError(
+                "work_dir is for writers that replay opens; those of a bus have been told already"
+            )
+        return []
+    writers = list(onto) if isinstance(onto, Sequence) else [onto]
+    for writer in writers:
+        if isinstance(writer, type) or not isinstance(writer, Sink):
+            raise TypeError(f"replay drives a Bus, a writer or several writers, got {writer!r}")
+        if writer.batch is not False and writer.batch < 1:
+            raise ValueError(
+                f"{type(writer).__name__}.batch must be True, False or at least 1 event, got {writer.batch}"
+            )
+    if not writers:
+        raise ValueError("replay needs a bus or at least one writer, got none")
+    return writers
+
+
+# --- a bus ------------------------------------------------------------------------------------------------
+
+
+def _onto_bus(reader: EventReader, bus: Bus) -> tuple[int, bool]:
+    """How many events were emitted, and whether everybody was flushed in time."""
+    emitted = 0
+    for record in reader:
+        if bus.closed:
+            bus.close()  # which waits for the thread that does
+            raise _closed(bus, emitted)
+        bus.emit(record.event)
+        emitted += 1
+        if emitted % BUS_BATCH == 0:
+            _settle(bus, emitted)
+    _settle(bus, emitted)
+    flushed = bus.flush().complete
+    bus.poll()  # a lane's account has a failure a moment before the bus does, and `flush` waits for both
+    return emitted, flushed
+
+
+def _lost_since(before: list[SubscriptionStats], after: list[SubscriptionStats]) -> dict[str, Loss]:
+    """What subscribers have failed at, or were not given, between two looks; by their names."""
+    earlier = {stats.name: stats for stats in before}
+    lost = {}
+    for now in after:
+        then = earlier.get(now.name)
+        failed, dropped, error = (then.failed, then.dropped, then.error) if then is not None else (0, 0, "")
+        loss = Loss(now.failed - failed, now.dropped - dropped, now.error)
+        if loss.failed or loss.dropped or loss.error != error:
+            lost[now.name] = loss
+    return lost
+
+
+def _settle(bus: Bus, emitted: int) -> None:
+    """Wait until the background subscribers have what was emitted. Not by `bus.flush`, at which some writers do what
+    is worth doing once. A subscriber that hangs is given up after its `stall_timeout`.
+
+    Raises:
+        RuntimeError: the bus was closed meanwhile, and nobody will deliver what is left.
+    """
+    while _undelivered(bus):
+        if bus.closed:
+            bus.close()  # as above
+            if _undelivered(bus):
+                raise _closed(bus, emitted)
+        sleep(POLL_SECONDS)
+    bus.poll()
+
+
+def _undelivered(bus: Bus) -> dict[str, int]:
+    return {stats.name: stats.queued for stats in bus.stats() if stats.queued}
+
+
+def _closed(bus: Bus, emitted: int) -> RuntimeError:
+    left = ", ".join(f"{name} ({count:,})" for name, count in _undelivered(bus).items())
+    return RuntimeError(
+        f"the replay ends after {emitted:,} events, because the bus was closed meanwhile; undelivered of those: "
+        f"{left or 'none'}"
+    )
+
+
+# --- writers ----------------------------------------------------------------------------------------------
+
+
+def _into_writers(reader: EventReader, writers: list[Sink], work_dir: Path) -> tuple[int, int]:
+    """How many events the writers were given, and how many none of them takes."""
+    wanted = [_types_of(writer) for writer in writers]
+    everything = None in wanted
+    taken = {kind for kinds in wanted for kind in kinds or ()}
+    emitted = left_out = 0
+    opened = False
+    with ExitStack() as closing:
+        for records in reader.blocks():
+            events = [record.event for record in records]
+            if not opened:
+                work_dir.mkdir(parents=True, exist_ok=True)
+                facts = _facts(reader.run, events, work_dir)
+                for writer in writers:
+                    closing.callback(writer.close)
+                    writer.open(facts)
+                opened = True
+            for writer, kinds in zip(writers, wanted, strict=True):
+                _feed(writer, events if kinds is None else [e for e in events if type(e) in kinds])
+            count = len(events) if everything else sum(type(event) in taken for event in events)
+            emitted += count
+            left_out += len(events) - count
+        if opened:
+            for writer in writers:
+                writer.flush()
+    return emitted, left_out
+
+
+def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
+    """What a writer takes; None for everything."""
+    events = several(writer.events)
+    return None if "*" in events else frozenset(find_event(event) for event in events)
+
+
+def _feed(writer: Sink, events: list[Event]) -> None:
+    if not writer.batch:
+        for event in events:
+            writer.write(event)
+        return
+    most = max(1, len(events)) if writer.batch is True else writer.batch
+    for start in range(0, len(events), most):
+        writer.write_batch(events[start : start + most])
+
+
+def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:
+    """What is known of the run; of a log without its facts, what the first event says."""
+    if run is not None:
+        return msgspec.structs.replace(run, work_dir=str(work_dir))
+    first = events[0]
+    return Run(
+        work_dir=str(work_dir),
+        max_iters=getattr(first, "max_iters", None),
+        max_epochs=getattr(first, "max_epochs", None),
+    )
+
+
+def _named(what: str, counts: dict[str, int]) -> str:
+    names = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
+    return f"{sum(counts.values()):,} {what}: {names}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

@@ -1,0 +1,57 @@
+"""Names of events: which class a name means, and what a misspelled one was meant to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eventloop.events.base import ALIASES, Event, known_events
+from eventloop.migration.names import point_meant
+from eventloop.util.suggest import suggest
+
+
+def find_event(event: str | type[Event]) -> type[Event]:
+    """Resolve a name, an alias or a class to the event class.
+
+    Raises:
+        TypeError: `event` is neither a string nor an event class.
+        ValueError: no event has that name (with a suggestion), or two modules declare it.
+    """
+    if isinstance(event, type) and hasattr(event, "background_born"):
+        if event.__name__ == "Event" or event.__name__.startswith("_"):
+            raise TypeError(
+                f"{event.__name__} is a base class, never emitted: name an event, or '*' for all of them"
+            )
+        return event
+    if not isinstance(event, str):
+        raise TypeError(f"expected an event name or an Event subclass, got {event!r}")
+    candidates = known_events().get(ALIASES.get(event, event), [])
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        modules = " and ".join(c.__module__ for c in candidates)
+        raise ValueError(
+            f"the event name {event!r} is declared by {modules}: subscribe with the class itself"
+        )
+    meant = point_meant(event)
+    if meant in known_events():
+        raise ValueError(f"unknown event {event!r}: here it is {meant!r}")
+    raise ValueError(f"unknown event {event!r}{suggest(event, [*known_events(), *ALIASES])}")
+
+
+def several(events: str | type[Event] | Sequence[str | type[Event]]) -> tuple[str | type[Event], ...]:
+    """One event or several, as several: a text is one name, and no sequence of letters.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(events, str | type):
+        return (events,)
+    try:
+        return tuple(events)
+    except TypeError:
+        raise TypeError(f"expected an event, by name or class, or several of them, got {events!r}") from None
+
+
+def declared_events() -> list[type[Event]]:
+    """Every declared event class, in order of declaration."""
+    return [event_type for known in known_events().values() for event_type in known]

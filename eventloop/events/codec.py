@@ -1,0 +1,150 @@
+"""Events as bytes and back again: msgpack in frames of type number, length and body.
+
+The numbers are given out as types come by, so that what one `Frames` wrote only the same one reads.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from eventloop.events.base import Event
+
+_HEADER = struct.Struct("<II")
+_ELSEWHERE = 0xFFFF_FFFF
+"""The type number of an event that is not in the bytes."""
+_PICKLED = 0xFFFF_FFFE
+"""The type number of one whose body is a pickle."""
+_LEAVES = (
+    inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.StrType, inspect.BytesType, inspect.NoneType,
+    inspect.LiteralType, inspect.EnumType, inspect.DateTimeType, inspect.UUIDType, inspect.DecimalType,
+)  # fmt: skip
+
+
+class Frames:
+    """Encodes on one thread, decodes on another.
+
+    An event comes back equal to what went in. One that would not (a tensor, a tuple where the field says `Any`, a
+    lone surrogate) is not encoded: it stays `ELSEWHERE`, in a list beside the bytes, or, if it is for the surrogate
+    alone, is `pickled`. A value that is not of its field's type, which nobody checks when an event is built, comes back
+    as msgpack has it.
+    """
+
+    ELSEWHERE = _HEADER.pack(_ELSEWHERE, 0)
+    """The frame that stands for an event kept in the list."""
+
+    def __init__(self) -> None:
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._numbers: dict[type[Event], int] = {}
+        self._types: list[type[Event]] = []
+        self._exact: list[bool] = []
+        self._decoders: list[msgspec.msgpack.Decoder[Event]] = []
+
+    def encode(self, event: Event) -> bytes:
+        """The frame of an event.
+
+        Raises:
+            Exception: msgpack cannot encode it, or would give back something else.
+        """
+        kind = type(event)
+        number = self._numbers.get(kind)
+        if number is None:
+            number = self.enter(kind)
+        body = self._encode(event)
+        if not self._exact[number] and self._decoders[number].decode(body) != event:
+            raise TypeError("it would come back changed")
+        return _HEADER.pack(number, len(body)) + body
+
+    def pickled(self, event: Event) -> bytes:
+        """The frame of an event that was refused for a lone surrogate in it: as a pickle it comes back equal.
+
+        Raises:
+            Exception: there is something else in it that is not plain, as a tensor, or its class is nowhere to be found.
+        """
+        msgspec.to_builtins(event)
+        body = pickle.dumps(event, pickle.HIGHEST_PROTOCOL)
+        return _HEADER.pack(_PICKLED, len(body)) + body
+
+    def decode(self, data: bytes | bytearray, elsewhere: Iterable[Event]) -> Iterator[Event | Exception]:
+        """The events of some frames one after the other; in the place of one that cannot be made, why."""
+        kept = iter(elsewhere)
+        start, end = 0, len(data)
+        while start < end:
+            number, length = _HEADER.unpack_from(data, start)
+            start += _HEADER.size
+            if number == _ELSEWHERE:
+                yield next(kept)
+            else:
+                yield self._decode(number, data[start : start + length])
+            start += length
+
+    def enter(self, kind: type[Event]) -> int:
+        exact = _exact(inspect.type_info(kind), set())
+        self._decoders.append(msgspec.msgpack.Decoder(kind))
+        self._exact.append(exact)
+        self._types.append(kind)
+        self._numbers[kind] = len(self._types) - 1
+        return self._numbers[kind]
+
+    def _decode(self, number: int, body: bytes | bytearray) -> Event | Exception:
+        if number == _PICKLED:
+            return _unpickled(body)
+        try:
+            return self._decoders[number].decode(body)
+        except Exception as error:
+            return _unchecked(self._types[number], body, error)
+
+
+def _unpickled(body: bytes | bytearray) -> Event | Exception:
+    try:
+        event: Event = pickle.loads(body)
+    except Exception as error:
+        return error
+    return event
+
+
+def _unchecked(kind: type[Event], body: bytes | bytearray, error: Exception) -> Event | Exception:
+    try:
+        values = msgspec.msgpack.decode(body)
+        return kind(
+            **{
+                field.name: _of_type(values[field.encode_name], field.type)
+                for field in msgspec.structs.fields(kind)
+                if field.encode_name in values
+            }
+        )
+    except Exception:
+        return error
+
+
+def _of_type(value: Any, wanted: Any) -> Any:
+    try:
+        return msgspec.convert(value, wanted)
+    except msgspec.ValidationError:
+        return value
+
+
+def _exact(node: inspect.Type, seen: set[int]) -> bool:
+    """True when the types of all fields say what to decode: a tuple or a list, a date or its text."""
+    if id(node) in seen:  # a type that contains itself
+        return True
+    seen.add(id(node))
+    match node:
+        case inspect.StructType():
+            parts: tuple[inspect.Type, ...] = tuple(field.type for field in node.fields)
+        case inspect.DictType(key_type=inspect.StrType() | inspect.IntType()):
+            parts = (node.value_type,)
+        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
+            parts = (node.item_type,)
+        case inspect.TupleType():
+            parts = node.item_types
+        case inspect.UnionType():
+            parts = node.types
+        case _:
+            return isinstance(node, _LEAVES)
+    return all(_exact(part, seen) for part in parts)

@@ -1,0 +1,126 @@
+"""Which occurrences of an event a subscription fires on: `every`, `start`, `when`, `once`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, cast
+
+from eventloop.events.base import Counter, Event
+from eventloop.util.checks import check_bools
+
+Predicate = Callable[[Any], object]
+Passes = Callable[[Event], bool]
+
+
+def check_filter(every: int, start: int, once: bool, when: Predicate | None) -> None:
+    """Refuse a filter that could never work, at the line that wrote it.
+
+    Raises:
+        TypeError: `every` or `start` is no int, `once` no bool, `when` no plain function of one argument.
+        ValueError: `every` below 1 or `start` below 0.
+    """
+    for name, value, least in (("every", every, 1), ("start", start, 0)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {value!r}")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    check_bools(once=once)
+    if when is not None:
+        _check_predicate(when)
+
+
+def _check_predicate(when: object) -> None:
+    if not callable(when):
+        raise TypeError(f"when must be a function of the event, got {when!r}")
+    if inspect.iscoroutinefunction(when):
+        raise TypeError(
+            f"when must say at once whether the event passes, got the coroutine function {when!r}"
+        )
+    try:
+        signature = inspect.signature(when)
+    except ValueError:  # some builtins have none
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"when is called with (event) alone, and {when!r} takes {signature}: {error}"
+        ) from error
+
+
+def describe_filter(every: int, start: int, once: bool, when: Predicate | None) -> str:
+    """The filter as the plan prints it, "" when every event passes."""
+    parts = []
+    if every != 1:
+        parts.append(f"every={every}")
+    if start:
+        parts.append(f"start={start}")
+    if when is not None:
+        parts.append("when=" + " ".join(str(getattr(when, "__name__", repr(when))).split()))
+    if once:
+        parts.append("once")
+    return " ".join(parts)
+
+
+def make_filter(event_type: type[Event], every: int, start: int, when: Predicate | None) -> Passes | None:
+    """Return the predicate of one subscription to one event, or None when every event passes.
+
+    An event with counter `c` passes when `c > start and (c - start) % every == 0` and `when(event)` is true.
+    """
+    tests: list[Passes] = []
+    if every != 1 or start:
+        tests.append(_due(event_type.counter, every, start))
+    if when is not None:
+        tests.append(cast(Passes, when))
+    if len(tests) < 2:
+        return tests[0] if tests else None
+    first, second = tests
+    return lambda event: first(event) and bool(second(event))
+
+
+def source_of(event_type: type[Event], every: int, start: int, when: Predicate | None) -> str | None:
+    """The test of `make_filter` as an expression of `event`, where it is one: in each iteration, for which a plan has
+    it, the call of a function would cost as much again as the test."""
+    if when is not None or (every == 1 and not start) or event_type.counter != "iter":
+        return None
+    past = f"event.iter + 1 - {start}" if start else "event.iter + 1"
+    tests = [f"{past} > 0"] * bool(start) + [f"({past}) % {every} == 0"] * (every != 1)
+    return " and ".join(tests)
+
+
+def _due(kind: Counter, every: int, start: int) -> Passes:
+    if kind == "iter":  # spelled out: it is asked in each iteration, where a second call costs as much again
+        return lambda event: (past := event.iter + 1 - start) > 0 and past % every == 0  # type: ignore[attr-defined]
+    counter = make_counter(kind)
+
+    def due(event: Event) -> bool:
+        past = counter(event) - start
+        return past > 0 and past % every == 0
+
+    return due
+
+
+def first_only(passes: Passes | None, firings: Iterator[int]) -> Passes:
+    """`once=True`: let through the first event that passes, over all the filters that share `firings` (from 0)."""
+    return lambda event: (passes is None or passes(event)) and next(firings) == 0
+
+
+def make_counter(kind: Counter) -> Callable[[Any], int]:
+    """Return the function that reads an event's own 1-based counter."""
+    if kind == "iter":
+        return lambda event: cast(int, event.iter) + 1
+    if kind == "epoch":
+        return lambda event: cast(int, event.epoch) + 1
+    if kind == "batch":
+        return lambda event: cast(int, event.batch_idx) + 1
+    occurrences = count(1)
+    if kind == "val_epoch":
+        # Without epochs (iteration-based training, a lone val()) `epoch` stands still and would never fire.
+        def completed_epochs(event: Any) -> int:
+            occurrence = next(occurrences)
+            return cast(int, event.epoch) if event.max_epochs is not None and event.epoch else occurrence
+
+        return completed_epochs
+    return lambda event: next(occurrences)

@@ -1,0 +1,222 @@
+"""Images and histograms on their way from the training thread to the writers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from eventloop.events import Event, HistogramLogged, ImageLogged
+from eventloop.metrics.rows import Moment, Place, Unread
+from eventloop.metrics.scalar_value import unreadable_kind
+from eventloop.state.sharded import refuse_sharded
+
+logger = logging.getLogger("eventloop")
+
+Kind = Literal["image", "histogram"]
+
+MEDIA_LIMIT = 256
+"""Images and histograms that may wait to be collected."""
+WARNED_LIMIT = 256
+"""Images whose values were found out of range are told by their names, so many of them at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """One image or one histogram, its tensor on the host or on its way there."""
+
+    kind: Kind
+    name: str
+    moment: Moment
+    tensor: torch.Tensor
+
+    def event(self, place: Place, warned: set[str]) -> Event:
+        """What writers are told. The copy must have ended."""
+        moment = self.moment
+        if self.kind == "image":
+            array = np.ascontiguousarray(np.moveaxis(self._pixels(warned), 0, -1))
+            return ImageLogged(
+                mode=moment.mode, iter=moment.iteration, step=moment.step, epoch=moment.epoch, name=self.name,
+                data=array.tobytes(), shape=array.shape, dtype="uint8",
+                max_iters=place.max_iters, max_epochs=place.max_epochs,
+            )  # fmt: skip
+        array = self.tensor.numpy()
+        return HistogramLogged(
+            mode=moment.mode, iter=moment.iteration, step=moment.step, epoch=moment.epoch, name=self.name,
+            data=array.tobytes(), shape=array.shape, dtype=str(array.dtype),
+            max_iters=place.max_iters, max_epochs=place.max_epochs,
+        )  # fmt: skip
+
+    def _pixels(self, warned: set[str]) -> Any:
+        """The image in bytes."""
+        if self.tensor.dtype == torch.uint8:
+            return self.tensor.numpy()
+        image = np.nan_to_num(self.tensor.float().numpy(), nan=0.0, posinf=inf, neginf=-inf)
+        if self.name not in warned and _is_cut(image) and len(warned) < WARNED_LIMIT:
+            warned.add(self.name)
+            logger.warning(
+                "image %r of iteration %d has values from %.4g to %.4g: floats are intensities from 0 to 1, and what is "
+                "beyond is cut, as SummaryWriter does. Put one in 0..255 as uint8 or divided by 255, and bring any other "
+                "to [0, 1]; this is said once for a name",
+                self.name, self.moment.iteration, image.min(), image.max(),
+            )  # fmt: skip
+        return (np.clip(image, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
+
+
+class MediaPacket:
+    """Images and histograms of an interval; a `Deferred` of the background loop.
+
+    Args:
+        copied: CUDA events behind the copies that are under way.
+        warned: names of images of which the log has that they are out of range.
+        leave_out: told what cannot be read.
+    """
+
+    def __init__(
+        self, media: list[Medium], copied: list[torch.cuda.Event], place: Place, warned: set[str],
+        leave_out: Callable[[list[Unread]], None],
+    ) -> None:  # fmt: skip
+        self._media = media
+        self._copied = copied
+        self._place = place
+        self._warned = warned
+        self._leave_out = leave_out
+
+    def __repr__(self) -> str:
+        return f"MediaPacket({', '.join(repr(medium.name) for medium in self._media[:5])})"
+
+    def ready(self) -> bool:
+        """True when everything is on the host."""
+        return all(event.query() for event in self._copied)
+
+    def events(self) -> list[Event]:
+        """The events, in the order their tensors were put; waits for the device if need be."""
+        for event in self._copied:
+            event.synchronize()
+        events: list[Event] = []
+        for medium in self._media:
+            try:
+                events.append(medium.event(self._place, self._warned))
+            except Exception as error:  # the others are told
+                self._leave_out([Unread(medium.name, medium.moment.iteration, error)])
+        return events
+
+
+class PendingMedia:
+    """What waits to be collected, in the order it was put."""
+
+    def __init__(self) -> None:
+        self._media: list[Medium] = []
+        self._devices: set[torch.device] = set()
+        self._warned: set[str] = set()  # names of images that were out of range
+
+    def __len__(self) -> int:
+        return len(self._media)
+
+    def add(self, medium: Medium, source: object) -> None:
+        """Put one, which is being copied from `source`."""
+        self._media.append(medium)
+        if isinstance(source, torch.Tensor) and source.is_cuda:
+            self._devices.add(source.device)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether there are more than may wait."""
+        return len(self._media) > MEDIA_LIMIT
+
+    def make_room(self) -> None:
+        """Give up the oldest, if there are more than may wait."""
+        if self.crowded:
+            half = MEDIA_LIMIT // 2
+            logger.warning(
+                "the %d oldest of %d images and histograms are given up: nobody collects them (a LoggerHook does)",
+                half, len(self._media),
+            )  # fmt: skip
+            del self._media[:half]
+
+    def take(self, place: Place, leave_out: Callable[[list[Unread]], None]) -> MediaPacket:
+        """All of it, behind what the devices have been given to do so far."""
+        media, self._media = self._media, []
+        devices, self._devices = self._devices, set()
+        copied = []
+        for device in devices:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+            copied.append(event)
+        return MediaPacket(media, copied, place, self._warned, leave_out)
+
+
+def image_of(name: str, image: Any) -> torch.Tensor:
+    """Check an image and start its way to the host.
+
+    Raises:
+        TypeError: it is no tensor or array, has no values to read, or they are neither uint8 nor floating point.
+        ValueError: it is not (1 or 3 or 4, height, width).
+    """
+    tensor = _tensor("image", name, image)
+    if tensor.ndim != 3 or tensor.shape[0] not in (1, 3, 4):
+        raise ValueError(
+            f"image {name!r} must be of shape (channels, height, width) with 1, 3 or 4 channels, "
+            f"got {tuple(tensor.shape)}"
+        )
+    if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
+        raise TypeError(
+            f"image {name!r} must be uint8 in [0, 255] or floating point in [0, 1], got {tensor.dtype}"
+        )
+    return to_host(tensor)
+
+
+def histogram_of(name: str, values: Any) -> torch.Tensor:
+    """Check the values of a histogram and start their way to the host, as float32 in one dimension.
+
+    Raises:
+        TypeError: it is no tensor or array of numbers.
+        ValueError: it is empty.
+    """
+    tensor = _tensor("histogram", name, values)
+    if not tensor.numel():
+        raise ValueError(f"histogram {name!r} has no values")
+    return to_host(tensor.reshape(-1).float())
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the host. From CUDA it goes to pinned memory on the current stream, and is not waited for."""
+    if not tensor.is_cuda:
+        return tensor.detach().to("cpu", copy=True).contiguous()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor.detach(), non_blocking=True)
+
+
+def _tensor(what: str, name: str, value: Any) -> torch.Tensor:
+    if isinstance(value, np.ndarray):
+        value = _of_array(what, name, value)
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{what} {name!r} must be a tensor or an array, got {value!r}")
+    refuse_sharded(f"{what} {name!r}", value)
+    if kind := unreadable_kind(value):
+        raise TypeError(f"{what} {name!r} must be of real numbers, got {kind}")
+    return value
+
+
+def _of_array(what: str, name: str, array: Any) -> torch.Tensor:
+    """The tensor of an array, which shares its memory where torch can: of one with negative strides (`image[::-1]`), one
+    that is not to be written or one in another byte order it is of a copy."""
+    try:
+        if array.flags.writeable:  # else torch warns
+            return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        pass
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    except TypeError:
+        raise TypeError(f"{what} {name!r} must be of real numbers, got an array of {array.dtype}") from None
+
+
+def _is_cut(image: Any) -> bool:
+    """Whether there are values so far outside of [0, 1] that rounding them to bytes does not bring them back."""
+    return bool(image.size and (image.min() * 255 < -0.5 or image.max() * 255 >= 255.5))

@@ -1,0 +1,29 @@
+"""A constructor that says which of its arguments was meant by another name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec
+
+from eventloop.migration.names import argument_meant
+from eventloop.util.suggest import suggest
+
+P = ParamSpec("P")
+
+
+def knowing_others(init: Callable[P, None]) -> Callable[P, None]:
+    """Have a constructor that is given arguments it does not have say of each which was meant, on a line of its own."""
+    parameters = inspect.signature(init).parameters
+    known = [*parameters][1:]
+    owner = init.__qualname__.partition(".")[0]
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        if unknown := [name for name in kwargs if name not in parameters]:
+            said = [f"{name!r}{argument_meant([owner], name) or suggest(name, known)}" for name in unknown]
+            raise TypeError(f"{owner} has no argument " + "\n  nor ".join(said))
+        init(*args, **kwargs)
+
+    return checked

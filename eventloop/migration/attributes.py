@@ -1,0 +1,186 @@
+"""Attributes and methods of other systems' trainers, and what each is here: for the errors that say so."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import NoReturn, ParamSpec, TypeVar
+
+from eventloop.util.suggest import suggest
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_TRAINS = "trainer.train(), or a loop of your own over trainer.epochs() and trainer.batches(loader)"
+_SAVES = "done by the checkpoint hook: hooks=[CheckpointHook(interval=..., save_best=...)]"
+_HOOKS = "hooks=[...] of the Trainer, or trainer.bus.on(event) for a function"
+_LOGS = "trainer.metrics.put_scalar(name, value)"
+_NUMBERS = "trainer.metrics, with latest() for the newest values"
+
+ATTRIBUTES = {
+    "MMEngine": {
+        "runner": "the trainer itself",
+        "train_loop": _TRAINS,
+        "_train_loop": _TRAINS,
+        "val_loop": "trainer.val()",
+        "_val_loop": "trainer.val()",
+        "test_loop": "trainer.test()",
+        "_test_loop": "trainer.test()",
+        "train_dataloader": "trainer.train_loader",
+        "val_dataloader": "trainer.val_loader",
+        "test_dataloader": "trainer.test_loader",
+        "data_loader": "trainer.loader",
+        "data_batch": "trainer.batch",
+        "optim_wrapper": "trainer.optimizer",
+        "param_schedulers": "trainer.schedulers",
+        "message_hub": _NUMBERS,
+        "log_buffer": _NUMBERS,
+        "visualizer": "trainer.metrics.put_image(name, image), which goes to all of trainer.writers",
+        "inner_iter": "trainer.batch_idx",
+        "_inner_iter": "trainer.batch_idx",
+        "_iter": "trainer.iter",
+        "_epoch": "trainer.epoch",
+        "_max_iters": "trainer.max_iters",
+        "_max_epochs": "trainer.max_epochs",
+        "_hooks": "trainer.hooks",
+        "register_hook": _HOOKS,
+        "register_training_hooks": _HOOKS,
+        "get_hooks_info": "print(trainer.bus), every handler in its order",
+        "call_hook": "trainer.bus.emit(event)",
+        "from_cfg": "Trainer(...), where hooks, writers and schedulers may be configs",
+        "load_or_resume": 'trainer.resume("auto"), or trainer.load_checkpoint(path)',
+        "save_checkpoint": _SAVES,
+        "logger": 'logging.getLogger("eventloop")',
+        "experiment_name": "the name of trainer.work_dir",
+    },
+    "Lightning": {
+        "fit": "trainer.train(); the model and the loaders are the Trainer's arguments",
+        "fit_loop": _TRAINS,
+        "validate": "trainer.val()",
+        "predict": "the script's: model.eval(), and model(inputs) for each batch under torch.no_grad()",
+        "save_checkpoint": _SAVES,
+        "global_step": "trainer.iter",
+        "current_epoch": "trainer.epoch",
+        "max_steps": "trainer.max_iters",
+        "estimated_stepping_batches": "trainer.max_iters",
+        "num_training_batches": "len(trainer.train_loader)",
+        "callback_metrics": _NUMBERS,
+        "logged_metrics": _NUMBERS,
+        "log": _LOGS,
+        "log_dict": "trainer.metrics.put_scalars(values)",
+        "lightning_module": "trainer.model",
+        "optimizers": "trainer.optimizer, one or a mapping of several",
+        "train_dataloader": "trainer.train_loader",
+        "val_dataloaders": "trainer.val_loader",
+        "test_dataloaders": "trainer.test_loader",
+        "callbacks": "trainer.hooks",
+        "logger": "trainer.writers",
+        "loggers": "trainer.writers",
+        "checkpoint_callback": "the CheckpointHook among trainer.hooks",
+        "ckpt_path": 'trainer.resume("auto"), or of a path',
+        "should_stop": "trainer.stop(reason); whether somebody did, trainer.asked_to_stop",
+        "global_rank": "trainer.rank",
+        "is_global_zero": "trainer.rank == 0",
+        "log_dir": "trainer.work_dir",
+        "default_root_dir": "trainer.work_dir",
+    },
+    "Transformers": {
+        "evaluate": "trainer.val()",
+        "add_callback": _HOOKS,
+        "save_model": _SAVES,
+        "save_state": _SAVES,
+        "log": _LOGS,
+        "lr_scheduler": "trainer.schedulers",
+    },
+    "detectron2": {
+        "storage": _NUMBERS,
+        "max_iter": "trainer.max_iters",
+        "register_hooks": _HOOKS,
+        "build_hooks": _HOOKS,
+        "build_writers": "writers=[...] of the Trainer",
+        "resume_or_load": 'trainer.resume("auto"), or trainer.load_checkpoint(path)',
+        "checkpointer": _SAVES,
+    },
+    "ignite": {
+        "add_event_handler": "trainer.bus.on(event)",
+        "on": "trainer.bus.on(event)",
+        "fire_event": "trainer.bus.emit(event)",
+        "terminate": "trainer.stop(reason)",
+    },
+}
+"""By system and name: what the trainer has instead."""
+
+_LOADERS = "an argument of the Trainer: train_loader, val_loader or test_loader"
+CALLS = {
+    "ckpt_path": 'trainer.resume("auto") or of a path before it, or trainer.load_checkpoint(path) for the weights alone',
+    "resume_from_checkpoint": 'trainer.resume("auto") or of a path before it',
+    "dataloaders": _LOADERS,
+    "train_dataloaders": _LOADERS,
+    "val_dataloaders": _LOADERS,
+    "datamodule": _LOADERS,
+    "data_loaders": _LOADERS,
+}
+"""Arguments that train, val, test and run take elsewhere."""
+
+
+class _Elsewhere:
+    """A name that a class does not have: asking for it says what is meant. It can be set as any other.
+
+    Not `__getattr__`, which is asked as well when a property, or what it calls, fails of an AttributeError of its own, and
+    would put another error in its place: `trainer.stopping` calls handlers.
+    """
+
+    def __init__(self, name: str) -> None:
+        whose: dict[str, list[str]] = {}
+        for system, names in ATTRIBUTES.items():
+            if name in names:
+                whose.setdefault(names[name], []).append(f"{system}'s")
+        told = [f"{' and '.join(systems)} is here {here}" for here, systems in whose.items()]
+        self._name, self._told = name, "; ".join(told)
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{owner.__name__} has no attribute {self._name!r}: {self._told}")
+
+
+class KnowsPeers:
+    """A class that says of other systems' attributes what they are here. It has none of them: neither for `hasattr` nor
+    for `dir`, nor for a type checker."""
+
+    __slots__ = ()
+
+    def __dir__(self) -> Iterable[str]:
+        return [
+            name
+            for name in super().__dir__()
+            if not isinstance(inspect.getattr_static(self, name, None), _Elsewhere)
+        ]
+
+
+for _name in dict.fromkeys(name for names in ATTRIBUTES.values() for name in names):
+    setattr(KnowsPeers, _name, _Elsewhere(_name))
+
+
+def knowing_calls(method: Callable[P, T]) -> Callable[P, T]:
+    """Have a method that is given an argument it does not have say where that belongs."""
+    parameters = inspect.signature(method).parameters
+
+    @functools.wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name not in parameters:
+                raise TypeError(
+                    f"{method.__qualname__} has no argument {name!r}{_meant(name, type(args[0]))}"
+                )
+        return method(*args, **kwargs)
+
+    return checked
+
+
+def _meant(name: str, owner: type) -> str:
+    if name in CALLS:
+        return f": what it does elsewhere is here {CALLS[name]}"
+    arguments = [*inspect.signature(owner).parameters]
+    if name in arguments:
+        return f": it is one of the {owner.__name__}'s own"
+    return suggest(name, arguments)

@@ -1,0 +1,105 @@
+"""An average in a checkpoint: `state_dict` has the averaged weights, `ema_state_dict` the model's own.
+
+This is MMEngine's layout: whoever loads `state_dict` has the weights that were evaluated. The model's own are at
+`ema_state_dict["module.<name>"]`, beside the number of updates, `steps`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from eventloop.checkpoint import CheckpointError
+from eventloop.checkpoint.weights import OWN
+from eventloop.model.average_swap import Swap
+from eventloop.model.averages import BaseAveragedModel
+from eventloop.state.schema import read_as
+
+logger = logging.getLogger("eventloop")
+
+KEY = "ema_state_dict"
+_PREFIX = "module."
+
+
+def store(checkpoint: dict[str, Any], average: BaseAveragedModel, model: nn.Module, swap: Swap) -> None:
+    """Put average and model into a checkpoint that has the model's state as it is."""
+    raw: Mapping[str, Any] = checkpoint["state_dict"]
+    if swap.active:  # what the checkpoint has are the tensors that hold the average just now
+        with swap.undone(average, model):
+            raw = {name: _clone(value) for name, value in model.state_dict().items()}
+    average.sync_buffers(model)
+    averaged = average.module.state_dict()
+    tensors = {name for name, value in raw.items() if isinstance(value, torch.Tensor) and name in averaged}
+    checkpoint["state_dict"] = {
+        name: averaged[name] if name in tensors else value for name, value in raw.items()
+    }
+    checkpoint[KEY] = {
+        "steps": torch.tensor(average.steps),
+        **{f"{_PREFIX}{name}": value for name, value in raw.items()},
+    }
+
+
+def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
+    """Check that the two states of a checkpoint are of one model.
+
+    Raises:
+        CheckpointError: one is no state, the shapes of a name differ, or with `strict` there are names on one side only; without it
+            those are logged.
+    """
+    if KEY not in checkpoint:
+        return
+    averaged = read_as(dict[str, Any], checkpoint.get("state_dict"), f"{source}: state_dict cannot be loaded")
+    read_as(dict[str, Any], checkpoint[KEY], f"{source}: {KEY} cannot be loaded")
+    own = own_weights(checkpoint)
+    wrong = [
+        f"{name}: {_shape(averaged[name])} in state_dict, {_shape(own[name])} in {KEY}"
+        for name in averaged
+        if name in own and _shape(averaged[name]) != _shape(own[name])
+    ]
+    strangers = [f"{name}: not in {KEY}" for name in averaged if name not in own]
+    strangers += [f"{_PREFIX}{name}: not in state_dict" for name in own if name not in averaged]
+    strangers += [f"{name}: no name of an average" for name in checkpoint[KEY] if not _is_known(name)]
+    if wrong or (strict and strangers):
+        lines = "\n  ".join(wrong + (strangers if strict else []))
+        raise CheckpointError(
+            f"{source} has the average of another model; nothing was loaded:\n  {lines}\n"
+            "EMAHook(strict_load=False) begins the average as a copy where names are missing"
+        )
+    if strangers:
+        logger.warning("the average in %s has other names than its model: %s", source, "; ".join(strangers))
+
+
+def separate(checkpoint: dict[str, Any], name: str | None) -> None:
+    """Put the weights that a resumed run goes on with at `OWN` of a checkpoint that was checked, and the average into the
+    state of the hook of this name; None where there is no average. Where a name has no weights of its own, the
+    average's serve. Whoever takes the weights alone still finds the average at `state_dict`."""
+    states = checkpoint.get("hooks")
+    if not isinstance(states, Mapping) or not isinstance(states.get(name), Mapping):
+        return
+    averaged = None
+    if KEY in checkpoint:
+        averaged, own = checkpoint["state_dict"], own_weights(checkpoint)
+        checkpoint[OWN] = {key: own.get(key, value) for key, value in averaged.items()}
+    checkpoint["hooks"] = {**states, name: {**states[name], "average": averaged}}
+
+
+def own_weights(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's own state, by its names."""
+    stored = checkpoint[KEY].items()
+    return {name.removeprefix(_PREFIX): value for name, value in stored if name.startswith(_PREFIX)}
+
+
+def _is_known(name: str) -> bool:
+    return name == "steps" or name.startswith(_PREFIX)
+
+
+def _clone(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _shape(value: Any) -> tuple[int, ...] | str:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

@@ -1,0 +1,340 @@
+"""Averages of a model's weights along its training."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Mapping
+from copy import deepcopy
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from eventloop.model.average_pairs import Pairs, tracked
+from eventloop.state.sharded import refuse_sharded_model
+from eventloop.util.checks import check_bools
+
+logger = logging.getLogger("eventloop")
+
+_HALF = (torch.float16, torch.bfloat16)
+NO_SHARDED_AVERAGES = "Averages of sharded weights are not supported yet: train without one."
+
+
+class BaseAveragedModel(nn.Module):
+    """A copy of a model whose weights are an average of the model's; called, it is the model with those weights.
+
+        class Slow(BaseAveragedModel):
+            def avg_func(self, averaged_param, source_param, steps):
+                return torch.lerp(averaged_param, source_param, 1 / (steps + 10))
+
+        teacher = Slow(student)
+        teacher.update_parameters(student)       # after each step of the optimizer
+
+    A subclass says in `avg_func` how one tensor moves; in `multi_avg_func` how a list of them does at once, which is
+    faster. The first update copies. Integers and booleans are copied each time. Half-precision weights are averaged
+    in float32, because a small momentum would be rounded away; to run such an average in the model's type, take
+    `deepcopy(average).to(dtype)`. Parameters the model gains later begin as copies. Frozen ones are kept too: they
+    may thaw.
+
+    Args:
+        model: the model to average; it is copied, without gradients.
+        interval: average at every so many calls of `update_parameters`; buffers that are copied are at each.
+        device: where the average is kept; by default where each of the model's tensors is. Another device costs
+            a copy to it at each update, for which the training thread waits.
+        update_buffers: average the floating point buffers too, such as batch norm's running statistics. By
+            default buffers are copied at each update.
+
+    `state_dict` has the copy's state under `module.` and the number of updates as `steps`.
+
+    Raises:
+        TypeError, ValueError: a bad argument, a model that is sharded over ranks, or one whose lazy modules have no
+            shape yet.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        interval: int = 1,
+        device: torch.device | str | int | None = None,
+        update_buffers: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+        if isinstance(interval, bool) or not isinstance(interval, int):
+            raise TypeError(f"interval must be an int, got {interval!r}")
+        if interval < 1:
+            raise ValueError(f"interval must be at least 1, got {interval}")
+        check_bools(update_buffers=update_buffers)
+        self.interval = interval
+        self.device = None if device is None else torch.device(device)
+        self.update_buffers = update_buffers
+        self.copy_buffers = not update_buffers
+        self.steps = 0
+        """How often `update_parameters` was called; 0 means that the average has not begun."""
+        self._pairs: Pairs | None = None
+        self.module = self._copy_of(model)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the copy."""
+        return self.module(*args, **kwargs)
+
+    def avg_func(self, averaged_param: Tensor, source_param: Tensor, steps: int) -> Tensor:
+        """The new average of one tensor, where `steps` updates were made before, at least one.
+
+        Raises:
+            NotImplementedError: the subclass has neither this nor `multi_avg_func`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define avg_func or multi_avg_func")
+
+    def multi_avg_func(self, averaged_params: list[Tensor], source_params: list[Tensor], steps: int) -> None:
+        """Average lists of tensors in place; those of one call have one device and type."""
+        for averaged, source in zip(averaged_params, source_params, strict=True):
+            averaged.copy_(self.avg_func(averaged, source, steps))
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Take in the model's present weights. Nothing here waits for a device.
+
+        Raises:
+            RuntimeError: `model` is another one, and cannot be copied.
+            TypeError: `model` is sharded over ranks.
+        """
+        steps = self.steps
+        due = steps % self.interval == 0
+        if due or self.copy_buffers:
+            pairs = self.pairs_with(model)
+            for averages, sources in pairs.averaged() if due else ():
+                if steps == 0:
+                    torch._foreach_copy_(averages, sources)
+                else:
+                    self.multi_avg_func(averages, sources, steps)
+            if pairs.copied[0]:
+                torch._foreach_copy_(*pairs.copied)
+        self.steps = steps + 1
+
+    @torch.no_grad()
+    def sync_buffers(self, model: nn.Module) -> None:
+        """Copy the model's buffers, where they are not averaged."""
+        if not self.update_buffers:
+            source = dict(model.named_buffers())
+            self.pairs_with(model)
+            if source.keys() != dict(self.module.named_buffers()).keys():
+                self._adopt(model)
+            own = dict(self.module.named_buffers())
+            for name, buffer in source.items():
+                if own[name].shape == buffer.shape:
+                    own[name].copy_(buffer)
+                else:
+                    own[name].data = buffer.detach().clone()
+
+    def pairs_with(self, model: nn.Module) -> Pairs:
+        """The tensors of the average beside the model's, which may have changed since."""
+        pairs = self._pairs
+        if pairs is None or not pairs.current(model):
+            pairs = self._pairs = self._match(model)
+        return pairs
+
+    def restart(self) -> None:
+        """Forget what was averaged: the next update copies."""
+        self.steps = 0
+
+    # --- the copy ------------------------------------------------------------------------------------------
+
+    def _copy_of(self, model: nn.Module) -> nn.Module:
+        refuse_sharded_model(type(self).__name__, model, NO_SHARDED_AVERAGES)
+        lazy = [name for name, p in chain(model.named_parameters(), model.named_buffers()) if is_lazy(p)]
+        if lazy:
+            raise ValueError(f"{lazy[0]} has no shape yet: run a batch through lazy modules before averaging")
+        copy = deepcopy(model)
+        for parameter in copy.parameters():
+            parameter.grad = None
+            parameter.requires_grad_(False)
+        if self.device is not None:
+            copy.to(self.device)
+        for tensor in chain(copy.parameters(), copy.buffers() if self.update_buffers else ()):
+            if tensor.dtype in _HALF:
+                tensor.data = tensor.data.float()
+        return copy
+
+    def _match(self, model: nn.Module) -> Pairs:
+        refuse_sharded_model(type(self).__name__, model, NO_SHARDED_AVERAGES)
+        options = {"copy_buffers": self.copy_buffers, "update_buffers": self.update_buffers}
+        source = tracked(model, **options)
+        shapes = {name: found.tensor.shape for name, found in source.items()}
+        own = tracked(self.module, **options)
+        if shapes != {name: found.tensor.shape for name, found in own.items()}:
+            self._adopt(model)
+            own = tracked(self.module, **options)
+        if self.device is None:
+            for name, (tensor, _) in source.items():
+                if own[name].tensor.device != tensor.device:
+                    own[name].tensor.data = own[name].tensor.data.to(tensor.device)
+        return Pairs(own, source, model)
+
+    def _adopt(self, model: nn.Module) -> None:
+        """Copy the changed model anew and put back the averages it still has a place for."""
+        fresh = self._copy_of(model)
+        kept = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
+        new = []
+        for name, tensor in chain(fresh.named_parameters(), fresh.named_buffers()):
+            old = kept.pop(name, None)
+            if old is not None and old.shape == tensor.shape:
+                tensor.data = old.data
+            else:
+                new.append(name)
+        self.module, self._pairs = fresh, None
+        if self.steps:
+            logger.warning(
+                "the model has changed since it was averaged last: the average of %s begins as a copy; gone: %s",
+                ", ".join(new) or "nothing", ", ".join(kept) or "nothing",
+            )  # fmt: skip
+
+    # --- copying and saving the average itself -------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pairs": None}  # a copy of the average has no share in the model
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}steps"] = torch.tensor(self.steps)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        key = f"{prefix}steps"
+        if key not in state_dict:
+            missing_keys.append(key)
+            return
+        self.steps = int(state_dict[key])
+        if key in unexpected_keys:
+            unexpected_keys.remove(key)
+
+
+class _Weighted(BaseAveragedModel):
+    """An average that moves by a share of the difference: `average += weight(steps) * (model - average)`."""
+
+    def weight(self, steps: int) -> float:
+        """The share, above 0 and at most 1, after `steps` updates, at least one."""
+        raise NotImplementedError(f"{type(self).__name__} must define weight")
+
+    def avg_func(self, averaged_param: Tensor, source_param: Tensor, steps: int) -> Tensor:
+        """Move one tensor."""
+        return torch.lerp(averaged_param, source_param, self.weight(steps))
+
+    def multi_avg_func(self, averaged_params: list[Tensor], source_params: list[Tensor], steps: int) -> None:
+        """Move a list at once, unless a subclass has an `avg_func` of its own."""
+        if type(self).avg_func is _Weighted.avg_func:
+            torch._foreach_lerp_(averaged_params, source_params, self.weight(steps))
+        else:
+            super().multi_avg_func(averaged_params, source_params, steps)
+
+
+class StochasticWeightAverage(_Weighted):
+    """The mean of all weights taken in, each with the same share (Izmailov et al. 2018, arXiv:1803.05407).
+
+        EMAHook(ema_type="StochasticWeightAverage", begin_epoch=75)
+
+    `average += (model - average) / (n + 1)`, where `n = steps // interval` were averaged before. Arguments and
+    errors are those of `BaseAveragedModel`.
+    """
+
+    def weight(self, steps: int) -> float:
+        """One of `n + 1`."""
+        return 1.0 / (steps // self.interval + 1)
+
+
+class ExponentialMovingAverage(_Weighted):
+    """`average = (1 - momentum) * average + momentum * model`; older weights count for less and less.
+
+        teacher = ExponentialMovingAverage(student, momentum=0.001)
+
+    Others call `1 - momentum` the decay: `momentum=0.0002` is a decay of 0.9998. A subclass may change `weight`,
+    the momentum after `steps` updates.
+
+    Args:
+        model, interval, device, update_buffers: see `BaseAveragedModel`.
+        momentum: the share of the newest weights, between 0 and 1.
+
+    Raises:
+        TypeError, ValueError: as `BaseAveragedModel`, or the momentum is none.
+
+    Warns:
+        UserWarning: a momentum above 0.5, which was probably meant as a decay.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        momentum: float = 0.0002,
+        interval: int = 1,
+        device: torch.device | str | int | None = None,
+        update_buffers: bool = False,
+    ) -> None:
+        if isinstance(momentum, bool) or not isinstance(momentum, int | float):
+            raise TypeError(f"momentum must be a number, got {momentum!r}")
+        if not 0.0 < momentum < 1.0:
+            raise ValueError(f"momentum must be above 0 and below 1, got {momentum}")
+        if momentum > 0.5:
+            warnings.warn(
+                f"momentum={momentum} is the share of the newest weights, so the average hardly averages; for a decay "
+                f"of {momentum} write momentum={1 - momentum:.6g}",
+                UserWarning,
+                stacklevel=2,
+            )
+        super().__init__(model, interval, device, update_buffers)
+        self.momentum = momentum
+
+    def weight(self, steps: int) -> float:
+        """The momentum."""
+        return self.momentum
+
+
+class MomentumAnnealingEMA(ExponentialMovingAverage):
+    """An exponential moving average that begins fast and becomes slow.
+
+        EMAHook(ema_type="MomentumAnnealingEMA", momentum=0.0002, gamma=100)
+
+    The momentum after `steps` updates is `max(momentum, gamma / (gamma + steps))` (as in MMEngine).
+
+    Args:
+        model, momentum, interval, device, update_buffers: see `ExponentialMovingAverage`.
+        gamma: the number of updates after which the momentum is a half; above 0.
+
+    Raises:
+        TypeError, ValueError: as `ExponentialMovingAverage`, or `gamma` is no number above 0.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        momentum: float = 0.0002,
+        gamma: float = 100,
+        interval: int = 1,
+        device: torch.device | str | int | None = None,
+        update_buffers: bool = False,
+    ) -> None:
+        if isinstance(gamma, bool) or not isinstance(gamma, int | float):
+            raise TypeError(f"gamma must be a number, got {gamma!r}")
+        if not 0 < gamma < math.inf:
+            raise ValueError(f"gamma must be above 0 and finite, got {gamma}")
+        super().__init__(model, momentum, interval, device, update_buffers)
+        self.gamma = gamma
+
+    def weight(self, steps: int) -> float:
+        """The momentum after so many updates."""
+        return max(self.momentum, self.gamma / (self.gamma + steps))

@@ -1,0 +1,68 @@
+"""Finds parameters that a loss does not reach."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from eventloop.checkpoint.weights import unwrap
+from eventloop.state.sharded import fsdp_modules
+
+logger = logging.getLogger("eventloop")
+
+
+class AnomalousParams:
+    """Logs, as an error, the trainable parameters that took no part in a loss, when they are not those of last time.
+
+    It walks the whole graph in Python, in every iteration: for finding a fault, not for training. Parameters inside
+    `torch.utils.checkpoint(use_reentrant=True)` are behind a node that hides them, and count as not reached. Under FSDP2
+    the ranks gather the weights once more in each iteration.
+    """
+
+    def __init__(self) -> None:
+        self._last: frozenset[str] = frozenset()
+
+    def look(self, loss: torch.Tensor, model: torch.nn.Module) -> None:
+        """Look at the graph of `loss`; call it before backward, which frees the graph."""
+        missed = unreached_parameters(loss, model)
+        names = frozenset(missed)
+        if names and names != self._last:
+            listed = "".join(f"\n  {name}, {tuple(parameter.shape)}" for name, parameter in missed.items())
+            logger.error("not in the graph of the loss, and so not trained by it:%s", listed)
+        self._last = names
+
+
+def unreached_parameters(loss: torch.Tensor, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of `model`, by name, that require a gradient and would get none from `loss`."""
+    inner = unwrap(model)
+    reached = {id(loss)}
+    # a loop with a stack of its own: a deep graph is deeper than Python's recursion
+    waiting, seen = [loss.grad_fn], {loss.grad_fn}
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if (variable := getattr(node, "variable", None)) is not None:
+            reached.add(id(variable))
+        for parent, _ in node.next_functions:
+            if parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
+    with _gathered(inner):
+        return {name: p for name, p in inner.named_parameters() if p.requires_grad and id(p) not in reached}
+
+
+@contextmanager
+def _gathered(model: torch.nn.Module) -> Iterator[None]:
+    """Put the whole parameters, which a graph refers to, in the place of those that FSDP2 has sharded."""
+    modules = fsdp_modules(model)
+    for module in modules:
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.reshard()

@@ -1,0 +1,68 @@
+"""Gradient clipping, by norm or by value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from eventloop.state.sharded import is_sharded
+from eventloop.util.suggest import suggest
+
+_ARGUMENTS = {
+    "norm": ("max_norm", "norm_type", "error_if_nonfinite", "foreach"),
+    "value": ("clip_value", "foreach"),
+}
+
+
+class GradClip:
+    """Clips the gradients of an optimizer, over all its parameter groups together.
+
+        clip = GradClip(dict(max_norm=35, norm_type=2))
+        norm = clip(optimizer)          # 0-dim tensor, before clipping
+
+    Args:
+        options: keyword arguments of `torch.nn.utils.clip_grad_norm_` or, with type="value", of
+            `clip_grad_value_`.
+
+    Raises:
+        TypeError, ValueError: `options` has an unknown type or argument, or lacks its bound.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._kind, self._arguments = _parse(options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it clips by, and its arguments."""
+        return {"type": self._kind, **self._arguments}
+
+    def __call__(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+        """Clip; return the norm there was, where clipping is by norm. Reads no value."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self._kind == "norm":
+            norm: Any = clip_grad_norm_(parameters, **self._arguments)
+            whole: torch.Tensor = norm.full_tensor() if is_sharded(norm) else norm  # a DTensor with FSDP2
+            return whole
+        clip_grad_value_(parameters, **self._arguments)
+        return None
+
+
+def _parse(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Check the options; return ("norm" | "value", arguments)."""
+    if not isinstance(options, Mapping):
+        raise TypeError(f"grad_clip must be a dict such as dict(max_norm=35), got {options!r}")
+    arguments = dict(options)
+    kind = arguments.pop("type", "value" if "clip_value" in arguments else "norm")
+    if kind not in _ARGUMENTS:
+        raise ValueError(f"unknown grad_clip type {kind!r}{suggest(str(kind), [*_ARGUMENTS])}")
+    for key in arguments:
+        if key not in _ARGUMENTS[kind]:
+            raise ValueError(f"grad_clip has no argument {key!r}{suggest(key, [*_ARGUMENTS[kind]])}")
+    bound = _ARGUMENTS[kind][0]
+    limit = arguments.get(bound)
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+        raise ValueError(f"grad_clip by {kind} needs {bound} above 0, got {dict(options)!r}")
+    return str(kind), arguments

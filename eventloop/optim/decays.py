@@ -1,0 +1,260 @@
+"""Schedules that go one way, by MMEngine's names and parameters: windows over PyTorch's schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as torch_lr
+
+from eventloop.optim.param_groups import check_has_value, initial_value, number
+from eventloop.optim.windows import Window, check_window
+from eventloop.util.checks import positive
+
+_IN_EPOCHS = ("begin", "end", "step_size", "milestones", "T_max", "periods", "total_steps")
+
+
+class NamedWindow(Window):
+    """A window with a name of MMEngine's."""
+
+    length_from: ClassVar[str | None] = None
+    """The argument that says how long the schedule takes, where it takes so long; without it `end` has to."""
+
+    @classmethod
+    def build_iter_from_epoch(
+        cls, optimizer: Optimizer, *, epoch_length: int, by_epoch: bool = True, **arguments: Any
+    ) -> Any:
+        """The same schedule, written in epochs and stepped by iteration: every count is multiplied by `epoch_length`.
+
+        CosineAnnealingLR.build_iter_from_epoch(opt, T_max=10, epoch_length=len(loader))
+
+        Args:
+            epoch_length: iterations in an epoch.
+            arguments: those of the class.
+
+        Raises:
+            TypeError, ValueError: `epoch_length` is no positive int, or the schedule is by iteration already.
+        """
+        positive("epoch_length", epoch_length)
+        if not by_epoch:
+            raise ValueError(
+                f"{cls.__name__} counts iterations already (by_epoch=False): convert_to_iter_based is for epochs"
+            )
+        for name in _IN_EPOCHS:
+            value = arguments.get(name)
+            if isinstance(value, list | tuple):
+                arguments[name] = [item * epoch_length for item in value]
+            elif value is not None:
+                arguments[name] = value * epoch_length
+        return cls(optimizer, by_epoch=False, **cls._per_iter(arguments, epoch_length))
+
+    @classmethod
+    def _per_iter(cls, arguments: dict[str, Any], epoch_length: int) -> dict[str, Any]:
+        return arguments
+
+
+class StepLR(NamedWindow):
+    """Times `gamma` every `step_size` steps; PyTorch's StepLR in a window.
+
+    Raises:
+        TypeError, ValueError: `step_size` is no positive int, `gamma` not above 0, or no window.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, *,
+        begin: int = 0, end: int | None = None, by_epoch: bool = True,
+    ) -> None:  # fmt: skip
+        positive("step_size", step_size)
+        number("gamma", gamma, above=0)
+        super().__init__(
+            optimizer, lambda o: torch_lr.StepLR(o, step_size, gamma), begin=begin, end=end, by_epoch=by_epoch
+        )
+
+
+class MultiStepLR(NamedWindow):
+    """Times `gamma` at each of `milestones`, twice where one is there twice; PyTorch's MultiStepLR in a window.
+
+    Raises:
+        TypeError, ValueError: a milestone is no positive int, `gamma` not above 0, or no window.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1, *,
+        begin: int = 0, end: int | None = None, by_epoch: bool = True,
+    ) -> None:  # fmt: skip
+        stones = positives("milestones", milestones)
+        if stones != sorted(stones):
+            raise ValueError(f"milestones must rise, got {stones!r}")
+        number("gamma", gamma, above=0)
+        super().__init__(
+            optimizer, lambda o: torch_lr.MultiStepLR(o, stones, gamma), begin=begin, end=end, by_epoch=by_epoch
+        )  # fmt: skip
+
+
+class ConstantLR(NamedWindow):
+    """Times `factor` inside the window, undone at its last step; PyTorch's ConstantLR with
+    `total_iters = end - begin - 1`, as in MMEngine.
+
+    Raises:
+        TypeError, ValueError: `factor` is not in (0, 1], `end` is missing, or no window of two steps.
+    """
+
+    length_from = "end"
+
+    def __init__(
+        self, optimizer: Optimizer, factor: float = 1.0 / 3, *,
+        begin: int = 0, end: int | None = None, by_epoch: bool = True,
+    ) -> None:  # fmt: skip
+        number("factor", factor, above=0, most=1)
+        total = last_of(type(self).__name__, begin, end, by_epoch, least=2)
+        super().__init__(
+            optimizer,
+            lambda o: torch_lr.ConstantLR(o, factor, total),
+            begin=begin,
+            end=end,
+            by_epoch=by_epoch,
+        )
+
+
+class LinearLR(NamedWindow):
+    """From times `start_factor` to times `end_factor`, which is reached at the window's last step, `end - 1`;
+    PyTorch's LinearLR with `total_iters = end - begin - 1`, as in MMEngine.
+
+    Raises:
+        TypeError, ValueError: a factor is not in (0, 1] (the last may be 0), `end` is missing, or no window of two
+            steps.
+    """
+
+    length_from = "end"
+
+    def __init__(
+        self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, *,
+        begin: int = 0, end: int | None = None, by_epoch: bool = True,
+    ) -> None:  # fmt: skip
+        number("start_factor", start_factor, above=0, most=1)
+        number("end_factor", end_factor, least=0, most=1)
+        total = last_of(type(self).__name__, begin, end, by_epoch, least=2)
+        super().__init__(
+            optimizer, lambda o: torch_lr.LinearLR(o, start_factor, end_factor, total),
+            begin=begin, end=end, by_epoch=by_epoch,
+        )  # fmt: skip
+
+
+class ExponentialLR(NamedWindow):
+    """Times `gamma` at every step after the first; PyTorch's ExponentialLR in a window. Converted to iterations it
+    takes the `epoch_length`-th root of `gamma`, so that it decays as much in an epoch.
+
+    Raises:
+        TypeError, ValueError: `gamma` is not above 0, or no window.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, gamma: float, *,
+        begin: int = 0, end: int | None = None, by_epoch: bool = True,
+    ) -> None:  # fmt: skip
+        number("gamma", gamma, above=0)
+        super().__init__(
+            optimizer, lambda o: torch_lr.ExponentialLR(o, gamma), begin=begin, end=end, by_epoch=by_epoch
+        )
+
+    @classmethod
+    def _per_iter(cls, arguments: dict[str, Any], epoch_length: int) -> dict[str, Any]:
+        return {**arguments, "gamma": number("gamma", arguments["gamma"], above=0) ** (1 / epoch_length)}
+
+
+class CosineAnnealingLR(NamedWindow):
+    """Half a cosine down to the minimum in `T_max` steps, and up again after that; PyTorch's CosineAnnealingLR.
+
+    Args:
+        T_max: steps to the minimum; by default `end - begin`.
+        eta_min, eta_min_ratio: the minimum, or its ratio to the initial value of each group; by default 0.
+
+    Raises:
+        TypeError, ValueError: `T_max` is no positive int, and there is no `end`; both minima; or no window.
+    """
+
+    length_from = "T_max"
+
+    def __init__(
+        self, optimizer: Optimizer, T_max: int | None = None, eta_min: float | None = None, *,
+        eta_min_ratio: float | None = None, begin: int = 0, end: int | None = None, by_epoch: bool = True,
+    ) -> None:  # fmt: skip
+        if T_max is None:
+            steps = last_of(f"{type(self).__name__} without T_max", begin, end, by_epoch) + 1
+        else:
+            positive("T_max", T_max)
+            steps = T_max
+        check_has_value(optimizer, self.param_name)
+        floor = minima_of(optimizer, self.param_name, eta_min, eta_min_ratio)
+        super().__init__(
+            optimizer, lambda o: torch_lr.CosineAnnealingLR(o, steps), floor=floor,
+            begin=begin, end=end, by_epoch=by_epoch,
+        )  # fmt: skip
+
+
+class PolyLR(NamedWindow):
+    """Down to `eta_min` as `(1 - t / N) ** power`, reached at the window's last step, t = N = end - begin - 1;
+    PyTorch's PolynomialLR on what lies above `eta_min`.
+
+    Raises:
+        TypeError, ValueError: `power` is not above 0, `eta_min` below 0, `end` missing, or no window of two steps.
+    """
+
+    length_from = "end"
+
+    def __init__(
+        self, optimizer: Optimizer, eta_min: float = 0.0, power: float = 1.0, *,
+        begin: int = 0, end: int | None = None, by_epoch: bool = True,
+    ) -> None:  # fmt: skip
+        number("eta_min", eta_min, least=0)
+        number("power", power, above=0)
+        total = last_of(type(self).__name__, begin, end, by_epoch, least=2)
+        super().__init__(
+            optimizer, lambda o: torch_lr.PolynomialLR(o, total, power), floor=eta_min,
+            begin=begin, end=end, by_epoch=by_epoch,
+        )  # fmt: skip
+
+
+def last_of(name: str, begin: int, end: int | None, by_epoch: bool, *, least: int = 1) -> int:
+    """The last step of a window, counted from its begin.
+
+    Raises:
+        TypeError, ValueError: there is no end, or the window is shorter than `least` steps.
+    """
+    check_window(begin, end, by_epoch)
+    if end is None:
+        raise ValueError(f"{name} needs end: the {'epoch' if by_epoch else 'iteration'} it is done at")
+    if end - begin < least:
+        raise ValueError(f"{name} needs a window of at least {least} steps, got begin={begin}, end={end}")
+    return end - begin - 1
+
+
+def positives(what: str, values: Sequence[int]) -> list[int]:
+    """Refuse what is no list of positive ints.
+
+    Raises:
+        TypeError, ValueError: naming `what` and the value.
+    """
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise TypeError(f"{what} must be a list of positive ints, got {values!r}")
+    for value in values:
+        positive(f"each of {what}", value)
+    return [*values]
+
+
+def minima_of(
+    optimizer: Optimizer, param_name: str, eta_min: float | None, eta_min_ratio: float | None
+) -> list[float]:  # fmt: skip
+    """The minimum of each group.
+
+    Raises:
+        TypeError, ValueError: both are given, or one is no number of at least 0.
+    """
+    if eta_min is not None and eta_min_ratio is not None:
+        raise ValueError(f"give eta_min or eta_min_ratio, not both: got {eta_min!r} and {eta_min_ratio!r}")
+    groups = optimizer.param_groups
+    if eta_min_ratio is None:
+        return [number("eta_min", 0.0 if eta_min is None else eta_min, least=0)] * len(groups)
+    number("eta_min_ratio", eta_min_ratio, least=0)
+    return [initial_value(group, param_name) * eta_min_ratio for group in groups]

@@ -1,0 +1,297 @@
+"""One optimizer, or several by name, as a GAN has them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from eventloop.state.rollback import Rollback
+from eventloop.state.schema import check_alike, read_as, refusing
+from eventloop.util.errors import CheckpointError
+
+Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
+logger = logging.getLogger("eventloop")
+
+_LOAD = torch.optim.Optimizer.load_state_dict
+
+
+def named_optimizers(optimizer: Any) -> dict[str, Any]:
+    """The optimizers of a trainer by name; the name of a single one is "", and None has none."""
+    if optimizer is None:
+        return {}
+    return dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
+
+
+def each_optimizer(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers of a trainer."""
+    return list(named_optimizers(optimizer).values())
+
+
+def hookable(optimizer: Any) -> torch.optim.Optimizer | None:
+    """Return the optimizer that calls step hooks: itself, or the `.optimizer` in a wrapper; None without one.
+
+    accelerate's wrapper is a `torch.optim.Optimizer` that calls no hooks of its own.
+    """
+    while not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(
+        optimizer, "_optimizer_step_pre_hooks"
+    ):
+        if (optimizer := getattr(optimizer, "optimizer", None)) is None:
+            return None
+    return optimizer
+
+
+def named_values(what: str, optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """Each optimizer with the name of its metric: `what`, or `what/<name>` where there are several by name."""
+    for name, each in named_optimizers(optimizer).items():
+        yield f"{what}/{name}" if name else what, each
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuse what is no optimizer, and no mapping of optimizers by name.
+
+    Raises:
+        TypeError, ValueError: see the message.
+    """
+    if not isinstance(optimizer, Mapping):
+        if optimizer is not None and not _is_optimizer(optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+        return
+    if isinstance(kind := optimizer.get("type"), str | type):
+        kind = kind if isinstance(kind, str) else kind.__name__
+        raise TypeError(
+            f"optimizer is a config, and must be an object: write torch.optim.{kind}(model.parameters(), ...)"
+        )
+    if not optimizer:
+        raise ValueError("optimizer is an empty mapping: pass one optimizer, a dict(name=optimizer), or None")
+    for name, each in optimizer.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the names of optimizers must be texts, got {name!r}")
+        if not _is_optimizer(each):
+            raise TypeError(f"optimizer[{name!r}] must be a torch.optim.Optimizer, got {each!r}")
+    if len({id(each) for each in optimizer.values()}) < len(optimizer):
+        raise ValueError(
+            f"two of the optimizers {sorted(optimizer)} are one object, which would be stepped twice: name it once"
+        )
+
+
+def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *, refuses: bool) -> None:
+    """Refuse optimizers that have no parameter of the model, and log parameters that are not the model's.
+
+    The parameters of a `loss_fn` that is a module are trained as well, but no checkpoint has them. Only PyTorch's own
+    optimizers and their subclasses are looked at: a library's wrapper may hold copies of the weights in another type.
+
+    Args:
+        refuses: False only logs, for steps that the user's own code makes and that may change any module.
+
+    Raises:
+        ValueError: every optimizer has parameters, and none of them is the model's or the loss function's.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    of_loss = {id(p) for p in loss_fn.parameters()} if isinstance(loss_fn, torch.nn.Module) else set()
+    given = {
+        name: [id(parameter) for group in each.param_groups for parameter in group["params"]]
+        for name, each in named_optimizers(optimizer).items()
+        if isinstance(each, torch.optim.Optimizer)
+    }
+    foreign = {name: sum(each not in own for each in ids) for name, ids in given.items()}
+    all_ids = {each for ids in given.values() for each in ids}
+    if refuses and own and all(given.values()) and given and all_ids.isdisjoint(own | of_loss):
+        raise ValueError(
+            f"optimizer has none of the model's {len(own)} parameters: its own {len(all_ids)} are others, so the model "
+            "would not change. Build it from this model, as torch.optim.SGD(model.parameters(), ...), and after all "
+            "that replaces parameters. To train other modules, put them into the model (torch.nn.ModuleDict), or call "
+            "step() in your own code with default_hooks=dict(optimizer=None)"
+        )
+    if any(foreign.values()):
+        logger.warning(
+            "not all parameters of the optimizer are the model's: %s. No checkpoint has them, and parameters that were "
+            "replaced in the model train nothing: put their module into the model, or build the optimizer after the "
+            "model is complete",
+            ", ".join(
+                f"{count} of {len(given[name])} are not{f' in optimizer[{name!r}]' if name else ''}"
+                for name, count in foreign.items()
+                if count
+            ),
+        )
+
+
+def class_names(optimizer: Any) -> Any:
+    """What the optimizers are, to be compared with a checkpoint's: a name, or names by name."""
+    if isinstance(optimizer, Mapping):
+        return {name: type(each).__name__ for name, each in optimizer.items()}
+    return None if optimizer is None else type(optimizer).__name__
+
+
+def optimizer_state(optimizer: Any) -> Any:
+    """The state of an optimizer, or states by name; None without one."""
+    if isinstance(optimizer, Mapping):
+        return {name: each.state_dict() for name, each in optimizer.items()}
+    return None if optimizer is None else optimizer.state_dict()
+
+
+def load_optimizer_state(
+    optimizer: Any, state: Any, rollback: Rollback, *, converts: bool = False, source: object = "the state"
+) -> None:
+    """Take what `optimizer_state` returned; without an optimizer nothing is taken.
+
+    PyTorch converts what is loaded to the type of the parameters, by which averages that are kept in float32 beside
+    weights in bfloat16 are rounded. It is put back to the type it was saved in, but where an optimizer loads in a way of
+    its own.
+
+    Args:
+        rollback: restores an optimizer. PyTorch's loading replaces two attributes, so only the state of one that loads in a
+            way of its own is copied for that.
+        converts: the parameters are of another type than those of the state, which is to follow them.
+        source: for messages.
+
+    Raises:
+        CheckpointError: an optimizer refuses its state.
+    """
+    for name, each in named_optimizers(optimizer).items():
+        own = state[name] if name else state
+        of_torch = _loads_as_torch(each)
+        rollback.snapshot(
+            f"the optimizer {name!r}" if name else "the optimizer",
+            each,
+            copies=not (of_torch and _plainly(each)),
+        )
+        with refusing(f"{source} has a state that the optimizer{f' {name!r}' if name else ''} refuses"):
+            each.load_state_dict(own)
+            if of_torch and not converts:
+                _unconvert(each, own)
+
+
+def _loads_as_torch(optimizer: Any) -> bool:
+    return getattr(type(optimizer), "load_state_dict", None) is _LOAD
+
+
+def _plainly(optimizer: torch.optim.Optimizer) -> bool:
+    """Loading runs no code of others."""
+    hooks = (
+        optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks,
+    )  # fmt: skip
+    return type(optimizer).__setstate__.__module__.startswith("torch.") and not any(hooks)
+
+
+def _unconvert(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    numbers = (number for group in saved["param_groups"] for number in group["params"])
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if number in saved["state"]:
+            optimizer.state[parameter] = _typed(optimizer.state[parameter], saved["state"][number])
+
+
+def _typed(loaded: Any, saved: Any) -> Any:
+    """What was loaded, with the values that were saved where these are of another type."""
+    if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
+    if type(loaded) is dict and isinstance(saved, Mapping):
+        # of "step" PyTorch knows better: where it is kept, and in which type
+        return {
+            key: _typed(value, saved[key]) if key in saved and key != "step" else value
+            for key, value in loaded.items()
+        }
+    if type(loaded) is list and isinstance(saved, list | tuple) and len(saved) == len(loaded):
+        return [_typed(*pair) for pair in zip(loaded, saved, strict=True)]
+    return loaded
+
+
+class ParameterOrder:
+    """Which parameter is which in an optimizer's state, which has their numbers alone: given in another order, as after
+    layers were declared in another one, each would go on with another's momentum."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[int]] = {}  # the optimizers' ids, and the sizes of their groups
+        self._names: dict[str, list[str]] = {}
+
+    def of(self, model: torch.nn.Module, optimizer: Any) -> dict[str, list[str]]:
+        """By optimizer and group the names in the model, a line each; worked out anew where a group has grown. What is no
+        parameter of the model has an empty line."""
+        named = named_optimizers(optimizer)
+        known = {name: [id(each), *_group_sizes(each.param_groups)] for name, each in named.items()}
+        if known != self._known:
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            self._known = known
+            self._names = {
+                name: [
+                    "\n".join(names.get(id(p), "") for p in group["params"]) for group in each.param_groups
+                ]
+                for name, each in named.items()
+            }
+        return self._names
+
+    def check(self, model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any], source: object) -> None:
+        """Refuse a state whose parameters are those of the optimizer in another order.
+
+        Raises:
+            CheckpointError: with the first that is in another place.
+        """
+        for name, groups in self.of(model, optimizer).items():
+            for number, (own, former) in enumerate(zip(groups, saved.get(name, ()), strict=False)):
+                ours, theirs = own.split("\n"), former.split("\n")
+                if ours != theirs and sorted(ours) == sorted(theirs):
+                    place = next(
+                        i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len({*pair}) > 1
+                    )
+                    raise CheckpointError(
+                        f"{source} has the parameters of the optimizer{f' {name!r}' if name else ''} in another order, by "
+                        f"which their states would be exchanged: at {place} of param group {number} it has "
+                        f"{theirs[place]!r}, the trainer {ours[place]!r}: give it to the optimizer in that order, or "
+                        "load_checkpoint(path), which takes the weights alone"
+                    )
+
+
+def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: object) -> None:
+    """Refuse a checkpoint of other optimizers before anything of it is taken.
+
+    Raises:
+        CheckpointError: another class, other names, parameter groups of other sizes, or something that is no state.
+    """
+    if optimizer is None:
+        return
+    if saved_names != class_names(optimizer):
+        raise CheckpointError(
+            f"{source} is of another optimizer: {saved_names}, the trainer has {class_names(optimizer)}: give it that one, "
+            "or load_checkpoint(path), which takes the weights alone"
+        )
+    for name, each in named_optimizers(optimizer).items():
+        of = f"optimizer[{name!r}]" if name else "optimizer"
+        own = state.get(name) if name and isinstance(state, Mapping) else state
+        saved = read_as(_State, own, f"{source}: {of} cannot be loaded")
+        if _loads_as_torch(each):
+            read_as(dict[Any, dict[Any, Any]], saved.state, f"{source}: {of}['state'] cannot be loaded")
+        sizes, saved_sizes = (_group_sizes(groups) for groups in (each.param_groups, saved.param_groups))
+        if sizes != saved_sizes:
+            raise CheckpointError(
+                f"{source} is of another optimizer: {f'of {name!r} ' if name else ''}its parameter groups have "
+                f"{saved_sizes} parameters, the trainer's {sizes}: give it the groups that it had then, or "
+                "load_checkpoint(path), which takes the weights alone"
+            )
+        for number, (former, group) in enumerate(zip(saved.param_groups, each.param_groups, strict=True)):
+            what = f"{source}: {of}.param_groups[{number}]"
+            check_alike({**former, "params": None}, group, what)
+            with refusing(f"{what}['lr'] must be a number, got {former.get('lr')!r}"):
+                float(former.get("lr", 0.0))
+
+
+class _State(msgspec.Struct):
+    """Describe what every optimizer's state has."""
+
+    param_groups: list[dict[str, Any]]
+    state: Any = None
+
+    def __post_init__(self) -> None:
+        if any(not isinstance(group.get("params"), list) for group in self.param_groups):
+            raise ValueError("each of `param_groups` must have a list `params`")
+
+
+def _group_sizes(groups: list[dict[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def _is_optimizer(candidate: object) -> bool:
+    return hasattr(candidate, "param_groups") and not isinstance(candidate, type)

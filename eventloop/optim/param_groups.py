@@ -1,0 +1,121 @@
+"""What schedules move: a value, by its name, of each param group of an optimizer; and checks of their arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.util.suggest import suggest
+
+Group = dict[str, Any]
+Value = float | torch.Tensor
+
+
+def groups_of(optimizer: Any) -> list[Group]:
+    """The param groups of one optimizer, or of several by name, in order. Those of one are its own list, not a copy:
+    schedules ask in each iteration, and see what was added or loaded meanwhile."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer.param_groups
+    return [group for each in named_optimizers(optimizer).values() for group in each.param_groups]
+
+
+def check_has_value(optimizer: torch.optim.Optimizer, name: str) -> None:
+    """Refuse what is no optimizer, or one that has no such value.
+
+    Raises:
+        TypeError, ValueError: naming the optimizer, and what its groups have.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+    for group in optimizer.param_groups:
+        if name not in group and not (name == "momentum" and "betas" in group):
+            known = [key for key in group if key != "params"]
+            raise ValueError(
+                f"the param groups of {type(optimizer).__name__} have no {name!r}{suggest(name, known)}"
+            )
+
+
+def read_value(group: Group, name: str) -> Value:
+    """The value of a group; `momentum` is the first of `betas` where a group has those, as in Adam."""
+    value: Value = group["betas"][0] if _in_betas(group, name) else group[name]
+    return value
+
+
+def write_value(group: Group, name: str, value: Value) -> None:
+    """Set the value of a group; a tensor, which a compiled or captured step holds, is filled and stays the same."""
+    old = read_value(group, name)
+    if isinstance(old, torch.Tensor):
+        old.fill_(value)
+    elif _in_betas(group, name):
+        group["betas"] = (value, *group["betas"][1:])
+    else:
+        group[name] = value
+
+
+def number_like(current: Any, value: Any) -> Any:
+    """Return `value`, as a tensor like `current` if that is one."""
+    return torch.full_like(current, value) if isinstance(current, torch.Tensor) else value
+
+
+def initial_value(group: Group, name: str) -> float:
+    """The value a group began with: its `initial_lr`, made from its `lr` where nobody did so yet. It is saved with
+    the optimizer, so a resumed run does not take a decayed value for it."""
+    key = f"initial_{name}"
+    value = group[key] if key in group else read_value(group, name)
+    if type(value) is not float:
+        value = float(value)
+    group[key] = value
+    return value
+
+
+def _in_betas(group: Group, name: str) -> bool:
+    return name == "momentum" and name not in group
+
+
+def number(
+    what: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+) -> float:
+    """Return `value` as float; raise unless finite and in range.
+
+    Raises:
+        TypeError, ValueError: naming `what`, the range and the value.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{what} must be a finite number, got {value!r}")
+    bounds = [
+        ("above", above, above is None or value > above),
+        ("at least", least, least is None or value >= least),
+        ("below", below, below is None or value < below),
+        ("at most", most, most is None or value <= most),
+    ]
+    if not all(holds for _, _, holds in bounds):
+        wanted = " and ".join(f"{word} {bound:g}" for word, bound, _ in bounds if bound is not None)
+        raise ValueError(f"{what} must be {wanted}, got {value!r}")
+    return float(value)
+
+
+def per_group(what: str, value: object, groups: Sequence[Group], **bounds: float) -> float | list[float]:
+    """Refuse what is neither one finite number in a range nor a list of one for each param group.
+
+    Raises:
+        TypeError, ValueError: naming `what`, the range or how many groups there are, and the value.
+    """
+    if not isinstance(value, list | tuple):
+        return number(what, value, **bounds)
+    if len(value) != len(groups):
+        raise ValueError(
+            f"{what} must be one number, or one for each of the {len(groups)} param groups, got {value!r}"
+        )
+    return [number(f"each of {what}", each, **bounds) for each in value]

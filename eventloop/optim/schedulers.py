@@ -1,0 +1,212 @@
+"""MMEngine's schedulers, by their names and parameters, as windows over PyTorch's; and building them from configs.
+
+    Trainer(..., schedulers=[
+        dict(type="LinearLR", start_factor=0.001, by_epoch=False, begin=0, end=500),
+        dict(type="MultiStepLR", milestones=[8, 11], gamma=0.1),
+    ])
+
+They are chainable: each goes on from the value that is there. `begin` and `end` are epochs, or iterations with
+`by_epoch=False`; a schedule's own steps are counted from `begin`. The `...Momentum` twins move `momentum`, or the
+first of `betas`, and a subclass with another `param_name` moves that:
+
+    class LinearWeightDecay(LinearLR):
+        param_name = "weight_decay"
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as torch_lr
+
+from eventloop.optim.cycles import CosineRestartLR, OneCycleLR, ReduceOnPlateauLR
+from eventloop.optim.decays import (
+    ConstantLR,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LinearLR,
+    MultiStepLR,
+    NamedWindow,
+    PolyLR,
+    StepLR,
+)
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.windows import Window
+from eventloop.registry import Registry, build
+from eventloop.util.checks import length_of
+from eventloop.util.suggest import suggest
+
+
+class ScheduledTrainer(Protocol):
+    """The parts of a trainer that its schedulers are built from."""
+
+    schedulers: list[Any]
+    optimizer: Any
+    train_loader: Iterable[Any] | None
+    max_epochs: int | None
+    max_iters: int | None
+
+
+class StepMomentum(StepLR):
+    """`StepLR` for the momentum."""
+
+    param_name = "momentum"
+
+
+class MultiStepMomentum(MultiStepLR):
+    """`MultiStepLR` for the momentum."""
+
+    param_name = "momentum"
+
+
+class ConstantMomentum(ConstantLR):
+    """`ConstantLR` for the momentum."""
+
+    param_name = "momentum"
+
+
+class LinearMomentum(LinearLR):
+    """`LinearLR` for the momentum."""
+
+    param_name = "momentum"
+
+
+class ExponentialMomentum(ExponentialLR):
+    """`ExponentialLR` for the momentum."""
+
+    param_name = "momentum"
+
+
+class CosineAnnealingMomentum(CosineAnnealingLR):
+    """`CosineAnnealingLR` for the momentum."""
+
+    param_name = "momentum"
+
+
+class PolyMomentum(PolyLR):
+    """`PolyLR` for the momentum."""
+
+    param_name = "momentum"
+
+
+class CosineRestartMomentum(CosineRestartLR):
+    """`CosineRestartLR` for the momentum."""
+
+    param_name = "momentum"
+
+
+class ReduceOnPlateauMomentum(ReduceOnPlateauLR):
+    """`ReduceOnPlateauLR` for the momentum."""
+
+    param_name = "momentum"
+
+
+__all__ = [
+    "ConstantLR",
+    "ConstantMomentum",
+    "CosineAnnealingLR",
+    "CosineAnnealingMomentum",
+    "CosineRestartLR",
+    "CosineRestartMomentum",
+    "ExponentialLR",
+    "ExponentialMomentum",
+    "LinearLR",
+    "LinearMomentum",
+    "MultiStepLR",
+    "MultiStepMomentum",
+    "OneCycleLR",
+    "PolyLR",
+    "PolyMomentum",
+    "ReduceOnPlateauLR",
+    "ReduceOnPlateauMomentum",
+    "StepLR",
+    "StepMomentum",
+    "Window",
+]
+
+SCHEDULERS = Registry("scheduler", __name__)
+"""`@SCHEDULERS.register` makes a class of your own known to configs; its constructor takes `optimizer`."""
+
+
+def build_schedulers(trainer: ScheduledTrainer) -> None:
+    """Make schedulers of the configs among `trainer.schedulers`, in their place; of one for several optimizers, one
+    for each.
+
+    `type` is a class, a name of this module, of your own `@SCHEDULERS.register`, or else of `torch.optim.lr_scheduler`. Where a
+    schedule of this module needs an `end` and has none, it is that of the run, in its unit. `convert_to_iter_based=True` takes one
+    written in epochs and steps it by iteration.
+
+    Raises:
+        TypeError, ValueError: an unknown type or argument (with a suggestion), or one the scheduler refuses.
+    """
+    built: list[Any] = []
+    for given in trainer.schedulers:
+        if not isinstance(given, Mapping):
+            built.append(given)
+            continue
+        optimizers = named_optimizers(trainer.optimizer)
+        if not optimizers:
+            raise ValueError(
+                "a scheduler's config needs the trainer's optimizer: pass optimizer=... to the Trainer"
+            )
+        built += [_build(trainer, given, optimizer) for optimizer in optimizers.values()]
+    trainer.schedulers[:] = built
+
+
+def check_windows(trainer: ScheduledTrainer) -> None:
+    """Warn of windows that reach past the run, in a unit that was probably not meant.
+
+    Warns:
+        UserWarning: one by epoch that ends, or begins, after the last epoch.
+    """
+    for scheduler in trainer.schedulers:
+        if not isinstance(scheduler, Window):
+            continue
+        unit, total = (
+            ("epoch", trainer.max_epochs) if scheduler.by_epoch else ("iteration", trainer.max_iters)
+        )
+        if total is not None and (scheduler.begin >= total or (scheduler.end or 0) > total):
+            warnings.warn(
+                f"{type(scheduler).__name__} runs from {unit} {scheduler.begin} to {scheduler.end}, and the run has "
+                f"{total}: by_epoch={scheduler.by_epoch} is the unit of begin and end",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def _build(trainer: ScheduledTrainer, config: Mapping[str, Any], optimizer: Optimizer) -> Any:
+    arguments = dict(config)
+    if "type" not in arguments:
+        raise TypeError(f"expected a scheduler or a config dict(type=...), got {config!r}")
+    cls = _find(arguments.pop("type"))
+    convert = arguments.pop("convert_to_iter_based", False)
+    length_from = cls.length_from if issubclass(cls, NamedWindow) else None
+    if length_from is not None and arguments.get(length_from) is None and arguments.get("end") is None:
+        arguments["end"] = trainer.max_epochs if arguments.get("by_epoch", True) else trainer.max_iters
+    if not convert:
+        return build({"type": cls, **arguments}, optimizer=optimizer)
+    length = length_of(trainer.train_loader)
+    if not issubclass(cls, NamedWindow):
+        raise TypeError(
+            f"convert_to_iter_based is for schedules of eventloop.optim.schedulers, not {cls.__name__}"
+        )
+    if length is None:
+        raise ValueError(
+            "convert_to_iter_based needs a train_loader with a length: write the schedule in iterations"
+        )
+    return cls.build_iter_from_epoch(optimizer, epoch_length=length, **arguments)
+
+
+def _find(kind: Any) -> type:
+    if isinstance(kind, type):
+        return kind
+    found = SCHEDULERS.find(kind) if isinstance(kind, str) else None
+    if found is None and kind in torch_lr.__all__:
+        found = getattr(torch_lr, kind)
+    if found is None:
+        known = [*dict.fromkeys([*SCHEDULERS.names(), *torch_lr.__all__])]
+        raise ValueError(f"unknown scheduler {kind!r}{suggest(str(kind), known)}")
+    return found

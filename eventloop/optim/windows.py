@@ -1,0 +1,315 @@
+"""A scheduler that acts in a window of the run, on one value of the param groups."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from eventloop.optim.lean_step import next_values, steps_plainly
+from eventloop.optim.param_groups import check_has_value, initial_value, read_value, write_value
+from eventloop.util.checks import check_metric
+
+logger = logging.getLogger("eventloop")
+
+Schedule = Callable[[Optimizer], LRScheduler]
+
+# What schedulers count or derive; everything else in their states was an argument.
+PROGRESS = frozenset(
+    {
+        "last_epoch", "last_step", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs",
+        "cooldown_counter", "T_cur", "T_i", "verbose", "_get_lr_called_within_step", "_is_initial",
+    }
+)  # fmt: skip
+
+
+class Window:
+    """Runs a scheduler of PyTorch's from step `begin` up to, and without, step `end`; outside it does nothing.
+
+        warm = Window(opt, lambda o: LinearLR(o, 0.001, total_iters=500), end=500, by_epoch=False)
+        main = Window(opt, lambda o: MultiStepLR(o, [8, 11]), by_epoch=True)
+        Trainer(..., schedulers=[warm, main])
+
+    The scheduler is made when its window begins, so its first step is `begin`. PyTorch's schedulers go on from the
+    value that is there, so windows that overlap multiply, and between two windows the value stays.
+    `eventloop.optim.schedulers` has MMEngine's names, built on this.
+
+    The scheduler works on a shadow of the optimizer whose `lr` is the scheduled value: so any of PyTorch's can move
+    a momentum (in `betas`, too) or a weight decay.
+
+    Args:
+        optimizer: whose param groups are scheduled.
+        schedule: `(optimizer) -> scheduler of PyTorch's`.
+        begin, end: in epochs, or in iterations with `by_epoch=False`; without `end` there is none.
+        by_epoch: the unit; the param_scheduler hook steps it after each epoch, or after each iteration.
+        param_name: "lr", "momentum" or another number in the groups. A subclass may set it as an attribute.
+        floor: the scheduler moves only what lies above this (one number, or one a group).
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong type or range, the optimizer has no such value, or the
+            scheduler refuses its arguments.
+    """
+
+    param_name: str = "lr"
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+        param_name: str | None = None,
+        floor: float | Sequence[float] = 0.0,
+    ) -> None:
+        check_window(begin, end, by_epoch)
+        self.param_name = param_name or type(self).param_name
+        check_has_value(optimizer, self.param_name)
+        self.optimizer = optimizer
+        self.begin, self.end, self.by_epoch = begin, end, by_epoch
+        self._schedule, self._floor = schedule, floor
+        self._initial = [initial_value(group, self.param_name) for group in optimizer.param_groups]
+        self._shadow = _Shadow(optimizer, self.param_name, floor)
+        self._scheduler: LRScheduler | None = None
+        self._lean = False
+        self.last_step = 0
+        if self.active:
+            self._advance()
+        # a scheduler that refuses its arguments does so here, not in the middle of the run
+        made = self._scheduler or self._make(_Shadow(optimizer, self.param_name, floor))
+        self._built = dict(made.state_dict())
+
+    @property
+    def active(self) -> bool:
+        """True when `last_step` lies in the window."""
+        return self.begin <= self.last_step and (self.end is None or self.last_step < self.end)
+
+    def step(self) -> None:
+        """Count one epoch, or iteration; inside the window move the value."""
+        self.last_step = step = self.last_step + 1
+        if self.begin <= step and (self.end is None or step < self.end):  # active, without a call
+            self._advance()
+
+    def get_last_value(self) -> list[Any]:
+        """The value of each param group as it is now."""
+        return [read_value(group, self.param_name) for group in self.optimizer.param_groups]
+
+    get_last_lr = get_last_value
+
+    def state_dict(self) -> dict[str, Any]:
+        """The window, the place in the run, and the state of PyTorch's scheduler once its window has begun."""
+        scheduler = None if self._scheduler is None else self._scheduler.state_dict()
+        return {"last_step": self.last_step, **self._window(), "scheduler": scheduler}
+
+    def written(self) -> list[tuple[float, float]]:
+        """Return for each param group its initial value, and the value that was last seen or written."""
+        values = [
+            float(rate) + low for rate, low in zip(self._shadow.rates(), self._shadow.floors, strict=True)
+        ]
+        return [*zip(self._initial, values, strict=True)]
+
+    def built_state(self) -> dict[str, Any]:
+        """A state with the arguments of PyTorch's scheduler in it, whether or not its window has begun."""
+        return {**self.state_dict(), "scheduler": self._built}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; the optimizer's own state has to be loaded before.
+
+        As with PyTorch's schedulers the arguments in the state replace those of the constructor. Where they differ,
+        that is logged as a warning, because somebody may have edited them in vain.
+        """
+        changed = self._take(state)
+        if changed:
+            logger.warning(
+                "%s goes on with the arguments of the checkpoint, not with those it was built with: %s",
+                type(self).__name__,
+                "; ".join(changed),
+            )
+
+    def moved_to(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Window:
+        """The same schedule where a state was taken, on another optimizer with as many groups; of a state that has the
+        arguments of a window that has not begun, as `built_state`, these are left."""
+        other = copy.copy(self)
+        other.optimizer = optimizer
+        begun = state["begin"] <= state["last_step"]
+        other._take({**state, "scheduler": state["scheduler"] if begun else None})
+        return other
+
+    def _window(self) -> dict[str, Any]:
+        """The arguments that are not PyTorch's scheduler's."""
+        floor = self._floor if isinstance(self._floor, int | float) else list(self._floor)
+        return {"begin": self.begin, "end": self.end, "by_epoch": self.by_epoch, "floor": floor}
+
+    def _take(self, state: Mapping[str, Any]) -> list[str]:
+        """Take a state, and return what differs of the arguments."""
+        changed = _differences(self._window(), state)
+        self.begin, self.end, self.by_epoch = state["begin"], state["end"], state["by_epoch"]
+        self._floor = state["floor"]
+        self.last_step = int(state["last_step"])
+        self._shadow = _Shadow(self.optimizer, self.param_name, self._floor)
+        self._scheduler = None
+        if state["scheduler"] is not None:
+            self._scheduler = self._make(self._shadow)
+            changed += _differences(self._scheduler.state_dict(), state["scheduler"])
+            self._scheduler.load_state_dict(dict(state["scheduler"]))
+        return changed
+
+    def _advance(self) -> None:
+        shadow, scheduler = self._shadow, self._scheduler
+        if len(self.optimizer.param_groups) != shadow.size:
+            self._refuse_groups()
+        plain = shadow.pull()
+        if scheduler is None:
+            self._scheduler = self._make(shadow)
+        elif self._lean and plain:
+            shadow.push(next_values(scheduler))
+            return
+        else:
+            scheduler.step()
+        shadow.push(shadow.rates())
+
+    def _make(self, shadow: _Shadow) -> LRScheduler:
+        scheduler = self._schedule(shadow)  # which makes its first step
+        if not isinstance(scheduler, LRScheduler):
+            raise TypeError(
+                f"schedule must return a scheduler of torch.optim.lr_scheduler, got {scheduler!r}"
+            )
+        if isinstance(scheduler, ReduceLROnPlateau) and not isinstance(self, PlateauWindow):
+            raise TypeError("ReduceLROnPlateau is stepped with a metric: use ReduceOnPlateauLR")
+        self._lean = steps_plainly(scheduler)
+        return scheduler
+
+    def _refuse_groups(self) -> None:
+        has = len(self.optimizer.param_groups)
+        raise RuntimeError(
+            f"{type(self).__name__} was built for {self._shadow.size} param groups, and the optimizer has {has} now: "
+            "build schedulers after the last add_param_group"
+        )
+
+
+class PlateauWindow(Window):
+    """A window for `ReduceLROnPlateau`: `step()` counts an epoch, `step(metric)` follows a validation.
+
+    Args:
+        monitor: the name of the metric.
+        optimizer, schedule, begin, end: as `Window`; the unit is epochs.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, schedule: Schedule, monitor: str, *, begin: int = 0, end: int | None = None
+    ) -> None:  # fmt: skip
+        check_metric("monitor", monitor)
+        self.monitor = monitor
+        super().__init__(optimizer, schedule, begin=begin, end=end)
+        if self._scheduler is None:
+            self._scheduler = self._make(self._shadow)
+
+    def step(self, metric: float | None = None) -> None:
+        """Count an epoch; or, inside the window, take a metric."""
+        if metric is None:
+            self.last_step += 1
+        elif self.active:
+            assert isinstance(self._scheduler, ReduceLROnPlateau)
+            if len(self.optimizer.param_groups) != self._shadow.size:
+                self._refuse_groups()
+            self._shadow.pull()
+            self._scheduler.step(metric)
+            self._shadow.push(self._shadow.rates())
+
+
+class _Shadow(Optimizer):
+    """A value of an optimizer's param groups, less the floor, as the `lr` of groups without parameters.
+
+    `pull` and `push` are in every iteration: the groups are paired once (loading a checkpoint gives the optimizer another
+    list of them), and plain floats, the usual case, are read and written without a call.
+    """
+
+    _opt_called = (
+        True  # PyTorch warns of a scheduler that is stepped before its optimizer; a shadow never steps
+    )
+
+    def __init__(self, optimizer: Optimizer, param_name: str, floor: float | Sequence[float]) -> None:
+        self._real, self._name = optimizer, param_name
+        groups = optimizer.param_groups
+        self.floors = [floor] * len(groups) if isinstance(floor, int | float) else list(floor)
+        self.size = len(groups)
+        super().__init__(
+            [
+                {
+                    "params": [torch.empty(0)],
+                    "lr": read_value(group, param_name) - low,
+                    "initial_lr": initial_value(group, param_name) - low,
+                }
+                for group, low in zip(groups, self.floors, strict=True)
+            ],
+            {},
+        )
+        self._pair_up()
+
+    def _pair_up(self) -> None:
+        self._paired = self._real.param_groups
+        self._pairs = [*zip(self.param_groups, self._paired, self.floors, strict=True)]
+
+    def pull(self) -> bool:
+        """Take the values as they are: others may have moved them. True when all are floats."""
+        if self._real.param_groups is not self._paired:
+            self._pair_up()
+        name, plain = self._name, True
+        for shadow, group, low in self._pairs:
+            value = group.get(name)
+            if type(value) is not float:
+                value = read_value(group, name)
+                plain = plain and type(value) is float
+            shadow["lr"] = value - low
+        return plain
+
+    def rates(self) -> list[Any]:
+        """The scheduled values as they are."""
+        return [shadow["lr"] for shadow in self.param_groups]
+
+    def push(self, values: Sequence[Any]) -> None:
+        """Give values back, one a group."""
+        name = self._name
+        for index, (shadow, group, low) in enumerate(self._pairs):  # zip(strict=True) takes 0.3 us
+            shadow["lr"] = value = values[index]
+            if type(group.get(name)) is float:
+                group[name] = value + low
+            else:
+                write_value(group, name, value + low)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Do nothing: there are no parameters."""
+
+
+def check_window(begin: object, end: object, by_epoch: object) -> None:
+    """Refuse what is no window.
+
+    Raises:
+        TypeError, ValueError: naming the argument and its value.
+    """
+    for name, value in (("begin", begin), ("end", end)):
+        if value is None and name == "end":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {value!r}")
+    assert isinstance(begin, int)
+    if begin < 0:
+        raise ValueError(f"begin must be at least 0, got {begin}")
+    if isinstance(end, int) and end <= begin:
+        raise ValueError(f"end must be above begin, got begin={begin}, end={end}")
+    if not isinstance(by_epoch, bool):
+        raise TypeError(f"by_epoch must be True (epochs) or False (iterations), got {by_epoch!r}")
+
+
+def _differences(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} {loaded[name]!r} instead of {value!r}"
+        for name, value in own.items()
+        if name in loaded and not name.startswith("_") and name not in PROGRESS and loaded[name] != value
+    ]

@@ -1,0 +1,71 @@
+"""Cut the bytes of a pipe into messages: frames of kind, number, length and body."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+_HEADER = struct.Struct("<BQQ")
+_BLOCK = 1 << 20
+
+
+class Kind(IntEnum):
+    """What a frame is; `number` is what its comment says."""
+
+    SETUP = 1
+    BEGIN = 2  # how many workers died before
+    TYPE = 3
+    BATCH = 4  # so many of the events that follow are one delivery
+    EVENT = 5
+    PICKLED = 6
+    LIKENESS = 7  # which one
+    FLUSH = 8
+    CLOSE = 9
+    RECORD = 10  # 1: acknowledge with spans from now on, 0: no more
+    READY = 16
+    REFUSED = 17
+    DONE = 18  # events done since the worker began
+    FAILED = 19  # events of the delivery that failed, the next ones after those done
+    FLUSHED = 20
+    CLOSED = 21
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    kind: int
+    number: int
+    body: bytes
+
+
+def frame(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
+    """The bytes of a message."""
+    return _HEADER.pack(kind, number, len(body)) + body
+
+
+class Inbox:
+    """Takes messages out of a pipe's bytes, however these are cut."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._bytes = bytearray()
+
+    def read(self) -> bool:
+        """Read what is there, at least a byte; False at the end of the pipe."""
+        data = os.read(self._fd, _BLOCK)
+        self._bytes += data
+        return bool(data)
+
+    def frames(self) -> Iterator[Frame]:
+        """The messages that are complete."""
+        while len(self._bytes) >= _HEADER.size:
+            kind, number, length = _HEADER.unpack_from(self._bytes)
+            end = _HEADER.size + length
+            if len(self._bytes) < end:
+                return
+            body = bytes(memoryview(self._bytes)[_HEADER.size : end])
+            del self._bytes[:end]
+            yield Frame(kind, number, body)

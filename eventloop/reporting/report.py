@@ -1,0 +1,156 @@
+"""What a run's directory tells: the costs in `costs.json`, and the curves in `metrics.jsonl`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from eventloop.checkpoint.manifest import MANIFEST
+from eventloop.costs.records import FILE as COSTS
+from eventloop.costs.records import RunCosts, read_costs
+from eventloop.eventlog.format import FILE_NAME as EVENTS
+from eventloop.eventlog.jsonl import FILE_NAME as METRICS
+from eventloop.reporting.curves import RunLog, read_curves
+from eventloop.tracing.file import FILE_NAME as TRACE
+
+VERSION = 1
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One run; what `eventloop report RUN --json` prints. Times are in seconds, NaN is null.
+
+    report = load_report(Path("runs/digits"))
+    report.costs.phases.wall / report.costs.phases.iterations  # seconds an iteration
+    """
+
+    version: int = VERSION
+    run: str
+    """Its directory, as it was given."""
+    costs: RunCosts | None
+    log: RunLog | None
+    notes: list[str]
+    """What there is not, or not all of, and why."""
+
+
+def load_report(run: Path) -> Report:
+    """Read the directory of a run. One that is under way, or was killed, is read as far as it is whole.
+
+    Raises:
+        OSError: something in it cannot be read.
+        ValueError: it is not the directory of a run, or has nothing to tell; a file in it is torn, of something else,
+            or of a newer version.
+    """
+    _check_run(run)
+    costs = read_costs(run) if (run / COSTS).is_file() else None
+    log = read_curves(run / METRICS) if (run / METRICS).is_file() else None
+    if costs is None and (log is None or not log.whole):
+        raise ValueError(_nothing_yet(run))
+    name = str(run).encode(errors="replace").decode()  # a file system may have names that are no text
+    return Report(run=name, costs=costs, log=log, notes=[*_notes(run, costs, log)])
+
+
+def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:
+    """Whether the record is that of a call which has ended, and the log has another one since, which has written none
+    yet. Where a subscriber lost something, that may have been the log's end."""
+    if costs is None or not costs.complete or log is None or not log.begun_again:
+        return False
+    return not any(s.dropped or s.failed or s.queued or s.error for s in costs.subscribers)
+
+
+def _check_run(run: Path) -> None:
+    """Refuse what is no run, and say what it is.
+
+    Raises:
+        ValueError: see the message.
+    """
+    wanted = f"expected a run's directory, with {COSTS} or {METRICS} in it"
+    if run.is_file():
+        raise ValueError(f"{run} is a file: {wanted}; is it {run.resolve().parent}?")
+    if not run.is_dir():
+        raise ValueError(f"no directory at {run}: {wanted}")
+    if _is_run(run) or (not (run / MANIFEST).is_file() and _traces_of_a_run(run)):
+        return
+    if (run / MANIFEST).is_file():
+        raise ValueError(f"{run} is a checkpoint: {wanted}; is it {run.resolve().parent}?")
+    inside = sorted(run.iterdir())
+    if not inside:
+        raise ValueError(f"{run} is empty: {wanted}")
+    runs = [path.name for path in inside if path.is_dir() and _is_run(path)]
+    raise ValueError(f"{run} is not a run: {wanted}{_hint(run, runs)}")
+
+
+def _is_run(path: Path) -> bool:
+    return (path / COSTS).is_file() or (path / METRICS).is_file()
+
+
+def _hint(run: Path, runs: list[str]) -> str:
+    return f"; there are runs in {', '.join(runs)}" if runs else ""
+
+
+def _traces_of_a_run(run: Path) -> list[str]:
+    """What a run leaves before its first cost record, and the commands that show it."""
+    found = []
+    if (run / EVENTS).is_file():
+        found.append(_from_events(run))
+    if (run / TRACE).is_file():
+        found.append(f"`eventloop trace {run}` shows {TRACE}")
+    if any((path / MANIFEST).is_file() for path in run.iterdir()):
+        found.append(f"`eventloop checkpoints {run}` lists its checkpoints")
+    return found
+
+
+def _nothing_yet(run: Path) -> str:
+    """Why a run has no report."""
+    what = f"{METRICS} is empty, and there is" if (run / METRICS).is_file() else f"there is no {METRICS}, and"
+    why = "the run was killed before its first cost record, or is about to write it"
+    told = f"{run} has nothing to tell yet: {what} no {COSTS}; {why}"
+    return "; ".join([told, *_traces_of_a_run(run)])
+
+
+def _from_events(run: Path) -> str:
+    return f"`eventloop replay {run} --to jsonl --out {run}` makes {METRICS} from {EVENTS}"
+
+
+def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
+    notes = []
+    if costs is None:
+        notes.append(
+            f"There are no costs: no {COSTS} here. A run writes it while it goes on, unless it was killed early."
+        )
+    elif not costs.complete:
+        notes.append(f"The run is under way, or was killed: {COSTS} is as it was written last.")
+    elif outdated(costs, log):
+        notes.append(
+            f"The run was begun again, and is under way or was killed: {COSTS} is that of the call before."
+        )
+    if costs is not None and costs.first_iter:
+        notes.append(
+            f"The costs are of the iterations from {costs.first_iter:,} on: those before were another process's."
+        )
+    if costs is not None and log is not None and (last := _last_step(log)) > _last_iteration(costs):
+        notes.append(f"The costs go up to iteration {_last_iteration(costs):,}, the log goes to {last:,}.")
+    if log is None:
+        makes = f" {_from_events(run)}." if (run / EVENTS).is_file() else " JSONLWriter writes it."
+        notes.append(f"There are no curves: no {METRICS} here.{makes}")
+        return notes
+    if not log.curves:
+        notes.append(f"There are no curves: {METRICS} has no scalars.")
+    if log.resumed_at:
+        at = ", ".join(f"{iteration:,}" for iteration in log.resumed_at)
+        notes.append(
+            f"Iterations were run again from {at} on: {log.superseded:,} records that others have replaced are left out."
+        )
+    if log.cut_short:
+        lines = "line is" if log.cut_short == 1 else "lines are"
+        notes.append(f"{log.cut_short:,} {lines} cut short or damaged in {METRICS}, and left out.")
+    return notes
+
+
+def _last_iteration(costs: RunCosts) -> int:
+    return costs.first_iter + costs.phases.iterations
+
+
+def _last_step(log: RunLog) -> int:
+    """Of the training; a step is the number of completed iterations."""
+    return max((curve.last_step for curve in log.curves if curve.mode == "train"), default=0)

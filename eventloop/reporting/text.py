@@ -1,0 +1,94 @@
+"""Reports on a terminal: tables, and curves as lines of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eventloop.bus.table import table
+from eventloop.reporting.cells import Table
+from eventloop.reporting.facts import facts, labels, trend
+from eventloop.reporting.report import Report
+from eventloop.reporting.tables import of_run, side_by_side
+from eventloop.util.formatting import ASCII_BLOCKS, BLOCKS, on_a_line, sparkline
+
+ALERT = "!"
+"""Before a row that somebody should look at."""
+WIDE = 32
+"""Characters of a text that is no name; JSON and the page have all of it."""
+
+
+def as_text(reports: Sequence[Report], *, encoding: str = "utf-8") -> str:
+    """One run in full; of several the facts of each, and their tables side by side, with ratios to the first.
+
+    Args:
+        encoding: what the text must be expressible in; where it has no blocks, plainer characters are used.
+    """
+    blocks = BLOCKS if _has(encoding, BLOCKS) else ASCII_BLOCKS
+    names = labels(reports)
+    parts = [_head(report, name) for report, name in zip(reports, names, strict=True)]
+    if len(reports) == 1:
+        parts += [_table(each, blocks) for each in of_run(reports[0])]
+    else:
+        parts += [
+            _trends(reports, names, blocks),
+            *(_table(each, blocks) for each in side_by_side(reports, names)),
+        ]
+    text = "\n\n".join(part for part in parts if part)
+    return (
+        text
+        if blocks is BLOCKS
+        else text.replace("µ", "u").replace("×", "x").encode(encoding, "replace").decode(encoding)
+    )
+
+
+def _has(encoding: str, text: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _head(report: Report, name: str) -> str:
+    """What there is to say of a run in some lines."""
+    where = "" if name == report.run else f"  ({report.run})"
+    rows = table_lines([[fact.name, fact.value] for fact in facts(report)])
+    lines = [f"Run {name}{where}", *(f"  {row}" for row in rows), *(f"  {note}" for note in report.notes)]
+    return "\n".join(map(on_a_line, lines))
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Pairs of a name and a value, one a line."""
+    width = max((len(row[0]) for row in rows), default=0)
+    return [f"{name.ljust(width)}  {value}" for name, value in rows]
+
+
+def _table(each: Table, blocks: str) -> str:
+    header = [*map(on_a_line, each.header)]
+    rows = [
+        [on_a_line(cell, WIDE if column else None) for column, cell in enumerate(row)] for row in each.rows
+    ]
+    if each.lines is not None:
+        phases = each.title == "Step time"
+        header.append("over the iterations")
+        for row, values in zip(rows, each.lines, strict=True):
+            row.append(sparkline(values, from_zero=phases, blocks=blocks))
+    if each.bad:
+        header.insert(0, "")
+        for index, row in enumerate(rows):
+            row.insert(0, ALERT if index in each.bad else "")
+    first = each.left + bool(each.bad)
+    right = range(first, first + len(each.header) - each.left)
+    marks = [f"{ALERT}  {each.why}"] if each.bad and each.why else []
+    notes = map(on_a_line, [*marks, *each.note.splitlines()])
+    return "\n".join(filter(None, [each.title, table(header, rows, right=right), *notes]))
+
+
+def _trends(reports: Sequence[Report], names: Sequence[str], blocks: str) -> str:
+    """How long an iteration took over each run, a line a run."""
+    rows = [
+        [name, sparkline(trend(report.costs, "wall"), from_zero=True, blocks=blocks)]
+        for name, report in zip(names, reports, strict=True)
+        if report.costs is not None and report.costs.trend
+    ]
+    return "\n".join(["An iteration, over each run", *table_lines(rows)]) if rows else ""

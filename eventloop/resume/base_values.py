@@ -1,0 +1,131 @@
+"""Find the base value, such as a learning rate, that a param group was given after its schedules were built.
+
+PyTorch's schedules multiply the value that is in the group, and a warm-up puts its first value there when it is built.
+If the rate is edited after a warm-up of factor 0.1 was built, training would end at 10 times that rate. Here such an edit
+is a new base, from which the schedules begin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.param_groups import Group, number_like, read_value, write_value
+from eventloop.optim.windows import Window
+from eventloop.resume.fast_forward import own_schedulers
+from eventloop.resume.protocols import ResumableTrainer
+
+Groups = Mapping[str, Sequence[dict[str, Any]]]
+"""The param groups of each optimizer, by its name."""
+
+
+class Edited(NamedTuple):
+    """Hold an edited base value and the first factor of its schedules.
+
+    Args:
+        base: the new base.
+        first_factor: the first scheduled value, in parts of the base; 1.0 without a warm-up.
+    """
+
+    base: float
+    first_factor: float
+
+
+Bases = dict[tuple[str, int], dict[str, Edited]]
+"""What was edited, by the optimizer's name, the number of the param group, and the value's name."""
+
+
+def find_edited(trainer: ResumableTrainer, groups: Groups, seen: Groups) -> Bases:
+    """Find the base values that were edited after the schedulers of a trainer were built.
+
+    Args:
+        groups: the param groups of each optimizer, before anything is trained or loaded.
+        seen: the same when the trainer was built.
+    """
+    found: Bases = {}
+    for optimizer_name, optimizer in named_optimizers(trainer.optimizer).items():
+        schedulers = [trainer.schedulers[i] for i in own_schedulers(trainer, optimizer)]
+        pairs = zip(groups[optimizer_name], seen[optimizer_name], strict=False)
+        for index, (group, former) in enumerate(pairs):
+            edits = {name: edited_base(group, index, name, schedulers, former) for name in scheduled(group)}
+            found[optimizer_name, index] = {name: edit for name, edit in edits.items() if edit}
+    return found
+
+
+def scheduled(group: Mapping[str, Any]) -> list[str]:
+    """Return the names of the values that a schedule moves: each has its initial value in the param group."""
+    names = [key.removeprefix("initial_") for key in group if key.startswith("initial_")]
+    return [name for name in names if name in group or (name == "momentum" and "betas" in group)]
+
+
+def value_name(key: str) -> str:
+    """Return the scheduled value in an entry of a param group: of Adam's `betas` the first is the momentum."""
+    return "momentum" if key == "betas" else key
+
+
+def edited_base(group: Group, index: int, name: str, schedulers: Sequence[Any], seen: Group) -> Edited | None:
+    """Return the base value that was edited after the schedulers were built, None where none was.
+
+    Return `initial_<name>` if it was edited, else the edited value.
+
+    Args:
+        group, index: the param group, and its place in the optimizer.
+        name: what is scheduled, such as "lr"; the group has its `initial_<name>`.
+        schedulers: those of the optimizer.
+        seen: the group when the trainer was built, for values that only hooks schedule.
+    """
+    initial, value = float(group[f"initial_{name}"]), float(read_value(group, name))
+    written = [pairs[index] for each in schedulers if index < len(pairs := _written(each, name))]
+    written = written or [(initial, float(read_value(seen, name)))]
+    if any(_same(value, left) and _same(initial, base) for base, left in written):
+        return None
+    # The last schedule that moved the value includes the effect of the others.
+    base, left = next((pair for pair in reversed(written) if not _same(*pair)), written[-1])
+    first_factor = left / base if base else 1.0
+    return Edited(initial if not _same(initial, base) else value, first_factor)
+
+
+def rebase_group(
+    edited: Edited, name: str, group: Group, index: int, states: Sequence[dict[str, Any]]
+) -> None:
+    """Write a base value into a param group, and into the states of its schedules, as if they were built with it."""
+    group[f"initial_{name}"] = number_like(group[f"initial_{name}"], edited.base)
+    write_value(group, name, edited.base * edited.first_factor)
+    for state in states:
+        _rebase(state, index, edited.base)
+
+
+def _rebase(state: dict[str, Any], index: int, base: float) -> None:
+    if base_lrs := state.get("base_lrs"):
+        state["base_lrs"] = [*base_lrs[:index], number_like(base_lrs[index], base), *base_lrs[index + 1 :]]
+    if inner := state.get("scheduler"):  # A Window stores its inner base minus the floor.
+        floor = state["floor"]
+        _rebase(inner, index, base - (floor if isinstance(floor, int | float) else floor[index]))
+    for part in state.get("_schedulers", ()):
+        _rebase(part, index, base)
+
+
+def _written(scheduler: Any, name: str) -> list[tuple[float, float]]:
+    """For each group the base value that a scheduler knows, and the value that it wrote last; empty where it does not
+    schedule `name`, or does not say."""
+    if isinstance(scheduler, Window):
+        return scheduler.written() if scheduler.param_name == name else []
+    last = getattr(scheduler, "_last_lr", None)
+    if name != "lr" or not last:
+        return []
+    bases = next(_base_lrs(scheduler), last)  # ReduceLROnPlateau has no base_lrs; use its last rate.
+    return [(float(base), float(left)) for base, left in zip(bases, last, strict=False)]
+
+
+def _base_lrs(scheduler: Any) -> Iterator[list[Any]]:
+    if hasattr(scheduler, "base_lrs"):
+        yield scheduler.base_lrs
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from _base_lrs(part)
+
+
+def _same(a: float, b: float) -> bool:
+    """Equal in float32, which a rate in a tensor has."""
+    return math.isclose(a, b, rel_tol=1e-6)

@@ -1,0 +1,72 @@
+"""Load the hooks' states from a checkpoint, by hook name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from eventloop.optim.optimizers import each_optimizer
+from eventloop.resume.protocols import ResumableTrainer
+from eventloop.state.rollback import Rollback
+
+logger = logging.getLogger("eventloop")
+
+
+def prepare_hooks(
+    hooks: Iterable[Any], states: Mapping[str, Any], source: object
+) -> list[Callable[[], object]]:
+    """Check the states; return functions that load them and must not raise."""
+    steps = []
+    for hook in hooks:
+        if hook.stateful and not hook.loads_itself and hook.name in states:
+            with _named(hook, source):
+                steps.append(hook.prepare_state(states[hook.name]))
+    return steps
+
+
+def load_hooks(trainer: ResumableTrainer, states: Mapping[str, Any], rollback: Rollback) -> None:
+    """Load the states of hooks with a `load_state_dict` of their own, which may fail half-way.
+
+    Their code may also change the model's weights, so these are copied, and the optimizers' attributes.
+    """
+    hooks = [each for each in trainer.hooks if each.stateful and each.loads_itself and each.name in states]
+    if hooks:
+        model = trainer.model
+        rollback.keep("the model", [*model.parameters(), *model.buffers()])
+        for optimizer in each_optimizer(trainer.optimizer):
+            rollback.snapshot("the optimizer", optimizer, copies=False)
+    for hook in hooks:
+        with _named(hook, rollback.source):
+            rollback.snapshot(f"the hook {hook.name}", hook)
+            hook.load_state_dict(states[hook.name])
+
+
+@contextmanager
+def _named(hook: Any, source: object) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            f"raised by the hook {hook.name}, which was given its state of {source}. A run without that hook, or "
+            "with it under another name, leaves the state"
+        )
+        raise
+
+
+def log_mismatches(hooks: Iterable[Any], states: Mapping[str, Any], source: object) -> None:
+    """Log the hooks without a state in the checkpoint, and the states without a hook."""
+    stateful = {hook.name: hook.stateful for hook in hooks}
+    for name, keeps in stateful.items():
+        if keeps and name not in states:
+            logger.warning("%s has no state of the hook %s, which starts afresh", source, name)
+    for name in states:
+        if name not in stateful:
+            logger.warning("%s has a state of %s, which is no hook of this trainer's", source, name)
+        elif not stateful[name]:
+            logger.warning(
+                "%s has a state of the hook %s, which is not stateful here; the state is ignored",
+                source,
+                name,
+            )

@@ -1,0 +1,56 @@
+"""State what a resume needs of a trainer, so that it can be read and tested without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from eventloop.bus import Bus
+from eventloop.checkpoint.saving.overlapped_copy import Copying
+from eventloop.data.position import LoaderPosition
+from eventloop.events import Event
+from eventloop.metrics import EventStorage
+
+
+class EvaluationSchedule(Protocol):
+    """When a run validates."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a resume compares, by name."""
+
+
+class ResumableTrainer(Protocol):
+    """The parts of a trainer that a checkpoint holds, and those that a resume compares."""
+
+    model: torch.nn.Module
+    optimizer: Any
+    schedulers: list[Any]
+    hooks: list[Any]
+    bus: Bus
+    metrics: EventStorage
+    position: LoaderPosition
+    copying: Copying
+    autocast: Callable[[], AbstractContextManager[Any]]
+    iter: int
+    epoch: int
+    max_iters: int | None
+    max_epochs: int | None
+    loader: Iterable[Any] | None
+    checkpoint: dict[str, Any] | None
+    checkpoint_dir: Path
+    rank: int
+    world_size: int
+
+    @property
+    def _schedule(self) -> EvaluationSchedule: ...
+
+    @property
+    def by_epoch(self) -> bool:
+        """True when the run is measured in epochs."""
+
+    def announce(self, event_type: type[Event], **fields: Any) -> None:
+        """Emit an event with the trainer's counters."""

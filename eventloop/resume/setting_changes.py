@@ -1,0 +1,96 @@
+"""Describe the settings that a resumed run has changed, for the log and for the error that refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.resume.base_values import scheduled, value_name
+from eventloop.resume.fast_forward import keys_of, own_schedulers
+from eventloop.resume.protocols import ResumableTrainer
+from eventloop.util.suggest import near
+
+Changed = Literal["refuse", "keep", "apply"]
+CHOICES: tuple[Changed, ...] = ("refuse", "keep", "apply")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting with two values.
+
+    Args:
+        name: for the reader.
+        saved, own: the checkpoint's value and this trainer's.
+        kind: "loaded", either can be had; "given", this trainer's is what runs; "noted", this trainer's is what
+            runs, and changing it needs no leave.
+        group: for a setting of an optimizer its name, the number of the param group, and the key.
+        scheduler: for an argument of a scheduler its number.
+    """
+
+    name: str
+    saved: Any
+    own: Any
+    kind: Literal["loaded", "given", "noted"]
+    group: tuple[str, int, str] | None = None
+    scheduler: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.saved!r} in the checkpoint, {self.own!r} in this trainer"
+
+
+def check_changed(changed: object) -> None:
+    """Check the argument `changed`.
+
+    Raises:
+        ValueError: `changed` is not "refuse", "keep" or "apply".
+    """
+    if changed not in CHOICES:
+        raise ValueError(
+            f'changed must be "refuse", "keep" or "apply", got {changed!r}{near(str(changed), CHOICES)}'
+        )
+
+
+def refusal(path: object, changes: list[Change]) -> str | None:
+    """Return the error message that lists the changed settings and the remedies, or None if nothing is refused."""
+    if not (refused := [change for change in changes if change.kind != "noted"]):
+        return None
+    given = [change.name for change in refused if change.kind == "given"]
+    ways = []
+    if len(given) < len(refused):
+        ways.append(
+            'resume(path, changed="keep") goes on with the checkpoint\'s values, changed="apply" with this trainer\'s'
+        )
+    if given:
+        either = "with either" if ways else 'with changed="apply" the run goes on, and'
+        ways.append(f"{either} {', '.join(given)} {'is' if len(given) == 1 else 'are'} this trainer's")
+    lines = "\n  ".join(map(str, changes))
+    return f"{path} is of a run with other settings; nothing was loaded:\n  {lines}\n{'; '.join(ways)}"
+
+
+def change_lines(changed: Changed, changes: list[Change], trainer: ResumableTrainer) -> Iterator[str]:
+    """Yield a log line for each changed setting, with the value that the run goes on with."""
+    for change in changes:
+        kept = change.kind == "loaded" and changed == "keep"
+        why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
+        now = "" if change.group is None else _scheduled_now(trainer, *change.group)
+        yield f"{change}; the run goes on with {change.saved if kept else change.own!r}{why}{now}"
+
+
+def _scheduled_now(trainer: ResumableTrainer, name: str, number: int, key: str) -> str:
+    """Return the scheduled value of a base setting and the step it belongs to, as the end of a log line."""
+    optimizer = named_optimizers(trainer.optimizer)[name]
+    group, at = optimizer.param_groups[number], f"at iteration {trainer.iter} (epoch {trainer.epoch})"
+    if any(key in keys_of(trainer.schedulers[i]) for i in own_schedulers(trainer, optimizer)):
+        return f" as the base: its schedules make it {_shown(group[key])} {at}"
+    if (value := value_name(key)) in scheduled(group):
+        hooks = [hook.name for hook in trainer.hooks if getattr(hook, "param_name", None) == value]
+        return f" as the base: {' and '.join(hooks) or 'its schedule'} sets the value from it {at}"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return f"{float(value):.6g}"

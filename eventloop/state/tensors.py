@@ -1,0 +1,30 @@
+"""Find the tensors of a nested state, and count their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested mappings, lists and tuples, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            if type(item) not in _ATOMS:  # most are; to ask what else they may be takes long
+                yield from tensors_of(item)
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """How much there is to copy and to write. PyTorch refuses to say it of one kind of sparse tensors; of the other
+    kinds it has the bytes they would take if they were dense."""
+    return sum(t.nbytes if t.layout is not torch.sparse_coo else _bytes_of_coo(t) for t in tensors)
+
+
+def _bytes_of_coo(tensor: torch.Tensor) -> int:
+    return tensor._indices().nbytes + tensor._values().nbytes

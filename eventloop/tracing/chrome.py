@@ -1,0 +1,194 @@
+"""A recorded window in Chrome's trace event format, which Perfetto and Chrome's tracing open.
+
+The format is that of "Trace Event Format" (Google, 2016, JSON object form): complete events (`ph` X) for spans,
+counters (C) for depths of queues, metadata (M) for names and order of tracks; `ts` and `dur` are microseconds from
+the first thing recorded. Both viewers want the spans of a track to lie within each other or side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from eventloop.costs.spans import INBOX, SAVER, Span
+from eventloop.tracing.file import Window, WindowFacts
+
+MADE_BY = "eventloop trace"
+TRAINING = "training thread"
+_PAIRED = frozenset(
+    {"run", "train", "val", "test", "train_epoch", "val_epoch", "test_epoch", "val_iter", "test_iter"}
+)
+"""What begins with one event and ends with another, besides the iteration, which has a span already."""
+_KINDS = ("iteration", "phase", "event", "handler", "delivery", "save")
+"""Of two spans that begin and end together the former is around the latter."""
+
+
+def chrome_trace(window: Window) -> dict[str, Any]:
+    """The whole JSON object of a window.
+
+        with open("trace.json", "wb") as file:
+            file.write(msgspec.json.encode(chrome_trace(read_trace("runs/digits").windows[-1])))
+
+    Raises:
+        ValueError: the window was cut short before its facts were written.
+    """
+    facts = window.facts
+    if facts is None:
+        raise ValueError("the window was cut short: it cannot be shown")
+    spans = [*window.spans, *_between(window.spans)]
+    origin = min([facts.began, *(span.began for span in spans), *(depth.at for depth in window.depths)])
+    events: list[dict[str, Any]] = [
+        _metadata(
+            facts.pid,
+            0,
+            "process_name",
+            name=f"eventloop {facts.run}, rank {facts.rank} of {facts.world_size}",
+        ),
+        _metadata(facts.pid, 0, "process_sort_index", sort_index=facts.rank),
+    ]
+    timed: list[dict[str, Any]] = []
+    tid = 0
+    for track, own in _in_order(spans, facts, window):
+        for number, row in enumerate(nested_rows(own), start=1):
+            tid += 1
+            name = _track_name(track, facts, window) + (f" #{number}" if number > 1 else "")
+            events.append(_metadata(facts.pid, tid, "thread_name", name=name))
+            events.append(_metadata(facts.pid, tid, "thread_sort_index", sort_index=tid))
+            timed += [_complete(span, facts.pid, tid, origin, window) for span in row]
+    timed += [
+        {"ph": "C", "name": _counter_name(depth.queue), "cat": "queue", "pid": facts.pid, "tid": 0,
+         "ts": _us(depth.at, origin), "args": {"events": depth.events}}
+        for depth in window.depths
+    ]  # fmt: skip
+    timed.sort(key=lambda event: event["ts"])  # stable: what is around comes first
+    return {"otherData": _other_data(window, facts), "displayTimeUnit": "ms", "traceEvents": events + timed}
+
+
+def as_json(window: Window) -> bytes:
+    """The file's bytes; its beginning says who made it.
+
+    Raises:
+        ValueError: as `chrome_trace`.
+    """
+    return msgspec.json.encode(chrome_trace(window)) + b"\n"
+
+
+def is_ours(head: bytes) -> bool:
+    """Whether a file that begins so is one of these."""
+    return head.startswith(b'{"otherData":{"made_by":"' + MADE_BY.encode())
+
+
+def nested_rows(spans: Iterable[Span]) -> list[list[Span]]:
+    """Spans in rows, in each of which any two lie within each other or side by side; the first row has all it can.
+
+    One row is enough for a thread. Saves may overlap, and those of a subscriber that was started again.
+    """
+    rows: list[list[Span]] = []
+    open_ends: list[list[float]] = []  # of each row, the ends of the spans around, the innermost last
+    for span in sorted(spans, key=_outer_first):
+        end = span.began + span.seconds
+        for row, ends in zip(rows, open_ends, strict=True):
+            while ends and ends[-1] <= span.began:
+                ends.pop()
+            if not ends or end <= ends[-1]:
+                row.append(span)
+                ends.append(end)
+                break
+        else:
+            rows.append([span])
+            open_ends.append([end])
+    return rows
+
+
+def _outer_first(span: Span) -> tuple[float, float, int]:
+    return span.began, -span.seconds, _KINDS.index(span.kind)
+
+
+def _between(spans: Sequence[Span]) -> list[Span]:
+    """What lies between a `before_` event and its `after_`: evaluations, epochs."""
+    found: list[Span] = []
+    begun: dict[tuple[int | str, str], Span] = {}
+    for span in sorted((s for s in spans if s.kind == "event"), key=_outer_first):
+        when, _, what = span.name.partition("_")
+        if what not in _PAIRED:
+            continue
+        if when == "before":
+            begun[span.track, what] = span
+        elif (first := begun.pop((span.track, what), None)) is not None:
+            seconds = span.began + span.seconds - first.began
+            found.append(Span(span.track, "phase", what, first.began, seconds, first.iter))
+    return found
+
+
+def _in_order(
+    spans: Iterable[Span], facts: WindowFacts, window: Window
+) -> list[tuple[int | str, list[Span]]]:
+    """The tracks: the training thread, the saver, the background subscribers, other threads."""
+    tracks: dict[int | str, list[Span]] = {}
+    for span in spans:
+        tracks.setdefault(span.track, []).append(span)
+
+    def place(track: int | str) -> tuple[int, str]:
+        groups = (track == facts.thread, track == SAVER, track in window.lanes, True)
+        return groups.index(True), _track_name(track, facts, window)
+
+    return sorted(tracks.items(), key=lambda item: place(item[0]))
+
+
+def _track_name(track: int | str, facts: WindowFacts, window: Window) -> str:
+    if track == facts.thread:
+        return TRAINING
+    if isinstance(track, int):
+        return f"thread {window.threads.get(track, track)}"
+    return f"{track} ({window.lanes[track]})" if track in window.lanes else track
+
+
+def _counter_name(queue: str) -> str:
+    return "inbox of the background" if queue == INBOX else f"queue of {queue}"
+
+
+def _metadata(pid: int, tid: int, kind: str, **args: str | int) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _complete(span: Span, pid: int, tid: int, origin: float, window: Window) -> dict[str, Any]:
+    args: dict[str, Any] = {}
+    if span.iter is not None:
+        args["iter"] = span.iter
+    if span.event:
+        args["event"] = span.event
+    if span.kind == "handler":
+        args["priority"] = span.number
+    elif span.kind == "delivery":
+        args["events"] = span.number
+        args["runs_on"] = window.lanes.get(str(span.track), "")
+    ts = _us(span.began, origin)
+    # from the rounded ends, or a span might by a nanosecond not lie within the one around it
+    dur = round(_us(span.began + span.seconds, origin) - ts, 3)
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.kind,
+        "pid": pid,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "args": args,
+    }
+
+
+def _us(seconds: float, origin: float) -> float:
+    return round((seconds - origin) * 1e6, 3)
+
+
+def _other_data(window: Window, facts: WindowFacts) -> dict[str, Any]:
+    return {
+        "made_by": MADE_BY,
+        "run": facts.run,
+        "iterations": str(window),
+        "times": "of the host; on a GPU the training thread runs ahead of the device",
+        "not recorded": f"{window.lost} spans and depths beyond the limit" if window.lost else "nothing",
+        "background": "whole" if window.closed else "cut short by a kill",
+    }

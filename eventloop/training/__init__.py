@@ -1,0 +1,4 @@
+"""Run trainings: the trainer, its loops, evaluation and stops.
+
+Start with `trainer`, then `loops`, which has the iteration.
+"""

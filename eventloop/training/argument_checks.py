@@ -1,0 +1,161 @@
+"""Arguments of the trainer that contradict themselves, or each other: refused before anything is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+
+from eventloop.bus import Bus
+from eventloop.optim.optimizers import check_optimizer
+from eventloop.util.checks import length_of, positive
+from eventloop.util.functions import handler_name
+
+if TYPE_CHECKING:
+    from eventloop.training.trainer import Trainer
+
+_TAKEN: WeakSet[Bus] = WeakSet()
+"""The buses that have a trainer's hooks."""
+
+
+def check_trainer(
+    model: object,
+    optimizer: object,
+    loss_fn: object,
+    train_step: object,
+    max_epochs: int | None,
+    max_iters: int | None,
+    *loaders: Iterable[Any] | None,
+) -> None:
+    """Refuse arguments that contradict each other.
+
+    Raises:
+        TypeError, ValueError: see the message.
+    """
+    if (max_epochs is None) == (max_iters is None):
+        got = "neither" if max_epochs is None else f"both (max_epochs={max_epochs}, max_iters={max_iters})"
+        raise ValueError(
+            f"give exactly one of max_epochs and max_iters, the unit the run is measured in; got {got}"
+        )
+    positive(
+        "max_epochs" if max_epochs is not None else "max_iters",
+        max_epochs if max_epochs is not None else max_iters,
+    )
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+    check_optimizer(optimizer)
+    check_loss_fn(loss_fn)
+    if loss_fn is not None and train_step is not None:
+        raise ValueError("give loss_fn or train_step, not both: train_step replaces loss_fn")
+    for name, loader in zip(("train_loader", "val_loader", "test_loader"), loaders, strict=True):
+        if loader is None:
+            continue
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise TypeError(f"{name} must be an iterable of batches, got {loader!r}")
+        if length_of(loader) == 0:
+            raise ValueError(
+                f"{name} is empty: it has 0 batches (is drop_last=True with a batch larger than the data?)"
+            )
+
+
+def check_bus(bus: object) -> None:
+    """Refuse what is no bus, and one that is another trainer's: its hooks would act in this one's iterations as well.
+
+    Raises:
+        TypeError, ValueError: see the message.
+    """
+    if bus is not None and not isinstance(bus, Bus):
+        raise TypeError(f"bus must be a Bus, as Bus() makes one, got {bus!r}")
+    if bus in _TAKEN:
+        raise ValueError(
+            "the bus is another trainer's, whose hooks would step, log and save in this one's iterations too: give each "
+            "trainer a bus of its own"
+        )
+
+
+def take_bus(bus: Bus) -> None:
+    """From here on `check_bus` refuses it: a trainer's hooks are about to be attached."""
+    _TAKEN.add(bus)
+    bus.for_runs = True
+
+
+def check_loss_fn(loss_fn: object) -> None:
+    """Refuse what is no function of the model's output and the target.
+
+    Raises:
+        TypeError: it cannot be called, or is the class of a loss.
+    """
+    if isinstance(loss_fn, type):
+        raise TypeError(f"loss_fn is a class: give an object of it, {loss_fn.__name__}()")
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(f"loss_fn must be a function (model(inputs), target), got {loss_fn!r}")
+
+
+def check_signatures(**steps: object) -> None:
+    """Refuse steps that cannot be called with `(trainer, batch)`, by the names of the arguments.
+
+    Raises:
+        TypeError: one is no function, or takes something else.
+    """
+    for name, step in steps.items():
+        if step is None:
+            continue
+        if not callable(step):
+            raise TypeError(f"{name} must be a function (trainer, batch), got {step!r}")
+        try:
+            signature = inspect.signature(step)
+        except ValueError:  # some builtins have none
+            continue
+        try:
+            signature.bind(None, None)
+        except TypeError as error:
+            raise TypeError(
+                f"{name} is called with (trainer, batch), and {handler_name(step)}{signature} takes something else: "
+                f"{error}"
+            ) from error
+
+
+def check_step(trainer: Trainer) -> None:
+    """Refuse to train where nothing would be trained.
+
+    Raises:
+        ValueError: there is no step, or nobody to step the optimizer.
+    """
+    if trainer.custom_step is None and trainer.loss_fn is None:
+        raise ValueError(
+            "the trainer has no step: pass loss_fn=..., train_step=..., or write the loop yourself"
+        )
+    if trainer.custom_step is None and trainer.optimizer is None and not trainer.steps_itself:
+        raise ValueError(
+            "the trainer has no optimizer, so train() would change nothing: pass optimizer=..., or say "
+            "default_hooks=dict(optimizer=None) when a hook of yours makes the steps"
+        )
+
+
+def check_lists(**lists: object) -> None:
+    """Refuse what is no list of hooks or writers, by the names of the arguments.
+
+    Raises:
+        TypeError: one is a single config, or no sequence.
+    """
+    for name, given in lists.items():
+        if isinstance(given, Mapping):
+            raise TypeError(f"{name} must be a list of them, got one config: write {name}=[dict(type=...)]")
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise TypeError(f"{name} must be a list, got {given!r}: write {name}=[...]")
+
+
+def check_default_hooks(given: object) -> None:
+    """Refuse what does not say which hook it changes.
+
+    Raises:
+        TypeError: it is no mapping.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            f"default_hooks must be a mapping {{name: a hook, its options or None}}, got {given!r}; hooks besides the "
+            "default ones go to hooks=[...]"
+        )

@@ -1,0 +1,226 @@
+"""Putting a trainer together: its directory, what writers are told, and hooks and writers that are attached."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from eventloop.events.run import Run
+from eventloop.registry import HOOKS, WRITERS, build, find_class
+from eventloop.training.argument_checks import take_bus
+from eventloop.util.checks import check_path, length_of
+from eventloop.util.suggest import suggest
+from eventloop.util.terminal import in_notebook, is_terminal
+
+if TYPE_CHECKING:
+    from eventloop.training.trainer import Trainer
+
+DEFAULT_HOOKS = {
+    "runtime_info": "RuntimeInfoHook",
+    "optimizer": "OptimizerHook",
+    "timer": "IterTimerHook",
+    "sampler_seed": "DistSamplerSeedHook",
+    "logger": "LoggerHook",
+    "param_scheduler": "ParamSchedulerHook",
+    "checkpoint": "CheckpointHook",
+    "garbage_collection": "GarbageCollectionHook",
+    "preemption": "PreemptionHook",
+    "costs": "CostsHook",
+    "trace": "TraceHook",
+}
+"""Name, which is also the hook's key in a checkpoint, and class of the hooks every trainer has."""
+
+
+def make_work_dir(work_dir: str | Path | None, made: list[Path] | None = None) -> Path:
+    """Create the directory of the run's files; by default a new one under runs/, named by the time.
+
+    Args:
+        made: takes every directory that had to be made, outermost first.
+
+    Raises:
+        TypeError: it is no path.
+        OSError: it cannot be created, or not written.
+    """
+    if work_dir is not None:
+        check_path("work_dir", work_dir)
+    path = Path("runs") if work_dir is None else Path(work_dir)
+    try:
+        missing = [p.absolute() for p in (path, *path.parents) if not p.exists()][::-1]
+        if work_dir is None:
+            path = _new_directory(path)
+            missing.append(path.absolute())
+        if path.is_file():
+            raise FileExistsError(errno.EEXIST, "it is a file")
+        path.mkdir(parents=True, exist_ok=True)
+        if made is not None:
+            made += missing
+        probe = path / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"work_dir {str(path)!r} cannot be written: {error.strerror or error}"
+        ) from error
+    return path
+
+
+def _new_directory(parent: Path) -> Path:
+    """Make a directory named by the time; one for all ranks."""
+    rank, world_size = rank_and_world_size()
+    made = [parent / time.strftime("%Y%m%d_%H%M%S")]
+    if rank == 0:
+        made = [_make_free(made[0])]
+    if world_size > 1:
+        dist.broadcast_object_list(made, src=0)
+    return made[0]
+
+
+def _make_free(path: Path) -> Path:
+    free, number = path, 1
+    while True:
+        try:
+            free.mkdir(parents=True)
+            return free
+        except FileExistsError:  # another run began in this second
+            number += 1
+            free = path.with_name(f"{path.name}-{number}")
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Of this process in its process group; (0, 1) without one."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def facts_of(trainer: Trainer) -> Run:
+    """What writers are told of the run that begins."""
+    return Run(
+        work_dir=str(trainer.work_dir.absolute()), start_iter=trainer.iter, start_epoch=trainer.epoch,
+        max_iters=trainer.max_iters, max_epochs=trainer.max_epochs,
+        iters_per_epoch=length_of(trainer.train_loader), rank=trainer.rank, world_size=trainer.world_size,
+    )  # fmt: skip
+
+
+def default_writers() -> list[dict[str, Any]]:
+    """Return the configs of a trainer's writers where it names none: a console if a person watches.
+
+    It writes to standard error, so that standard output has what the program prints and no more. A notebook shows that
+    in red, and gets it on standard output.
+    """
+    if in_notebook():
+        return [{"type": "ConsoleWriter"}]
+    return [{"type": "ConsoleWriter", "stream": sys.stderr}] if is_terminal(sys.stderr) else []
+
+
+def attach_all(
+    trainer: Trainer, hooks: Sequence[Any], writers: Sequence[Any] | None, default_hooks: Mapping[str, Any]
+) -> tuple[list[Any], list[Any]]:
+    """Build what is a config, name the hooks, and subscribe everything; writers write on rank 0 only.
+
+    Raises:
+        TypeError, ValueError: no hook or writer, an unknown name, two hooks whose state has one name.
+    """
+    own = [build(h, HOOKS) if isinstance(h, Mapping) else h for h in hooks]
+    for hook in own:
+        _check_attachable(hook, "hook")
+    named = _with_defaults(
+        own, default_hooks, by_epoch=trainer.by_epoch, has_optimizer=trainer.optimizer is not None
+    )
+    _name_hooks(named)
+    trainer.hooks = [hook for _, hook in named]
+    for _, hook in named:
+        hook.check(trainer)
+    take_bus(trainer.bus)
+    for _, hook in named:
+        hook.attach(trainer.bus)
+    if writers is None:
+        writers = default_writers() if trainer.rank == 0 else []
+    built = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in writers]
+    for writer in built:
+        _check_attachable(writer, "writer")
+        if trainer.rank == 0:
+            writer.attach(trainer.bus, trainer.facts)
+    return [hook for _, hook in named], built
+
+
+def _check_attachable(candidate: Any, what: str) -> None:
+    if isinstance(candidate, type):
+        raise TypeError(
+            f"expected a {what}, got the class {candidate.__name__}: write {candidate.__name__}()"
+        )
+    for kind, own in (("hook", "stateful"), ("writer", "write")):
+        if hasattr(candidate, "attach") and hasattr(candidate, own):
+            if kind == what:
+                return
+            name = type(candidate).__name__
+            raise TypeError(f"expected a {what}, got {name}, which is a {kind}: it goes to {kind}s=[...]")
+    raise TypeError(f"expected a {what} or a config dict(type=...), got {candidate!r}")
+
+
+def _with_defaults(
+    own: list[Any], default_hooks: Mapping[str, Any], *, by_epoch: bool, has_optimizer: bool
+) -> list[tuple[str | None, Any]]:
+    """The default hooks, as `default_hooks` changes them, and the others, each with the name of its state."""
+    names = dict.fromkeys(map(id, own))
+    named: list[tuple[str | None, Any]] = []
+    for name, class_name in DEFAULT_HOOKS.items():
+        cls = find_class(class_name)
+        replaced = next((hook for hook in own if isinstance(hook, cls)), None)
+        if replaced is not None:
+            if default_hooks.get(name) is not None:
+                raise ValueError(
+                    f"default_hooks has a {name!r}, and hooks another {class_name}: give one of the two"
+                )
+            names[id(replaced)] = name
+        elif name in default_hooks:
+            named += _given(name, default_hooks[name], {"type": cls})
+        elif name == "checkpoint":
+            named.append((name, cls(interval=1 if by_epoch else 1000)))
+        elif name != "optimizer" or has_optimizer:
+            named.append((name, cls()))
+    for name, given in default_hooks.items():
+        if name not in DEFAULT_HOOKS:
+            named += _additional(name, given)
+    return named + [(names[id(hook)], hook) for hook in own]
+
+
+def _given(name: str, given: Any, defaults: Mapping[str, Any]) -> list[tuple[str | None, Any]]:
+    if given is None:
+        return []
+    hook = build({**defaults, **given}, HOOKS) if isinstance(given, Mapping) else given
+    _check_attachable(hook, "hook")
+    return [(name, hook)]
+
+
+def _additional(name: str, given: Any) -> list[tuple[str | None, Any]]:
+    """MMEngine's `default_hooks=dict(visualization=dict(type="VisualizationHook"))`: one more, under that name."""
+    if given is None or (isinstance(given, Mapping) and "type" not in given):
+        raise ValueError(
+            f"default_hooks has no {name!r}{suggest(name, [*DEFAULT_HOOKS])}; one of your own needs its type, or "
+            "goes to hooks=[...]"
+        )
+    return _given(name, given, {})
+
+
+def _name_hooks(named: list[tuple[str | None, Any]]) -> None:
+    taken: set[str] = set()
+    for default_name, hook in named:
+        name = hook.name or default_name or type(hook).__name__
+        if name in taken and (hook.stateful or hook.name):
+            raise ValueError(
+                f"two hooks have the state name {name!r}, so a checkpoint could hold only one of them: "
+                f"give one of the {type(hook).__name__}s another name"
+            )
+        number = 2
+        while name in taken:
+            name, number = f"{type(hook).__name__} #{number}", number + 1
+        taken.add(name)
+        hook.name = name

@@ -1,0 +1,306 @@
+"""Adding up metrics over a validation or test pass, with one read of the device at its end."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from eventloop.data.rng import (
+    module_generators,
+    own_random_state,
+    random_state,
+    set_module_generators,
+    set_own_random_state,
+    set_random_state,
+)
+from eventloop.metrics import EventStorage
+from eventloop.state.sharded import refuse_sharded
+
+if TYPE_CHECKING:
+    from eventloop.training.trainer import Trainer
+
+T = TypeVar("T")
+
+logger = logging.getLogger("eventloop")
+
+_SEVERAL = (torch.Tensor, np.ndarray, Mapping, list, tuple, set)
+"""What a `val_step` may return for handlers of `after_val_iter`."""
+LEFT_OUT = "val_step returned %s as %r, which is no number and becomes no metric: return a number, or a tensor of one element"
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """What torchmetrics' metrics look like."""
+
+    def update(self, preds: Any, target: Any) -> None: ...
+    def compute(self) -> Any: ...
+    def reset(self) -> None: ...
+
+
+Evaluator = Metric | Callable[[Any, Any], Any]
+"""A metric object, or a function `(preds, target) -> number | mapping of numbers` per batch, averaged over
+samples."""
+Evaluators = Evaluator | Sequence[Evaluator] | Mapping[str, Evaluator]
+
+
+def accuracy(preds: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Share of samples whose highest score is the target's: `preds` (N, C, ...), `target` (N, ...) of classes."""
+    return (preds.argmax(1) == target).float().mean()
+
+
+class Mean(NamedTuple):
+    """A mean, and of how many samples."""
+
+    value: float
+    samples: int
+
+
+NOTHING = Mean(0.0, 0)
+
+
+class Averages:
+    """Means over samples of named values: of tensors added up on the device they are on, of numbers at once, as floats of
+    Python's, so that they are not rounded to those of a device."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._samples: dict[str, int] = {}
+        self._means: dict[str, Mean] = {}
+
+    def add(self, name: str, value: Any, samples: int) -> None:
+        """Add the mean `value` of a batch of `samples`.
+
+        Raises:
+            TypeError: `value` is a tensor that is sharded over ranks.
+        """
+        if is_number(value):
+            number = value.item() if isinstance(value, np.ndarray) else float(value)
+            self._means[name] = _together(self._means.get(name, NOTHING), Mean(number, samples))
+            return
+        refuse_sharded(f"the metric {name!r}", value)
+        tensor = torch.as_tensor(value).detach()
+        tensor = (tensor if tensor.dtype == torch.float64 else tensor.float()) * samples
+        self._sums[name] = self._sums[name] + tensor if name in self._sums else tensor
+        self._samples[name] = self._samples.get(name, 0) + samples
+
+    def compute(self) -> dict[str, float]:
+        """The means, over all ranks; waits for the device. A rank need not have every name, nor any."""
+        own = dict(self._means)
+        for name, total in self._read():
+            own[name] = _together(
+                own.get(name, NOTHING), Mean(total / self._samples[name], self._samples[name])
+            )
+        ranks = gather(own)  # a sum in place would hang where ranks have different names
+        means = {}
+        for name in sorted({name for rank in ranks for name in rank}):
+            means[name] = reduce(_together, (rank[name] for rank in ranks if name in rank)).value
+        return means
+
+    def _read(self) -> Iterator[tuple[str, float]]:
+        """The sums, by one read of each device."""
+        for device in {total.device: None for total in self._sums.values()}:
+            names = sorted(name for name, total in self._sums.items() if total.device == device)
+            values = torch.stack([self._sums[name].reshape(()) for name in names]).tolist()
+            yield from zip(names, values, strict=True)
+
+
+def is_number(value: Any) -> bool:
+    """True for a number of Python's or NumPy's, or an array of one; a tensor is none of them."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.size == 1 and value.dtype.kind in "biuf"
+    return isinstance(value, int | float)
+
+
+def _together(a: Mean, b: Mean) -> Mean:
+    """The mean of the samples of both. Equal ones stay what they are: a sum that is divided again would be rounded twice."""
+    samples = a.samples + b.samples
+    if not samples:
+        return a
+    if math.isfinite(a.value) and math.isfinite(b.value):
+        return Mean(a.value + (b.value - a.value) * (b.samples / samples), samples)
+    return Mean(a.value + b.value, samples)
+
+
+def gather(own: T) -> list[T]:
+    """Return the objects of all ranks, by rank; a collective."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return [own]
+    ranks = [own] * dist.get_world_size()
+    dist.all_gather_object(ranks, own)
+    return ranks
+
+
+def _of_rank_0(metrics: dict[str, float]) -> dict[str, float]:
+    """The same on every rank: a metric object that does not reduce has another score on each, and hooks that decide
+    by it (the best checkpoint, a plateau, an early stop) would part the ranks."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return metrics
+    first = [metrics]
+    dist.broadcast_object_list(first, src=0)
+    return first[0]
+
+
+class Evaluation:
+    """One pass over a loader: fed with what `val_step` returns, asked for the metrics at the end.
+
+    Every number of the mapping is averaged over samples: one of Python's or NumPy's, or a tensor of one element; `preds`
+    and `target` feed the evaluators. Without an evaluator, class indices as targets are scored by accuracy.
+
+    Args:
+        left_out: the names of what was no number, and no tensor or collection for somebody else either, which are told
+            once.
+    """
+
+    def __init__(self, evaluator: Evaluators | None, left_out: set[str] | None = None) -> None:
+        self._left_out = set() if left_out is None else left_out
+        self._evaluators = name_evaluators(evaluator)
+        self._averages = Averages()
+        self._sources: dict[str, str] = {}
+        for metric in self._evaluators.values():
+            if isinstance(metric, Metric):
+                metric.reset()
+
+    def add(self, outputs: Mapping[str, Any], samples: int) -> None:
+        """Take in the outputs of one batch.
+
+        Raises:
+            ValueError: an evaluator lacks `preds` and `target`, or two sources have a metric of one name.
+        """
+        for name, value in outputs.items():
+            if name in ("preds", "target"):  # a batch of one sample is no metric
+                continue
+            if is_number(value) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+                self._claim(name, "val_step")
+                self._averages.add(name, value, samples)
+            elif name not in self._left_out and not isinstance(value, _SEVERAL):
+                self._left_out.add(name)
+                logger.warning(LEFT_OUT, f"{value!r:.80}", name)
+        preds, target = outputs.get("preds"), outputs.get("target")
+        evaluators = self._evaluators
+        if not evaluators and is_classification(preds, target):
+            evaluators = {"accuracy": accuracy}
+        if evaluators and (preds is None or target is None):
+            raise ValueError(
+                f"evaluators need 'preds' and 'target' from val_step, which returned {sorted(map(str, outputs))}"
+            )
+        for name, evaluator in evaluators.items():
+            if isinstance(evaluator, Metric):
+                evaluator.update(preds, target)
+            else:
+                for key, value in _named(name, evaluator(preds, target)).items():
+                    self._claim(key, f"evaluator {name!r}")
+                    self._averages.add(key, value, samples)
+
+    def compute(self) -> dict[str, float]:
+        """All metrics as floats; waits for the device.
+
+        Raises:
+            ValueError: two sources have a metric of one name.
+        """
+        metrics = self._averages.compute()
+        for name, metric in self._evaluators.items():
+            if isinstance(metric, Metric):
+                for key, score in _named(name, metric.compute()).items():
+                    self._claim(key, f"evaluator {name!r}")
+                    refuse_sharded(f"the metric {key!r}", score)
+                    metrics[key] = float(score)
+        return _of_rank_0(metrics)
+
+    def _claim(self, name: str, source: str) -> None:
+        if (owner := self._sources.setdefault(name, source)) != source:
+            raise ValueError(
+                f"the metric {name!r} comes from {owner} and from {source}: give the evaluator another name, "
+                "evaluator={name: ...}"
+            )
+
+
+def before_drawing(trainer: Trainer, loader: Iterable[Any]) -> Callable[[], None]:
+    """What puts back all that an evaluation on `loader` draws from in this process, as if it had not begun."""
+    model, trained_on = trainer.model, trainer.loader
+    training, modules = random_state(trained_on), module_generators(model)
+    evaluation = None if loader is trained_on else own_random_state(loader)
+
+    def put_back() -> None:
+        set_random_state(trained_on, training)
+        if evaluation is not None:
+            set_own_random_state(loader, evaluation, opening=True)
+        set_module_generators(model, modules)
+
+    return put_back
+
+
+@contextmanager
+def fields_kept(trainer: Trainer) -> Iterator[None]:
+    """Restore the trainer's fields after the block. Metrics put in it, also by `get_event_storage`, are discarded."""
+    model, batch, outputs, metrics = trainer.model, trainer.batch, trainer.outputs, trainer.metrics
+    try:
+        with EventStorage() as trainer.metrics:
+            yield
+    finally:
+        trainer.model, trainer.batch, trainer.outputs, trainer.metrics = model, batch, outputs, metrics
+
+
+def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
+    """Evaluators by name: a mapping's keys, else the function's or class's own name.
+
+    Raises:
+        TypeError: something in it is neither a metric nor a function.
+        ValueError: two have one name.
+    """
+    if evaluator is None:
+        return {}
+    if isinstance(evaluator, Mapping):
+        named = dict(evaluator)
+    else:
+        several: list[Any] = list(evaluator) if isinstance(evaluator, list | tuple) else [evaluator]
+        names = [getattr(e, "__name__", type(e).__name__) for e in several]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two evaluators are named {name!r}: name them, evaluator={{name: ...}}")
+        named = dict(zip(names, several, strict=True))
+    for name, one in named.items():
+        if isinstance(one, type):
+            raise TypeError(f"evaluator {name!r} is a class: give an object of it, {one.__name__}()")
+        if not isinstance(one, Metric) and not callable(one):
+            hint = ": a config does not make one" if name == "type" else ""
+            raise TypeError(
+                f"evaluator {name!r} must be a function (preds, target) or a metric, got {one!r}{hint}"
+            )
+    return named
+
+
+def is_classification(preds: Any, target: Any) -> bool:
+    """True for scores of classes (N, C, ...) against class indices (N, ...)."""
+    if not isinstance(preds, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return False
+    return not target.is_floating_point() and preds.ndim == target.ndim + 1
+
+
+def batch_size(batch: Any) -> int:
+    """How many samples a batch has: the first dimension of its first tensor, else its length, else 1. A list of
+    mappings is a list of samples."""
+    if isinstance(batch, list | tuple) and batch and all(isinstance(sample, Mapping) for sample in batch):
+        return len(batch)
+    if (tensor := _first_tensor(batch)) is not None:
+        return int(tensor.shape[0])
+    return max(1, len(batch)) if isinstance(batch, list | tuple) else 1
+
+
+def _first_tensor(batch: Any) -> torch.Tensor | None:
+    if isinstance(batch, torch.Tensor):
+        return batch if batch.ndim else None
+    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    found = (_first_tensor(item) for item in items)
+    return next((tensor for tensor in found if tensor is not None), None)
+
+
+def _named(name: str, scores: Any) -> Mapping[str, Any]:
+    return scores if isinstance(scores, Mapping) else {name: scores}

@@ -1,0 +1,221 @@
+"""Checks that the validation reports the metrics that hooks monitor, before the first training iteration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.parameter import is_lazy
+
+from eventloop.checkpoint.weights import modes_and_buffers_kept
+from eventloop.data.loader_info import persists, to_device, why_not_by_index
+from eventloop.data.rng import (
+    module_generators,
+    random_state,
+    samplers_state,
+    set_module_generators,
+    set_random_state,
+)
+from eventloop.training.evaluation import Evaluation, Evaluator, Metric, batch_size, fields_kept, gather
+from eventloop.training.loops import LEFT_OUT_NAMES
+from eventloop.util.suggest import near
+from eventloop.util.text import error_text
+
+if TYPE_CHECKING:
+    from eventloop.training.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+_OF_CLASSES = (F.cross_entropy, F.nll_loss)
+_OF_CLASSES_MODULES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
+
+
+class MonitoredMetrics:
+    """The metrics that hooks monitor, each checked when the trainer is built or in a sanity validation.
+
+    Args:
+        sanity_val: batches of the sanity validation; None for one batch where a name could not be checked before.
+        own_val_step: whether the user's code decides what the validation reports.
+
+    Raises:
+        TypeError, ValueError: `sanity_val` is not an int of at least 0, or there is no `val_loader` for it.
+    """
+
+    def __init__(self, trainer: Trainer, sanity_val: int | None, *, own_val_step: bool) -> None:
+        _check_sanity_val(sanity_val, trainer.val_loader)
+        self._trainer, self._sanity_val = trainer, sanity_val
+        self._certain, self._possible = reported_names(trainer.evaluator, trainer.loss_fn, own_val_step)
+        self._unchecked: list[tuple[str, str]] = []  # metrics, and the options that name them
+
+    def require(self, metric: str, option: str) -> None:
+        """Check that the validation can report a metric; hooks call this in their `check`.
+
+        Args:
+            metric: its name.
+            option: the option that names it, for the error: "CheckpointHook(save_best='accuracy')".
+
+        Raises:
+            ValueError: what the validation reports is known, and the metric is not part of it.
+        """
+        if self._possible is not None and metric not in self._possible:
+            raise ValueError(_unreported(metric, option, self._possible))
+        if metric not in self._certain:
+            self._unchecked.append((metric, option))
+
+    def sanity_check(self) -> None:
+        """Validate a few batches before the first iteration of a run, and look for the metrics among the results.
+
+        No event is emitted: handlers would count, log and swap weights for a validation that the run does not have.
+        Random states, buffers, modes, metrics and evaluators are put back; what `val_step` changes elsewhere is not. By
+        default nothing is run on a loader that may not begin again, as an iterator. A resumed run is not checked.
+
+        Raises:
+            ValueError: a metric is missing.
+            Exception: from the user's code, where `sanity_val` was given. By default it is logged and the names are not
+                checked, because an evaluator may need more than one batch.
+        """
+        trainer, batches = self._trainer, self._sanity_val
+        if trainer.iter or trainer.stopping:
+            return
+        if batches is None:
+            batches = int(bool(self._unchecked) and _can_be_repeated(trainer))
+            if self._unchecked and not batches:
+                logger.info(
+                    "whether the validation reports %s is not checked before training, because the val_loader may not "
+                    "begin again or the model is lazy; Trainer(sanity_val=1) checks it all the same",
+                    self._names(),
+                )
+        if batches and (names := self._try_out(batches)) is not None:
+            for metric, option in self._unchecked:
+                if metric not in names:
+                    skip = f" This is of a sanity validation of {batches} batches; sanity_val=0 skips it."
+                    raise ValueError(_unreported(metric, option, names) + skip)
+
+    def _try_out(self, batches: int) -> Mapping[str, float] | None:
+        trainer = self._trainer
+        try:
+            with trainer.clock.excluding(), _aside(trainer):
+                return _validate(trainer, batches)
+        except Exception as error:
+            if self._sanity_val is not None:
+                error.add_note(f"raised by the sanity validation before training, sanity_val={batches}")
+                raise
+            logger.warning(
+                "the sanity validation of one batch failed, and whether the validation reports %s is not checked: %s; "
+                "sanity_val=0 skips it",
+                self._names(),
+                error_text(error),
+            )
+            return None
+
+    def _names(self) -> str:
+        return ", ".join(repr(metric) for metric, _ in self._unchecked)
+
+
+def reported_names(
+    evaluators: Mapping[str, Evaluator], loss_fn: object, own_val_step: bool
+) -> tuple[set[str], set[str] | None]:
+    """Return the certain metric names, and all possible names or None if unknown.
+
+    A function may return a mapping of any names, so only torchmetrics' classes that return a tensor are known.
+    """
+    certain = {name for name, evaluator in evaluators.items() if _gives_one_number(evaluator)}
+    known = not own_val_step and len(certain) == len(evaluators)
+    if not own_val_step and loss_fn is not None:
+        certain.add("loss")
+    possible = set(certain)
+    if not own_val_step and not evaluators:
+        possible.add("accuracy")
+        if loss_fn in _OF_CLASSES or isinstance(loss_fn, _OF_CLASSES_MODULES):
+            certain.add("accuracy")
+    return certain, possible if known else None
+
+
+def _gives_one_number(evaluator: Evaluator) -> bool:
+    compute = getattr(type(evaluator), "compute", None)
+    of_torchmetrics = getattr(compute, "__module__", "").startswith("torchmetrics.")
+    return of_torchmetrics and getattr(compute, "__annotations__", {}).get("return") is torch.Tensor
+
+
+def _check_sanity_val(sanity_val: object, val_loader: object) -> None:
+    if sanity_val is None:
+        return
+    if isinstance(sanity_val, bool) or not isinstance(sanity_val, int):
+        raise TypeError(f"sanity_val must be an int, a number of batches, or None, got {sanity_val!r}")
+    if sanity_val < 0:
+        raise ValueError(f"sanity_val must be at least 0, got {sanity_val}")
+    if sanity_val and val_loader is None:
+        raise ValueError(f"sanity_val={sanity_val} needs batches to validate: give the Trainer a val_loader")
+
+
+def _unreported(metric: str, option: str, names: Iterable[str]) -> str:
+    known, word = sorted(names), metric.lower()
+    alike = [name for name in known if word in name.lower() or name.lower() in word]
+    guess = near(metric, known) or (f": did you mean {alike[0]!r}?" if alike else ".")
+    return (
+        f"{option} needs the metric {metric!r}, which the validation does not report{guess} It reports "
+        f"{', '.join(known) or 'nothing'}. Other names come from evaluator={{{metric!r}: ...}} or val_step=..."
+    )
+
+
+# --- the sanity validation ---------------------------------------------------------------------------------
+
+
+def _can_be_repeated(trainer: Trainer) -> bool:
+    """True where the loader begins again with each pass, and the first batch does not create the model's weights."""
+    loader = trainer.val_loader
+    begins_again = isinstance(loader, list | tuple) or (
+        loader is not None and why_not_by_index(loader) is None and not samplers_state(loader)["numbers"]
+    )
+    return begins_again and not any(map(is_lazy, trainer.model.parameters()))
+
+
+def _validate(trainer: Trainer, batches: int) -> Mapping[str, float]:
+    """Validate on all ranks; if one rank fails, all raise."""
+    assert trainer.val_loader is not None
+    evaluation = Evaluation(trainer.evaluator, LEFT_OUT_NAMES.setdefault(trainer, set()))
+    failure: Exception | None = None
+    try:
+        for batch in islice(_own_workers(trainer.val_loader), batches):
+            trainer.batch = to_device(batch, trainer.device)
+            with torch.no_grad():
+                trainer.outputs = trainer.val_step(trainer.batch)
+            evaluation.add(trainer.outputs, batch_size(trainer.batch))
+    except Exception as error:  # the other ranks would wait for this one in `compute`
+        failure = error
+    if any(gather(failure is not None)):
+        raise failure or RuntimeError("the sanity validation failed on another rank, whose error says why")
+    return evaluation.compute()
+
+
+def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
+    """Return a loader whose workers end with the pass: persistent ones would keep the random state that it leaves."""
+    if not persists(loader):
+        return loader
+    alone = copy(loader)
+    vars(alone)["persistent_workers"] = False  # a DataLoader refuses to have it set
+    return alone
+
+
+@contextmanager
+def _aside(trainer: Trainer) -> Iterator[None]:
+    """Put back what validating changes: random states, modes and buffers, the trainer's fields, evaluators."""
+    model, loader = trainer.model, trainer.val_loader
+    drawn, modules = random_state(loader), module_generators(model)
+    try:
+        with modes_and_buffers_kept(model), fields_kept(trainer):
+            trainer.mode = "val"
+            model.eval()
+            yield
+    finally:
+        for evaluator in trainer.evaluator.values():
+            if isinstance(evaluator, Metric):
+                evaluator.reset()
+        set_random_state(loader, drawn, opening=True)
+        set_module_generators(model, modules)

@@ -1,0 +1,125 @@
+"""When a training run validates: at an interval, as in MMEngine, or by a workflow, as in mmcv."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, cast, get_args
+
+from eventloop.util.checks import positive
+from eventloop.util.suggest import suggest
+
+Evaluate = Literal["val", "test"]
+Workflow = Sequence[tuple[str, int]]
+
+
+class Schedule(Protocol):
+    """Says what is evaluated once `done` epochs (iterations) of `total` are completed; `done` 0 is the start."""
+
+    def after(self, done: int, total: int) -> list[Evaluate]: ...
+
+    def settings(self) -> dict[str, Any]: ...
+
+
+class Never:
+    """The schedule of a run that does not evaluate."""
+
+    def after(self, done: int, total: int) -> list[Evaluate]:
+        """Nothing is ever due."""
+        return []
+
+    def settings(self) -> dict[str, Any]:
+        """There are none."""
+        return {}
+
+
+class ValSchedule:
+    """Validate from `begin` on, every `interval`, and at the end.
+
+    Args:
+        interval, begin: in epochs, or in iterations when the run is measured in them.
+        dynamic_intervals: `(milestone, interval)` pairs; as in MMEngine an interval applies once
+            `done + 1 >= milestone`.
+
+    Raises:
+        TypeError, ValueError: a number that is no positive int, or milestones out of order.
+    """
+
+    def __init__(
+        self, interval: int = 1, begin: int = 1, dynamic_intervals: Sequence[tuple[int, int]] | None = None
+    ) -> None:
+        positive("val_interval", interval)
+        positive("val_begin", begin)
+        self._begin = begin
+        self._milestones, self._intervals = [0], [interval]
+        for entry in dynamic_intervals or ():
+            if not isinstance(entry, tuple | list) or len(entry) != 2:
+                raise TypeError(
+                    f"dynamic_intervals is a list of (milestone, interval), got the entry {entry!r}"
+                )
+            milestone, later = entry
+            positive("a milestone of dynamic_intervals", milestone)
+            positive("an interval of dynamic_intervals", later)
+            if milestone <= self._milestones[-1]:
+                raise ValueError(f"dynamic_intervals must have rising milestones, got {dynamic_intervals!r}")
+            self._milestones.append(milestone)
+            self._intervals.append(later)
+
+    def after(self, done: int, total: int) -> list[Evaluate]:
+        """["val"] when a validation is due."""
+        interval = self._intervals[bisect_right(self._milestones, done + 1) - 1]
+        due = done >= self._begin and (done % interval == 0 or done == total)
+        return ["val"] if due and done > 0 else []
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments, as a resumed run compares them."""
+        dynamic = [*zip(self._milestones, self._intervals, strict=True)][1:]
+        return {
+            "val_interval": self._intervals[0], "val_begin": self._begin, "dynamic_intervals": [*map(list, dynamic)],
+        }  # fmt: skip
+
+
+class WorkflowSchedule:
+    """mmcv's workflow: `[("train", 2), ("val", 1)]` trains two units and validates, again and again.
+
+    What follows the last training unit of a cycle also follows the last one of the run: three epochs of the
+    example are T T V T V.
+
+    Raises:
+        TypeError, ValueError: no list of `(mode, times)`, an unknown mode, no training in it.
+    """
+
+    def __init__(self, workflow: Workflow) -> None:
+        if not isinstance(workflow, tuple | list):
+            raise TypeError(f"a workflow is a list of (mode, times), got {workflow!r}")
+        self._follow: list[list[Evaluate]] = [[]]
+        for entry in workflow:
+            if not isinstance(entry, tuple | list) or len(entry) != 2:
+                raise TypeError(f"a workflow is a list of (mode, times), got the entry {entry!r}")
+            mode, times = entry
+            positive(f"the times of {mode!r} in a workflow", times)
+            if mode == "train":
+                self._follow += [[] for _ in range(times)]
+            elif mode in get_args(Evaluate):
+                self._follow[-1] += [cast(Evaluate, mode)] * times
+            else:
+                raise ValueError(
+                    f"unknown mode {mode!r} in a workflow{suggest(str(mode), ['train', 'val', 'test'])}"
+                )
+        self.modes = list(dict.fromkeys(mode for mode, _ in workflow))
+        self._cycle = len(self._follow) - 1
+        if self._cycle == 0:
+            raise ValueError(f"a workflow must train, got {workflow!r}")
+
+    def after(self, done: int, total: int) -> list[Evaluate]:
+        """The evaluations between this training unit and the next."""
+        place = done % self._cycle
+        if done == 0:
+            return self._follow[0]
+        if done == total:
+            return [mode for follow in self._follow[place or self._cycle :] for mode in follow]
+        return self._follow[place] if place else self._follow[-1] + self._follow[0]
+
+    def settings(self) -> dict[str, Any]:
+        """A workflow is given anew with each call of `run`."""
+        return {}

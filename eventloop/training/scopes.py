@@ -1,0 +1,262 @@
+"""Things that begin and end: a run, a phase, an epoch. Whatever happens inside, the closing event is emitted.
+
+An error of the body goes on as it is; an error of a closing handler on top of it is added to it as a note. A
+generator closed by `break`, `return` or an exception in a hand-written loop's own code closes with the reason
+"left"; what a handler raised is an "error" there too.
+
+Closing takes its time: checkpoints become durable, writers get what is theirs. A KeyboardInterrupt that comes when
+the run was to end anyway is somebody who has no time: everything is closed, and nobody is waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from eventloop.bus.subscription import DrainReport
+from eventloop.events import (
+    COMPLETED,
+    AfterRun,
+    AfterTest,
+    AfterTestEpoch,
+    AfterTrain,
+    AfterTrainEpoch,
+    AfterVal,
+    AfterValEpoch,
+    BeforeRun,
+    BeforeTest,
+    BeforeTestEpoch,
+    BeforeTrain,
+    BeforeTrainEpoch,
+    BeforeVal,
+    BeforeValEpoch,
+    Event,
+)
+from eventloop.training.summary import shortfalls
+from eventloop.util.text import error_text
+
+if TYPE_CHECKING:
+    from eventloop.training.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+LEFT = "left"
+ERROR = "error"
+AT_ONCE_SECONDS = 0.2
+"""What background subscribers get when nobody waits any more: all of it goes to those that hang."""
+
+
+def ends_at_once(trainer: Trainer) -> bool:
+    """True when the run is being closed because of a second Ctrl-C: nothing may be waited for."""
+    error = trainer.failure
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    if trainer.asked_to_stop:  # by the first one, or by whatever else
+        return True
+    earlier = error.__context__
+    while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
+        earlier = earlier.__context__
+    return earlier is not None
+
+
+class Scope:
+    """Emits one event on entry and one on exit."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.metrics: dict[str, float] = {}
+        self.complete = False
+        """What the scope is for was done to its end, whether or not a stop was asked for meanwhile."""
+
+    def begin(self) -> None:
+        """Emit the opening event."""
+        raise NotImplementedError
+
+    def end(self, reason: str, error: BaseException | None) -> None:
+        """Emit the closing event."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.begin()
+        except BaseException as error:  # handlers before the one that failed have seen the opening
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        trainer, left = self.trainer, isinstance(error, GeneratorExit)
+        if error is not None and not left:
+            trainer.failure = error
+        failure = trainer.failure if error is not None else None
+        if ends_at_once(trainer):
+            trainer.bus.never_wait()
+        reason = COMPLETED if self.complete else trainer.stop_reason or COMPLETED
+        if error is not None:
+            reason = LEFT if failure is None else ERROR
+        try:
+            self.end(reason, failure)
+        except Exception as closing:
+            if error is None:
+                trainer.failure = closing
+                raise
+            if left:  # raised from a generator's close, it would be swallowed by the interpreter
+                logger.exception("a handler failed while a hand-written loop was being left")
+            else:
+                error.add_note("while closing, also:\n" + "".join(traceback.format_exception(closing)))
+
+
+class RunScope(Scope):
+    """before_run ... after_run, and then everything is delivered. Inside another run it does nothing."""
+
+    def __enter__(self) -> Self:
+        self._outermost = not self.trainer.running
+        if self._outermost:
+            self.trainer.begin_run()
+        return super().__enter__()
+
+    def begin(self) -> None:
+        if self._outermost:
+            self.trainer.announce(BeforeRun)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if not self._outermost:
+            super().__exit__(kind, error, tb)
+            return
+        trainer = self.trainer
+        try:
+            try:
+                super().__exit__(kind, error, tb)
+            except BaseException as closing:
+                trainer.during_run.__exit__(type(closing), closing, closing.__traceback__)
+                raise
+            trainer.during_run.__exit__(kind, error, tb)
+        finally:
+            trainer.failure = None
+            trainer.stops.end_run()
+            trainer.clock.end_run()
+
+    def end(self, reason: str, error: BaseException | None) -> None:
+        if not self._outermost:
+            return
+        trainer, at_once = self.trainer, ends_at_once(self.trainer)
+        closes = error is not None or trainer.ends_program
+        try:
+            text = None if error is None else error_text(error)
+            trainer.announce(AfterRun, reason=reason, error=text)
+        except KeyboardInterrupt:
+            closes = at_once = True
+            raise
+        finally:
+            try:
+                _log_rest(trainer)
+            finally:
+                _drain(trainer, closes=closes, at_once=at_once)
+
+
+def _log_rest(trainer: Trainer) -> None:
+    """What handlers of after_run put behind the logger goes to the writers too."""
+    metrics = trainer.metrics
+    relieve, metrics.relieve = metrics.relieve, None  # it holds the trainer, which holds it
+    if relieve is not None and (metrics.pending or metrics.pending_media):
+        relieve()
+
+
+def _drain(trainer: Trainer, *, closes: bool, at_once: bool) -> None:
+    """Deliver everything; after an error, or a signal, also close every writer, because nobody may come back to do so.
+    `at_once`, or when Ctrl-C comes meanwhile, writers get a moment, and what they have not taken then is left."""
+    trainer.running = False
+    bus = trainer.bus
+    if not isinstance(trainer.failure, Exception | None):  # KeyboardInterrupt, SystemExit
+        bus.overtime = False
+    with bus.telling_losses():
+        try:
+            report = bus.close(AT_ONCE_SECONDS if at_once else None) if closes else bus.flush()
+        except KeyboardInterrupt:
+            _tell_shortfalls(bus.close(AT_ONCE_SECONDS), at_once=True)
+            raise
+        _tell_shortfalls(report, at_once=at_once)
+    if not at_once:
+        bus.deliver_mail(trainer)  # of what failed, or was dropped, only now
+
+
+def _tell_shortfalls(report: DrainReport, *, at_once: bool) -> None:
+    if at_once and not report.complete:
+        return  # `close` has said what it leaves
+    for line in shortfalls(report.stats):
+        logger.warning("not everything was delivered: %s", line)
+
+
+class TrainScope(Scope):
+    """before_train ... after_train."""
+
+    def begin(self) -> None:
+        self.trainer.announce(BeforeTrain)
+
+    def end(self, reason: str, error: BaseException | None) -> None:
+        trainer = self.trainer
+        trainer.announce(AfterTrain, reason=reason)
+        if reason == LEFT and trainer.where_to_resume:  # an error of the loop's own gets no note from here
+            logger.warning("the training was left before its end: %s", trainer.where_to_resume)
+
+
+class EvalScope(Scope):
+    """before_val ... after_val, or before_test ... after_test; the mode is the trainer's meanwhile."""
+
+    def __init__(self, trainer: Trainer, mode: str) -> None:
+        super().__init__(trainer)
+        val = mode == "val"
+        self._before: type[Event] = BeforeVal if val else BeforeTest
+        self._after: type[Event] = AfterVal if val else AfterTest
+        self._mode = mode
+        self._outer_mode = trainer.mode
+
+    def begin(self) -> None:
+        self.trainer.mode = self._mode
+        self.trainer.announce(self._before)
+
+    def end(self, reason: str, error: BaseException | None) -> None:
+        try:
+            self.trainer.announce(self._after, reason=reason, metrics=self.metrics)
+        finally:
+            self.trainer.mode = self._outer_mode
+
+
+class EpochScope(Scope):
+    """before_X_epoch ... after_X_epoch. A training epoch counts once it was completed."""
+
+    _EVENTS: dict[str, tuple[type[Any], type[Any]]] = {  # noqa: RUF012
+        "train": (BeforeTrainEpoch, AfterTrainEpoch),
+        "val": (BeforeValEpoch, AfterValEpoch),
+        "test": (BeforeTestEpoch, AfterTestEpoch),
+    }
+
+    def __init__(self, trainer: Trainer, mode: str) -> None:
+        super().__init__(trainer)
+        self._mode = mode
+
+    def begin(self) -> None:
+        if self._mode == "train":
+            self.trainer.begin_epoch()
+        self.trainer.announce(self._EVENTS[self._mode][0])
+
+    def end(self, reason: str, error: BaseException | None) -> None:
+        trainer, after = self.trainer, self._EVENTS[self._mode][1]
+        if self._mode != "train":
+            trainer.announce(after, reason=reason, metrics=self.metrics)
+            return
+        if reason not in (ERROR, LEFT) and trainer.position.at_end:
+            reason = COMPLETED  # a stop asked for in its last iteration
+        trainer.within = "epoch" if reason == COMPLETED else ""
+        try:
+            trainer.announce(after, reason=reason)
+        finally:  # of a handler's error too: the others have done what they do once an epoch
+            trainer.within = ""
+            if reason in (COMPLETED, LEFT):  # a `break` out of a hand-written epoch goes on with the next one
+                trainer.completed_epoch()

@@ -1,0 +1,197 @@
+"""Signals that end a run. The handler takes a note; the loops poll it, and the run ends at its next boundary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from torch.utils.data import get_worker_info
+
+if TYPE_CHECKING:
+    from eventloop.training.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+INTERRUPTED = "interrupted by Ctrl-C"
+
+
+class StopSignals:
+    """While the block runs, each of `signals` asks the trainer to stop. A Python handler that was there before is
+    called as well. A second SIGINT raises KeyboardInterrupt at once, and so does one while an error ends the run.
+
+        with StopSignals(trainer, [signal.SIGTERM]):
+            trainer.train()
+
+    Off the main thread, where Python delivers no signals, nothing is done. A signal whose handler is not Python's,
+    and one that the same trainer handles already, is left alone. Handlers are put back at the end, unless somebody
+    has replaced them meanwhile; who calls ours from then on gets what was there before.
+
+    Args:
+        hint: written to standard error at the first Ctrl-C.
+        exits: at the end of the block the program ends as the signal would have ended it: SystemExit(128 + number),
+            or KeyboardInterrupt. Not where a Python handler of the program's own was there before: it decides. Signals that the process
+            ignores, as after nohup, are left ignored. Of several ranks all are waited for first.
+    """
+
+    _asked_now = 0
+    """How many of them, one called by the other's, are just taking a signal: a main thread has one stack."""
+
+    def __init__(
+        self, trainer: Trainer, signals: Iterable[int], *, hint: str = "", exits: bool = False
+    ) -> None:
+        self._trainer, self._signals = trainer, [*signals]
+        self._hint, self._exits = hint, exits
+        self._process = os.getpid()
+        self._before: dict[int, Any] = {}
+        self._taken: int | None = None
+        self._interrupts = 0
+        self._children_before: Any = None
+        self._over = False
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for signum in self._signals:
+            before = signal.getsignal(signum)
+            if before is None or (self._exits and before == signal.SIG_IGN) or self._is_ours(before):
+                continue
+            self._before[signum] = before  # first: the handler looks it up
+            signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        decides = self._exits and os.getpid() == self._process
+        try:
+            if decides and not isinstance(error, KeyboardInterrupt):
+                self._trainer.stops.meet()
+        finally:
+            self._put_back()
+        if decides:
+            self._tell(error)
+            self._exit(error)
+
+    def _put_back(self) -> None:
+        self._over = True
+        for signum, before in self._before.items():
+            if signal.getsignal(signum) == self._handle:
+                signal.signal(signum, before)
+        if callable(self._children_before) and signal.getsignal(signal.SIGCHLD) == self._child_ended:
+            signal.signal(signal.SIGCHLD, self._children_before)
+
+    def _is_ours(self, handler: Any) -> bool:
+        owner = getattr(handler, "__self__", None)
+        return isinstance(owner, StopSignals) and owner._trainer is self._trainer
+
+    # --- when a signal comes: between any two instructions, so nothing here may wait for a lock ---------------
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            self._handle_in_child(signum, frame)
+            return
+        if self._over:
+            self._handle_afterwards(signum, frame)
+            return
+        if signum == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                # told before it is raised: a loop of one's own, when it is left, does not learn why
+                self._trainer.failure = interrupt = KeyboardInterrupt()
+                raise interrupt
+            if self._trainer.failure is not None:  # no loop polls any more
+                raise KeyboardInterrupt
+        if self._taken is None and hasattr(signal, "SIGCHLD"):
+            self._children_before = signal.getsignal(signal.SIGCHLD)
+            if callable(self._children_before):
+                signal.signal(signal.SIGCHLD, self._child_ended)
+        self._taken = self._taken or signum
+        self._trainer.request_stop(_reason(signum), signum=signum)
+        if self._hint and signum == signal.SIGINT:
+            with suppress(OSError):
+                os.write(2, f"{self._hint}\n".encode())  # a print might be inside one that it interrupts
+        if self._nobody_else(signum):
+            self._trainer.ends_program |= self._exits
+        elif callable(self._before[signum]):
+            StopSignals._asked_now += 1
+            try:
+                self._before[signum](signum, frame)
+            finally:
+                StopSignals._asked_now -= 1
+
+    def _handle_afterwards(self, signum: int, frame: FrameType | None) -> None:
+        """Somebody who installed a handler during the run still calls the one it replaced. There is nothing to stop any
+        more, and nothing ends where a later run has just been asked to."""
+        if not (self._asked_now and self._nobody_else(signum)):
+            self._as_before(signum, frame)
+
+    def _child_ended(self, signum: int, frame: FrameType | None) -> None:
+        """PyTorch raises wherever the main thread is when a loader worker dies: here they got the same signal as the run,
+        and what it still does needs none. The loader says it itself when it is asked for a batch."""
+        with suppress(RuntimeError):
+            self._children_before(signum, frame)
+
+    def _handle_in_child(self, signum: int, frame: FrameType | None) -> None:
+        """A forked process inherits the handler, not the run. Loader workers live on as long as the run needs
+        them, although signals of a terminal or a scheduler go to all processes: the loader itself ends them, by SIGTERM."""
+        if signum != signal.SIGTERM and get_worker_info() is not None:
+            return
+        self._as_before(signum, frame)
+
+    def _as_before(self, signum: int, frame: FrameType | None) -> None:
+        before = self._before.get(signum, signal.SIG_DFL)
+        if callable(before):
+            before(signum, frame)
+        else:
+            signal.signal(signum, before)
+            os.kill(os.getpid(), signum)
+
+    def _nobody_else(self, signum: int) -> bool:
+        before = self._before[signum]
+        return before in (signal.SIG_DFL, signal.default_int_handler) or _cancels_a_task(before)
+
+    # --- when everything is delivered ------------------------------------------------------------------------
+
+    def _tell(self, error: BaseException | None) -> None:
+        """Tell the log where to resume; the KeyboardInterrupt has it in a note, and of a loop that was left it has been
+        said. No warning: that a scheduler's signal ended a run well is nothing to be seen on standard error."""
+        trainer = self._trainer
+        signum = self._taken or trainer.stop_signal
+        if signum in (None, signal.SIGINT) or error is not None or not trainer.where_to_resume:
+            return
+        logger.info("the run was %s: %s", _reason(signum), trainer.where_to_resume)
+
+    def _exit(self, error: BaseException | None) -> None:
+        """Also for a signal that came too late to end anything, and on a rank whose run ended for one of another's.
+        An error that ends the program is not replaced."""
+        signum = self._taken or self._trainer.stop_signal
+        if signum not in self._before or not self._nobody_else(signum) or self._trainer.failure is not None:
+            return
+        if isinstance(error, GeneratorExit):  # a loop that was left: what is raised here, nobody gets
+            os.kill(os.getpid(), signum)
+        elif error is None:
+            raise self._interrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
+
+    def _interrupt(self) -> KeyboardInterrupt:
+        interrupt = KeyboardInterrupt()
+        if self._trainer.where_to_resume:
+            interrupt.add_note(self._trainer.where_to_resume)
+        return interrupt
+
+
+def _cancels_a_task(handler: Any) -> bool:
+    """True for what `asyncio.run`, and a Jupyter kernel for a cell with `await`, install for Ctrl-C. It cancels a task, which
+    would go on behind the run up to its next `await`; a KeyboardInterrupt ends it there."""
+    runner = getattr(getattr(handler, "func", None), "__self__", None)
+    return isinstance(runner, asyncio.Runner) or getattr(handler, "__module__", None) == "ipykernel.ipkernel"
+
+
+def _reason(signum: int) -> str:
+    return INTERRUPTED if signum == signal.SIGINT else f"preempted by {signal.Signals(signum).name}"

@@ -1,0 +1,173 @@
+"""Who asked a run to stop, and where it does: at the next boundary, on several ranks at one all of them agree on."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+from eventloop.events import PreemptionRequested, StopRequested
+from eventloop.training.rank_stop import Agreement
+
+if TYPE_CHECKING:
+    from eventloop.training.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+_ENDLESS = 2**62
+UNEQUAL = (
+    "rank %d has %d batches in this epoch, and the ranks have from %d to %d: in a DistributedDataParallel model one that has "
+    "more than %d waits for the gradients of the others forever; give all as many, as DistributedSampler does, or an "
+    "even share with drop_last=True"
+)
+
+
+class Request(NamedTuple):
+    """Why a run is to stop, and the signal that asks for it, if one does."""
+
+    reason: str
+    signum: int | None = None
+
+
+class Stopping:
+    """The requests of one trainer. Signal handlers only note theirs; the loops poll.
+
+    `trainer.stop_reason` and `trainer.stop_signal` are set where the run stops, on all ranks alike. A rank that did
+    not ask itself says which one did.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._request: Request | None = None
+        self._agreement: Agreement | None = None
+        self._told: set[tuple[int, int]] = set()  # lengths of ranks
+        self.together = False
+        """True while a run is shared with other ranks."""
+
+    def begin_run(self) -> None:
+        """All ranks begin a run, or this process does alone."""
+        together = Agreement.needed()
+        if together and (self._agreement is None or not self._agreement.begin()):
+            self._agreement = Agreement()
+        self.together = together
+        trainer = self._trainer
+        trainer.stop_reason = trainer.stop_signal = None
+        trainer.asked_to_stop = self._request is not None
+        trainer.bus.overtime = self._request is None or self._request.signum is None
+
+    def end_run(self) -> None:
+        """What came too late for this run is not meant for the next one: a signal, or a stop of one rank."""
+        if self.together or (self._request is not None and self._request.signum is not None):
+            self._request = None
+        self.together = False
+
+    def ask(self, reason: str, signum: int | None = None) -> None:
+        """Take a note, and have the logger log in this iteration, which is the last: the first one counts.
+
+        Raises:
+            ValueError: no reason is given.
+        """
+        if not reason:
+            raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
+        if signum is not None:  # The scheduler may kill the process soon.
+            self._trainer.bus.overtime = False
+        self._request = self._request or Request(reason, signum)
+        self._trainer.asked_to_stop = True
+        if self._trainer.running and not self.together:  # several ranks log alike, and go on for another one
+            self._trainer.metrics.crowded = True
+
+    def poll(self) -> bool:
+        """True when the run is to end here. Alone a request is enough; several ranks have to agree first."""
+        if self._request is not None and not self.together:
+            request, self._request = self._request, None
+            if self._trainer.stop_reason is None:
+                self._stop(request)
+        return self._trainer.stop_reason is not None
+
+    def boundary(self) -> bool:
+        """`poll` at the end of an iteration that all ranks have."""
+        return self._agree(edge=False)
+
+    def edge(self) -> bool:
+        """`poll` between epochs and evaluations, where the ranks may wait for each other."""
+        return self._agree(edge=True)
+
+    def common(self, length: int | None, *, trains: bool) -> int:
+        """The batches that all ranks have in a pass that begins; 0 where one does not know. Where they differ in a
+        training, the ranks say so, once for the same lengths."""
+        own = 0 if length is None else length
+        if not self.together or self._agreement is None:
+            return own
+        least, most = self._agreement.extremes(own)
+        if trains and 0 < least < most and (least, most) not in self._told:
+            self._told.add((least, most))
+            logger.warning(UNEQUAL, self._trainer.rank, own, least, most, least)
+        return least
+
+    def meet(self) -> None:
+        """At the end of a run that a signal ended: wait until all ranks are there. torchrun and srun end all of them,
+        within 30 seconds or at once, when the first has exited, and one may still be saving."""
+        if self.together and self._agreement is not None and self._trainer.stop_signal is not None:
+            self._agreement.meet()
+
+    def _agree(self, *, edge: bool) -> bool:
+        agreement = self._agreement
+        if not self.together or agreement is None or self._trainer.stop_reason is not None:
+            return self.poll()
+        asks = self._request is not None
+        if agreement.edge(asks=asks) if edge else agreement.boundary(asks=asks):
+            self._stop(self._of_all(agreement.requests(self._request)))
+        return self._trainer.stop_reason is not None
+
+    def _of_all(self, requests: list[Request | None]) -> Request:
+        asking = {rank: request for rank, request in enumerate(requests) if request is not None}
+        rank, first = next(iter(asking.items()))
+        signum = next((request.signum for request in asking.values() if request.signum is not None), None)
+        own = self._request
+        return Request(
+            own.reason if own is not None else f"rank {rank} asked to stop: {first.reason}", signum
+        )
+
+    def _stop(self, request: Request) -> None:
+        trainer = self._trainer
+        trainer.stop_reason, trainer.stop_signal = request
+        trainer.bus.overtime &= request.signum is None  # which another rank may have got
+        trainer.asked_to_stop, self._request = True, None
+        if request.signum not in (None, signal.SIGINT):
+            trainer.announce(PreemptionRequested, reason=request.reason)
+        trainer.announce(StopRequested, reason=request.reason)
+
+
+class Pass:
+    """The boundaries of one pass over a loader, for a stop in the middle of it.
+
+    Ranks agree after each batch that all of them have and that is the last of none; beginning is a collective then.
+    The rest of a longer rank's batches is done whatever comes: what ends the pass, such as gathering its metrics,
+    needs all ranks.
+
+    Args:
+        length: batches of the pass here; None when it is not known.
+        endless: the pass has no end of its own. Otherwise a pass of unknown length is done to its end by several ranks.
+        trains: the model is trained in it, where ranks may wait for each other's gradients.
+    """
+
+    def __init__(
+        self, stopping: Stopping, length: int | None, *, endless: bool = False, trains: bool = False
+    ) -> None:
+        self._stopping, self._length = stopping, length
+        self._common = _ENDLESS
+        if stopping.together and not endless:
+            self._common = stopping.common(length, trains=trains)
+
+    def stops(self, done: int) -> bool:
+        """True when a stop ends the pass after so many batches; nothing is cut short by one after the last."""
+        if not self._stopping.together:
+            return self._stopping.poll() and done != self._length
+        return done < self._common and self._stopping.boundary()
+
+    def end(self, done: int) -> None:
+        """The loader has no more: meet the ranks at the boundaries that it said it would have."""
+        while self._stopping.together and done + 1 < self._common < _ENDLESS:
+            done += 1
+            if self._stopping.boundary():
+                return

@@ -1,0 +1,133 @@
+"""The closing summary: where the time went, and who got what."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from eventloop.bus.subscription import SubscriptionStats
+from eventloop.bus.table import table
+from eventloop.costs.counting import WARM_UP
+from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts
+from eventloop.util.formatting import ABSENT, on_a_line
+
+if TYPE_CHECKING:
+    from eventloop.training.trainer import Trainer
+
+ERROR_WIDTH = 60
+"""Of an error so much stands in a table; the line for its subscriber has all of it."""
+SMALL = 0.001
+"""Handlers of ours that take less than this share of the iterations' time share a row."""
+_HELPERS = frozenset({"TraceWindow"})
+"""Of ours too, and no hooks: a hook has subscribed them."""
+NAMES = 10
+"""Of the metrics with values that could not be read, so many are named."""
+
+
+def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] = ()) -> str:
+    """What each synchronous handler cost: microseconds per iteration, and its share of one. What is called outside of
+    the iterations, as once in a run, is spread over them too, and has no share.
+
+    Args:
+        ours: classes whose handlers are in one row together where they cost next to nothing.
+    """
+    called = sorted((cost for cost in costs if cost.calls), key=lambda cost: -cost.seconds)
+    small = [cost for cost in called if cost.name.partition(".")[0] in ours and _is_small(cost, phases.wall)]
+    told_alone = [cost for cost in called if cost not in small] if len(small) > 1 else called
+    rows = [_row(cost.name, cost.event, [cost], phases.iterations) for cost in told_alone]
+    notes = [
+        f"calls are counted; times are estimated from the first {WARM_UP} calls and samples of the others",
+        f"what is called outside of the iterations is spread over them, and has no share ({ABSENT})",
+    ]
+    if len(small) > 1:
+        rows.append(_row(f"{len(small)} more, each below {SMALL:.1%}", "", small, phases.iterations))
+        notes.append("trainer.costs() and `eventloop report` have every one")
+    told = table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
+    return "\n".join([told, *notes])
+
+
+def _is_small(cost: HandlerCost, wall: float) -> bool:
+    return cost.seconds < SMALL * wall
+
+
+def _row(name: str, event: str, costs: Sequence[HandlerCost], iterations: int) -> list[str]:
+    per_iteration = sum(cost.seconds for cost in costs) / max(1, iterations) * 1e6
+    shares = [cost.share for cost in costs if cost.in_iteration]
+    share = f"{sum(shares):.2%}" if shares else ABSENT
+    return [name, event, f"{sum(cost.calls for cost in costs):,}", f"{per_iteration:,.1f}", share]
+
+
+def delivery_table(stats: list[SubscriptionStats]) -> str:
+    """What each background subscriber was given, in events."""
+    rows = [
+        [
+            s.name,
+            s.runs_on,
+            *(f"{n:,}" for n in (s.delivered, s.dropped, s.failed, s.queued)),
+            f"{s.seconds:.2f}",
+            on_a_line(s.error, ERROR_WIDTH),
+        ]
+        for s in stats
+        if s.runs_on != "sync"
+    ]
+    header = ["subscriber", "runs on", "delivered", "dropped", "failed", "left", "busy s", ""]
+    return table(header, rows, right=(2, 3, 4, 5, 6))
+
+
+def breakdown(trainer: Trainer) -> str:
+    """Where the time of an average iteration went; the parts add up to it."""
+    clock = trainer.clock
+    if not clock.iterations:
+        return "no iteration was trained"
+    phases = clock.phases
+    shares = ", ".join(f"{name} {getattr(phases, name) / phases.wall:.1%}" for name in PHASES)
+    return f"{phases.iterations:,} iterations of {phases.wall / phases.iterations * 1e3:.3f} ms: {shares}"
+
+
+def run_costs(trainer: Trainer, *, complete: bool = False, outcome: str = "") -> RunCosts:
+    """The whole record of a run, as of now; on the training thread.
+
+    Args:
+        complete: the run has ended, and everything was delivered.
+        outcome: how it ended.
+    """
+    bus, clock = trainer.bus, trainer.clock
+    phases = clock.phases
+    return RunCosts(
+        seconds=clock.run_seconds, evaluation=clock.excluded, outcome=outcome, first_iter=clock.first_iter,
+        phases=phases, trend=clock.trend,
+        device=clock.device.phases if clock.device is not None and clock.device.samples else None,
+        handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(), complete=complete,
+    )  # fmt: skip
+
+
+def summarize(trainer: Trainer) -> str:
+    """The whole summary as text; also `trainer.summary()`."""
+    stats, phases = trainer.bus.stats(), trainer.clock.phases
+    costs = trainer.bus.handler_costs(phases.wall)
+    blocks = [breakdown(trainer), cost_table(costs, phases, _ours(trainer))]
+    if any(s.runs_on != "sync" for s in stats):
+        blocks.append(delivery_table(stats))
+    losses = shortfalls(stats) + _unread(dict(trainer.metrics.unreadable))
+    if losses:
+        blocks.append("\n".join(["not everything was delivered:", *(f"  {line}" for line in losses)]))
+    return "\n\n".join(blocks)
+
+
+def _ours(trainer: Trainer) -> frozenset[str]:
+    """The classes of this package that handle events for the trainer, by the names that their handlers have."""
+    classes = {type(hook) for hook in trainer.hooks}
+    own = {cls for cls in classes if not cls.__module__.startswith("eventloop.")}
+    return (_HELPERS | {cls.__qualname__ for cls in classes - own}) - {cls.__qualname__ for cls in own}
+
+
+def _unread(values: dict[str, int]) -> list[str]:
+    """A line for the values of metrics that could not be read, and so were not logged."""
+    counts = ", ".join(f"{name} ({count:,})" for name, count in [*values.items()][:NAMES])
+    more = f", and {len(values) - NAMES} names more" if len(values) > NAMES else ""
+    return [f"metrics: values that could not be read: {counts}{more}"] if values else []
+
+
+def shortfalls(stats: list[SubscriptionStats]) -> list[str]:
+    """One line for each background subscriber that did not get, or did not manage, everything."""
+    return [text for s in stats if (text := s.shortfall)]

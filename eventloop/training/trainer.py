@@ -1,0 +1,514 @@
+"""The trainer: it counts, moves data to the device, runs the step and announces; hooks do the rest."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import torch
+
+from eventloop.bus import Bus
+from eventloop.checkpoint.saving.overlapped_copy import Copying
+from eventloop.costs.records import RunCosts
+from eventloop.data.position import LoaderPosition, Within
+from eventloop.events import Event
+from eventloop.events.run import CurrentRun
+from eventloop.metrics import EventStorage
+from eventloop.metrics.rows import Place
+from eventloop.migration.arguments import knowing_others
+from eventloop.migration.attributes import KnowsPeers, knowing_calls
+from eventloop.optim.optimizers import Optimizers, check_parameters
+from eventloop.resume.setting_changes import Changed
+from eventloop.resume.state import TrainerState
+from eventloop.training.argument_checks import (
+    check_bus,
+    check_default_hooks,
+    check_lists,
+    check_signatures,
+    check_step,
+    check_trainer,
+)
+from eventloop.training.assembly import attach_all, facts_of, make_work_dir, rank_and_world_size
+from eventloop.training.clock import StepClock
+from eventloop.training.device_clock import device_clock
+from eventloop.training.evaluation import Evaluators, name_evaluators
+from eventloop.training.loops import TrainLoop, check_loader, evaluate
+from eventloop.training.monitored_metrics import MonitoredMetrics
+from eventloop.training.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
+from eventloop.training.scopes import EpochScope, RunScope, TrainScope
+from eventloop.training.steps import LossFn, forward, predict, train_outputs, val_outputs
+from eventloop.training.stopping import Stopping
+from eventloop.training.summary import run_costs, summarize
+from eventloop.util.anchored_path import AnchoredPath
+from eventloop.util.checks import length_of
+
+logger = logging.getLogger("eventloop")
+
+Step = Callable[["Trainer", Any], Any]
+
+
+class Trainer(KnowsPeers):
+    """Trains a model; everything that happens is announced on `trainer.bus`.
+
+    trainer = Trainer(model, optimizer=opt, loss_fn=F.cross_entropy, train_loader=train, val_loader=val,
+                      max_epochs=10, hooks=[CheckpointHook(interval=1, save_best="accuracy")],
+                      writers=[ConsoleWriter(), JSONLWriter()], work_dir="runs/digits")
+    trainer.train()
+
+    Or with a loop of your own, and the same events in the same order:
+
+    for epoch in trainer.epochs():
+        for inputs, target in trainer.batches(loader):
+            trainer.outputs = {"loss": F.cross_entropy(model(inputs), target)}
+
+    Args:
+        model: the module that is trained.
+        optimizer: stepped by the optimizer hook; or several by name, `dict(generator=..., critic=...)`.
+        loss_fn: `(model(inputs), target) -> loss`, for batches `(inputs, target)`.
+        train_step: `(trainer, batch) -> loss | {"loss": loss, ...}`, instead of `loss_fn`.
+        val_step: `(trainer, batch) -> mapping`: 0-dim values are averaged over samples, `preds` and `target` feed
+            the evaluator. By default the loss, and the accuracy where targets are class indices.
+        evaluator: a metric `(preds, target) -> number`, a torchmetrics metric, or several (list or mapping).
+        train_loader, val_loader, test_loader: iterables of batches.
+        schedulers: PyTorch's learning rate schedulers, stepped by the param_scheduler hook.
+        max_epochs, max_iters: exactly one; it is the unit of everything that counts the run. A trainer that only
+            tests is given one too, `max_epochs=1`.
+        val_interval, val_begin, dynamic_intervals: when to validate, in that unit, as in MMEngine; by default
+            every epoch, or every 1000 iterations.
+        sanity_val: batches to validate before the first iteration, without events and without a trace in the run, so
+            that errors are found early. By default 1 where a hook monitors a metric that only a batch can show to be
+            reported, such as one of `val_step`, which is called once more then; 0 runs none.
+        hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class takes
+            its place. `writers=None` shows progress (a `ConsoleWriter`) where standard error is a terminal, or in a
+            notebook, and nothing elsewhere; `writers=[]` shows nothing.
+        custom_hooks: MMEngine's name for `hooks`.
+        default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
+            checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None to go without.
+        work_dir: where files go; by default a new directory under runs/. A relative one is of the directory the program
+            is in now, also when it changes that.
+        device: where batches, and the model, are moved; by default both stay where they are.
+        bus: an existing bus to announce on.
+
+    Raises:
+        TypeError, ValueError: arguments that contradict each other: see the message.
+        OSError: `work_dir` cannot be written.
+    """
+
+    __slots__ = (
+        "__dict__", "__weakref__", "asked_to_stop", "batch", "batch_idx", "bus", "clock", "custom_step", "device",
+        "epoch", "iter", "loss_fn", "max_epochs", "max_iters", "metrics", "model", "optimizer", "outputs", "position",
+        "within",
+    )  # fmt: skip
+    # What every iteration looks at, side by side: after a step of torch nothing of it is in a cache any more, and a
+    # dictionary of 45 attributes is spread over dozens of lines.
+
+    work_dir = AnchoredPath()
+    """Where files go; a change of directory leads no file elsewhere."""
+    checkpoint_dir = AnchoredPath()
+    """Where the checkpoint hook saves; of several the first."""
+
+    @knowing_others
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        optimizer: Optimizers | None = None,
+        loss_fn: LossFn | None = None,
+        train_step: Step | None = None,
+        val_step: Step | None = None,
+        evaluator: Evaluators | None = None,
+        train_loader: Iterable[Any] | None = None,
+        val_loader: Iterable[Any] | None = None,
+        test_loader: Iterable[Any] | None = None,
+        schedulers: Sequence[Any] | Any = (),
+        max_epochs: int | None = None,
+        max_iters: int | None = None,
+        val_interval: int | None = None,
+        val_begin: int = 1,
+        dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+        sanity_val: int | None = None,
+        hooks: Sequence[Any] = (),
+        writers: Sequence[Any] | None = None,
+        custom_hooks: Sequence[Any] = (),
+        default_hooks: Mapping[str, Any] | None = None,
+        work_dir: str | Path | None = None,
+        device: str | torch.device | None = None,
+        bus: Bus | None = None,
+    ) -> None:
+        loaders = (train_loader, val_loader, test_loader)
+        check_lists(hooks=hooks, custom_hooks=custom_hooks, writers=() if writers is None else writers)
+        check_default_hooks(default_hooks)
+        check_bus(bus)
+        check_signatures(train_step=train_step, val_step=val_step)
+        check_trainer(model, optimizer, loss_fn, train_step, max_epochs, max_iters, *loaders)
+        interval = val_interval if val_interval is not None else 1 if max_epochs is not None else 1000
+        schedule = ValSchedule(interval, val_begin, dynamic_intervals)
+        self._schedule: Schedule = schedule if val_loader is not None else Never()
+        self.device = None if device is None else torch.device(device)
+        self.model = model if self.device is None else model.to(self.device)
+        steps = (default_hooks or {}).get("optimizer", "by default") is not None
+        check_parameters(self.model, optimizer, loss_fn, refuses=steps)
+        self.optimizer: Any = optimizer  # one, or a mapping of them
+        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.schedulers: list[Any] = [*schedulers] if isinstance(schedulers, list | tuple) else [schedulers]
+        self.steps_itself = "optimizer" in (default_hooks or {})
+        self.loss_fn, self.custom_step, self._val_step = loss_fn, train_step, val_step
+        self.evaluator = name_evaluators(evaluator)
+        self.train_loader, self.val_loader, self.test_loader = loaders
+        own_val_step = val_step is not None or type(self).val_step is not Trainer.val_step
+        self.monitored = MonitoredMetrics(self, sanity_val, own_val_step=own_val_step)
+        self.max_epochs, self.max_iters = max_epochs, max_iters
+        if max_epochs is not None and (length := length_of(train_loader)) is not None:
+            self.max_iters = max_epochs * length
+        self.rank, self.world_size = rank_and_world_size()
+        self.iter = self.epoch = self.batch_idx = 0
+        self.batch: Any = None
+        self.outputs: Any = None
+        self.checkpoint: dict[str, Any] | None = None
+        self.stop_reason: str | None = None
+        self.stop_signal: int | None = None
+        self.failure: BaseException | None = None
+        self.where_to_resume = ""
+        """Of a run that ended, for people: which checkpoint it can be gone on with from."""
+        self.asked_to_stop = self.running = self.ends_program = False
+        self.within: Within = ""
+        """What is done and not counted yet: "iter" from the optimizer's step to the end of the iteration, "epoch" while
+        an epoch's end is announced."""
+        self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
+        self._loops: list[ref[Generator[Any]]] = []  # those of a hand-written loop, the outer one first
+        self._thread = threading.current_thread()  # of the run
+        self.stops = Stopping(self)
+        self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
+        self.metrics = EventStorage()
+        self.loader: Iterable[Any] | None = train_loader
+        self.clock = StepClock()
+        self.position = LoaderPosition(self)
+        self.state = TrainerState(self)
+        self.copying = Copying(self)
+        self.bus: Bus = bus if bus is not None else Bus()
+        rehearsal = self.bus.rehearsal
+        self.work_dir = make_work_dir(work_dir, None if rehearsal is None else rehearsal.lead(self.bus))
+        self.checkpoint_dir = self.work_dir
+        self.facts = CurrentRun(facts_of(self))
+        self.hooks, self.writers = attach_all(self, [*hooks, *custom_hooks], writers, default_hooks or {})
+
+    # --- running -------------------------------------------------------------------------------------------
+
+    @knowing_calls
+    def train(self) -> None:
+        """Train until `max_epochs` or `max_iters`, validating on the way.
+
+        Called again, after a stop, Ctrl-C or an error, it goes on behind the last iteration whose step was made. Writers
+        append to their files, and the accounts of subscribers go on.
+
+        Raises:
+            ValueError: there is no train loader, no step or no optimizer, or the loader is empty.
+        """
+        self._train(self._schedule)
+
+    @knowing_calls
+    def run(self, workflow: Workflow | None = None) -> None:
+        """Train and evaluate by mmcv's workflow, `[("train", 2), ("val", 1)]`, cycling until the run's end; without a
+        workflow, `train()`.
+
+        Raises:
+            TypeError, ValueError: the workflow is not a list of such pairs, or the trainer lacks a loader for it.
+        """
+        if workflow is None:
+            return self.train()
+        schedule = WorkflowSchedule(workflow)
+        for mode in schedule.modes:
+            check_loader(self, mode)
+        self._train(schedule)
+
+    @knowing_calls
+    def val(self) -> dict[str, float]:
+        """Validate once and return the metrics."""
+        with RunScope(self):
+            return evaluate(self, "val")
+
+    @knowing_calls
+    def test(self) -> dict[str, float]:
+        """Test once and return the metrics."""
+        with RunScope(self):
+            return evaluate(self, "test")
+
+    def epochs(self) -> Iterator[int]:
+        """For a hand-written loop: yield the index of each epoch that is left, validating in between.
+
+        Raises:
+            RuntimeError: a run is under way.
+        """
+        loop = self._epochs()
+        if not self.running:
+            self._loops = [ref(loop)]
+        return loop
+
+    def _epochs(self) -> Generator[int]:
+        self._refuse_within("epochs")
+        with RunScope(self), TrainScope(self):
+            try:
+                yield from TrainLoop(self, self._schedule).epochs()
+            finally:  # Close batch generators: they must not continue in the next run.
+                _close(self._loops[1:])
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """For a hand-written loop: yield the batches of an epoch; set `trainer.outputs = {"loss": ...}` for each.
+
+        What is done with them is done when the next batch is asked for. A body that is left by `break`, `return` or an
+        exception has made no step, and its iteration does not count: `stop` ends the loop once an iteration is done.
+
+        Raises:
+            RuntimeError: outside `for epoch in trainer.epochs()`.
+        """
+        loop = self._batches(loader)
+        self._loops.append(ref(loop))
+        return loop
+
+    def _batches(self, loader: Iterable[Any]) -> Generator[Any]:
+        if not self.running:
+            raise RuntimeError(
+                "trainer.batches belongs inside `for epoch in trainer.epochs()`, which begins the run"
+            )
+        self.loader = loader
+        with EpochScope(self, "train"):
+            self.state.goes_over(loader)
+            yield from TrainLoop(self, self._schedule).iterations(loader)
+
+    def stop(self, reason: str) -> None:
+        """End the run at the next iteration boundary, with every closing event. On several ranks all of them end at
+        one boundary: this one when each has asked, the next one when some have.
+
+        Raises:
+            ValueError: no reason is given.
+        """
+        self.stops.ask(reason)
+        self.stops.poll()
+
+    def request_stop(self, reason: str, *, signum: int | None = None) -> None:
+        """`stop` for signal handlers: sets the reason, and leaves the events to the iteration boundary.
+
+        Args:
+            signum: the signal; any but SIGINT is announced as a preemption.
+
+        Raises:
+            ValueError: no reason is given.
+        """
+        self.stops.ask(reason, signum)
+
+    def _train(self, schedule: Schedule) -> None:
+        self._refuse_within("train")
+        loop, loader = TrainLoop(self, schedule), check_loader(self, "train")
+        check_step(self)
+        self.loader = loader
+        self.state.goes_over(loader)
+        with RunScope(self), TrainScope(self):
+            for _ in loop.epochs():
+                with EpochScope(self, "train"):
+                    for batch in loop.iterations(loader):
+                        self.outputs = self.train_step(batch)
+
+    def _refuse_within(self, what: str) -> None:
+        if self.running:
+            raise RuntimeError(
+                f"trainer.{what}() was called in the middle of a run of this trainer: a handler may call val() and test(). "
+                "A hand-written loop is in its run as long as something holds its generator, such as a progress bar around "
+                "trainer.epochs() in a notebook: trainer.close() ends it"
+            )
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """Run the forward pass of one batch and return its outputs, `loss` among them.
+
+        Raises:
+            TypeError: the step returned neither a tensor nor a mapping with `loss`.
+        """
+        if self.custom_step is not None:
+            return train_outputs(self.custom_step(self, batch))
+        assert self.loss_fn is not None
+        return train_outputs(forward(self.model, self.loss_fn, batch))
+
+    def val_step(self, batch: Any) -> Mapping[str, Any]:
+        """Run one evaluation batch and return what `Evaluation.add` takes.
+
+        Raises:
+            TypeError: the step returned no mapping.
+        """
+        with self.autocast():
+            if self._val_step is not None:
+                return val_outputs(self._val_step(self, batch))
+            return predict(self.model, self.loss_fn, batch)
+
+    def summary(self) -> str:
+        """Where the time went, what each handler cost, and what each subscriber was given."""
+        return summarize(self)
+
+    def costs(self) -> RunCosts:
+        """The same as a record, and more of it; from the training thread, at any time."""
+        return run_costs(self)
+
+    # --- saving and resuming -------------------------------------------------------------------------------
+
+    def resume(self, path: str | Path = "auto", changed: Changed = "refuse") -> Path:
+        """Continue from a checkpoint: model, optimizer, schedulers, hooks, counters, random state, loader position.
+
+        trainer.resume("auto", changed="apply")  # with the learning rate that was edited meanwhile
+
+        Args:
+            path: "auto" for the newest whole checkpoint of the run (at one iteration the regular one rather than a best
+                one), "best" for its best one (of several metrics by the first of `save_best`), or a path; a name
+                alone, as "iter_50", is also looked for among the run's. Those are in the directories of all checkpoint
+                hooks. A training that begins after another than "auto" leaves what is newer behind, durably: from then
+                on "auto" stays on its line.
+            changed: what to do where the trainer was built with other settings than the checkpoint's run:
+                hyper-parameters of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch
+                size, lengths of loader and data set, number of processes, autocast. "refuse" lists them. "keep" goes
+                on with the checkpoint's hyper-parameters and arguments, "apply" with this trainer's: a
+                schedule goes on where it would be by now with these arguments from the first step on, one of 0 too; where
+                that cannot be known, after one that follows a metric or is of a class of yours, the value that it has
+                moved is scaled, and goes on from there. The rest, options of hooks among it, is this trainer's with
+                either. `max_epochs`, `max_iters`, `val_interval`, `val_begin`, `dynamic_intervals`, and which hooks there
+                are, may always differ. What differs and is not refused is logged, and so is a learning rate of 0 that
+                stays there. On several ranks each goes on with its own random state and its own place; with another
+                number of them random numbers differ.
+
+        Returns:
+            The file it was read from.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint.
+            CheckpointError: it cannot be read, has a value of the wrong type, is of another model, or of a run with other
+                settings, or a schedule of its ends before the run does; nothing of it is loaded.
+            Exception: what a hook raises of its state; nothing is loaded then either, as a note says.
+            TypeError, ValueError: `path` is no path, or `changed` is none of the three.
+        """
+        return self.state.resume(path, changed)
+
+    def load_checkpoint(self, path: str | Path, *, strict: bool = True) -> None:
+        """Load the weights of a checkpoint, and nothing else of it.
+
+        Args:
+            path: as of `resume`; or a file of another program's: a `.safetensors`, or one that `torch.load` reads with
+                `weights_only=True` and that has a model's tensors by name, alone or at `state_dict`,
+                `model_state_dict` or `model`. A prefix `module.` or `_orig_mod.` of all names is left away.
+            strict: names that only one side has are an error; else they are logged, and shapes alone must agree.
+
+        Raises:
+            FileNotFoundError, CheckpointError: as `resume`; with `strict` also for missing or unexpected names.
+            ImportError: a file of safetensors, which is not installed.
+        """
+        self.state.load_weights(path, strict=strict)
+
+    # --- what loops, scopes and hooks call -----------------------------------------------------------------
+
+    def announce(self, event_type: type[Event], **fields: Any) -> None:
+        """Emit an event of the loop, with the counters as they are; what nobody wants is not built."""
+        if not self.bus.wants(event_type):
+            return
+        self.bus.emit(
+            event_type(
+                iter=self.iter, epoch=self.epoch, max_iters=self.max_iters, max_epochs=self.max_epochs, **fields
+            ),
+            self,
+        )  # fmt: skip
+
+    @property
+    def stopping(self) -> bool:
+        """True at an iteration boundary after somebody asked for a stop; loops poll it."""
+        return self.stops.poll()
+
+    @property
+    def mode(self) -> str:
+        """ "train", "val" or "test": what is running, and what metrics are put under."""
+        return self.metrics.mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        self.metrics.stepped = self.within == "iter"
+        self.metrics.mode = mode
+
+    @property
+    def place(self) -> Place:
+        """The counters for events that are made later."""
+        return Place(self.max_iters, self.max_epochs)
+
+    @property
+    def by_epoch(self) -> bool:
+        """True when the run is measured in epochs."""
+        return self.max_epochs is not None
+
+    def begin_run(self) -> None:
+        """Begin a call of train, val, test or run. Steps that may raise come first, so that a failure begins no run."""
+        if self.bus.rehearsal is not None:
+            self.bus.rehearsal.begins(self)
+        self.state.settings.note()
+        facts, device = facts_of(self), self.clock.device or device_clock(self)
+        self.bus.reopen()  # an error or a signal has closed it
+        self.stops.begin_run()
+        self.metrics.in_iteration = False
+        self.ends_program, self.within = False, ""
+        self.failure, self.where_to_resume = None, ""
+        self.position.go_on()
+        self.facts.run = facts
+        self.clock.begin_run(self.iter, device)
+        self.during_run = ExitStack()
+        self.during_run.enter_context(self.metrics)  # for get_event_storage
+        self._thread, self.running = threading.current_thread(), True
+
+    def begin_epoch(self) -> None:
+        """A training epoch begins."""
+        if not self.position.resuming:
+            self.batch_idx = 0
+        self.metrics.epoch = self.epoch
+        self.model.train()
+
+    def completed_iteration(self) -> None:
+        """One more iteration is done."""
+        metrics = self.metrics
+        self.within = ""
+        self.iter = metrics.iter = self.iter + 1
+        self.batch_idx += 1
+        metrics.phase = metrics.outside
+        self.position.evaluated = 0
+
+    def completed_epoch(self) -> None:
+        """One more epoch is done. A run of iterations ends within a pass, where a longer one goes on."""
+        self.epoch = self.metrics.epoch = self.epoch + 1
+        if self.by_epoch or not self.position.at_end:
+            self.batch_idx = self.position.evaluated = 0
+
+    def close(self) -> None:
+        """End a hand-written loop that something still holds, then drain and close the bus, which is also done at
+        interpreter exit. Another run opens it again.
+
+        Raises:
+            RuntimeError: called in a run, by a handler or on another thread.
+        """
+        if self.running and not self._may_close_loops():
+            raise RuntimeError(
+                "trainer.close() was called in the middle of a run of this trainer, by a handler or on another thread "
+                f"({threading.current_thread().name!r}; the run is on {self._thread.name!r}): call trainer.stop(reason), "
+                "which ends the run after the iteration, and close the trainer once the run has ended"
+            )
+        _close(self._loops)
+        self.bus.close()
+
+    def _may_close_loops(self) -> bool:
+        """Return whether the run is a hand-written loop that waits for its body, on this thread or on an ended one."""
+        states = [inspect.getgeneratorstate(loop) for held in self._loops if (loop := held()) is not None]
+        waits = states[:1] == [inspect.GEN_SUSPENDED] and inspect.GEN_RUNNING not in states
+        here = self._thread is threading.current_thread() or not self._thread.is_alive()
+        return here and waits and self.mode == "train"
+
+
+def _close(loops: Sequence[ref[Generator[Any]]]) -> None:
+    """Close generators, the innermost first. Skip a generator that is executing."""
+    for held in reversed(loops):
+        loop = held()
+        if loop is not None and not loop.gi_running:
+            loop.close()

@@ -1,0 +1,117 @@
+"""Numbers as people read them: durations, counts, shares, and lines of blocks."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from eventloop.util.printable import printable
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = "_.-:=+*#"
+ABSENT = "-"
+"""What stands in a table for a number that is not there."""
+_SPACE = re.compile(r"\s")
+
+
+def duration(seconds: float) -> str:
+    """Three digits and a unit: `18.3 µs`, `4.31 ms`, `1.20 s`, `12.5 min`, `3.20 h`."""
+    if not math.isfinite(seconds):
+        return ABSENT
+    if seconds == 0:
+        return "0 s"
+    for unit, size, next_size in (
+        ("ns", 1e-9, 1e-6),
+        ("µs", 1e-6, 1e-3),
+        ("ms", 1e-3, 1.0),
+        ("s", 1.0, 120.0),
+    ):
+        if abs(seconds) < next_size * 0.9995:
+            return f"{three_digits(seconds / size)} {unit}"
+    return f"{three_digits(seconds / 60)} min" if seconds < 7200 else f"{three_digits(seconds / 3600)} h"
+
+
+def three_digits(number: float) -> str:
+    """`0.123`, `1.23`, `12.3`, `123`, `1,234`."""
+    size = abs(number)
+    digits = 3 if size < 0.9995 else 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{number:,.{digits}f}"
+
+
+def count_or_time(number: float) -> str:
+    """An int as it is, another number with three digits."""
+    return f"{number:,}" if isinstance(number, int) else three_digits(number)
+
+
+def on_a_line(text: str, width: int | None = None) -> str:
+    """Put `text` on one line with visible control characters, and leave out the middle of what exceeds `width`."""
+    plain = printable(_SPACE.sub(" ", text))
+    if width is None or len(plain) <= width:
+        return plain
+    return f"{plain[: width // 2]}…{plain[len(plain) - (width - width // 2 - 1) :]}"
+
+
+def share(part: float, whole: float) -> str:
+    """`12.3 %`; of nothing there is none."""
+    return f"{part / whole * 100:.1f} %" if whole else ABSENT
+
+
+def ratio(number: float, first: float) -> str:
+    """`1.23×`; to nothing there is none."""
+    return f"{number / first:.2f}×" if first else ABSENT
+
+
+def value_text(value: float) -> str:
+    """A scalar: five digits."""
+    return f"{value:.5g}"
+
+
+def sparkline(
+    values: Sequence[float], *, width: int = 32, from_zero: bool = False, blocks: str = BLOCKS
+) -> str:
+    """Values as one line of blocks, the lowest for the least of them; "×" where none is finite.
+
+        sparkline([1, 2, 3, 8])  # "▁▂▃█"
+
+    Args:
+        width: characters at most; more values are averaged.
+        from_zero: the lowest block is for 0, and the highest for four times the median at most, so that the slow
+            first iterations do not flatten the others.
+    """
+    means = [_mean(values[begin:end]) for begin, end in _pieces(len(values), width)]
+    finite = [mean for mean in means if not math.isnan(mean)]
+    if not finite:
+        return "×" * len(means)
+    low, high = min(finite), max(finite)
+    if from_zero:
+        low, high = 0.0, min(high, 4 * median(finite)) or high
+    return "".join(
+        "×" if math.isnan(mean) else blocks[_level(mean, low, high, len(blocks))] for mean in means
+    )
+
+
+def _level(value: float, low: float, high: float, levels: int) -> int:
+    if high <= low:
+        return levels // 2 - 1 if high else 0
+    if math.isinf(high - low):
+        value, low, high = value / 2, low / 2, high / 2
+    return min(levels - 1, int((min(max(value, low), high) - low) / (high - low) * levels))
+
+
+def _pieces(number: int, width: int) -> list[tuple[int, int]]:
+    """Where pieces of equal length begin and end, `width` of them at most."""
+    count = min(number, width)
+    return [(number * i // count, number * (i + 1) // count) for i in range(count)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return math.nan
+    try:
+        mean = fmean(finite)
+    except OverflowError:  # of the sum
+        mean = math.fsum(value / len(finite) for value in finite)
+    return min(max(mean, min(finite)), max(finite))  # rounded, that of equal values may be beside them

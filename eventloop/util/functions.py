@@ -1,0 +1,30 @@
+"""Inspect functions that users give: their name for people, and whether they are coroutine functions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+
+
+def handler_name(fn: Callable[..., object]) -> str:
+    """What a handler is called in plans and reports: `EMAHook.after_train_iter`, `step_lr`, `<lambda> (a.py:3)`."""
+    inner = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = str(getattr(inner, "__qualname__", type(inner).__qualname__)).rsplit("<locals>.", 1)[-1]
+    owner = getattr(inner, "__self__", None)
+    if owner is not None and not inspect.ismodule(owner):
+        owner_class = owner if isinstance(owner, type) else type(owner)
+        name = f"{owner_class.__qualname__.rsplit('<locals>.', 1)[-1]}.{getattr(inner, '__name__', name)}"
+    code = getattr(inner, "__code__", None)
+    if "<lambda>" in name and code is not None:
+        name = f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
+    return name
+
+
+def is_coroutine_function(fn: Callable[..., object]) -> bool:
+    """True for `async def` functions, partials of them, and objects whose `__call__` is one."""
+    if inspect.isroutine(fn):
+        return inspect.iscoroutinefunction(fn)
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
