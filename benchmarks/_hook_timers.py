@@ -28,6 +28,7 @@ from benchmarks._hook_bench import (
 )
 from benchmarks._timing import Case
 from eventloop.costs.spans import SpanRecorder
+from eventloop.costs.step_clock import BACKWARD_BEGINS, BACKWARD_ENDS, FORWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.events import (
     AfterTestIter,
     AfterTrain,
@@ -44,8 +45,7 @@ from eventloop.hooks.pet_timer import TestHook
 from eventloop.hooks.preemption import PreemptionHook
 from eventloop.hooks.profiler import ProfilerHook
 from eventloop.hooks.trace import TraceHook
-from eventloop.tracing.window import PhaseMarks
-from eventloop.training.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, FORWARD_ENDS, OPTIMIZER_ENDS
+from eventloop.tracing.window import TracedPhases
 from eventloop.writers import ConsoleWriter
 
 TIMES = ("time", "data_time", "step_time", "hook_time")
@@ -189,7 +189,7 @@ def trace(bench: Bench) -> list[Case]:
     ends = (FORWARD_ENDS, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS)
     marks = "; ".join(f"mark({each})" for each in ends)
     trainer.clock.begin()
-    phases = PhaseMarks(trainer, recorder, ended=lambda iteration: None)
+    phases = TracedPhases(trainer, recorder, ended=lambda iteration: None)
     names = {"begin": phases.begin, "mark": phases.mark, "end": phases.end}
     spans: list[Any] = []
     span = "now = clock(); keep(({0!r}, 7, last, now - last)); last = now"

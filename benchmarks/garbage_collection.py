@@ -27,10 +27,10 @@ from torch import nn
 
 from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
 from eventloop import Trainer
+from eventloop.assembly.attach import DEFAULT_HOOKS
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.hooks import Hook
 from eventloop.hooks.garbage_collection import GarbageCollectionHook
-from eventloop.training.assembly import DEFAULT_HOOKS
 
 PAUSE_GOAL, MORE_GOAL = 0.001, 1.01
 PYTHON, OURS, MIDDLE, NEVER = "Python's own", "GarbageCollectionHook", "middle every 50", "never"

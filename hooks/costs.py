@@ -14,7 +14,7 @@ from eventloop.costs.records import RunCosts, read_costs, write_costs
 from eventloop.events import AfterRun, AfterTrainEpoch, AfterTrainIter, BeforeRun
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
-from eventloop.training.summary import run_costs
+from eventloop.reporting.summary import run_costs
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from eventloop.costs.step_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.events import (
     COMPLETED,
     AfterBackward,
@@ -33,7 +34,6 @@ from eventloop.hooks.hook import on
 from eventloop.hooks.optimizer import OptimizerHook, detached, explain_freed_graph, loss_of
 from eventloop.state.schema import Count, read_as
 from eventloop.state.sharded import fsdp_modules
-from eventloop.training.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.util.checks import positive
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-from eventloop.training.assembly import rank_and_world_size
+from eventloop.assembly.attach import rank_and_world_size
 from eventloop.util.functions import handler_name, is_coroutine_function
 
 F = TypeVar("F", bound=Callable[..., Any])

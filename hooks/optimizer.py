@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from eventloop.costs.step_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.events import AfterBackward, AfterOptimizerStep, AfterTrainIter, BeforeOptimizerStep, Event
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
@@ -16,7 +17,6 @@ from eventloop.migration.arguments import knowing_others
 from eventloop.model.unused_parameters import AnomalousParams
 from eventloop.optim.clipping import GradClip
 from eventloop.optim.optimizers import named_optimizers, named_values
-from eventloop.training.device_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.util.checks import check_bools
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from eventloop.checkpoint.weights import unwrap
+from eventloop.evaluation.evaluation import fields_kept
 from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrain, BeforeTrainEpoch
 from eventloop.hooks.hook import Hook
 from eventloop.migration.arguments import knowing_others
 from eventloop.model.batchnorm_statistics import Forward, get_bn_modules, update_bn_stats
 from eventloop.state.schema import read_as
-from eventloop.training.evaluation import fields_kept
 from eventloop.util.checks import check_bools, check_optional_bools
 
 if TYPE_CHECKING:

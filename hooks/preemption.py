@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from eventloop.events import BeforeRun
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.training.signals import StopSignals
+from eventloop.stops.signals import StopSignals
 from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from eventloop import hooks, writers
-from eventloop.training.assembly import DEFAULT_HOOKS
+from eventloop.assembly.attach import DEFAULT_HOOKS
 
 KEYS = {class_name: key for key, class_name in DEFAULT_HOOKS.items()}
 EXPORTED = [getattr(package, name) for package in (hooks, writers) for name in package.__all__]

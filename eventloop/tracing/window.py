@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from eventloop.bus import Bus
 from eventloop.bus.recording import Recording
 from eventloop.costs.records import Phases
 from eventloop.costs.spans import SAVER, Span, SpanRecorder
+from eventloop.costs.step_clock import (
+    BACKWARD_BEGINS,
+    BACKWARD_ENDS,
+    FORWARD_BEGINS,
+    FORWARD_ENDS,
+    OPTIMIZER_ENDS,
+    StepClock,
+)
 from eventloop.events import (
     AfterTest,
     AfterVal,
@@ -23,17 +33,6 @@ from eventloop.events import (
 )
 from eventloop.events.priority import Priority
 from eventloop.tracing.file import WindowFacts
-from eventloop.training.device_clock import (
-    BACKWARD_BEGINS,
-    BACKWARD_ENDS,
-    FORWARD_BEGINS,
-    FORWARD_ENDS,
-    OPTIMIZER_ENDS,
-    DeviceClock,
-)
-
-if TYPE_CHECKING:
-    from eventloop.training.trainer import Trainer
 
 _ENDS = {
     FORWARD_ENDS: (FORWARD_BEGINS, "forward"),
@@ -44,7 +43,18 @@ _ENDS = {
 _NOTED = (BeforeVal, AfterVal, BeforeTest, AfterTest, BeforeSaveCheckpoint, CheckpointSaved)
 
 
-class PhaseMarks(DeviceClock):
+class TracedTrainer(Protocol):
+    """The parts of a trainer that a window records."""
+
+    bus: Bus
+    clock: StepClock
+    iter: int
+    work_dir: Path
+    rank: int
+    world_size: int
+
+
+class TracedPhases:
     """Stands in the place of the device's clock: the loop and the optimizer hook tell it where each phase begins and
     ends. What they tell it goes on to the clock whose place it takes.
 
@@ -52,7 +62,7 @@ class PhaseMarks(DeviceClock):
         ended: called at the end of each iteration, with its index.
     """
 
-    def __init__(self, trainer: Trainer, recorder: SpanRecorder, ended: Callable[[int], None]) -> None:
+    def __init__(self, trainer: TracedTrainer, recorder: SpanRecorder, ended: Callable[[int], None]) -> None:
         self._trainer = trainer
         self._recorder = recorder
         self._ended = ended
@@ -93,7 +103,7 @@ class PhaseMarks(DeviceClock):
         self._recorder.here("phase", name, began, ended - began, self._iter)
 
     @property
-    def samples(self) -> int:  # type: ignore[override]
+    def samples(self) -> int:
         """The device's clock's."""
         return 0 if self.inner is None else self.inner.samples
 
@@ -113,7 +123,9 @@ class TraceWindow:
         RuntimeError: another recorder is on the bus.
     """
 
-    def __init__(self, trainer: Trainer, first: int, end: int, limit: int, over: Callable[[], None]) -> None:
+    def __init__(
+        self, trainer: TracedTrainer, first: int, end: int, limit: int, over: Callable[[], None]
+    ) -> None:
         self._trainer, self._over = trainer, over
         self.extent = first, end
         self.recorder = SpanRecorder(limit)
@@ -123,7 +135,7 @@ class TraceWindow:
         bus = trainer.bus
         self.recording: Recording = bus.record(self.recorder)
         self._subscription = bus.subscribe(self._note, *_NOTED, priority=Priority.HIGHEST)
-        self._marks = PhaseMarks(trainer, self.recorder, self._iteration_ended)
+        self._marks = TracedPhases(trainer, self.recorder, self._iteration_ended)
         trainer.clock.device = self._marks
         self._began = perf_counter()
 

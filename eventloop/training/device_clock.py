@@ -1,36 +1,38 @@
-"""What the phases of an iteration take on a GPU, where the training thread's clock says only how long it took to
-ask for them."""
+"""Measure the phases of an iteration on a GPU; the training thread only queues the work and runs ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from eventloop.costs.records import Phases
+from eventloop.costs.step_clock import (
+    BACKWARD_BEGINS,
+    BACKWARD_ENDS,
+    FORWARD_BEGINS,
+    FORWARD_ENDS,
+    OPTIMIZER_ENDS,
+)
 from eventloop.events import Event
 from eventloop.events.deferred import Deferred
 
-if TYPE_CHECKING:
-    from eventloop.training.trainer import Trainer
-
 WARM_UP = 3
-"""Iterations in which kernels are chosen and memory is reserved; they stand for no others."""
+"""Iterations before the first sample: kernels are chosen and memory is reserved in them."""
 MEASURED_FIRST = 8
 PERIOD = 101
-
-FORWARD_BEGINS, FORWARD_ENDS, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS = range(5)
 
 Marks = dict[int, torch.cuda.Event]
 
 
 class DeviceClock:
-    """Sampled times on one CUDA device: events are recorded on the current stream, and read on the background loop
-    once the device has passed the last of them. The training thread never waits.
+    """Sample the phases of iterations on one CUDA device.
+
+    CUDA events are recorded on the current stream, and read on the background loop once the device has passed the last
+    of them. The training thread never waits.
 
     Args:
-        post: hands a deferred to the background, as `Bus.post`.
+        post: hands a deferred value to the background, as `Bus.post`.
     """
 
     def __init__(self, device: torch.device, post: Callable[[Deferred], None]) -> None:
@@ -41,26 +43,26 @@ class DeviceClock:
         self.forward = self.backward = self.optimizer = 0.0
 
     def begin(self, iterations: int) -> None:
-        """The forward pass of an iteration begins; `iterations` have been before it."""
+        """Begin a sample, in one of the iterations that are sampled. `iterations` are done."""
         if WARM_UP <= iterations < WARM_UP + MEASURED_FIRST or iterations % PERIOD == PERIOD - 1:
             self._marks = {}
             self.mark(FORWARD_BEGINS)
 
     def mark(self, what: int) -> None:
-        """The device's queue has come to one of the marks; only in a sampled iteration it is noted."""
+        """Record a mark on the current stream, in a sampled iteration."""
         if self._marks is not None:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
             self._marks[what] = event
 
     def end(self) -> None:
-        """The iteration ends: what was noted is read when it is there."""
+        """End the sample. It is read on the background loop once the device has passed it."""
         if self._marks is not None:
             marks, self._marks = self._marks, None
             self._post(_Sample(self, marks))
 
     def add(self, marks: Marks) -> None:
-        """Enter a sample; on the background loop. Another optimizer hook than ours leaves no mark of its own."""
+        """Add a sample, on the background loop. An optimizer hook of a user sets no marks of its own."""
         self.samples += 1
         self.forward += _seconds(marks, FORWARD_BEGINS, FORWARD_ENDS)
         self.backward += _seconds(marks, BACKWARD_BEGINS, BACKWARD_ENDS)
@@ -68,22 +70,22 @@ class DeviceClock:
 
     @property
     def phases(self) -> Phases:
-        """The sums over the sampled iterations."""
+        """Sums over the sampled iterations."""
         return Phases(
             iterations=self.samples, forward=self.forward, backward=self.backward, optimizer=self.optimizer
         )
 
 
-def device_clock(trainer: Trainer) -> DeviceClock | None:
-    """A clock for the device that the trainer's model is on; None where it is no GPU of CUDA's."""
-    parameter = next(trainer.model.parameters(), None)
+def device_clock(model: torch.nn.Module, post: Callable[[Deferred], None]) -> DeviceClock | None:
+    """Return a clock for the device that `model` is on, or None if that is not a CUDA device."""
+    parameter = next(model.parameters(), None)
     if parameter is None or parameter.device.type != "cuda":
         return None
-    return DeviceClock(parameter.device, trainer.bus.post)
+    return DeviceClock(parameter.device, post)
 
 
 class _Sample:
-    """A `Deferred` that makes no event."""
+    """A deferred sample. It adds itself to its clock and makes no event."""
 
     def __init__(self, clock: DeviceClock, marks: Marks) -> None:
         self._clock = clock

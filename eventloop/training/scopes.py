@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from eventloop.bus.subscription import DrainReport
 from eventloop.events import (
@@ -34,11 +35,9 @@ from eventloop.events import (
     BeforeValEpoch,
     Event,
 )
-from eventloop.training.summary import shortfalls
+from eventloop.reporting.summary import shortfalls
+from eventloop.training.protocols import LoopTrainer
 from eventloop.util.text import error_text
-
-if TYPE_CHECKING:
-    from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 
@@ -48,7 +47,7 @@ AT_ONCE_SECONDS = 0.2
 """What background subscribers get when nobody waits any more: all of it goes to those that hang."""
 
 
-def ends_at_once(trainer: Trainer) -> bool:
+def ends_at_once(trainer: LoopTrainer) -> bool:
     """True when the run is being closed because of a second Ctrl-C: nothing may be waited for."""
     error = trainer.failure
     if not isinstance(error, KeyboardInterrupt):
@@ -64,7 +63,7 @@ def ends_at_once(trainer: Trainer) -> bool:
 class Scope:
     """Emits one event on entry and one on exit."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: LoopTrainer) -> None:
         self.trainer = trainer
         self.metrics: dict[str, float] = {}
         self.complete = False
@@ -160,7 +159,7 @@ class RunScope(Scope):
                 _drain(trainer, closes=closes, at_once=at_once)
 
 
-def _log_rest(trainer: Trainer) -> None:
+def _log_rest(trainer: LoopTrainer) -> None:
     """What handlers of after_run put behind the logger goes to the writers too."""
     metrics = trainer.metrics
     relieve, metrics.relieve = metrics.relieve, None  # it holds the trainer, which holds it
@@ -168,7 +167,7 @@ def _log_rest(trainer: Trainer) -> None:
         relieve()
 
 
-def _drain(trainer: Trainer, *, closes: bool, at_once: bool) -> None:
+def _drain(trainer: LoopTrainer, *, closes: bool, at_once: bool) -> None:
     """Deliver everything; after an error, or a signal, also close every writer, because nobody may come back to do so.
     `at_once`, or when Ctrl-C comes meanwhile, writers get a moment, and what they have not taken then is left."""
     trainer.running = False
@@ -209,7 +208,7 @@ class TrainScope(Scope):
 class EvalScope(Scope):
     """before_val ... after_val, or before_test ... after_test; the mode is the trainer's meanwhile."""
 
-    def __init__(self, trainer: Trainer, mode: str) -> None:
+    def __init__(self, trainer: LoopTrainer, mode: str) -> None:
         super().__init__(trainer)
         val = mode == "val"
         self._before: type[Event] = BeforeVal if val else BeforeTest
@@ -237,7 +236,7 @@ class EpochScope(Scope):
         "test": (BeforeTestEpoch, AfterTestEpoch),
     }
 
-    def __init__(self, trainer: Trainer, mode: str) -> None:
+    def __init__(self, trainer: LoopTrainer, mode: str) -> None:
         super().__init__(trainer)
         self._mode = mode
 
@@ -260,3 +259,12 @@ class EpochScope(Scope):
             trainer.within = ""
             if reason in (COMPLETED, LEFT):  # a `break` out of a hand-written epoch goes on with the next one
                 trainer.completed_epoch()
+
+
+def keep_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
+    """Keep an unfinished pass over a loader alive until the run ends.
+
+    A DataLoader that is let go waits up to five seconds for each of its workers, and after a signal the state must be
+    saved first.
+    """
+    trainer.during_run.callback(lambda: reading)

@@ -13,20 +13,7 @@ from weakref import ref
 
 import torch
 
-from eventloop.bus import Bus
-from eventloop.checkpoint.saving.overlapped_copy import Copying
-from eventloop.costs.records import RunCosts
-from eventloop.data.position import LoaderPosition, Within
-from eventloop.events import Event
-from eventloop.events.run import CurrentRun
-from eventloop.metrics import EventStorage
-from eventloop.metrics.rows import Place
-from eventloop.migration.arguments import knowing_others
-from eventloop.migration.attributes import KnowsPeers, knowing_calls
-from eventloop.optim.optimizers import Optimizers, check_parameters
-from eventloop.resume.setting_changes import Changed
-from eventloop.resume.state import TrainerState
-from eventloop.training.argument_checks import (
+from eventloop.assembly.argument_checks import (
     check_bus,
     check_default_hooks,
     check_lists,
@@ -34,17 +21,31 @@ from eventloop.training.argument_checks import (
     check_step,
     check_trainer,
 )
-from eventloop.training.assembly import attach_all, facts_of, make_work_dir, rank_and_world_size
-from eventloop.training.clock import StepClock
+from eventloop.assembly.attach import attach_all, facts_of, make_work_dir, rank_and_world_size
+from eventloop.bus import Bus
+from eventloop.checkpoint.saving.overlapped_copy import Copying
+from eventloop.costs.records import RunCosts
+from eventloop.costs.step_clock import StepClock
+from eventloop.data.position import LoaderPosition, Within
+from eventloop.evaluation.evaluation import Evaluators, name_evaluators
+from eventloop.evaluation.monitored_metrics import MonitoredMetrics
+from eventloop.evaluation.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
+from eventloop.events import Event
+from eventloop.events.run import CurrentRun
+from eventloop.metrics import EventStorage
+from eventloop.metrics.rows import Place
+from eventloop.migration.arguments import knowing_others
+from eventloop.migration.attributes import KnowsPeers, knowing_calls
+from eventloop.optim.optimizers import Optimizers, check_parameters
+from eventloop.reporting.summary import run_costs, summarize
+from eventloop.resume.setting_changes import Changed
+from eventloop.resume.state import TrainerState
+from eventloop.stops.stopping import Stopping
 from eventloop.training.device_clock import device_clock
-from eventloop.training.evaluation import Evaluators, name_evaluators
-from eventloop.training.loops import TrainLoop, check_loader, evaluate
-from eventloop.training.monitored_metrics import MonitoredMetrics
-from eventloop.training.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
+from eventloop.training.evaluation_loop import check_loader, evaluate
+from eventloop.training.loops import TrainLoop
 from eventloop.training.scopes import EpochScope, RunScope, TrainScope
 from eventloop.training.steps import LossFn, forward, predict, train_outputs, val_outputs
-from eventloop.training.stopping import Stopping
-from eventloop.training.summary import run_costs, summarize
 from eventloop.util.anchored_path import AnchoredPath
 from eventloop.util.checks import length_of
 
@@ -99,14 +100,6 @@ class Trainer(KnowsPeers):
         TypeError, ValueError: arguments that contradict each other: see the message.
         OSError: `work_dir` cannot be written.
     """
-
-    __slots__ = (
-        "__dict__", "__weakref__", "asked_to_stop", "batch", "batch_idx", "bus", "clock", "custom_step", "device",
-        "epoch", "iter", "loss_fn", "max_epochs", "max_iters", "metrics", "model", "optimizer", "outputs", "position",
-        "within",
-    )  # fmt: skip
-    # What every iteration looks at, side by side: after a step of torch nothing of it is in a cache any more, and a
-    # dictionary of 45 attributes is spread over dozens of lines.
 
     work_dir = AnchoredPath()
     """Where files go; a change of directory leads no file elsewhere."""
@@ -180,6 +173,8 @@ class Trainer(KnowsPeers):
         self.within: Within = ""
         """What is done and not counted yet: "iter" from the optimizer's step to the end of the iteration, "epoch" while
         an epoch's end is announced."""
+        self.ignored_outputs: set[str] = set()
+        """Names of values of `val_step` that are not numbers, each logged once."""
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
         self._loops: list[ref[Generator[Any]]] = []  # those of a hand-written loop, the outer one first
         self._thread = threading.current_thread()  # of the run
@@ -305,7 +300,7 @@ class Trainer(KnowsPeers):
     def _train(self, schedule: Schedule) -> None:
         self._refuse_within("train")
         loop, loader = TrainLoop(self, schedule), check_loader(self, "train")
-        check_step(self)
+        check_step(self.custom_step, self.loss_fn, self.optimizer, steps_itself=self.steps_itself)
         self.loader = loader
         self.state.goes_over(loader)
         with RunScope(self), TrainScope(self):
@@ -447,7 +442,8 @@ class Trainer(KnowsPeers):
         if self.bus.rehearsal is not None:
             self.bus.rehearsal.begins(self)
         self.state.settings.note()
-        facts, device = facts_of(self), self.clock.device or device_clock(self)
+        facts = facts_of(self)
+        device = self.clock.device or device_clock(self.model, self.bus.post)
         self.bus.reopen()  # an error or a signal has closed it
         self.stops.begin_run()
         self.metrics.in_iteration = False
@@ -473,7 +469,7 @@ class Trainer(KnowsPeers):
         self.within = ""
         self.iter = metrics.iter = self.iter + 1
         self.batch_idx += 1
-        metrics.phase = metrics.outside
+        metrics.in_iteration = False
         self.position.evaluated = 0
 
     def completed_epoch(self) -> None:

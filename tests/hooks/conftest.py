@@ -37,8 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the loop and of the hooks that measure; use binary fractions, their sums are exact."""
     clock = Clock()
     for module in (
-        "training.loops",
-        "training.clock",
+        "costs.step_clock",
         "hooks.iter_timer",
         "hooks.optimizer",
         "hooks.checkpoint",

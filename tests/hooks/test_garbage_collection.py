@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from eventloop.assembly.attach import DEFAULT_HOOKS
 from eventloop.bus import Bus
 from eventloop.hooks import garbage_collection
 from eventloop.hooks.garbage_collection import GarbageCollectionHook
-from eventloop.training.assembly import DEFAULT_HOOKS
 from eventloop.training.trainer import Trainer
 from tests import forked
 from tests.conftest import count_frozen

@@ -256,4 +256,4 @@ def test_test_inside_a_hook_belongs_to_none(
 
     assert put(trainer, "time") == [DATA + FORWARD + BACKWARD] * 3
     assert put(trainer, "hook_time") == [0.0] * 3
-    assert trainer.clock.total_sum == 3 * (DATA + FORWARD + BACKWARD)
+    assert trainer.clock.phases.wall == 3 * (DATA + FORWARD + BACKWARD)

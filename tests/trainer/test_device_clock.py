@@ -66,7 +66,7 @@ def on_device(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Cal
     def make(**options: Any) -> Trainer:
         monkeypatch.setattr(
             "eventloop.training.trainer.device_clock",
-            lambda trainer: DeviceClock(torch.device("cuda", 0), trainer.bus.post),
+            lambda model, post: DeviceClock(torch.device("cuda", 0), post),
         )
         options = {"default_hooks": {"checkpoint": None}, **options}
         return make_trainer(**options)
@@ -147,7 +147,7 @@ def test_a_model_on_the_cpu_has_no_device_clock(make_trainer: MakeTrainer) -> No
 
     trainer.train()
 
-    assert device_clock(trainer) is None
+    assert device_clock(trainer.model, trainer.bus.post) is None
     assert trainer.costs().device is None
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from eventloop.training.evaluation import Evaluation, accuracy, batch_size
+from eventloop.evaluation.evaluation import Evaluation, accuracy, batch_size
 from tests.trainer.conftest import MakeTrainer, batches, samples
 
 

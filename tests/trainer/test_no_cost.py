@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from eventloop import Bus
+from eventloop.assembly.attach import DEFAULT_HOOKS
 from eventloop.events import AfterRun, BeforeTrainIter, Event
-from eventloop.training.assembly import DEFAULT_HOOKS
 from tests.trainer.conftest import MakeTrainer, batches
 
 NO_HOOKS = dict.fromkeys(DEFAULT_HOOKS)

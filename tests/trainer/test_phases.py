@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -13,8 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from eventloop.costs.records import PHASES, Phases
-from eventloop.training import clock as clock_module
-from eventloop.training.clock import POINTS, StepClock
+from eventloop.costs.step_clock import POINTS, StepClock
 from eventloop.training.trainer import Trainer
 from tests.trainer.conftest import MakeTrainer
 
@@ -35,7 +33,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all that measures phases."""
     clock = Clock()
-    for module in ("training.loops", "training.clock", "hooks.optimizer", "hooks.gradient_cumulative"):
+    for module in ("costs.step_clock", "hooks.optimizer", "hooks.gradient_cumulative"):
         monkeypatch.setattr(f"eventloop.{module}.perf_counter", clock)
     return clock
 
@@ -160,7 +158,7 @@ def test_the_parts_add_up_to_the_wall_time(make_trainer: MakeTrainer) -> None:
 
 
 def test_nothing_between_two_iterations_is_left_out(make_trainer: MakeTrainer, clock: Clock) -> None:
-    """What the background sent is handled between them: hooks of the next iteration."""
+    """Handlers of health events run at the end of an iteration, and are charged to its hooks."""
 
     trainer = make_trainer(**timed(clock, train_loader=Loader(clock, 4), max_epochs=1))
     trainer.bus.subscribe(lambda event: setattr(clock, "now", clock.now + HOOK), "slow_handler", name="slow")
@@ -175,50 +173,53 @@ def test_nothing_between_two_iterations_is_left_out(make_trainer: MakeTrainer, c
     phases = trainer.clock.phases
     (cost,) = (h for h in trainer.costs().handlers if h.name == "slow")
     assert (cost.calls, cost.in_iteration, cost.seconds > 0) == (4, False, True)
-    assert phases.hooks == 3 * HOOK  # the last was told behind the last iteration
-    assert phases.wall == clock.now - began - HOOK
+    assert phases.hooks == 4 * HOOK
+    assert phases.wall == clock.now - began
 
 
-def committed(iterations: int, seconds: float = 0.5) -> StepClock:
-    """A clock after so many iterations, of `seconds` each, forward being all of it."""
-    clock = StepClock()
-    for _ in range(iterations):
+def run_iterations(clock: StepClock, time: Clock, count: int, seconds: float = 0.5) -> None:
+    """Let the clock see iterations of `seconds` each, all of it in the forward pass."""
+    clock.begin_pass()
+    for _ in range(count):
+        clock.end_data()
+        clock.begin_forward()
+        time.now += seconds
+        clock.end_forward()
+        clock.end()
         clock.begin()
-        clock.forward = seconds
-        clock.commit(seconds)
-    return clock
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 3, POINTS - 1, POINTS, POINTS + 1, 5000])
-def test_the_trend_covers_every_iteration_once(iterations: int) -> None:
+def test_the_trend_covers_every_iteration_once(iterations: int, clock: Clock) -> None:
     """Its points follow one another without a gap, and their sums are the run's."""
-    clock = committed(iterations)
+    step_clock = StepClock()
+    run_iterations(step_clock, clock, iterations)
 
-    trend = clock.trend
+    trend = step_clock.trend
 
     assert sum(point.phases.iterations for point in trend) == iterations
-    assert sum(point.phases.wall for point in trend) == pytest.approx(clock.total_sum)
+    assert sum(point.phases.wall for point in trend) == iterations * 0.5
     starts = [point.first_iter for point in trend]
     assert starts == [sum(p.phases.iterations for p in trend[:i]) for i in range(len(trend))]
 
 
-def test_the_trend_is_bounded() -> None:
+def test_the_trend_is_bounded(clock: Clock) -> None:
     """A hundred thousand iterations leave no more points than `POINTS`, each of as many iterations but the last."""
-    trend = committed(100_000).trend
+    step_clock = StepClock()
+    run_iterations(step_clock, clock, 100_000)
+    trend = step_clock.trend
 
     assert len(trend) <= POINTS
     assert len({point.phases.iterations for point in trend[:-1]}) == 1
 
 
-def test_the_trend_shows_a_slow_stretch() -> None:
+def test_the_trend_shows_a_slow_stretch(clock: Clock) -> None:
     """Iterations that took longer are seen where they were."""
-    clock = committed(1000)
-    for _ in range(1000):
-        clock.begin()
-        clock.forward = 2.0
-        clock.commit(2.0)
+    step_clock = StepClock()
+    run_iterations(step_clock, clock, 1000)
+    run_iterations(step_clock, clock, 1000, seconds=2.0)
 
-    per_iteration = [point.phases.wall / point.phases.iterations for point in clock.trend]
+    per_iteration = [point.phases.wall / point.phases.iterations for point in step_clock.trend]
 
     assert per_iteration[0] == 0.5
     assert per_iteration[-1] == 2.0
@@ -235,16 +236,6 @@ def test_the_trend_of_a_resumed_run_begins_where_it_was_resumed(make_trainer: Ma
 
     assert resumed.clock.first_iter == first.iter
     assert resumed.clock.trend[0].first_iter == first.iter
-
-
-def test_reading_the_clock_is_no_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`perf_counter` is read once when an iteration begins, and not to commit one."""
-    reads = count()
-    monkeypatch.setattr(clock_module, "perf_counter", lambda: float(next(reads)))
-
-    committed(10)
-
-    assert next(reads) == 10
 
 
 def test_loss_in_the_body_of_a_hand_written_loop_is_forward(make_trainer: MakeTrainer, clock: Clock) -> None:

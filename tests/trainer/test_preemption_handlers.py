@@ -229,7 +229,7 @@ def test_loader_workers_outlive_what_the_terminal_sends_to_all(
     trainer = make_trainer()
 
     def body() -> None:
-        monkeypatch.setattr("eventloop.training.signals.get_worker_info", lambda: "a worker's")
+        monkeypatch.setattr("eventloop.stops.signals.get_worker_info", lambda: "a worker's")
         send(signal.SIGINT)
         send(signal.SIGUSR1)
         os._exit(0)

@@ -10,7 +10,7 @@ import pytest
 from eventloop.costs.records import HandlerCost, Phases, Times
 from eventloop.events import Event
 from eventloop.hooks import Hook
-from eventloop.training.summary import SMALL, cost_table
+from eventloop.reporting.summary import SMALL, cost_table
 from eventloop.training.trainer import Trainer
 from tests.trainer.conftest import MakeTrainer
 

@@ -6,21 +6,41 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from eventloop.events.run import Run
+from eventloop.assembly.argument_checks import take_bus
+from eventloop.bus import Bus
+from eventloop.events.run import CurrentRun, Run
 from eventloop.registry import HOOKS, WRITERS, build, find_class
-from eventloop.training.argument_checks import take_bus
 from eventloop.util.checks import check_path, length_of
 from eventloop.util.suggest import suggest
 from eventloop.util.terminal import in_notebook, is_terminal
 
-if TYPE_CHECKING:
-    from eventloop.training.trainer import Trainer
+
+class AssembledTrainer(Protocol):
+    """The parts of a trainer that its hooks and writers are attached to."""
+
+    bus: Bus
+    hooks: list[Any]
+    optimizer: Any
+    train_loader: Iterable[Any] | None
+    facts: CurrentRun
+    work_dir: Path
+    iter: int
+    epoch: int
+    max_iters: int | None
+    max_epochs: int | None
+    rank: int
+    world_size: int
+
+    @property
+    def by_epoch(self) -> bool:
+        """True when the run is measured in epochs."""
+
 
 DEFAULT_HOOKS = {
     "runtime_info": "RuntimeInfoHook",
@@ -100,7 +120,7 @@ def rank_and_world_size() -> tuple[int, int]:
     return 0, 1
 
 
-def facts_of(trainer: Trainer) -> Run:
+def facts_of(trainer: AssembledTrainer) -> Run:
     """What writers are told of the run that begins."""
     return Run(
         work_dir=str(trainer.work_dir.absolute()), start_iter=trainer.iter, start_epoch=trainer.epoch,
@@ -121,7 +141,10 @@ def default_writers() -> list[dict[str, Any]]:
 
 
 def attach_all(
-    trainer: Trainer, hooks: Sequence[Any], writers: Sequence[Any] | None, default_hooks: Mapping[str, Any]
+    trainer: AssembledTrainer,
+    hooks: Sequence[Any],
+    writers: Sequence[Any] | None,
+    default_hooks: Mapping[str, Any],
 ) -> tuple[list[Any], list[Any]]:
     """Build what is a config, name the hooks, and subscribe everything; writers write on rank 0 only.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -13,9 +13,6 @@ from eventloop.bus import Bus
 from eventloop.optim.optimizers import check_optimizer
 from eventloop.util.checks import length_of, positive
 from eventloop.util.functions import handler_name
-
-if TYPE_CHECKING:
-    from eventloop.training.trainer import Trainer
 
 _TAKEN: WeakSet[Bus] = WeakSet()
 """The buses that have a trainer's hooks."""
@@ -118,17 +115,20 @@ def check_signatures(**steps: object) -> None:
             ) from error
 
 
-def check_step(trainer: Trainer) -> None:
+def check_step(train_step: object, loss_fn: object, optimizer: object, *, steps_itself: bool) -> None:
     """Refuse to train where nothing would be trained.
 
+    Args:
+        steps_itself: whether the user has replaced the optimizer hook.
+
     Raises:
-        ValueError: there is no step, or nobody to step the optimizer.
+        ValueError: there is no step, or the optimizer is never stepped.
     """
-    if trainer.custom_step is None and trainer.loss_fn is None:
+    if train_step is None and loss_fn is None:
         raise ValueError(
             "the trainer has no step: pass loss_fn=..., train_step=..., or write the loop yourself"
         )
-    if trainer.custom_step is None and trainer.optimizer is None and not trainer.steps_itself:
+    if train_step is None and optimizer is None and not steps_itself:
         raise ValueError(
             "the trainer has no optimizer, so train() would change nothing: pass optimizer=..., or say "
             "default_hooks=dict(optimizer=None) when a hook of yours makes the steps"

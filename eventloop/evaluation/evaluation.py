@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,9 +23,6 @@ from eventloop.data.rng import (
 )
 from eventloop.metrics import EventStorage
 from eventloop.state.sharded import refuse_sharded
-
-if TYPE_CHECKING:
-    from eventloop.training.trainer import Trainer
 
 T = TypeVar("T")
 
@@ -222,9 +219,14 @@ class Evaluation:
             )
 
 
-def before_drawing(trainer: Trainer, loader: Iterable[Any]) -> Callable[[], None]:
-    """What puts back all that an evaluation on `loader` draws from in this process, as if it had not begun."""
-    model, trained_on = trainer.model, trainer.loader
+def before_drawing(
+    model: torch.nn.Module, trained_on: Iterable[Any] | None, loader: Iterable[Any]
+) -> Callable[[], None]:
+    """Return a function that restores every random state of this process from which an evaluation on `loader` draws.
+
+    Args:
+        trained_on: the loader of the training, whose random state is restored too.
+    """
     training, modules = random_state(trained_on), module_generators(model)
     evaluation = None if loader is trained_on else own_random_state(loader)
 
@@ -237,8 +239,17 @@ def before_drawing(trainer: Trainer, loader: Iterable[Any]) -> Callable[[], None
     return put_back
 
 
+class HasFields(Protocol):
+    """The fields of a trainer that an evaluation changes."""
+
+    model: torch.nn.Module
+    batch: Any
+    outputs: Any
+    metrics: EventStorage
+
+
 @contextmanager
-def fields_kept(trainer: Trainer) -> Iterator[None]:
+def fields_kept(trainer: HasFields) -> Iterator[None]:
     """Restore the trainer's fields after the block. Metrics put in it, also by `get_event_storage`, are discarded."""
     model, batch, outputs, metrics = trainer.model, trainer.batch, trainer.outputs, trainer.metrics
     try:

@@ -10,16 +10,28 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from torch.utils.data import get_worker_info
 
-if TYPE_CHECKING:
-    from eventloop.training.trainer import Trainer
+from eventloop.stops.stopping import Stopping
 
 logger = logging.getLogger("eventloop")
 
 INTERRUPTED = "interrupted by Ctrl-C"
+
+
+class SignalledTrainer(Protocol):
+    """The parts of a trainer that signals read and set."""
+
+    stops: Stopping
+    failure: BaseException | None
+    ends_program: bool
+    stop_signal: int | None
+    where_to_resume: str
+
+    def request_stop(self, reason: str, *, signum: int | None = None) -> None:
+        """Ask the run to end at its next boundary."""
 
 
 class StopSignals:
@@ -44,7 +56,7 @@ class StopSignals:
     """How many of them, one called by the other's, are just taking a signal: a main thread has one stack."""
 
     def __init__(
-        self, trainer: Trainer, signals: Iterable[int], *, hint: str = "", exits: bool = False
+        self, trainer: SignalledTrainer, signals: Iterable[int], *, hint: str = "", exits: bool = False
     ) -> None:
         self._trainer, self._signals = trainer, [*signals]
         self._hint, self._exits = hint, exits

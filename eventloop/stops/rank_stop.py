@@ -16,18 +16,23 @@ from __future__ import annotations
 import logging
 from array import array
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-
-if TYPE_CHECKING:
-    from eventloop.training.stopping import Request
 
 logger = logging.getLogger("eventloop")
 
 LOOK_SECONDS = 0.01
 """How often a rank looks whether the others have come to the end of a run."""
+
+
+class Request(NamedTuple):
+    """A request to stop the run."""
+
+    reason: str
+    signum: int | None = None
+    """The signal that asks, or None."""
 
 
 class _Sum:

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.weights import modes_and_buffers_kept
+from eventloop.costs.step_clock import StepClock
 from eventloop.data.loader_info import persists, to_device, why_not_by_index
 from eventloop.data.rng import (
     module_generators,
@@ -22,18 +23,45 @@ from eventloop.data.rng import (
     set_module_generators,
     set_random_state,
 )
-from eventloop.training.evaluation import Evaluation, Evaluator, Metric, batch_size, fields_kept, gather
-from eventloop.training.loops import LEFT_OUT_NAMES
+from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, batch_size, fields_kept, gather
+from eventloop.metrics import EventStorage
 from eventloop.util.suggest import near
 from eventloop.util.text import error_text
-
-if TYPE_CHECKING:
-    from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
 
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
 _OF_CLASSES_MODULES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
+
+
+class CheckedTrainer(Protocol):
+    """The parts of a trainer that a sanity validation needs."""
+
+    model: torch.nn.Module
+    device: torch.device | None
+    val_loader: Iterable[Any] | None
+    evaluator: dict[str, Evaluator]
+    loss_fn: Any
+    clock: StepClock
+    metrics: EventStorage
+    ignored_outputs: set[str]
+    iter: int
+    batch: Any
+    outputs: Any
+
+    @property
+    def mode(self) -> str:
+        """Whether the trainer trains, validates or tests."""
+
+    @mode.setter
+    def mode(self, mode: str) -> None: ...
+
+    @property
+    def stopping(self) -> bool:
+        """True after a request to stop."""
+
+    def val_step(self, batch: Any) -> Mapping[str, Any]:
+        """Evaluate one batch."""
 
 
 class MonitoredMetrics:
@@ -47,7 +75,7 @@ class MonitoredMetrics:
         TypeError, ValueError: `sanity_val` is not an int of at least 0, or there is no `val_loader` for it.
     """
 
-    def __init__(self, trainer: Trainer, sanity_val: int | None, *, own_val_step: bool) -> None:
+    def __init__(self, trainer: CheckedTrainer, sanity_val: int | None, *, own_val_step: bool) -> None:
         _check_sanity_val(sanity_val, trainer.val_loader)
         self._trainer, self._sanity_val = trainer, sanity_val
         self._certain, self._possible = reported_names(trainer.evaluator, trainer.loss_fn, own_val_step)
@@ -167,7 +195,7 @@ def _unreported(metric: str, option: str, names: Iterable[str]) -> str:
 # --- the sanity validation ---------------------------------------------------------------------------------
 
 
-def _can_be_repeated(trainer: Trainer) -> bool:
+def _can_be_repeated(trainer: CheckedTrainer) -> bool:
     """True where the loader begins again with each pass, and the first batch does not create the model's weights."""
     loader = trainer.val_loader
     begins_again = isinstance(loader, list | tuple) or (
@@ -176,10 +204,10 @@ def _can_be_repeated(trainer: Trainer) -> bool:
     return begins_again and not any(map(is_lazy, trainer.model.parameters()))
 
 
-def _validate(trainer: Trainer, batches: int) -> Mapping[str, float]:
+def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:
     """Validate on all ranks; if one rank fails, all raise."""
     assert trainer.val_loader is not None
-    evaluation = Evaluation(trainer.evaluator, LEFT_OUT_NAMES.setdefault(trainer, set()))
+    evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs)
     failure: Exception | None = None
     try:
         for batch in islice(_own_workers(trainer.val_loader), batches):
@@ -204,7 +232,7 @@ def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
 
 
 @contextmanager
-def _aside(trainer: Trainer) -> Iterator[None]:
+def _aside(trainer: CheckedTrainer) -> Iterator[None]:
     """Put back what validating changes: random states, modes and buffers, the trainer's fields, evaluators."""
     model, loader = trainer.model, trainer.val_loader
     drawn, modules = random_state(loader), module_generators(model)

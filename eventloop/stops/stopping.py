@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, Protocol
 
-from eventloop.events import PreemptionRequested, StopRequested
-from eventloop.training.rank_stop import Agreement
-
-if TYPE_CHECKING:
-    from eventloop.training.trainer import Trainer
+from eventloop.bus import Bus
+from eventloop.events import Event, PreemptionRequested, StopRequested
+from eventloop.metrics import EventStorage
+from eventloop.stops.rank_stop import Agreement, Request
 
 logger = logging.getLogger("eventloop")
 
@@ -22,11 +21,19 @@ UNEQUAL = (
 )
 
 
-class Request(NamedTuple):
-    """Why a run is to stop, and the signal that asks for it, if one does."""
+class StoppableTrainer(Protocol):
+    """The parts of a trainer that a request to stop reads and sets."""
 
-    reason: str
-    signum: int | None = None
+    bus: Bus
+    metrics: EventStorage
+    rank: int
+    running: bool
+    asked_to_stop: bool
+    stop_reason: str | None
+    stop_signal: int | None
+
+    def announce(self, event_type: type[Event], **fields: Any) -> None:
+        """Emit an event with the trainer's counters."""
 
 
 class Stopping:
@@ -36,7 +43,7 @@ class Stopping:
     not ask itself says which one did.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: StoppableTrainer) -> None:
         self._trainer = trainer
         self._request: Request | None = None
         self._agreement: Agreement | None = None

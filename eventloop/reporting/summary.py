@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
 from eventloop.bus.table import table
 from eventloop.costs.counting import WARM_UP
 from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts
+from eventloop.costs.step_clock import StepClock
+from eventloop.metrics import EventStorage
 from eventloop.util.formatting import ABSENT, on_a_line
-
-if TYPE_CHECKING:
-    from eventloop.training.trainer import Trainer
 
 ERROR_WIDTH = 60
 """Of an error so much stands in a table; the line for its subscriber has all of it."""
@@ -22,6 +22,15 @@ _HELPERS = frozenset({"TraceWindow"})
 """Of ours too, and no hooks: a hook has subscribed them."""
 NAMES = 10
 """Of the metrics with values that could not be read, so many are named."""
+
+
+class MeasuredTrainer(Protocol):
+    """The parts of a trainer that its summary shows."""
+
+    bus: Bus
+    clock: StepClock
+    metrics: EventStorage
+    hooks: list[Any]
 
 
 def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] = ()) -> str:
@@ -74,7 +83,7 @@ def delivery_table(stats: list[SubscriptionStats]) -> str:
     return table(header, rows, right=(2, 3, 4, 5, 6))
 
 
-def breakdown(trainer: Trainer) -> str:
+def breakdown(trainer: MeasuredTrainer) -> str:
     """Where the time of an average iteration went; the parts add up to it."""
     clock = trainer.clock
     if not clock.iterations:
@@ -84,7 +93,7 @@ def breakdown(trainer: Trainer) -> str:
     return f"{phases.iterations:,} iterations of {phases.wall / phases.iterations * 1e3:.3f} ms: {shares}"
 
 
-def run_costs(trainer: Trainer, *, complete: bool = False, outcome: str = "") -> RunCosts:
+def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str = "") -> RunCosts:
     """The whole record of a run, as of now; on the training thread.
 
     Args:
@@ -101,7 +110,7 @@ def run_costs(trainer: Trainer, *, complete: bool = False, outcome: str = "") ->
     )  # fmt: skip
 
 
-def summarize(trainer: Trainer) -> str:
+def summarize(trainer: MeasuredTrainer) -> str:
     """The whole summary as text; also `trainer.summary()`."""
     stats, phases = trainer.bus.stats(), trainer.clock.phases
     costs = trainer.bus.handler_costs(phases.wall)
@@ -114,7 +123,7 @@ def summarize(trainer: Trainer) -> str:
     return "\n\n".join(blocks)
 
 
-def _ours(trainer: Trainer) -> frozenset[str]:
+def _ours(trainer: MeasuredTrainer) -> frozenset[str]:
     """The classes of this package that handle events for the trainer, by the names that their handlers have."""
     classes = {type(hook) for hook in trainer.hooks}
     own = {cls for cls in classes if not cls.__module__.startswith("eventloop.")}

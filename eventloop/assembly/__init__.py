@@ -1,0 +1,4 @@
+"""Build a trainer from its arguments: check them, make its directory, build and attach hooks and writers.
+
+Start with `attach`, which has the default hooks and their order.
+"""

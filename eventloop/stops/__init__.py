@@ -1,0 +1,4 @@
+"""End a run before its time: requests, signals, and the agreement of several ranks.
+
+Start with `stopping`, which the loops ask at each boundary. `signals` turns SIGTERM and Ctrl-C into requests.
+"""

@@ -1,0 +1,71 @@
+"""State what the loops and scopes need of a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+
+from eventloop.bus import Bus
+from eventloop.costs.step_clock import StepClock
+from eventloop.data.position import LoaderPosition, Within
+from eventloop.evaluation.evaluation import Evaluator
+from eventloop.evaluation.monitored_metrics import MonitoredMetrics
+from eventloop.events import Event
+from eventloop.metrics import EventStorage
+from eventloop.stops.stopping import Stopping
+
+
+class LoopTrainer(Protocol):
+    """A trainer as its loops see it: `Trainer` documents the attributes."""
+
+    model: torch.nn.Module
+    evaluator: dict[str, Evaluator]
+    device: torch.device | None
+    train_loader: Iterable[Any] | None
+    val_loader: Iterable[Any] | None
+    test_loader: Iterable[Any] | None
+    loader: Iterable[Any] | None
+    max_epochs: int | None
+    max_iters: int | None
+
+    bus: Bus
+    clock: StepClock
+    metrics: EventStorage
+    position: LoaderPosition
+    stops: Stopping
+    monitored: MonitoredMetrics
+    during_run: ExitStack
+
+    iter: int
+    epoch: int
+    batch_idx: int
+    batch: Any
+    outputs: Any
+    within: Within
+    steps_in_hook: bool
+    ignored_outputs: set[str]
+    running: bool
+    asked_to_stop: bool
+    ends_program: bool
+    stop_reason: str | None
+    failure: BaseException | None
+    where_to_resume: str
+
+    @property
+    def by_epoch(self) -> bool: ...
+    @property
+    def stopping(self) -> bool: ...
+    @property
+    def mode(self) -> str: ...
+    @mode.setter
+    def mode(self, mode: str) -> None: ...
+
+    def val_step(self, batch: Any) -> Mapping[str, Any]: ...
+    def announce(self, event_type: type[Event], **fields: Any) -> None: ...
+    def begin_run(self) -> None: ...
+    def begin_epoch(self) -> None: ...
+    def completed_iteration(self) -> None: ...
+    def completed_epoch(self) -> None: ...
