@@ -15,6 +15,7 @@ from eventloop import Trainer
 from eventloop.hooks import CheckpointHook
 from eventloop.writers import JSONLWriter
 from eventloop.writers.writer import Writer
+from tests.core.process_support import until
 from tests.trainer.conftest import DEADLINE, batches, tiny_model
 
 
@@ -95,4 +96,4 @@ def test_threads_end_with_the_trainer(tmp_path: Path) -> None:
     trainer.train()
     trainer.close()
 
-    assert {thread for thread in threading.enumerate() if thread not in before and thread.is_alive()} == set()
+    until(lambda: set(threading.enumerate()) <= before)
