@@ -1,4 +1,8 @@
-"""Hooks: synchronous subscribers on a training's critical path. One idea a file."""
+"""Run synchronous subscribers on a training's critical path: one hook, or one family of hooks, a file.
+
+Start with `hook`, the base class; `iter_timer` is a short example. Hooks may import every package of the
+engine except `cli`. They never import `eventloop.writers`, and of the engine only `cli` imports them.
+"""
 
 from typing import TYPE_CHECKING, NoReturn
 
@@ -123,7 +127,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker is to know that there are no other names
+if not TYPE_CHECKING:  # a type checker must see that there are no other names
 
     def __getattr__(name: str) -> NoReturn:
         explain_absent(__name__, name)

@@ -1,4 +1,4 @@
-"""Statistics of the activations of chosen modules."""
+"""Statistics of the activations of chosen modules, as metrics."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 
 
 class ActivationStats(Hook):
-    """Every `interval` iterations puts, for each module, `activation/<name>/mean`, `/std` and `/near_zero`, the
-    fraction of outputs within `threshold` of 0 (fastai's measure of dead units), and with `histogram` their
-    distribution. Between those iterations the modules carry no hook; a compiled model runs eagerly in them.
+    """Put the mean, the deviation and the share of near-zero outputs of chosen modules as metrics.
 
         ActivationStats("layers.*", interval=500)
 
-    The values stay on their device until the interval is logged.
+    Every `interval` iterations each module gets `activation/<name>/mean`, `/std` and `/near_zero`, the
+    fraction of outputs within `threshold` of 0 (fastai's measure of dead units). With `histogram` the
+    distribution of its outputs is put as well. Between those iterations the modules carry no hook; a compiled
+    model runs eagerly in them. The values stay on their device until the interval is logged.
 
     Args:
         modules: pattern of the modules' names, or several; see `bus.on_module`.
-        interval: iterations.
-        threshold: of `near_zero`.
-        histogram: put the outputs themselves, too.
+        interval: iterations between two measurements.
+        threshold: the largest absolute value that counts as near zero.
+        histogram: also put the distribution of the outputs.
 
     Raises:
-        TypeError: `histogram` is no bool, or `interval` no int.
-        ValueError: `interval` or `threshold` is not positive, or (when the trainer is built) a pattern that
+        TypeError: `histogram` is not a bool, or `interval` is not an int.
+        ValueError: `interval` or `threshold` is not positive, or (when the trainer is built) a pattern
             matches no module.
     """
 
@@ -55,15 +56,15 @@ class ActivationStats(Hook):
         self._subscription: ModuleSubscription | None = None
 
     def check(self, trainer: Trainer) -> None:
-        """Find the modules.
+        """Refuse patterns that match no module of the trainer's model.
 
         Raises:
-            ValueError: a pattern matches none.
+            ValueError: a pattern matches no module.
         """
         match_modules(unwrap(trainer.model), self._modules)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Begin to look."""
+        """Subscribe to the modules' forward passes."""
 
         def look(name: str, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
             self._put(trainer, name, outputs)
@@ -73,7 +74,7 @@ class ActivationStats(Hook):
         )
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Look no more."""
+        """Remove the subscription from the modules."""
         if self._subscription is not None:
             self._subscription.cancel()
             self._subscription = None

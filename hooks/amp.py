@@ -1,4 +1,4 @@
-"""Training in 16 bits: autocast around the forward pass, and scaled losses."""
+"""Mixed precision: autocast around the forward pass, and optimizer steps with scaled losses."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ _SCALER_ARGUMENTS = ("init_scale", "growth_factor", "backoff_factor", "growth_in
 
 
 class AmpOptimizerHook(GradientCumulativeOptimizerHook):
-    """Automatic mixed precision: the forward pass under `torch.autocast`, the step with scaled losses.
+    """Train in mixed precision: the forward pass under `torch.autocast`, the step with scaled losses.
 
         hooks=[AmpOptimizerHook(dtype="bfloat16", grad_clip=dict(max_norm=1.0))]
         hooks=[AmpOptimizerHook(loss_scale=dict(init_scale=2.0**14), cumulative_iters=4)]
 
-    Autocast is on from `before_train_iter` until backward, so in the body of a hand-written loop too, and in every
-    `val_step`; `trainer.autocast()` is for other forward passes. Weights, gradients and optimizer state remain what
-    they are, float32.
+    Autocast is on from `before_train_iter` until backward, so it also covers the body of a hand-written loop,
+    and it is on in every `val_step`. Use `trainer.autocast()` for other forward passes. Weights, gradients
+    and optimizer state keep their types (float32).
 
-    With scaled losses, gradients are unscaled before they are clipped and `grad_norm` is put. When one of them is
-    not finite, no optimizer makes a step: `optimizer_step_skipped` is emitted, and neither
-    `before_optimizer_step` nor `after_optimizer_step`. A dynamic scale is put as the metric `loss_scale`, and goes
-    on from the checkpoint.
+    With scaled losses, gradients are unscaled before they are clipped and `grad_norm` is put. When a gradient
+    is not finite, no optimizer makes a step: `optimizer_step_skipped` is emitted in place of
+    `before_optimizer_step` and `after_optimizer_step`. A dynamic scale is put as the metric `loss_scale` and
+    saved in checkpoints.
 
-    Whether the gradients are finite decides what is done next, so with scaled losses the training thread waits for
-    the device once a step, as `torch.amp.GradScaler.step` does, and twice for a checkpoint. With bfloat16, which is
-    not scaled by default, it never waits.
+    With scaled losses the training thread waits for the device once a step, as `torch.amp.GradScaler.step`
+    does, because the next action depends on whether the gradients are finite. A checkpoint waits twice. With
+    bfloat16, which is not scaled by default, the thread never waits.
 
     Args:
-        loss_scale: "dynamic"; a number, for a scale that stays; or arguments of `torch.amp.GradScaler`, a dict of
-            init_scale, growth_factor, backoff_factor, growth_interval. By default "dynamic" for float16 and none
-            for bfloat16.
-        dtype: "float16" or "bfloat16", or torch's objects of these names; by default what autocast takes on the
-            model's device, float16 on CUDA and bfloat16 on the CPU.
-        cumulative_iters, grad_clip, detect_anomalous_params: as in `GradientCumulativeOptimizerHook`.
+        loss_scale: "dynamic"; a number, for a constant scale; or arguments of `torch.amp.GradScaler`, a dict
+            of init_scale, growth_factor, backoff_factor, growth_interval. By default "dynamic" for float16
+            and no scaling for bfloat16.
+        dtype: "float16" or "bfloat16", or torch's objects of these names. By default autocast's type for the
+            model's device: float16 on CUDA, bfloat16 on the CPU.
+        cumulative_iters, grad_clip, detect_anomalous_params: see `GradientCumulativeOptimizerHook`.
 
     Raises:
-        TypeError, ValueError: an option that is none: see the message.
+        TypeError, ValueError: an option is unknown, of the wrong type or out of range.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         self._forward = ExitStack()
 
     def check(self, trainer: Trainer) -> None:
-        """Settle type and scaler, which a checkpoint may have a state for, by the model's device.
+        """Choose the type and the scaler for the model's device, before a checkpoint's state is loaded.
 
         Raises:
-            RuntimeError: the device has no autocast to that type.
+            RuntimeError: the device does not support autocast to that type.
         """
         super().check(trainer)
         self._prepare(trainer)
         trainer.autocast = self._autocast
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """The model may have been moved since."""
+        """Choose the type and the scaler again if the model was moved to another device."""
         self._prepare(trainer)
 
     def _prepare(self, trainer: Trainer) -> None:
@@ -96,7 +96,7 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
             return
         self._device = device
         self._autocast_dtype = self._dtype or torch.get_autocast_dtype(device)
-        self._autocast()  # a device that cannot says so now
+        self._autocast()  # raises now on a device without autocast to this type
         loss_scale = self._loss_scale
         if loss_scale is None and self._autocast_dtype == torch.float16:
             loss_scale = {}
@@ -120,20 +120,20 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
 
     @on(priority=Priority.LOWEST)
     def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
-        """The forward pass is next."""
+        """Enter autocast for the forward pass that follows."""
         super().before_train_iter(trainer, event)
         self._forward.close()  # left open by a batch that was skipped
         self._forward.enter_context(self._autocast())
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Leave what a failed or skipped forward pass left open, and step with what is accumulated."""
+        """Leave autocast after a failed or skipped forward pass, and step with the accumulated gradients."""
         self._forward.close()
         super().after_train_epoch(trainer, event)
 
     # --- the step ------------------------------------------------------------------------------------------
 
     def _backward(self, loss: torch.Tensor) -> None:
-        self._forward.close()  # backward runs in the types of the forward pass by itself
+        self._forward.close()  # backward uses the types of the forward pass without autocast
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()
@@ -143,10 +143,10 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         super()._leave_forward()
 
     def _step(self, trainer: Trainer) -> None:
-        """Step, unless a gradient is not finite, and move the scale.
+        """Step unless a gradient is not finite, and update the loss scale.
 
         Raises:
-            RuntimeError: there is no gradient at all.
+            RuntimeError: no parameter has a gradient.
         """
         scaler = self._scaler
         if scaler is None:
@@ -156,22 +156,22 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         try:
             self._step_unless_inf(trainer, scaler, found_inf)
         finally:
-            if self._count:  # an error came before the step, which is made later
+            if self._count:  # an error came before the step, which is made again later
                 self._scale_back(scaler)
             else:
                 scaler.update(self._static_scale)
 
     def _unscale(self, scaler: torch.amp.GradScaler) -> torch.Tensor:
-        """Unscale the gradients; return a 0-dim tensor on the device, above 0 if one of them is not finite."""
+        """Unscale the gradients; return a 0-dim device tensor, above 0 if a gradient is not finite."""
         for optimizer in self._optimizers:
             scaler.unscale_(optimizer)
         found = [value for o in self._optimizers for value in scaler._found_inf_per_device(o).values()]
         if not found:
             self._count = 0
-            scaler.update(scaler.get_scale())  # forgets the step; without a scale it asks for inf checks
+            scaler.update(scaler.get_scale())  # resets the scaler; without an argument it requires inf checks
             raise RuntimeError(
-                "backward left no gradient for any parameter of the optimizer, so there is nothing to step: is the "
-                "loss computed by the model whose parameters the optimizer has?"
+                "backward left no gradient for any parameter of the optimizer, so there is nothing to step: "
+                "compute the loss with the model whose parameters were passed to the optimizer"
             )
         first = found[0]
         return first if len(found) == 1 else torch.stack([value.to(first.device) for value in found]).sum()
@@ -181,8 +181,8 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
     ) -> None:
         if self._static_scale is None:
             trainer.metrics.put_scalar("loss_scale", scaler.scale(torch.ones_like(found_inf)))
-        # the one wait of the step. GradScaler.step would make it after clipping, and not say what came of it;
-        # the gradients being finite and unscaled, what is left to do is optimizer.step()
+        # the only wait of the step; GradScaler.step would wait after clipping, without returning the result.
+        # The gradients are unscaled by now, so finite ones only need optimizer.step()
         if found_inf.item():
             self._count = 0
             trainer.within = trainer.within or "iter"
@@ -194,15 +194,18 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
             super()._step(trainer)
 
     def _scale_back(self, scaler: torch.amp.GradScaler) -> None:
-        """Scale the gradients of a window whose step failed, as before: the later step unscales them."""
+        """Scale the gradients of a window whose step failed again, because the later step unscales them."""
         scale = scaler.get_scale()
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
         torch._foreach_mul_(gradients, scale)
         scaler.update(scale)
 
     def settings(self) -> dict[str, Any]:
-        """Besides, how losses are scaled: a scale that stays, or what a dynamic one grows and shrinks by. What it began
-        with is over by then."""
+        """Return the clipping, the iterations a step, and how losses are scaled.
+
+        A constant scale is returned as `loss_scale`; of a dynamic one the factors and the interval of its
+        growth. Its initial value is left out, because it has no effect once the scale has moved.
+        """
         own = super().settings()
         if self._scaler is None:
             return own
@@ -219,16 +222,16 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
     # --- saving and resuming -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, and the gradients of a window that is not at its end."""
+        """Return the state of the scaler, and the gradients of a window that has not ended."""
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         return {**super().state_dict(), "scaler": scaler}
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Go on with the saved scale, and with the factors that the hook was given.
+        """Check a saved scale, which the returned function loads; factors stay those given to this hook.
 
         Raises:
-            CheckpointError: it is the state of something else.
-            ValueError: the state is of another kind of loss scaling, or its gradients do not fit.
+            CheckpointError: `state` does not have the fields of this hook's state.
+            ValueError: `state` is from a run with another loss scaling, or its gradients do not fit.
         """
         take_gradients, scaler = super().prepare_state(state), self._scaler
         if scaler is None:
@@ -252,15 +255,15 @@ class _State(msgspec.Struct):
 
 
 class Fp16OptimizerHook(AmpOptimizerHook):
-    """mmcv's: float16, with a loss scale of 512 that stays unless told otherwise.
+    """Train in float16 with a constant loss scale of 512 by default; mmcv's name and arguments.
 
         hooks=[Fp16OptimizerHook(loss_scale="dynamic", grad_clip=dict(max_norm=35))]
 
     Args:
-        grad_clip, loss_scale, detect_anomalous_params: as in `AmpOptimizerHook`.
+        grad_clip, loss_scale, detect_anomalous_params: see `AmpOptimizerHook`.
 
     Raises:
-        TypeError, ValueError: as `AmpOptimizerHook`.
+        TypeError, ValueError: see `AmpOptimizerHook`.
     """
 
     def __init__(
@@ -273,15 +276,15 @@ class Fp16OptimizerHook(AmpOptimizerHook):
 
 
 class GradientCumulativeFp16OptimizerHook(AmpOptimizerHook):
-    """mmcv's: `Fp16OptimizerHook` and `GradientCumulativeOptimizerHook` in one.
+    """Train in float16 and step every `cumulative_iters` iterations; mmcv's name and arguments.
 
         hooks=[GradientCumulativeFp16OptimizerHook(cumulative_iters=4)]
 
     Args:
-        cumulative_iters, grad_clip, loss_scale, detect_anomalous_params: as in `AmpOptimizerHook`.
+        cumulative_iters, grad_clip, loss_scale, detect_anomalous_params: see `AmpOptimizerHook`.
 
     Raises:
-        TypeError, ValueError: as `AmpOptimizerHook`.
+        TypeError, ValueError: see `AmpOptimizerHook`.
     """
 
     def __init__(
@@ -301,12 +304,12 @@ def _parse_dtype(dtype: object) -> torch.dtype:
         raise TypeError(f'dtype must be "float16" or "bfloat16", got {dtype!r}')
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
-        raise ValueError(f"mixed precision has no dtype {dtype!r}{suggest(name, [*_DTYPES])}")
+        raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}{suggest(name, [*_DTYPES])}")
     return _DTYPES[name]
 
 
 def _parse_loss_scale(loss_scale: object) -> float | dict[str, Any]:
-    """A scale that stays, or the arguments of a scaler that moves it."""
+    """Return a constant scale as a float, or the arguments of a dynamic scaler as a dict."""
     if loss_scale == "dynamic":
         return {}
     if isinstance(loss_scale, Mapping):
@@ -319,7 +322,8 @@ def _parse_loss_scale(loss_scale: object) -> float | dict[str, Any]:
         return dict(loss_scale)
     if isinstance(loss_scale, bool) or not isinstance(loss_scale, int | float):
         raise TypeError(
-            f'loss_scale must be a number, "dynamic", or a dict of torch.amp.GradScaler\'s arguments, got {loss_scale!r}'
+            'loss_scale must be a number, "dynamic", or a dict of arguments of torch.amp.GradScaler, '
+            f"got {loss_scale!r}"
         )
     _check_scaler_argument("init_scale", loss_scale, of="loss_scale")
     return float(loss_scale)

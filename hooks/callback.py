@@ -1,4 +1,4 @@
-"""Plain functions as hooks."""
+"""Hooks made of plain functions, without a class of their own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from eventloop.util.functions import handler_name, is_coroutine_function
 from eventloop.util.suggest import suggest
 
 _TRAINER_ALONE = ("trainer", "runner")
-"""A function whose only parameter has one of these names gets the trainer, as in detectron2 and mmcv."""
+"""A function whose only parameter has one of these names is called with the trainer (detectron2, mmcv)."""
 
 
 class CallbackHook(Hook):
-    """Calls functions of yours at the points they are named for.
+    """Call plain functions at the events they are named for.
 
         CallbackHook(
             before_train=lambda trainer, event: print(trainer.bus),
@@ -29,21 +29,23 @@ class CallbackHook(Hook):
             priority="LOW",
         )
 
-    A point is the name of any event, one of your own too, or `before_epoch`, `after_epoch`, `before_iter`,
-    `after_iter` for the three modes, less those modes that have a function of their own; detectron2's `before_step`
-    and `after_step` are the train iteration's. A function takes `(trainer, event)`, `(event)` or `(trainer)`, by the
-    parameter's name; a coroutine function takes `(event)` and runs in the background.
+    A point is the name of any declared event, your own events included. `before_epoch`, `after_epoch`,
+    `before_iter` and `after_iter` serve training, validation and test, except a mode whose own point is given
+    too. detectron2's `before_step` and `after_step` are the train iteration's events. A function takes
+    `(trainer, event)`, `(event)` or `(trainer)`, decided by the parameters' names; a coroutine function takes
+    `(event)` and runs in the background.
 
-    `bus.on` does the same for one function with filters; a hook is something to hand over, in a config too.
+    `bus.on` subscribes one function, with filters. A hook can also be passed to a trainer or written in a
+    config.
 
     Args:
-        priority: of all the functions.
-        name: of the hook, for reports.
-        points: point=function; None is left out.
+        priority: the priority of all the functions.
+        name: the hook's name in reports.
+        points: point=function; a point=None is ignored.
 
     Raises:
-        TypeError: something is no function or has another signature, or two points are names of one event.
-        ValueError: no such point (with a suggestion), or no function at all.
+        TypeError: a value is not a function or has another signature, or two points name the same event.
+        ValueError: a point does not exist (the message suggests one), or no function is given.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class CallbackHook(Hook):
     ) -> None:
         if not points:
             known = "before_train=..., after_train_iter=..."
-            raise ValueError(f"{type(self).__name__} has no function to call: give it one, {known}")
+            raise ValueError(f"{type(self).__name__} has no function to call: pass at least one, {known}")
         get_priority(priority)
         self.priority, self.name = priority, name
         self._functions = dict(points)
@@ -69,7 +71,7 @@ class CallbackHook(Hook):
             _check_function(point, fn)
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe the functions, under their own names."""
+        """Subscribe the functions to the bus, each under its own name."""
         super().attach(bus)
         for point, fn in self._functions.items():
             if events := self._served[point]:
@@ -77,17 +79,17 @@ class CallbackHook(Hook):
 
 
 class ClosureHook(CallbackHook):
-    """Calls one function at one point; mmcv's form of `CallbackHook`.
+    """Call one function at one event; mmcv's form of `CallbackHook`.
 
         ClosureHook("after_train_epoch", lambda trainer, event: print(trainer.epoch))
 
     Args:
-        fn_name: the point.
+        fn_name: the name of the event.
         fn: the function.
-        priority, name: as for `CallbackHook`.
+        priority, name: see `CallbackHook`.
 
     Raises:
-        TypeError, ValueError: as `CallbackHook`.
+        TypeError, ValueError: see `CallbackHook`.
     """
 
     def __init__(
@@ -102,17 +104,17 @@ class ClosureHook(CallbackHook):
 
 
 def _events_served(points: Mapping[str, Callable[..., Any]]) -> dict[str, list[str]]:
-    """Point -> names of the events it stands for; a mode's own point outranks the one for all modes."""
+    """Map each point to its events; a point of one mode takes precedence over the point for all modes."""
     known = [*map(event_name, declared_events()), *ALIASES, *GENERIC]
     own: dict[str, str] = {}
     for point in points:
         if point in GENERIC:
             continue
         if point not in known:
-            raise ValueError(f"no event is called {point!r}{suggest(str(point), known)}")
+            raise ValueError(f"there is no event {point!r}{suggest(str(point), known)}")
         event = event_name(find_event(point))
         if event in own:
-            raise TypeError(f"{own[event]} and {point} are two names of one event: give one of them")
+            raise TypeError(f"{own[event]} and {point} are two names of one event: pass only one of them")
         own[event] = point
     served = {point: [event] for event, point in own.items()}
     for point in points:
@@ -128,7 +130,7 @@ def _check_function(point: str, fn: object) -> None:
 
 
 def _adapted(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as the bus calls functions."""
+    """Return the function with a signature that the bus can call."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except ValueError:  # a builtin without a signature

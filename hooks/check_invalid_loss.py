@@ -1,4 +1,4 @@
-"""Ends a training whose loss is no number any more."""
+"""A hook that raises when the loss is NaN or infinite, without a device synchronisation per iteration."""
 
 from __future__ import annotations
 
@@ -20,25 +20,29 @@ if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
 UNREAD_LIMIT = 65_536
-"""Losses that may wait for a background that cannot run, before the training thread reads the oldest itself."""
+"""Unread losses above which the training thread reads the oldest itself, because the background cannot
+run."""
 
 
 class CheckInvalidLossHook(Hook):
-    """Raises `FloatingPointError` when the loss of an iteration is NaN or infinite.
+    """Raise `FloatingPointError` when the loss of an iteration is NaN or infinite.
 
         CheckInvalidLossHook(interval=50)
 
-    Every iteration is checked, and no step waits for it: at the interval the losses of the interval start their way
-    to the host together, the background reads them, and the next iteration after that raises. So the error comes
-    an interval and a fifth of a second late or so, and names the iteration it is about; nothing is left unchecked at
-    the end. (MMEngine looks at one loss an interval, and waits for the device there.) A checkpoint is refused when what
-    has arrived by then is invalid; on a GPU one may still be taken of a model that is lost, so keep more than one.
+    Every iteration is checked, and no step waits for the check. At the interval the losses of the interval
+    start their copy to the host together, the background reads them, and the next iteration after that
+    raises. The error therefore comes an interval and about 0.2 s late, and names the iteration of the invalid
+    loss. The last losses are checked when training ends. (MMEngine checks one loss an interval, and waits for
+    the device there.)
+
+    A checkpoint is refused when a loss that has arrived by then is invalid. On a GPU a checkpoint of an
+    already diverged model may still be saved, so keep more than one.
 
     Args:
         interval: iterations that are checked together.
 
     Raises:
-        TypeError, ValueError: `interval` is no positive int.
+        TypeError, ValueError: `interval` is not a positive int.
     """
 
     def __init__(self, interval: int = 50) -> None:
@@ -51,18 +55,18 @@ class CheckInvalidLossHook(Hook):
         self._events: list[AfterTrainIter] = []
         self._losses: list[torch.Tensor] = []
         self._unread: deque[_Interval] = deque()
-        self._found = _Found()  # a new one: what is still on its way belongs to what was before
+        self._found = _Found()  # a new object: intervals still in flight belong to the former training
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Start with nothing to check."""
+        """Discard all losses of an earlier training."""
         self._begin()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Remember the loss, and look whether an earlier one was found to be invalid.
+        """Store the loss of this iteration, and raise if an earlier loss was invalid.
 
         Raises:
-            TypeError: `trainer.outputs` has no loss of one element, or one that is sharded over ranks.
-            FloatingPointError: one of them is NaN or infinite.
+            TypeError: `trainer.outputs` has no loss of one element, or the loss is sharded over ranks.
+            FloatingPointError: an earlier loss is NaN or infinite.
         """
         self._events.append(event)
         self._losses.append(_loss_of(trainer.outputs))
@@ -72,7 +76,7 @@ class CheckInvalidLossHook(Hook):
             self._fail(trainer)
 
     def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
-        """Save no model that is known to be lost.
+        """Refuse the checkpoint if a loss that has arrived on the host is invalid.
 
         Raises:
             FloatingPointError: a loss is NaN or infinite.
@@ -85,7 +89,7 @@ class CheckInvalidLossHook(Hook):
         self._fail(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Look at the rest; the device may be waited for here.
+        """Check the remaining losses, waiting for the device if necessary.
 
         Raises:
             FloatingPointError: a loss is NaN or infinite.
@@ -96,7 +100,7 @@ class CheckInvalidLossHook(Hook):
         self._fail(trainer)
 
     def _send(self, trainer: Trainer) -> None:
-        """Let the losses since the last time be read in the background."""
+        """Post the losses since the last interval to the background, which reads them."""
         if not self._losses:
             return
         copy = _start_copy(self._losses, self._pool)
@@ -111,20 +115,21 @@ class CheckInvalidLossHook(Hook):
         trainer.bus.post(interval)
 
     def _fail(self, trainer: Trainer) -> None:
-        """Raise what was found, if anything was."""
+        """Raise for the first invalid loss that was read, if there is one."""
         place, loss = self._found.event, self._found.loss
         if place is None or loss is None:
             return
-        self._begin()  # what came after it is lost too, and is not told once more by after_train
+        self._begin()  # later losses are invalid too, and after_train must not raise again
         raise FloatingPointError(
-            f"the loss is {loss} in iteration {place.iter} (epoch {place.epoch}, batch {place.batch_idx}), found in "
-            f"iteration {trainer.iter}: lower the learning rate, clip the gradients (OptimizerHook(grad_clip=...)), "
-            "look at that batch, or find the operation with torch.autograd.set_detect_anomaly(True)"
+            f"the loss is {loss} in iteration {place.iter} (epoch {place.epoch}, batch {place.batch_idx}), "
+            f"found in iteration {trainer.iter}: lower the learning rate, clip the gradients "
+            "(OptimizerHook(grad_clip=...)), look at that batch, or find the operation with "
+            "torch.autograd.set_detect_anomaly(True)"
         )
 
 
 class _Found:
-    """The first invalid loss of a training, once somebody has read it."""
+    """The first invalid loss of a training, set when the losses are read."""
 
     __slots__ = ("event", "loss")
 
@@ -134,28 +139,35 @@ class _Found:
 
 
 class _Interval:
-    """The losses of an interval on their way to the host; a `Deferred` of the background loop that becomes no event.
-    Whoever needs them first reads them, once: the loop, or the training thread where it has to know."""
+    """Hold the losses of one interval until they are read on the host.
+
+    A `Deferred` of the background loop that emits no event. The losses are read once: by the background loop,
+    or by the training thread if it needs the result first.
+    """
 
     def __init__(
-        self, events: Sequence[AfterTrainIter], losses: list[torch.Tensor], copy: HostCopy | None, found: _Found
-    ) -> None:  # fmt: skip
+        self,
+        events: Sequence[AfterTrainIter],
+        losses: list[torch.Tensor],
+        copy: HostCopy | None,
+        found: _Found,
+    ) -> None:
         self.losses = losses
-        """Empty once they were read."""
+        """Empty once the losses were read."""
         self._events, self._copy, self._found = events, copy, found
         self._lock = threading.Lock()
 
     def ready(self) -> bool:
-        """True when the losses are on the host."""
+        """Return True when the losses are on the host."""
         return self._copy is None or self._copy.ready()
 
     def events(self) -> Iterable[Event]:
-        """Read, and say nothing: the training thread looks at what was found."""
+        """Read the losses and return no event; the training thread raises for an invalid loss."""
         self.read()
         return ()
 
     def read(self) -> None:
-        """Note the first loss that is invalid, unless an earlier one was; waits for the device if need be."""
+        """Record the first invalid loss unless one is recorded already; may wait for the device."""
         with self._lock:
             if not self.losses:
                 return
@@ -167,7 +179,7 @@ class _Interval:
 
 
 def _start_copy(losses: Sequence[torch.Tensor], pool: PinnedPool) -> HostCopy | None:
-    """None where they are on the host already."""
+    """Start a copy of device losses to the host; return None where all losses are on the host already."""
     return None if all(loss.is_cpu for loss in losses) else HostCopy(losses, pool)
 
 
@@ -176,11 +188,12 @@ def _loss_of(outputs: Any) -> torch.Tensor:
     loss = outputs.get("loss") if known else None
     refuse_sharded("CheckInvalidLossHook: trainer.outputs['loss']", loss)
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        # as in EventStorage: a result of the graph is nobody else's, any other tensor may be a buffer that is used again
+        # as in EventStorage: a result of the graph has no other owner, other tensors may be reused
         own = not loss.is_leaf and not loss._is_view()
         return loss.detach() if own else loss.detach().clone()
     if isinstance(loss, float | int):
         return torch.tensor(float(loss))
     raise TypeError(
-        f"CheckInvalidLossHook needs trainer.outputs['loss'], a number or a tensor of one element; got {outputs!r}"
+        "CheckInvalidLossHook needs trainer.outputs['loss'] to be a number or a tensor of one element, "
+        f"got {outputs!r}"
     )

@@ -1,4 +1,4 @@
-"""Saves checkpoints: at an interval, at the end, and the best ones."""
+"""A hook that saves checkpoints: at an interval, at the end, and for the best scores."""
 
 from __future__ import annotations
 
@@ -61,59 +61,67 @@ T = TypeVar("T")
 
 
 class CheckpointHook(Hook):
-    """Saves the whole state of the trainer under `work_dir`; any checkpoint it wrote can be resumed from.
+    """Save the whole state of the trainer under `work_dir`; a run can resume from each checkpoint.
 
         CheckpointHook(interval=1, max_keep_ckpts=3, save_best="accuracy")
 
-    Each is a directory with `state.pth`, which plain `torch.load(weights_only=True)` reads, and `manifest.json`; see
-    `eventloop.checkpoint`. What of the state only an optimizer's step changes is copied while the next forward and
-    backward pass run, everything else at once; a thread writes it, in a longer run a process. `checkpoint_saved` is
-    emitted when the bytes are durable, `checkpoint_failed` when they are not, in the first iteration after. The best
-    ones and those of the end of a run are waited for; a second Ctrl-C leaves them to the process, or gives them up.
-    Nothing older is removed before its successor is durable. Several such hooks, each with a `filename_tmpl` or `out_dir`
-    of its own, save in one order, and `resume` looks into the directories of all.
+    A checkpoint is a directory with `state.pth`, which plain `torch.load(weights_only=True)` reads, and
+    `manifest.json`; see `eventloop.checkpoint`. State that only an optimizer's step changes is copied during
+    the next forward and backward pass, everything else at once. A thread writes the copy; in a longer run a
+    process does. `checkpoint_saved` is emitted in the first iteration after the bytes are durable,
+    `checkpoint_failed` after a failed save. The training thread waits for a best checkpoint and for the one
+    at the end of a run. After a second Ctrl-C the saving process finishes alone, or the save is given up. No
+    checkpoint is removed before its successor is durable.
 
-    A model that is sharded over ranks, by FSDP or as DTensors, is refused when the trainer is built:
-    `default_hooks=dict(checkpoint=None)` trains it without checkpoints.
+    Several such hooks, each with its own `filename_tmpl` or `out_dir`, save one after the other, and `resume`
+    searches the directories of all of them. A model that is sharded over ranks, by FSDP or as DTensors, is
+    refused when the trainer is built; `default_hooks=dict(checkpoint=None)` trains it without checkpoints.
 
     Args:
-        interval: save every so many epochs or iterations; -1 never.
-        by_epoch: the unit of `interval`, and of the names; by default that of the run.
+        interval: epochs or iterations between two checkpoints; -1 saves none at an interval.
+        by_epoch: the unit of `interval` and of the names; by default the run's unit.
         save_begin: the epoch or iteration from which `interval` is counted.
-        save_last: save at the end of the run too, also when it is stopped.
-        max_keep_ckpts: keep the newest so many, -1 all. The best one does not count, nor what a run left behind that
-            went back to an earlier one.
-        save_best: a metric of the validation, several, or "auto" for its first; the best of each is saved beside
-            the others, whole, so it can be resumed from too; `resume("best")` goes by the first of several. Validations
-            of a training count, those also that a handler or a hand-written loop asks for; `trainer.val()` before or
-            after it saves nothing and removes nothing.
-        keep_best: the best so many of each metric stay, -1 all that have a score; where there are as many, a score has to
-            beat the last of them. One is removed when what has outdone it is durable. Those of one epoch have one name,
-            and of them the best stays; with a hook of iterations, `by_epoch=False`, one of each iteration.
-        rule: "greater" or "less", for all of them or one each; by default told from the metric's name.
-        greater_keys, less_keys: parts of metrics' names that tell so, before the rules known here.
-        published_keys: at the end of the run the last checkpoint and the best ones are written once more with these
-            keys alone, as `<name>-<first 8 digits of the SHA-256>.pth`; `published_keys="state_dict"` for weights.
-        published_format: "safetensors" writes the tensors of one key as such a file (extra `safetensors`) in place of
-            "pth"; of tied weights one is written. The metadata has iter, epoch and the version.
-        save_optimizer, save_param_scheduler: False leaves them out; such a one cannot be resumed from.
+        save_last: also save at the end of the run, including a stopped run.
+        max_keep_ckpts: number of newest checkpoints to keep; -1 keeps all. Best checkpoints do not count, nor
+            do those that a run left behind when it went back to an earlier one.
+        save_best: a metric of the validation, several, or "auto" for its first one. The best checkpoint of
+            each metric is saved in addition, with the whole state, so a run can resume from it;
+            `resume("best")` uses the first metric. Validations within a training count, also those that a
+            handler or a hand-written loop starts. `trainer.val()` before or after the training saves and
+            removes nothing.
+        keep_best: number of best checkpoints to keep of each metric; -1 keeps every checkpoint that has a
+            score. When that many exist, a score must beat the worst of them. The beaten checkpoint is removed
+            when its successor is durable. Validations of one epoch share a name, and the best of them stays;
+            with `by_epoch=False` each iteration has its own name.
+        rule: "greater" or "less", one for all metrics or one each; by default inferred from the metric's
+            name.
+        greater_keys, less_keys: parts of metrics' names that decide the rule, before the built-in ones.
+        published_keys: at the end of the run write the last and the best checkpoints again with only these
+            keys, as `<name>-<first 8 digits of the SHA-256>.pth`; `published_keys="state_dict"` publishes the
+            weights.
+        published_format: "pth", or "safetensors" to write the tensors of one key in that format (extra
+            `safetensors`). Tied weights are written once. The metadata has iter, epoch and the version.
+        save_optimizer, save_param_scheduler: False leaves them out; such a checkpoint cannot be resumed from.
         out_dir: another directory; the checkpoints go to a folder in it named as `work_dir`.
-        filename_tmpl: with one `{}` for the number; `epoch_{}` or `iter_{}` by default. A suffix `.pth` is dropped:
-            a checkpoint is a directory.
-        overlap: False copies everything at once: for handlers that change parameters themselves and can neither come
-            before this hook nor call `trainer.copying.join()`. A change without either makes the save fail, if it is
-            noticed: one through `.data`, or by a CUDA graph that is replayed with the optimizer's step in it, is not.
-        when_busy: when a checkpoint of the interval is due while the one before is being written: "wait" for that,
-            "skip" the new one, or "replace" the one that is waiting to be written, which takes the memory of a second
-            copy. What is skipped or replaced is told by `checkpoint_failed`. The best and the last are never.
+        filename_tmpl: a name with one `{}` for the number; `epoch_{}` or `iter_{}` by default. A suffix
+            `.pth` is dropped, because a checkpoint is a directory.
+        overlap: False copies everything at once. Needed when handlers change parameters themselves and can
+            neither run before this hook nor call `trainer.copying.join()`. A change without either makes the
+            save fail if it is detected. Changes through `.data`, and by a replayed CUDA graph that contains
+            the optimizer's step, are not detected.
+        when_busy: what to do when a checkpoint of the interval is due while the previous one is being
+            written: "wait", "skip" the new one, or "replace" the waiting one, which
+            takes the memory of a second copy. `checkpoint_failed` reports each skipped or replaced
+            checkpoint. Best and last checkpoints are never skipped or replaced.
 
     Raises:
-        TypeError, ValueError: see the message.
+        TypeError, ValueError: an option is of the wrong type, out of range, or contradicts another one.
     """
 
     priority = Priority.VERY_LOW
     directory = AnchoredPath()
-    """Where it saves; a change of directory splits no run."""
+    """The directory of this hook's checkpoints; stays the same if the process changes its working
+    directory."""
 
     @knowing_others
     def __init__(
@@ -158,27 +166,27 @@ class CheckpointHook(Hook):
         self.can_be_resumed = not self._left_out
         self._training = False
         self._resumed = False  # from a state of a hook that watched the same several metrics
-        self._validated: list[tuple[Mapping[str, float], int]] = []  # of weights that are not to be saved yet
-        self._passed_iter = self._passed_epoch = -1  # whose end this hook has seen
+        self._validated: list[tuple[Mapping[str, float], int]] = []  # of weights that may not be saved yet
+        self._passed_iter = self._passed_epoch = -1  # the last ones whose end this hook has seen
         self.labels = Labels(keep_best)
         self.saves = Saves(self._new_saver, self._saved, self._failed)
 
     @property
     def bests(self) -> dict[str, Best]:
-        """The best of each metric."""
+        """The best score of each metric."""
         return self._bests.first()
 
     @property
     def best(self) -> Best:
-        """The best of the first metric of `save_best`."""
+        """The best score of the first metric of `save_best`."""
         return self._bests.of_first_metric()
 
     def check(self, trainer: Trainer) -> None:
-        """Settle the unit.
+        """Choose the unit and the directory, and refuse a trainer that the hook cannot serve.
 
         Raises:
-            ValueError: `by_epoch=True` in a run measured in iterations, or `save_best` without a validation, or of a metric
-                that it does not report.
+            ValueError: `by_epoch=True` in a run measured in iterations, or `save_best` without a validation
+                or of a metric that the validation does not report.
             TypeError: the model is sharded over ranks.
         """
         refuse_sharded_model("CheckpointHook", unwrap(trainer.model))
@@ -191,7 +199,8 @@ class CheckpointHook(Hook):
         self._publisher.check(trainer.model)
         if self._watched and trainer.val_loader is None:
             raise ValueError(
-                f"save_best={', '.join(self._watched.metrics)!r} needs a validation: give the Trainer a val_loader"
+                f"save_best={', '.join(self._watched.metrics)!r} needs a validation: give the Trainer a "
+                "val_loader"
             )
         for metric in self._watched.metrics:
             if metric != "auto":
@@ -201,7 +210,7 @@ class CheckpointHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """What was validated so far is no part of a training of this run.
+        """Discard validations from before this run, whose scores do not count.
 
         Raises:
             TypeError: the model was sharded over ranks since the trainer was built.
@@ -211,23 +220,27 @@ class CheckpointHook(Hook):
         self._validated.clear()
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Look at what is there: remove what saves that were killed have left, and note it when the run went back to
-        an earlier checkpoint. Say so when this run's files will lie among another's. From here on validations count;
-        those that handlers before this one asked for do too, and the one that a checkpoint was saved after."""
+        """Inspect the checkpoint directory, and let validations count from here on.
+
+        Files of saves that were killed are removed, and a run that went back to an earlier checkpoint is
+        recorded. A warning is logged when this run would save among another run's files. Validations that
+        earlier handlers of this event started count too, and so does the validation after which a resumed
+        checkpoint was saved.
+        """
         self._passed_iter = self._passed_epoch = -1
         self._training = True
         if trainer.optimizer is None:
             logger.warning(
-                "the trainer was given no optimizer, so checkpoints hold no optimizer's state and a resumed run begins "
-                "with a new one: pass optimizer=... also where your own code steps it"
+                "the trainer has no optimizer, so checkpoints hold no optimizer's state and a resumed run "
+                "begins with a new one: pass optimizer=... also where your own code steps it"
             )
-        if self._overlap and (self._interval > 0 or self._watched):  # it is to save within the training
+        if self._overlap and (self._interval > 0 or self._watched):  # it will save within the training
             trainer.copying.watch()
         if trainer.rank == 0:
             self._look_around(trainer)
         resumed, self._resumed = self._resumed, False
         if resumed and (last := self.labels.last) is not None and last[1] == trainer.iter:
-            # of several best ones of one validation a kill, or a resume from the first, may lack some
+            # after a kill, some best checkpoints of one validation may be missing
             self._validated.insert(0, last)
         self._save_validated(trainer)
 
@@ -237,7 +250,8 @@ class CheckpointHook(Hook):
         self._kept.only([path.name for path in found.manifests])
         newest = next(iter(found.newest_first()), None)
         if newest is not None and newest.absolute() == trainer.state.resumed_from:
-            self._kept.resumed_from(found.manifests[newest].iter)  # a run that is done already saves nothing
+            # a run that is already complete saves nothing
+            self._kept.resumed_from(found.manifests[newest].iter)
         resumed, trainer.state.went_back_to = trainer.state.went_back_to, None
         if resumed is not None:
             note_where_it_went_back(trainer.state.directories, resumed)
@@ -247,7 +261,7 @@ class CheckpointHook(Hook):
     # --- when ----------------------------------------------------------------------------------------------
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Report what has become durable, and save when an iteration is due."""
+        """Report saves that became durable, and save when this iteration is due."""
         if self.saves.under_way:
             self.saves.report_done(trainer)
         self._passed_iter = event.iter
@@ -257,7 +271,7 @@ class CheckpointHook(Hook):
             self._save(trainer, self._name(trainer.iter + 1, by_epoch=False), within="iter")
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Save when an epoch is due; one that was cut short is no epoch."""
+        """Save when this epoch is due; an epoch that was cut short does not count."""
         self._passed_epoch = event.epoch
         if self._validated:
             self._save_validated(trainer)
@@ -266,13 +280,14 @@ class CheckpointHook(Hook):
             self._save(trainer, self._name(trainer.epoch + 1, by_epoch=True), within="epoch")
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Keep the scores for the manifests, and save when one is the best so far. A validation that a handler asked for
-        within an iteration, or at the end of an epoch, is of weights that are saved when this hook's turn comes: before,
-        the others have not done their part, such as the step of a scheduler. Outside of a training, whose weights they
-        are is not known: somebody may have loaded them to compare.
+        """Record the scores for the manifests, and save when one is the best so far.
+
+        The weights of a validation within an iteration, or at the end of an epoch, are saved when this hook's
+        own turn comes, because other hooks still have to act (a scheduler's step, for example). Outside of a
+        training nothing is saved, because other weights may have been loaded for a comparison.
 
         Raises:
-            KeyError: the validation has no such metric (with a suggestion).
+            KeyError: the validation does not have the metric (the message suggests one).
         """
         if event.reason != COMPLETED:
             return
@@ -287,7 +302,7 @@ class CheckpointHook(Hook):
             self._save_validated(trainer)
 
     def _save_validated(self, trainer: Trainer) -> None:
-        """Note each validation, and save if it has one of the best scores."""
+        """Record each waiting validation, and save if it has one of the best scores."""
         validated, self._validated = self._validated, []
         for metrics, iteration in validated:
             self.labels.validated(metrics, iteration)
@@ -298,7 +313,7 @@ class CheckpointHook(Hook):
             due = _decided(trainer, self._bests.due(metrics, names))
             for metric in due:
                 self._save(trainer, names[metric], within=trainer.within, best=metric, score=metrics[metric])
-            self.saves.finish(trainer)  # a best that could not be saved is not one to compare with
+            self.saves.finish(trainer)  # scores must not be compared with a best one whose save failed
             if due:
                 self._bests.record = _decided(trainer, self._bests.record)
 
@@ -308,15 +323,15 @@ class CheckpointHook(Hook):
         return f"best_{file_part(metric)}_{self._name(done[0] if by_epoch else done[1], by_epoch=by_epoch)}"
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Save at the end, unless an error ended it, and wait until everything is durable."""
+        """Save at the end, unless an error ended the training, and wait until every save is durable."""
         self._training = False
         if ends_at_once(trainer):
             return
         at_end = self._save_last and event.reason not in (ERROR, LEFT) and trainer.iter > 0
         if at_end and trainer.stop_signal is not None and trainer.iter != self._kept.saved_at:
             self.saves.supersede()
-        for hook in _beside(trainer):  # what is the newest is known when all are
-            hook.saves.finish(trainer)  # a save that failed is tried once more
+        for hook in _beside(trainer):  # the newest checkpoint is known when all saves are done
+            hook.saves.finish(trainer)  # a save that failed is retried once
         if event.reason == ERROR and trainer.rank == 0:
             note_where_to_resume(trainer.failure, _beside(trainer))
         if at_end and _decided(trainer, trainer.iter != self._kept.saved_at):
@@ -332,7 +347,7 @@ class CheckpointHook(Hook):
             self._publisher.publish_all(self._paths([*names]), trainer.model)
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Let the writing thread and process go."""
+        """End the thread and the process that write checkpoints."""
         try:
             trainer.copying.end()
             if not ends_at_once(trainer):
@@ -346,15 +361,15 @@ class CheckpointHook(Hook):
         self, trainer: Trainer, name: str, *, within: Within = "", best: str = "", score: float = 0.0
     ) -> None:
         if trainer.bus.failing is not None:
-            return  # a handler before this one failed: the state is not one to come back to
+            return  # an earlier handler failed, so the state must not be resumed from
         path, began = self.directory / name, perf_counter()
-        trainer.copying.join()  # hooks that are asked for their states may change parameters meanwhile
+        trainer.copying.join()  # hooks that return their states may change parameters meanwhile
         skips = self._make_room(trainer, must=bool(best) or not within or self._is_end(trainer, within))
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
             return
         former, going = self._bests.record, Going()
-        if best:  # the checkpoint is to say of itself that it is one of the best
+        if best:  # the checkpoint's own state must list it as one of the best
             self._bests.add(Best(score, name, best))
         else:
             going = self._kept.begin(name, trainer.iter + (within == "iter"))
@@ -365,7 +380,7 @@ class CheckpointHook(Hook):
             raise
         for key in self._left_out:
             del state[key]
-        if skips:  # the other ranks do not know: they have gathered, with whatever collectives that took
+        if skips:  # the other ranks do not know this, and have called the collectives of `gather`
             self._forget(name, None)
             self.saves.skip(trainer, path)
         elif trainer.rank == 0:
@@ -378,7 +393,7 @@ class CheckpointHook(Hook):
                 overlap=self._overlap, began=began,
             )  # fmt: skip
         elif not best:
-            self._kept.done(name)  # what becomes of it is rank 0's business
+            self._kept.done(name)  # only rank 0 learns whether the save succeeds
 
     def _new_saver(self) -> Saver:
         return Saver(
@@ -387,12 +402,12 @@ class CheckpointHook(Hook):
         )
 
     def _is_end(self, trainer: Trainer, within: Within) -> bool:
-        """True for one of the interval that is the run's last as well, and would be saved a moment later."""
+        """Return True when a save at the interval is also the last one of the run."""
         ends = self.is_last_train_iter if within == "iter" else self.is_last_train_epoch
         return self._save_last and ends(trainer)
 
     def _make_room(self, trainer: Trainer, *, must: bool) -> bool:
-        """Make room for a save that is due while others are under way; True when it is to be left out."""
+        """Make room for a due save while others are in progress; return True when it must be skipped."""
         if must or self._when_busy == "wait":
             self.saves.finish(trainer)
         elif self._when_busy == "replace":
@@ -411,14 +426,14 @@ class CheckpointHook(Hook):
         self._forget(saving.path.name, saving.bests)
 
     def _forget(self, name: str, bests: dict[str, Best] | None) -> None:
-        """It was not saved: a best one, given those before it, or one of the interval."""
+        """Remove a failed save from the records: restore the former best ones, or drop it from those kept."""
         if bests is None:
             self._kept.failed(name)
         else:
             self._bests.record = bests
 
     def known(self) -> list[Path]:
-        """What it has saved and keeps, in the run that was resumed too."""
+        """Return the checkpoints that this hook has saved and keeps, also in the run that was resumed."""
         return [*self._paths(self._kept.durable), *self._paths([*self._bests.record])]
 
     def _paths(self, names: Sequence[str]) -> tuple[Path, ...]:
@@ -428,7 +443,7 @@ class CheckpointHook(Hook):
         return (self._template or ("epoch_{}" if by_epoch else "iter_{}")).format(number)
 
     def state_dict(self) -> dict[str, Any]:
-        """The files it keeps, the best ones and the last validation; of several metrics their names."""
+        """Return the files it keeps, the best ones, the last validation, and several metrics' names."""
         several = {"watched": list(self._watched.metrics)} if len(self._watched.metrics) > 1 else {}
         return {
             **several,
@@ -438,10 +453,11 @@ class CheckpointHook(Hook):
         }
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Go on pruning and comparing where the saved run was; a metric that is not watched is not compared with.
+        """Check a saved list of checkpoints and scores; scores of unwatched metrics are dropped.
 
         Raises:
-            CheckpointError: it is the state of something else, or names by a path what may be removed later.
+            CheckpointError: `state` does not have the fields of this hook's state, or names a checkpoint by a
+                path, which pruning would remove.
         """
         saved = read_as(_State, state, "CheckpointHook cannot take its state")
         check_names(state, self.directory)
@@ -469,6 +485,9 @@ def _beside(trainer: Trainer) -> list[CheckpointHook]:
 
 
 def _decided(trainer: Trainer, own: T) -> T:
-    """What rank 0 says, which alone knows what became of a save: ranks that decide each for itself would wait for
-    others that do not save."""
+    """Return rank 0's value on every rank.
+
+    Only rank 0 knows whether a save succeeded. Ranks that decided on their own would wait for ranks that do
+    not save.
+    """
     return of_rank_0(own) if trainer.world_size > 1 and several() else own

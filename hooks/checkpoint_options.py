@@ -1,4 +1,4 @@
-"""Checking the options of `CheckpointHook`, and the names in its state."""
+"""Checks of the options of `CheckpointHook`, and of the checkpoint names in its state."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WhenBusy = Literal["wait", "skip", "replace"]
 def check_options(
     interval: object, save_begin: object, max_keep: object, overlap: object, when_busy: object
 ) -> None:
-    """Refuse what could not be saved by.
+    """Refuse options of `CheckpointHook` that are of the wrong type or out of range.
 
     Raises:
-        TypeError, ValueError: see the message.
+        TypeError, ValueError: the message names the option, the expected values and the one given.
     """
     for name, value in (("interval", interval), ("max_keep_ckpts", max_keep)):
         if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
@@ -37,10 +37,10 @@ def check_options(
 
 
 def unit_of(trainer: Trainer, by_epoch: bool | None) -> bool:
-    """True for epochs; by default that of the run.
+    """Return True where checkpoints are counted in epochs; by default the run's unit decides.
 
     Raises:
-        ValueError: epochs, in a run measured in iterations.
+        ValueError: `by_epoch` is True in a run measured in iterations.
     """
     if by_epoch and not trainer.by_epoch:
         raise ValueError(
@@ -51,10 +51,10 @@ def unit_of(trainer: Trainer, by_epoch: bool | None) -> bool:
 
 
 def folder_template(template: str | None) -> str | None:
-    """The template of directories' names that one of MMEngine's files' names stands for.
+    """Return the template of directory names for a template of file names, which may end in `.pth`.
 
     Raises:
-        ValueError: it has not exactly one place for the number, or is no plain name.
+        ValueError: the template does not have exactly one `{}`, or is not a plain name.
     """
     if template is None:
         return None
@@ -72,16 +72,16 @@ def folder_template(template: str | None) -> str | None:
 
 
 def check_names(state: Mapping[str, Any], directory: Path) -> None:
-    """Refuse a hook's state that names a checkpoint by a path: pruning would remove what lies there.
+    """Refuse a hook's state that names a checkpoint by a path, because pruning would remove that path.
 
     Raises:
-        CheckpointError: naming it.
+        CheckpointError: the message has the name and the directory.
     """
     behind = state.get("bests_behind", {}).values()
     bests = [*state["bests"].values(), *(best for several in behind for best in several)]
     for name in (*state["kept"], *(best[1] for best in bests)):
         if not is_plain_name(name):
             raise CheckpointError(
-                f"the checkpoint lists {name!r} among those its CheckpointHook keeps: expected the name of a folder in "
-                f"{directory}, not a path"
+                f"the checkpoint lists {name!r} among the checkpoints that CheckpointHook keeps: expected "
+                f"the name of a folder in {directory}, got a path"
             )

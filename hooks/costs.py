@@ -1,4 +1,4 @@
-"""Keeps the run's cost record in its directory, for `eventloop report`."""
+"""A hook that keeps the cost record of a run in its directory, for `eventloop report`."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 _FIRST_SECONDS = 2.0
-"""Until the first write; each of the next ones waits twice as long, up to the interval."""
+"""Seconds until the first write; each later one waits twice as long, up to the interval."""
 _JOIN_SECONDS = 1.0
-"""How long the end of a run waits for a write that hangs."""
+"""Seconds that the end of a run waits for a write that hangs."""
 
 
 class CostsHook(Hook):
-    """Writes `costs.json` into the work dir: what each handler and each subscriber cost, and the phases of the
-    iterations with their trend. Every trainer has it; `default_hooks=dict(costs=None)` does without.
+    """Write `costs.json`: the costs of handlers and subscribers, and the phases of iterations.
 
         default_hooks=dict(costs=dict(interval=300))
 
-    It is written when the run has ended and everything was delivered, however it ended, and meanwhile by a thread of
-    its own, so that a run that is killed has a record too: after 2, 6, 14 seconds, and so on. A run that was resumed
-    writes its own part; one that trains nothing, such as a validation, leaves the record of a training as it is.
+    Every trainer has this hook; `default_hooks=dict(costs=None)` removes it. The phases come with their
+    trend. The file is written after the run has ended, for whatever reason, and everything was delivered. A
+    thread writes it meanwhile too, after 2, 6, 14 seconds and so on, so that a killed run has a record. A
+    resumed run writes only its own part. A run that trains nothing, such as a validation, does not replace
+    the record of a training.
 
     Args:
-        interval: seconds from one write to the next while the run goes on, at most; `float("inf")` for the end only.
+        interval: the most seconds between two writes while the run goes on; `float("inf")` writes at the end
+            only.
 
     Raises:
-        TypeError, ValueError: `interval` is no number above 0.
+        TypeError, ValueError: `interval` is not a number above 0.
     """
 
     priority = Priority.LOWEST
@@ -58,7 +60,7 @@ class CostsHook(Hook):
 
     @on(priority=Priority.VERY_HIGH)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Count the seconds from here, and write at the very end."""
+        """Start counting the seconds, and register the last write at the end of the run."""
         self._wait = min(_FIRST_SECONDS, self._interval) if isfinite(self._interval) else self._interval
         self._due = monotonic() + self._wait
         self._outcome = ""
@@ -66,22 +68,24 @@ class CostsHook(Hook):
             trainer.during_run.callback(self._write_last, trainer)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Write when it is time to."""
+        """Write the record when it is due."""
         if monotonic() >= self._due:
             self._write(trainer)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """The same: epochs may be short, and iterations long."""
+        """Write the record when it is due; needed where iterations are long."""
         if monotonic() >= self._due:
             self._write(trainer)
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Note how it ended."""
+        """Record why the run ended."""
         self._outcome = event.reason if event.error is None else f"{event.reason}: {event.error}"
 
     def _write(self, trainer: Trainer) -> None:
-        """Take the record here, where counts are exact, and write it elsewhere: no step waits for a file system. A
-        write that hangs is left to itself, and not followed by another."""
+        """Take the record on the training thread, where counts are exact, and write it on another thread.
+
+        No step waits for a file system. While a write hangs no other one is started.
+        """
         self._wait = min(2 * self._wait, self._interval)
         self._due = monotonic() + self._wait
         if trainer.rank != 0 or (self._writing is not None and self._writing.is_alive()):
@@ -89,7 +93,7 @@ class CostsHook(Hook):
         writing = threading.Thread(
             target=_try_to_write, args=(trainer, run_costs(trainer)), name="eventloop costs", daemon=True
         )
-        with suppress(RuntimeError):  # there is none left: the next write has it all
+        with suppress(RuntimeError):  # no thread could be started: the next write has the whole record
             writing.start()
             self._writing = writing
 
@@ -108,7 +112,7 @@ def _try_to_write(trainer: Trainer, costs: RunCosts) -> None:
 
 
 def _has_iterations(directory: Path) -> bool:
-    """True where there is the record of a training."""
+    """Return True when `directory` has the record of a training."""
     try:
         return read_costs(directory).phases.iterations > 0
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Ends a training that no longer becomes better."""
+"""A hook that stops a training when a validation metric no longer improves."""
 
 from __future__ import annotations
 
@@ -29,32 +29,33 @@ DeltaMode = Literal["abs", "rel"]
 
 
 class EarlyStoppingHook(Hook):
-    """Stops the training when a metric of the validation has not become better for a while.
+    """Stop the training when a metric of the validation has not improved for a while.
 
         EarlyStoppingHook(monitor="accuracy", patience=5)
 
-    A score is better when it beats the best one so far by more than `min_delta`; an equal one is not. The run ends at
-    the next iteration boundary with every closing event, the last checkpoint included. Validations outside a training
-    do not count. What it counts is in the checkpoint, and it counts before checkpoints of a best score are
-    taken (priority 90), so a resumed run stops where the uninterrupted one does. A run that was stopped stays stopped
-    when it is resumed, unless it is given more patience.
-
-    On several ranks rank 0 decides, so that all of them stop together.
+    A score is better when it beats the best one so far by more than `min_delta`; an equal one is not better.
+    The run ends at the next iteration boundary with every closing event, and the last checkpoint is saved.
+    Validations outside a training do not count. The counts are saved in checkpoints, and the hook runs before
+    `CheckpointHook` (90) saves one for a best score, so a resumed run stops where the uninterrupted one does.
+    A stopped run stays stopped when it is resumed, unless it is given more patience. On several ranks rank 0
+    decides for all of them.
 
     Args:
         monitor: a metric of the validation.
-        rule: "greater" or "less" is better; by default told from the metric's name.
-        min_delta: what is too little to count, in the metric's unit. MMEngine's 0.1 stops a run whose accuracy rises
-            by 0.05 each time.
-        strict: True: a validation without the metric is an error; False: it is warned of, and does not count.
+        rule: "greater" or "less" is better; by default inferred from the metric's name.
+        min_delta: the least improvement that counts, in the metric's unit. MMEngine's 0.1 stops a run whose
+            accuracy rises by 0.05 each time.
+        strict: True raises an error for a validation without the metric; False warns, and ignores
+            the validation.
         check_finite: stop at once when the score is NaN or infinite; False counts it as no improvement.
-        patience: so many validations in a row may go without improvement, the last of them stops; 0 is
-            as 1.
+        patience: the number of validations in a row without improvement after which the run stops; 0 acts as
+            1.
         stopping_threshold: stop at once when the score is better than this.
-        delta_mode: "rel" takes `min_delta` as a share of the best score, as in `ReduceLROnPlateau`.
+        delta_mode: "abs", or "rel" to take `min_delta` as a fraction of the best score, as in
+            `ReduceLROnPlateau`.
 
     Raises:
-        TypeError, ValueError: see the message.
+        TypeError, ValueError: an option is of the wrong type, unknown or out of range.
     """
 
     priority = Priority.LOW
@@ -81,16 +82,16 @@ class EarlyStoppingHook(Hook):
         _check_word("delta_mode", delta_mode, ["abs", "rel"])
         self._monitor, self._rule = monitor, rule if rule is not None else infer_rule(monitor)
         self._sign = 1.0 if self._rule == "greater" else -1.0
-        """Of a score times this, more is better."""
+        """A score times this is better when it is greater."""
         self._min_delta, self._relative = float(min_delta), delta_mode == "rel"
         self._strict, self._check_finite = strict, check_finite
         self._patience, self._threshold = patience, stopping_threshold
         self._goal = inf if stopping_threshold is None else stopping_threshold * self._sign
         self.best = None
         self.wait = 0
-        """Validations since."""
+        """Validations since the best score."""
         self._invalid = ""
-        """The score that was no number, and stopped the run."""
+        """The NaN or infinite score that stopped the run, as text."""
         self._training = self._warned = False
 
     @property
@@ -101,7 +102,7 @@ class EarlyStoppingHook(Hook):
     @best.setter
     def best(self, score: float | None) -> None:
         self._best = score
-        self._to_beat = -inf  # what the next score times the sign has to be above
+        self._to_beat = -inf  # the next score times the sign must be above this
         if score is not None:
             delta = self._min_delta * abs(score) if self._relative else self._min_delta
             self._to_beat = score * self._sign + delta
@@ -110,17 +111,18 @@ class EarlyStoppingHook(Hook):
         """Refuse a trainer that never validates, or whose validation does not report the metric.
 
         Raises:
-            ValueError: it has no `val_loader`, or `strict` and no such metric.
+            ValueError: the trainer has no `val_loader`, or `strict` is True and the metric is not reported.
         """
         if trainer.val_loader is None:
             raise ValueError(
-                f"EarlyStoppingHook(monitor={self._monitor!r}) needs a validation: give the Trainer a val_loader"
+                f"EarlyStoppingHook(monitor={self._monitor!r}) needs a validation: give the Trainer a "
+                "val_loader"
             )
         if self._strict:
             trainer.monitored.require(self._monitor, f"EarlyStoppingHook(monitor={self._monitor!r})")
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Leave a run stopped that was."""
+        """Stop again a run that was already stopped by this hook."""
         self._training = True
         if self._invalid and self._check_finite:
             trainer.stop(f"early stopping, before: {self._invalid}")
@@ -131,14 +133,14 @@ class EarlyStoppingHook(Hook):
             trainer.stop(f"early stopping, before: {self._why(self.best, signed)}")
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """What is validated from here on does not count."""
+        """Ignore validations from here on."""
         self._training = False
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Look at the score.
+        """Compare the score with the best one, and stop the training when patience is used up.
 
         Raises:
-            KeyError: `strict`, and the validation has no such metric (with a suggestion).
+            KeyError: `strict` is True and the validation does not have the metric (the message suggests one).
         """
         if not self._training or event.reason != COMPLETED:
             return
@@ -157,19 +159,19 @@ class EarlyStoppingHook(Hook):
             trainer.stop(f"early stopping: {self._invalid}")
             return
         else:
-            signed = -inf  # it beats no best, no threshold
+            signed = -inf  # beats no best score and no threshold
         if signed > self._to_beat:
             self.best, self.wait = score, 0
         else:
             self.wait += 1
         if signed > self._goal:
-            self.best = score  # by less than min_delta perhaps; a resumed run is to know that it is enough
+            self.best = score  # the gain may be below min_delta; a resumed run must know that it suffices
         if self._used_up or signed > self._goal:
             trainer.stop(f"early stopping: {self._why(score, signed)}")
 
     @property
     def _used_up(self) -> bool:
-        """True when too many validations went without improvement; a patience of 0 is as 1, as in MMEngine."""
+        """True when patience is used up; a patience of 0 acts as 1, as in MMEngine."""
         return self.wait >= max(self._patience, 1)
 
     def _why(self, score: float, signed: float) -> str:
@@ -183,7 +185,7 @@ class EarlyStoppingHook(Hook):
 
     def _tell_missing(self, metrics: Mapping[str, float]) -> None:
         known = suggest(self._monitor, [*metrics]) if metrics else ": it returned none"
-        text = f"EarlyStoppingHook monitors {self._monitor!r}, which the validation does not have{known}"
+        text = f"EarlyStoppingHook monitors {self._monitor!r}, which the validation does not report{known}"
         if self._strict:
             raise KeyError(text)
         if not self._warned:
@@ -191,24 +193,25 @@ class EarlyStoppingHook(Hook):
             warnings.warn(text, UserWarning, stacklevel=2)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted, and of which metric."""
+        """Return the best score, the count of validations since, and the metric and rule they belong to."""
         return {
             "monitor": self._monitor, "rule": self._rule, "best": self.best, "wait": self.wait,
             "invalid": self._invalid,
         }  # fmt: skip
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Go on counting; scores of another metric are not compared with.
+        """Check a saved state, from which counting goes on; scores of another metric are ignored.
 
         Raises:
-            CheckpointError: it is the state of something else.
+            CheckpointError: `state` does not have the fields of this hook's state.
         """
         saved = read_as(_State, state, "EarlyStoppingHook cannot take its state")
 
         def take() -> None:
             if (saved.monitor, saved.rule) != (self._monitor, self._rule):
                 logger.warning(
-                    "the checkpoint's early stopping monitored %s (%s is better), this one %s (%s): it starts afresh",
+                    "the checkpoint's early stopping monitored %s (%s is better), this hook monitors %s "
+                    "(%s): counting begins again",
                     saved.monitor, saved.rule, self._monitor, self._rule,
                 )  # fmt: skip
                 return
@@ -226,7 +229,10 @@ class _State(msgspec.Struct):
 
 
 def _of_rank_0(score: float) -> float:
-    """Metrics that a user's evaluator did not reduce differ between ranks: one that stops alone hangs the others."""
+    """Return rank 0's score on every rank.
+
+    An unreduced metric differs between ranks, and a rank that stops alone makes the others wait forever.
+    """
     scores = [score]
     dist.broadcast_object_list(scores, src=0)
     return scores[0]

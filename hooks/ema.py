@@ -1,4 +1,4 @@
-"""Keeps an average of the weights, and evaluates it in the model's place."""
+"""A hook that averages the model's weights, and evaluates the average in the model's place."""
 
 from __future__ import annotations
 
@@ -51,32 +51,34 @@ logger = logging.getLogger("eventloop")
 
 
 class EMAHook(Hook):
-    """Averages the model's weights while it trains; validations and tests run with the average.
+    """Average the model's weights during training; validations and tests run with the average.
 
         EMAHook()                                                        # exponential, momentum 0.0002
         EMAHook(ema_type="StochasticWeightAverage", begin_epoch=75)
         EMAHook(ema_type=MyAverage, my_option=3)                         # a BaseAveragedModel of yours
         EMAHook(ema_type=dict(type="MomentumAnnealingEMA", gamma=100))
 
-    One update follows each iteration in which an optimizer of the trainer made a step: iterations that accumulate
-    gradients, and those whose step was skipped, do not count. Without such an optimizer every iteration counts.
-    The average begins as a copy, at the first update; until then it is the model itself, in evaluations too.
+    One update follows each iteration in which an optimizer of the trainer made a step. Iterations that only
+    accumulate gradients, or whose step was skipped, do not count. Without such an optimizer every iteration
+    counts. The average starts as a copy at the first update; until then the model itself is evaluated.
 
-    Training always has the model's own weights, also after an evaluation that failed or was interrupted; an
-    evaluation takes their memory once more. A checkpoint's `state_dict` is the average, so that whoever loads it has
-    what was evaluated; the model's own weights are in `ema_state_dict`, and `Trainer.resume` with this hook goes on
-    with both exactly. `Trainer.load_checkpoint` gives the model the average, and averaging begins anew.
+    Training always uses the model's own weights, also after an evaluation that failed or was interrupted. An
+    evaluation needs the memory of the weights once more. A checkpoint's `state_dict` is the average, so a
+    program that loads it has the evaluated weights; the model's own weights are in `ema_state_dict`.
+    `Trainer.resume` with this hook restores both exactly. `Trainer.load_checkpoint` gives the model the
+    average, and a new average starts.
 
     Args:
-        ema_type: "ExponentialMovingAverage", "StochasticWeightAverage", "MomentumAnnealingEMA", a registered name,
-            a subclass of `BaseAveragedModel`, or a config `dict(type=..., ...)`.
-        strict_load: refuse a checkpoint whose two states differ in names; otherwise that is logged.
+        ema_type: "ExponentialMovingAverage", "StochasticWeightAverage", "MomentumAnnealingEMA", a registered
+            name, a subclass of `BaseAveragedModel`, or a config `dict(type=..., ...)`.
+        strict_load: refuse a checkpoint whose two states differ in names; False logs the difference.
         begin_iter: the iteration of the first update, counted from 1.
-        begin_epoch: the epoch of the first update, counted from 1; not both.
-        arguments: the average's: `momentum`, `gamma`, `interval`, `device`, `update_buffers`.
+        begin_epoch: the epoch of the first update, counted from 1; excludes `begin_iter`.
+        arguments: the average's arguments: `momentum`, `gamma`, `interval`, `device`, `update_buffers`.
 
     Raises:
-        TypeError, ValueError: a bad argument, here or of the average: see the message.
+        TypeError, ValueError: an argument of the hook or of the average is unknown, of the wrong type or out
+            of range.
     """
 
     priority = 49
@@ -94,7 +96,8 @@ class EMAHook(Hook):
         _check_begin("begin_epoch", begin_epoch)
         if begin_iter and begin_epoch:
             raise ValueError(
-                f"give begin_iter or begin_epoch, not both: got begin_iter={begin_iter}, begin_epoch={begin_epoch}"
+                f"give begin_iter or begin_epoch, not both: got begin_iter={begin_iter}, "
+                f"begin_epoch={begin_epoch}"
             )
         self._config = average_config(ema_type, arguments)
         self._strict_load = strict_load
@@ -103,26 +106,25 @@ class EMAHook(Hook):
         self._model: nn.Module | None = None
         self._swap = Swap()
         self._evaluating: set[str] = set()
-        # checkpoints that the model was given before; None: the average came with the last one
+        # counter of the weights loaded without a resume; None: the average came with the last checkpoint
         self._loads: int | None = 0
         self._watched: list[Any] = []
         self._stepped = self._ever_stepped = False
         self._began_at = 0
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a beginning that never comes, a place behind the checkpoint, and arguments that an average of your own
-        refuses.
+        """Refuse a start that is never reached, a priority after the checkpoint's, and bad arguments.
 
         Raises:
-            ValueError: `begin_epoch` in a run measured in iterations, a beginning after the end, or a priority behind
-                that of a `CheckpointHook`.
+            ValueError: `begin_epoch` in a run measured in iterations, a start after the end of the run, or a
+                priority after that of a `CheckpointHook`.
             TypeError: the model is sharded over ranks.
         """
         refuse_sharded_model("EMAHook", unwrap(trainer.model), NO_SHARDED_AVERAGES)
         if self._begin_epoch and not trainer.by_epoch:
             raise ValueError(
-                f"EMAHook(begin_epoch={self._begin_epoch}) in a run measured in iterations would never begin: "
-                "give begin_iter, or give the Trainer max_epochs"
+                f"EMAHook(begin_epoch={self._begin_epoch}) in a run measured in iterations would never "
+                "begin: use begin_iter, or give the Trainer max_epochs"
             )
         for name, begin, end in (
             ("begin_epoch", self._begin_epoch, trainer.max_epochs),
@@ -136,14 +138,15 @@ class EMAHook(Hook):
 
     @property
     def ema_model(self) -> BaseAveragedModel:
-        """The average; `ema_model.module` is the model with its weights, to be exported or called. Before the first update
-        it has the model's own.
+        """The average; `ema_model.module` is a model with its weights, to be exported or called.
+
+        Before the first update it has the model's own weights.
 
         Raises:
             RuntimeError: no training has begun.
         """
         if self._average is None or self._model is None:
-            raise RuntimeError("there is no average yet: it is made when training begins")
+            raise RuntimeError("EMAHook has no average yet: it is made when training begins")
         if not self._average.steps:
             self._average.update_parameters(self._model)
             self._average.restart()
@@ -153,10 +156,10 @@ class EMAHook(Hook):
     # --- averaging -----------------------------------------------------------------------------------------
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Begin anew if other weights were loaded since.
+        """Restart the average if other weights were loaded since the last run.
 
         Raises:
-            ValueError: the trainer has two such hooks.
+            ValueError: the trainer has two EMAHooks.
             TypeError: the model was sharded over ranks since the trainer was built.
         """
         refuse_sharded_model("EMAHook", unwrap(trainer.model), NO_SHARDED_AVERAGES)
@@ -165,12 +168,12 @@ class EMAHook(Hook):
         self._see_loaded(trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Make the copy, and watch the optimizers."""
+        """Build the average if it does not exist, and observe the optimizers' steps."""
         model = self._model_of(trainer)
         if self._average is None and not _lazy(model):
             self._average = self._build(model)
         self._unwatch()
-        # the optimizer's own hook is called for every step that is really made, whoever makes it
+        # the optimizer's own hook is called for every step that is made, in whichever code
         self._watched = [
             optimizer.register_step_post_hook(self._optimizer_stepped)
             for optimizer in map(hookable, each_optimizer(trainer.optimizer))
@@ -180,10 +183,11 @@ class EMAHook(Hook):
         self._began_at = trainer.iter
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Leave the optimizers alone."""
+        """Stop observing the optimizers, and warn if none of them was stepped."""
         if event.reason == COMPLETED and not self._ever_stepped and trainer.iter > self._began_at:
             logger.warning(
-                "EMAHook averaged nothing: the trainer's optimizer was never stepped; is another one used?"
+                "EMAHook averaged nothing: the trainer's optimizer was never stepped; pass the optimizer "
+                "that your code steps to the Trainer"
             )
         self._unwatch()
 
@@ -191,17 +195,17 @@ class EMAHook(Hook):
         self._stepped = self._ever_stepped = True
 
     def optimizer_step_skipped(self, trainer: Trainer, event: OptimizerStepSkipped) -> None:
-        """Take back what the optimizer said: it was called, and changed nothing."""
+        """Ignore the step that the optimizer reported, because it changed nothing."""
         self._stepped, self._ever_stepped = False, True
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Take in the weights, if they were stepped."""
+        """Update the average if an optimizer made a step."""
         stepped, self._stepped = self._stepped, not self._watched
         if stepped:
             self._update(trainer, event.epoch + 1, event.iter + 1)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Take in a step that was made since, with what was left of accumulated gradients."""
+        """Update the average after a step at the end of the epoch, made with accumulated gradients."""
         if self._watched and self._stepped:
             self._stepped = False
             self._update(trainer, event.epoch + 1, event.iter)
@@ -212,40 +216,40 @@ class EMAHook(Hook):
         if trainer.state.loads != self._loads:
             self._see_loaded(trainer)
         model = self._model_of(trainer)
-        if self._average is None:  # its lazy modules have their shapes only now
+        if self._average is None:  # a lazy model has its shapes only now
             self._average = self._build(model)
         self._average.update_parameters(model)
 
     # --- evaluating ----------------------------------------------------------------------------------------
 
     def before_val_epoch(self, trainer: Trainer, event: BeforeValEpoch) -> None:
-        """Put the average into the model."""
+        """Swap the average into the model."""
         self._swap_in(trainer, "val")
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Put the model's own weights back, however the validation ended."""
+        """Swap the model's own weights back, for whatever reason the validation ended."""
         self._swap_back(trainer, "val")
 
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
-        """Put the average into the model."""
+        """Swap the average into the model."""
         self._swap_in(trainer, "test")
 
     def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
-        """Put the model's own weights back, however the test ended."""
+        """Swap the model's own weights back, for whatever reason the test ended."""
         self._swap_back(trainer, "test")
 
-    # An interrupt may fall into the handling of the event above. Each scope around it has a closing event too.
+    # An interrupt may come while the event above is handled. Each enclosing scope has a closing event too.
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
-        """See to it that the weights are back."""
+        """Swap the model's own weights back if an interrupt prevented it."""
         self._swap_back(trainer, "val")
 
     def after_test(self, trainer: Trainer, event: AfterTest) -> None:
-        """See to it that the weights are back."""
+        """Swap the model's own weights back if an interrupt prevented it."""
         self._swap_back(trainer, "test")
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """See to it that the weights are back."""
+        """Swap the model's own weights back if an interrupt prevented it."""
         self._evaluating.clear()
         self._swap.back()
         self._unwatch()
@@ -266,7 +270,7 @@ class EMAHook(Hook):
     # --- saving and loading --------------------------------------------------------------------------------
 
     def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
-        """Save the average as `state_dict`, the model's own weights as `ema_state_dict`."""
+        """Save the average as `state_dict`, and the model's own weights as `ema_state_dict`."""
         self._see_loaded(trainer)
         if self._average is not None and self._average.steps and trainer.checkpoint is not None:
             average_checkpoint.store(trainer.checkpoint, self._average, self._model_of(trainer), self._swap)
@@ -274,8 +278,9 @@ class EMAHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def after_load_checkpoint(self, trainer: Trainer, event: AfterLoadCheckpoint) -> None:
-        """Check the average of the checkpoint; for a resume, give this hook's state the average, and the model its own
-        weights. Last, so that other handlers find the mapping as it was saved.
+        """Check the checkpoint's average, and for a resume separate it from the model's own weights.
+
+        Runs last, so that other handlers find the mapping as it was saved.
 
         Raises:
             CheckpointError: the average is of another model.
@@ -287,34 +292,34 @@ class EMAHook(Hook):
         average_checkpoint.separate(trainer.checkpoint, self.name)
 
     def settings(self) -> dict[str, Any]:
-        """When averaging begins, the kind of the average, and its arguments."""
+        """Return when averaging begins, the kind of the average, and its arguments."""
         return {
             "begin_iter": self._begin_iter, "begin_epoch": self._begin_epoch, **arguments_of(self._config),
         }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of updates; the average itself is in the checkpoint beside it."""
+        """Return the number of updates; the weights of the average are stored elsewhere in the checkpoint."""
         return {"steps": 0 if self._average is None else self._average.steps}
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Go on with the average of the checkpoint that is being resumed from. It is built here; the live one is left.
+        """Build the average of a checkpoint that is being resumed; the current average stays untouched.
 
         Raises:
-            RuntimeError: no checkpoint is being resumed from.
-            CheckpointError: it is the state of something else.
+            RuntimeError: no checkpoint is being resumed.
+            CheckpointError: `state` does not have the fields of this hook's state.
         """
         saved = read_as(_State, state, "EMAHook cannot take its state")
         if saved.average is msgspec.UNSET or self._model is None:
-            raise RuntimeError("the average is not in the hook's own state: use Trainer.resume")
+            raise RuntimeError("EMAHook's own state does not hold the average: use Trainer.resume")
         weights = saved.average if saved.steps else None
         average = self._load_average(self._model, weights, saved.steps)
 
         def take() -> None:
             self._average, self._loads = average, None
-            # the model has other values: nothing is to be put back
+            # the model has other values now, so the swapped ones must not return
             self._swap, self._evaluating = Swap(), set()
             if saved.steps and weights is None:
-                text = "the checkpoint has no %s: the average begins anew as a copy"
+                text = "the checkpoint has no %s: the average starts again as a copy of the model"
                 logger.warning(text, average_checkpoint.KEY)
 
         return take
@@ -327,7 +332,7 @@ class EMAHook(Hook):
             if weights is None:
                 return None
             model = deepcopy(model)
-            model.load_state_dict(weights, strict=False)  # which gives it its shapes
+            model.load_state_dict(weights, strict=False)  # gives the lazy model its shapes
         average = self._build(model)
         if weights is not None:
             average.module.load_state_dict(weights, strict=False)
@@ -335,7 +340,7 @@ class EMAHook(Hook):
         return average
 
     def _see_loaded(self, trainer: Trainer) -> None:
-        """Weights that were loaded without resuming are what is to be evaluated, and averaged from now on."""
+        """Restart the average if weights were loaded without a resume; those are evaluated then."""
         known, self._loads = self._loads, trainer.state.loads
         if known not in (None, self._loads):
             self._swap, self._evaluating = Swap(), set()
@@ -346,7 +351,7 @@ class EMAHook(Hook):
 
     def _build(self, model: nn.Module) -> BaseAveragedModel:
         average = build_average(self._config, model)
-        average.copy_buffers = False  # evaluations use the model's own; others get them from `ema_model`
+        average.copy_buffers = False  # evaluations use the model's buffers; `ema_model` copies them on access
         return average
 
     def _model_of(self, trainer: Trainer) -> nn.Module:

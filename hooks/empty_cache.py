@@ -1,4 +1,4 @@
-"""Gives cached memory of the device back."""
+"""A hook that returns cached memory of the CUDA device to the driver."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class EmptyCacheHook(Hook):
-    """Calls `torch.cuda.empty_cache()`, in training, validation and test alike; without CUDA it does nothing.
+    """Call `torch.cuda.empty_cache()` in training, validation and test; without CUDA it does nothing.
 
         EmptyCacheHook(after_epoch=True)
 
-    It helps where a validation needs other sizes than the training, or another process shares the device. It makes
-    nothing faster: the device is waited for, and the next allocations go to the driver. A point that is switched off
-    is not subscribed.
+    It helps where a validation needs tensors of other sizes than the training, or another process shares the
+    device. It makes nothing faster: each call waits for the device, and the next allocations go to the
+    driver. A point that is switched off is not subscribed.
 
     Args:
-        before_epoch, after_epoch, after_iter: when to do it.
+        before_epoch, after_epoch, after_iter: when to empty the cache.
 
     Raises:
-        TypeError: one of them is neither True nor False.
+        TypeError: one of them is not True or False.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class EmptyCacheHook(Hook):
         check_bools(**self._when)
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe what is switched on."""
+        """Subscribe only the points that are switched on."""
         super().attach(bus)
         for name, wanted in self._when.items():
             if not wanted and name in self._points:  # a subclass may have a method for each mode instead

@@ -1,4 +1,4 @@
-"""When Python's garbage collector runs: between the steps of a training, and never in the middle of one."""
+"""A hook that runs Python's garbage collector between the steps of a training, never within one."""
 
 from __future__ import annotations
 
@@ -29,51 +29,54 @@ if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
 YOUNG, MIDDLE, ALL = range(3)
-"""Python's generations; a collection of one takes the younger ones too."""
+"""Python's generations; collecting one includes the younger ones."""
 RATIO = 10
-"""Collections of one generation to one of the next older, as in Python's own thresholds."""
+"""Collections of one generation for each of the next older one, as in Python's own thresholds."""
 CHEAP_SECONDS = 0.002
-"""A collection that takes no longer may be made whenever it is due."""
+"""A collection that takes at most this long runs whenever it is due."""
 SHARE = 0.01
-"""Of the time, at the most, for collections that take longer."""
+"""The largest fraction of the time that collections above CHEAP_SECONDS may take."""
 FROZEN_AT_START = 1000
-"""Objects that may be frozen although nobody froze any: Python 3.12 starts with 375."""
+"""Frozen objects up to this number are Python's own: Python 3.12 starts with 375."""
 
 _switched_off: WeakSet[GarbageCollectionHook] = WeakSet()
-"""Those that have the automatic collection off in this process."""
+"""The hooks that have switched the automatic collection off in this process."""
 
 
 class GarbageCollectionHook(Hook):
-    """Collects Python's garbage at the ends of iterations, at the ends of epochs, and before and after
-    evaluations. During a training nothing is collected automatically.
+    """Collect Python's garbage at the ends of iterations and epochs, and before and after evaluations.
 
         default_hooks=dict(garbage_collection=dict(interval=50))
         default_hooks=dict(garbage_collection=None)    # leave it to Python
 
-    Left alone, Python walks all objects of the process whenever their number has grown by a quarter: some 100 ms in
-    the middle of whichever step it happens to be, and of another step on each rank, where all others wait for it.
-    Here every rank collects after the same iterations. The only long collection is made before the first of them.
-    What exists when the first `interval` iterations are done is frozen (`gc.freeze`), so that a full collection
-    afterwards looks only at what came later, in less than a millisecond. Where nothing is frozen they stay long, and
-    are made only as often as takes a hundredth of the time. A cycle that is older than the training and is dropped in
-    its first `interval` iterations is frozen too, and freed when the training ends.
+    During a training nothing is collected automatically. Left alone, Python walks all objects of the process
+    whenever their number has grown by a quarter. That takes about 100 ms within an arbitrary step, and within
+    a different step on each rank, so that all ranks wait each time. With this hook all ranks collect after
+    the same iterations.
 
-    Reference cycles that steps leave behind are freed after `interval` iterations; those that were still in use then,
-    after 10 or 100 times as many, after an evaluation, or at the end of an epoch, unless everything was looked at less
-    than ten intervals before. Everything else is freed at once, as always: only cycles need a collector. One with
-    large tensors in it is worth a smaller interval.
+    One long collection is made before the first iteration. Objects that exist after the first `interval`
+    iterations are frozen (`gc.freeze`), so a full collection later looks only at newer objects, in less than
+    a millisecond. Without freezing, full collections stay long, and run only as often as a hundredth of the
+    time allows. A reference cycle that is older than the training and is dropped in its first `interval`
+    iterations is frozen too, and freed when the training ends.
 
-    After the training, however it ended, collection is automatic again and nothing is frozen. Nothing is done where
-    the automatic collection was off before; where somebody had frozen objects, nothing is frozen in addition, or
-    thawed. Processes forked meanwhile, such as loader workers, collect automatically.
+    Reference cycles that steps leave behind are freed after `interval` iterations. Cycles still in use at
+    that time are freed after 10 or 100 times as many, after an evaluation, or at the end of an epoch unless a
+    full collection ran less than ten intervals before. All other objects are freed at once, because only
+    cycles need a collector. Use a smaller interval for cycles that hold large tensors.
+
+    After the training, for whatever reason it ended, collection is automatic again and nothing is frozen. The
+    hook does nothing where the automatic collection was off before. Where the program had frozen objects, the
+    hook freezes and unfreezes none. Processes forked during the training, such as loader workers, collect
+    automatically.
 
     Args:
-        interval: iterations from one collection of the youngest objects to the next. Each tenth collects the middle
-            generation too, each hundredth all; batches of an evaluation are counted in the same way.
-        freeze: False looks at all objects in each full collection.
+        interval: iterations between two collections of the youngest objects. Every tenth one includes the
+            middle generation, every hundredth all; batches of an evaluation are counted in the same way.
+        freeze: False never freezes, so each full collection looks at all objects.
 
     Raises:
-        TypeError, ValueError: `interval` is no positive int, or `freeze` neither True nor False.
+        TypeError, ValueError: `interval` is not a positive int, or `freeze` is not True or False.
     """
 
     priority = Priority.LOWEST
@@ -83,15 +86,15 @@ class GarbageCollectionHook(Hook):
         check_bools(freeze=freeze)
         self._interval, self._freeze = interval, freeze
         self._settled = False
-        """What lasts is frozen, or is not to be: full collections cost what they cost."""
+        """Whether freezing is done, or not wanted; before that only the youngest generation is collected."""
         self._thaw = False
         self._looked_at_all = 0
-        """The iteration after which everything was, or was to be, looked at last."""
+        """The iteration after which the last full collection ran or was due."""
         self._not_before = [0.0, 0.0, 0.0]
-        """When the next collection of each generation may be, for those that take long."""
+        """The earliest time of each generation's next collection, moved by collections that take long."""
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe, to iterations at the interval only."""
+        """Subscribe to all points, and to iterations only at the interval."""
         super().attach(bus)
         if events := self._points.get("after_iter"):
             bus.off(self.after_iter)
@@ -102,23 +105,23 @@ class GarbageCollectionHook(Hook):
 
     @property
     def active(self) -> bool:
-        """True while this hook decides what is collected."""
+        """True while this hook controls the collector."""
         return self in _switched_off
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Switch the automatic collection off, unless it is, and look at everything while no step waits for it."""
+        """Switch the automatic collection off, and run a full one before the first step."""
         if not gc.isenabled():
             return
         self._thaw, self._looked_at_all = False, event.iter
-        # frozen objects are counted one by one: some 30 ms where half a torch is frozen
+        # the count walks all frozen objects: about 30 ms where half of torch's are frozen
         self._settled = not self._freeze or gc.get_freeze_count() > FROZEN_AT_START
-        _switched_off.add(self)  # first: a Ctrl-C in between must find what is to be undone
+        _switched_off.add(self)  # first: after a Ctrl-C in between the hook must still switch it on again
         gc.disable()
         if not self._settled:
-            gc.collect()  # what is frozen as garbage would stay
+            gc.collect()  # garbage that is frozen would stay
 
     def after_iter(self, trainer: Trainer, event: IterEvent) -> None:
-        """Collect what is due."""
+        """Collect the generation that is due after this iteration or batch."""
         if not self.active:
             return
         training = event.mode == "train"
@@ -131,49 +134,49 @@ class GarbageCollectionHook(Hook):
         self._collect(ALL if turn % RATIO**2 == 0 else MIDDLE if turn % RATIO == 0 else YOUNG)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Collect everything, in epochs that are not too short for that."""
+        """Run a full collection, or collect the middle generation after a short epoch."""
         self._collect_at_edge(event.iter)
 
     def before_val(self, trainer: Trainer, event: BeforeVal) -> None:
-        """The same, so that the evaluation has the memory for itself."""
+        """Run a full collection before a validation, so that the validation has the memory."""
         self._collect_at_edge(event.iter)
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
-        """Collect everything that the evaluation left."""
+        """Run a full collection of the objects that the validation left."""
         self._looked_at_all = event.iter
         self._collect(ALL)
 
     def before_test(self, trainer: Trainer, event: BeforeTest) -> None:
-        """The same."""
+        """Run a full collection before a test, so that the test has the memory."""
         self._collect_at_edge(event.iter)
 
     def after_test(self, trainer: Trainer, event: AfterTest) -> None:
-        """Collect everything that the test left."""
+        """Run a full collection of the objects that the test left."""
         self._looked_at_all = event.iter
         self._collect(ALL)
 
     @on(priority=Priority.HIGHEST)
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Leave it to Python again."""
+        """Switch the automatic collection on again, and unfreeze."""
         self._restore()
 
     @on(priority=Priority.HIGHEST)
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """The same, should a Ctrl-C have come between `after_train` and this hook."""
+        """Switch the automatic collection on again if a Ctrl-C kept `after_train` from this hook."""
         self._restore()
 
     def _settle(self) -> None:
-        """The first iterations have made what lasts, the optimizer's state above all: never look at it again."""
+        """Freeze the objects that last, above all the optimizer's state, after the first iterations."""
         self._settled = True
         if gc.get_freeze_count() > FROZEN_AT_START:
-            return  # somebody was faster
-        # enough for all that came since `before_train` looked at everything: only the youngest were collected since
+            return  # other code froze objects meanwhile
+        # MIDDLE suffices for objects since `before_train`: only the youngest generation was collected since
         gc.collect(MIDDLE)
         self._thaw = True
         gc.freeze()
 
     def _collect_at_edge(self, done: int) -> None:
-        """Collect everything after so many iterations; the younger generations where that was done not long ago."""
+        """Run a full collection after `done` iterations; the middle generation if a full one ran recently."""
         if done - self._looked_at_all < RATIO * self._interval:
             self._collect(MIDDLE)
             return
@@ -185,7 +188,7 @@ class GarbageCollectionHook(Hook):
         if not self.active:
             return
         if not self._settled:
-            generation = YOUNG  # no older, or it would be frozen as garbage
+            generation = YOUNG  # an older one would move garbage to where it gets frozen
         began = perf_counter()
         while generation > YOUNG and began < self._not_before[generation]:
             generation -= 1
@@ -202,7 +205,7 @@ class GarbageCollectionHook(Hook):
 
 
 def _collect_in_child() -> None:
-    """A forked child has the training's setting, and nobody who collects."""
+    """Switch the automatic collection on in a forked child, which inherits the setting without the hook."""
     if _switched_off:
         _switched_off.clear()
         gc.enable()
@@ -210,8 +213,11 @@ def _collect_in_child() -> None:
 
 @atexit.register
 def _restore_all() -> None:
-    """A daemon thread's training does not end before the interpreter, which frees what is not frozen; libraries print
-    what of theirs is left then, as Triton does."""
+    """Switch the collection on again at exit, for a training on a daemon thread that has not ended.
+
+    The interpreter frees only objects that are not frozen, and libraries such as Triton print those that are
+    left.
+    """
     for hook in list(_switched_off):
         hook._restore()
 

@@ -1,4 +1,4 @@
-"""One optimizer step for several iterations."""
+"""An optimizer hook that accumulates the gradients of several iterations for one step."""
 
 from __future__ import annotations
 
@@ -42,31 +42,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 Scaling = Literal["none", "static", "dynamic"]
-"""How losses are scaled against underflow, for the gradients that a checkpoint may hold."""
+"""How losses are scaled against underflow; gradients in a checkpoint fit only the same scaling."""
 
 
 class GradientCumulativeOptimizerHook(OptimizerHook):
-    """Steps every `cumulative_iters` iterations with the mean of their gradients: a batch that many times as large.
+    """Step every `cumulative_iters` iterations with the mean of their gradients.
 
         hooks=[GradientCumulativeOptimizerHook(cumulative_iters=4, grad_clip=dict(max_norm=35))]
 
-    Windows of iterations are counted over the whole run, across epochs, as in mmcv and MMEngine, and the last one
-    is shorter where the run ends within it: each loss is divided by the iterations of its window, so 8 iterations by
-    3 have the divisors 3 3 3 3 3 3 2 2. Where the length of the run is not known beforehand, the gradients of a
-    window that ended early are weighted anew when the last epoch ends. A run that is stopped within a window keeps
-    its gradients in the checkpoint, and goes on with them when resumed.
+    This acts as a batch that many times larger. Windows of iterations are counted over the whole run, across
+    epochs, as in mmcv and MMEngine. The last window is shorter where the run ends within it. Each loss is
+    divided by the iterations of its window, so 8 iterations with `cumulative_iters=3` have the divisors
+    `3 3 3 3 3 3 2 2`. Where the length of the run is not known in advance, the gradients of a window that ended early
+    are rescaled when the last epoch ends. A run that is stopped within a window saves its gradients in the
+    checkpoint, and continues the window when it is resumed.
 
-    `after_backward` comes in every iteration, `before_optimizer_step` and `after_optimizer_step` with a step.
-    Schedulers that count iterations count all of them, as in MMEngine. Under `DistributedDataParallel` gradients
-    are exchanged once a window, and so they are under FSDP2 (`fully_shard`) where the length of the run is known
-    beforehand; other wrappers exchange them in every iteration.
+    `after_backward` is emitted in every iteration, `before_optimizer_step` and `after_optimizer_step` only
+    with a step. Schedulers that count iterations count all of them, as in MMEngine. Under
+    `DistributedDataParallel` the ranks exchange gradients once a window, and under FSDP2 (`fully_shard`) too
+    if the length of the run is known in advance; other wrappers exchange them in every iteration.
 
     Args:
-        cumulative_iters: iterations a step.
-        grad_clip, detect_anomalous_params: as in `OptimizerHook`; gradients are clipped once a step.
+        cumulative_iters: iterations per optimizer step.
+        grad_clip, detect_anomalous_params: see `OptimizerHook`; gradients are clipped once per step.
 
     Raises:
-        TypeError, ValueError: `cumulative_iters` is no positive int, or `grad_clip` is not one.
+        TypeError, ValueError: `cumulative_iters` is not a positive int, or `grad_clip` is invalid.
 
     Warns:
         UserWarning: the model has BatchNorm, whose statistics remain those of single batches.
@@ -86,24 +87,24 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         self._count = 0
         """Iterations whose gradients wait for the step."""
         self._divisor = 1
-        """What the losses of this window are divided by: the iterations it is to have."""
+        """The number of iterations of this window, by which its losses are divided."""
         self._no_sync: AbstractContextManager[None] | None = None
-        """Open from before the forward pass until after backward, in iterations that exchange no gradients."""
+        """Open from the forward pass until after backward, in iterations that exchange no gradients."""
         self._fsdp: list[Any] = []
-        """Return the modules of the model that FSDP2 shards."""
+        """The modules of the model that FSDP2 shards."""
         self._schedulers_allowed = False
         self._begins_with_share = type(self)._backward is GradientCumulativeOptimizerHook._backward
 
     def check(self, trainer: Trainer) -> None:
-        """Warn of BatchNorm, and know the optimizers before a checkpoint's gradients are given to them."""
+        """Warn of BatchNorm, and store the optimizers before a checkpoint's gradients are loaded."""
         super().check(trainer)
         if trainer.optimizer is not None:
             self._adopt(trainer.optimizer)
         modules = trainer.model.modules()
         if self._cumulative_iters > 1 and any(isinstance(module, _BatchNorm) for module in modules):
             warnings.warn(
-                f"cumulative_iters={self._cumulative_iters} makes the gradients those of larger batches, not the "
-                "statistics of BatchNorm, which remain those of each batch",
+                f"cumulative_iters={self._cumulative_iters} makes the gradients those of larger batches, "
+                "but the statistics of BatchNorm remain those of each batch",
                 UserWarning,
                 stacklevel=2,
             )
@@ -116,8 +117,11 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
 
     @on(priority=Priority.LOWEST)
     def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
-        """Keep the ranks from exchanging gradients where no step follows; the forward pass must know already."""
-        self._leave_no_sync()  # left open by a batch that was skipped
+        """Suspend the exchange of gradients between ranks for an iteration without a step.
+
+        The forward pass must know it already.
+        """
+        self._leave_no_sync()  # still open after a skipped batch
         window = self._divisor if self._count else self._window(trainer)
         if self._count + 1 < window:
             if (model := _distributed(trainer.model)) is not None:
@@ -128,7 +132,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 self._no_sync.__enter__()
 
     def _postpones_reduction(self, trainer: Trainer) -> bool:
-        """Return whether FSDP2 reduces once per window; the window's last iteration must be known."""
+        """Return True if FSDP2 reduces once per window; it requires a known last iteration."""
         return bool(self._fsdp) and trainer.max_iters is not None
 
     def _leave_no_sync(self) -> None:
@@ -140,9 +144,9 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         """Add this iteration's gradients, and step at the end of the window.
 
         Raises:
-            TypeError, RuntimeError: as in `OptimizerHook`.
+            TypeError, RuntimeError: see `OptimizerHook.after_train_iter`.
         """
-        # as in OptimizerHook, no helper is called that has nothing to do
+        # helpers with nothing to do are not called, as in OptimizerHook
         clock = trainer.clock
         device, began = clock.device, perf_counter() - clock.excluded
         if trainer.optimizer is not self._given or self._given is None:
@@ -165,7 +169,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 explain_freed_graph(error)
                 raise
             self._count += 1
-        else:  # an error kept the step from a full window, which has the gradients of this iteration
+        else:  # an error kept a full window from its step; it has the gradients of this iteration already
             self._leave_forward()
         clock.backward = perf_counter() - clock.excluded - backward
         if device is not None:
@@ -174,7 +178,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             self._leave_no_sync()
         ends = self._count >= self._divisor
         if not ends:
-            trainer.within = "iter"  # its gradients are in: after an error the batch is not accumulated again
+            trainer.within = "iter"  # the gradients are added: an error must not repeat the batch
             if not self._schedulers_allowed:
                 self._allow_schedulers()
         if trainer.bus.wants(AfterBackward):
@@ -188,25 +192,26 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """When the last epoch ended within a window, step with what there is."""
-        self._leave_no_sync()  # left open where the forward pass failed
+        """Step with the accumulated gradients when the last epoch ended within a window."""
+        self._leave_no_sync()  # still open after a failed forward pass
         if self._count and event.reason == COMPLETED and self.is_last_train_epoch(trainer):
             if self._count < self._divisor:
                 if self._postpones_reduction(trainer):
-                    return  # only the backward of the window's last iteration reduces them
+                    return  # FSDP2 reduces gradients only in the backward of the window's last iteration
                 self._weigh_anew(trainer)
             self._step(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Warn of gradients that are in no step."""
+        """Warn if accumulated gradients are left without a step."""
         if self._count:
             keeper = (
-                "FSDP2 keeps them on each rank, and only a longer train() of this trainer goes on with them"
+                "FSDP2 keeps them on each rank, and only another train() of this trainer uses them"
                 if self._postpones_reduction(trainer)
-                else "a checkpoint of this moment holds them, and a run resumed from it goes on with them"
+                else "a checkpoint saved now holds them, and a run resumed from it uses them"
             )
             logger.warning(
-                "training ended (%s) with the gradients of %d iterations accumulated and in no step yet; %s",
+                "training ended (%s) with the gradients of %d iterations accumulated and not yet in a "
+                "step; %s",
                 event.reason,
                 self._count,
                 keeper,
@@ -215,16 +220,19 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     # --- stepping ------------------------------------------------------------------------------------------
 
     def _window(self, trainer: Trainer) -> int:
-        """The iterations of a window that begins now."""
+        """Return the number of iterations of a window that begins now."""
         if trainer.max_iters is None:
             return self._cumulative_iters
         left = trainer.max_iters - trainer.iter
         return left if 0 < left < self._cumulative_iters else self._cumulative_iters
 
     def _accumulate(self, loss: torch.Tensor) -> None:
-        """Backward of the loss's share of the window. One that begins with 1 / n gives the gradients of loss / n, bit by
-        bit, and saves the division and its part of the graph: a third of the time of a small backward. To a
-        subclass with a backward of its own the divided loss is given."""
+        """Run backward of the loss's share of the window.
+
+        A backward that starts with 1 / n yields the gradients of loss / n bit by bit, and avoids the division
+        and its part of the graph: a third of the time of a small backward. A subclass with its own
+        `_backward` gets the divided loss.
+        """
         divisor = self._divisor
         if divisor == 1:
             self._backward(loss)
@@ -237,12 +245,12 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         loss.backward()
 
     def _leave_forward(self) -> None:
-        """Leave a forward pass that has no backward; FSDP2 would keep its weights beyond the step."""
+        """Reshard after a forward pass without a backward; FSDP2 would keep its weights beyond the step."""
         for module in self._fsdp:
             module.reshard()
 
     def _step(self, trainer: Trainer) -> None:
-        """End the window with a step. After an error before it, its iteration is done again, without a backward."""
+        """End the window with a step; after an error before the step, only the step is repeated."""
         if self._clip is not None:
             self._clip_gradients(trainer)
         wants = trainer.bus.wants
@@ -253,13 +261,13 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             if id(optimizer) not in copying.waited:
                 copying.before_step(optimizer)
             optimizer.step()
-            self._count = 0  # also if the step of a later optimizer fails: this one is not made twice
-            trainer.within = trainer.within or "iter"  # "epoch" where the rest of an epoch is stepped
+            self._count = 0  # set even if the step of a later optimizer fails: this step is not made twice
+            trainer.within = trainer.within or "iter"  # "epoch" for the step at the end of an epoch
         if wants(AfterOptimizerStep):
             self._announce(trainer, AfterOptimizerStep)
 
     def _weigh_anew(self, trainer: Trainer) -> None:
-        """Make what was divided by the intended iterations the mean of those there were, of all ranks."""
+        """Rescale gradients to the actual number of iterations, and average them over ranks."""
         parameters = [*self._parameters()]
         if (model := _distributed(trainer.model)) is not None:
             for parameter, mean in zip(parameters, _mean_over_ranks(model, parameters), strict=True):
@@ -268,7 +276,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         torch._foreach_mul_(gradients, self._divisor / self._count)
 
     def _allow_schedulers(self) -> None:
-        """A scheduler that is stepped before the first optimizer step would warn of it; here that is right."""
+        """Prevent a scheduler's warning that it is stepped before the first optimizer step."""
         self._schedulers_allowed = True
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -283,13 +291,13 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 yield from group["params"]
 
     def settings(self) -> dict[str, Any]:
-        """How gradients are clipped, and over how many iterations they are gathered."""
+        """Return how gradients are clipped, and the iterations per step."""
         return {**super().settings(), "cumulative_iters": self._cumulative_iters}
 
     # --- saving and resuming -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in a window it is, and the gradients so far: one for each parameter, in the optimizers' order."""
+        """Return the position in the window, and each parameter's gradient in the optimizers' order."""
         state: dict[str, Any] = {"count": self._count, "loss_scaling": self.loss_scaling}
         if self._count:
             state["divisor"] = self._divisor
@@ -297,19 +305,19 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         return state
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Go on within the window that was saved, and end it as it was begun, whatever `cumulative_iters` is now.
+        """Check a saved window, which keeps its length whatever `cumulative_iters` is now.
 
         Raises:
-            CheckpointError: it is the state of something else.
-            ValueError: the losses were scaled in another way, or the gradients are not those of the trainer's
+            CheckpointError: `state` does not have the fields of this hook's state.
+            ValueError: the losses were scaled in another way, or the gradients do not fit the trainer's
                 parameters.
         """
         saved = read_as(_State, state, f"{type(self).__name__} cannot take its state")
         if saved.loss_scaling != self.loss_scaling:
             raise ValueError(
-                f"the checkpoint is of a run whose loss scaling was {saved.loss_scaling!r}, this hook's is "
-                f"{self.loss_scaling!r}: give the hook the loss_scale and dtype of that run, or take the weights "
-                "alone with load_checkpoint"
+                f"the checkpoint's run had loss scaling {saved.loss_scaling!r}, this hook has "
+                f"{self.loss_scaling!r}: give the hook the loss_scale and dtype of that run, or load only "
+                "the weights, with load_checkpoint"
             )
         gradients = self._fitting(saved.gradients) if saved.count else []
 
@@ -323,7 +331,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     def _fitting(
         self, gradients: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Return the parameters, each with a copy of its gradient."""
+        """Return each parameter with a copy of its gradient."""
         parameters = [*self._parameters()]
         if len(parameters) != len(gradients) or any(
             gradient is not None and not is_lazy(parameter) and gradient.shape != parameter.shape
@@ -331,7 +339,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         ):
             raise ValueError(
                 f"the checkpoint's {len(gradients)} accumulated gradients do not fit the optimizer's "
-                f"{len(parameters)} parameters: is it of another model or optimizer?"
+                f"{len(parameters)} parameters: resume with the model and optimizer of that run"
             )
         return [
             (parameter, None if gradient is None else gradient.to(parameter, copy=True))
@@ -340,7 +348,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
 
     @on(priority=Priority.HIGHEST)
     def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
-        """Within a window each rank has gradients of its own: save their mean, which all can go on with."""
+        """Save the mean over ranks of gradients within a window, so that every rank can resume from it."""
         model = _distributed(trainer.model)
         if self._count and model is not None and trainer.checkpoint is not None:
             means = _mean_over_ranks(model, [*self._parameters()])
@@ -356,7 +364,7 @@ class _State(msgspec.Struct):
 
 @contextmanager
 def _without_reduction(modules: Sequence[Any]) -> Iterator[None]:
-    """Let FSDP2 keep whole gradients on each rank, and reduce them with those of the next backward outside."""
+    """Let FSDP2 keep whole gradients on each rank, and reduce them in the next backward outside the block."""
     for module in modules:
         module.set_requires_gradient_sync(False, recurse=False)
     try:
@@ -374,8 +382,11 @@ def _distributed(model: torch.nn.Module) -> DistributedDataParallel | None:
 def _mean_over_ranks(
     model: DistributedDataParallel, parameters: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """What DistributedDataParallel would have made of the gradients without `no_sync`. It waits for the device, to
-    learn which parameters have a gradient on any rank: it is for the end of a run and for checkpoints."""
+    """Return the gradients averaged over ranks, as DistributedDataParallel does without `no_sync`.
+
+    Waits for the device to learn which parameters have a gradient on any rank, so it is used only at the end
+    of a run and for checkpoints.
+    """
     group = model.process_group
     present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
     present = present.to(parameters[0].device)

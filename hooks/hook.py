@@ -1,4 +1,4 @@
-"""The base of every hook: methods named after events, subscribed where they are overridden."""
+"""The base class of hooks: a method named after an event is subscribed where a class overrides it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def on(
     when: Predicate | None = None,
     budget_us: float | None = None,
 ) -> Callable[[F], F]:
-    """Give one method of a hook its own place and filter; the words are those of `bus.on`.
+    """Set the priority, the filter and the budget of one method of a hook; options are those of `bus.on`.
 
     @on(priority=49, every=10)
     def after_train_iter(self, trainer, event): ...
 
     Raises:
-        TypeError, ValueError: a bad priority, filter or budget, where it is written.
+        TypeError, ValueError: a priority, filter or budget is invalid; raised where the decorator is written.
     """
     if priority is not None:
         get_priority(priority)
@@ -46,8 +46,13 @@ def on(
     if budget_us is not None:
         check_budget("@on", budget_us)
     options = {
-        "priority": priority, "every": every, "start": start, "once": once, "when": when, "budget_us": budget_us,
-    }  # fmt: skip
+        "priority": priority,
+        "every": every,
+        "start": start,
+        "once": once,
+        "when": when,
+        "budget_us": budget_us,
+    }
 
     def mark(method: F) -> F:
         setattr(method, _MARK, options)
@@ -57,7 +62,7 @@ def on(
 
 
 class Hook(Points):
-    """Override the points you need; only those are subscribed, so the rest cost nothing.
+    """Subscribe the event methods that a subclass overrides; the others cost nothing.
 
         class PrintLoss(Hook):
             priority = "LOW"
@@ -66,21 +71,21 @@ class Hook(Points):
                 if self.every_n_train_iters(trainer, 100):
                     print(trainer.metrics.latest()["loss"])
 
-    `before_epoch`, `after_epoch`, `before_iter` and `after_iter` serve training, validation and test alike
-    (`event.mode` says which), unless the hook overrides the one of that mode. An `async def` method takes
-    `(self, event)` and runs in the background. What `state_dict` returns is saved with every checkpoint under the
-    hook's `name`, which must be unique, and given back to `load_state_dict`.
+    `before_epoch`, `after_epoch`, `before_iter` and `after_iter` serve training, validation and test, with
+    the mode in `event.mode`, unless the hook overrides the method of that mode. An `async def` method takes
+    `(self, event)` and runs in the background. The return value of `state_dict` is saved with every
+    checkpoint under the hook's `name`, which must be unique, and passed to `load_state_dict` on resume.
     """
 
     priority: Priority | int | str = Priority.NORMAL
     budget_us: float | None = None
-    """What the p99 of each of its methods should stay under; see `bus.on`."""
+    """The time in µs that the 99th percentile of each method should stay under; see `bus.on`."""
     name: str | None = None
     runs_phases: ClassVar[tuple[str, ...]] = ()
-    """Phases of the iteration that its `after_train_iter` runs, and books with `trainer.clock`."""
+    """Phases of the iteration that the hook's `after_train_iter` runs, and adds to `trainer.clock`."""
 
     _points: ClassVar[dict[str, list[str]]] = {}
-    """Method name -> names of the events it serves, of everything this class overrides."""
+    """Method name -> names of the events it serves, for all methods that this class overrides."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -90,11 +95,11 @@ class Hook(Points):
         cls._points = _overridden_points(cls)
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe every overridden point.
+        """Subscribe every overridden method to its events.
 
         Raises:
-            TypeError: a method's signature is not (self, trainer, event), or `budget_us` is no number.
-            ValueError: `budget_us` is not above 0, of a hook without points too.
+            TypeError: a method's signature is not (self, trainer, event), or `budget_us` is not a number.
+            ValueError: `budget_us` is not above 0; also checked for a hook without event methods.
         """
         if self.budget_us is not None:
             check_budget(type(self).__name__, self.budget_us)
@@ -103,11 +108,11 @@ class Hook(Points):
             options = {**getattr(method, _MARK, {}), "priority": priority_of(self, method)}
             if options.get("budget_us") is None:
                 options["budget_us"] = self.budget_us
-            # one subscription a method: `once` means once, and an async method hears its events in their order
+            # one subscription a method: `once` counts all its events, an async method keeps their order
             bus.subscribe(method, *events, **options)
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse, when the trainer is built, one the hook cannot serve."""
+        """Refuse a trainer that the hook cannot serve; called when the trainer is built."""
 
     @property
     def stateful(self) -> bool:
@@ -115,79 +120,80 @@ class Hook(Points):
         return type(self).state_dict is not Hook.state_dict
 
     def state_dict(self) -> dict[str, Any]:
-        """The hook's state as plain values and tensors."""
+        """Return the hook's state as plain values and tensors."""
         return {}
 
     @property
     def loads_itself(self) -> bool:
-        """True when the class has a `load_state_dict` of its own, which may fail after a part of the state."""
+        """True when the class has its own `load_state_dict`, which may fail after it has loaded a part."""
         return type(self).load_state_dict is not Hook.load_state_dict
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take a state that `state_dict` returned.
+        """Load a state that `state_dict` returned.
 
-        `Trainer.resume` calls it before the model, the optimizer and the counters are loaded. If it raises, or a later
-        hook, the resume is refused: the hook's attributes are put back, and where that leaves another `state_dict`
-        than before, it is given a copy of that one.
+        `Trainer.resume` calls this before the model, the optimizer and the counters are loaded. If this or a
+        later hook raises, the resume is refused: the hook's attributes are restored, and if `state_dict`
+        still differs from before, `load_state_dict` is called with a copy of the former state.
         """
         self.prepare_state(state)()
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a state that `state_dict` returned, change nothing, and return what takes it, which must not fail.
+        """Check a state that `state_dict` returned, and return a function that loads it and cannot fail.
 
             def prepare_state(self, state):
                 patience = int(state["patience"])
                 return lambda: setattr(self, "patience", patience)
 
-        A hook that overrides this instead of `load_state_dict` need not be put back: `Trainer.resume` calls what is
-        returned last, when nothing of the checkpoint can be refused any more.
+        Must change nothing. A hook that overrides this in place of `load_state_dict` needs no rollback:
+        `Trainer.resume` calls the returned function last, when no part of the checkpoint can be refused any
+        more.
         """
         return lambda: None
 
     def settings(self) -> dict[str, Any]:
-        """The options that change the course of a training, by the names they were given under.
+        """Return the options that change the course of a training, by the names of the arguments.
 
             def settings(self):
                 return {"temperature": self._temperature}
 
-        They are in every checkpoint, and compared when a trainer resumes: `resume` refuses what was changed, and with
-        changed="keep" or "apply" goes on with what this hook was built with. Options that both sides have are
-        compared; what is no plain value is left out. Called once, after `check`.
+        Every checkpoint holds them, and `resume` compares those that both sides have. It refuses changed
+        ones; with changed="keep" or "apply" it goes on with the options of this hook. Values that are not
+        plain are left out. Called once, after `check`.
         """
         return {}
 
-    # --- MMEngine's helpers --------------------------------------------------------------------------------
+    # --- helpers, as in MMEngine -------------------------------------------------------------------------
 
     def every_n_epochs(self, trainer: Trainer, n: int, start: int = 0) -> bool:
-        """In train epoch events: every `n`-th epoch, counted from epoch `start` on; never for n <= 0."""
+        """Return True in every `n`-th epoch after `start`, in train epoch events; n <= 0: never."""
         return _every(trainer.epoch + 1 - start, n)
 
     def every_n_train_iters(self, trainer: Trainer, n: int, start: int = 0) -> bool:
-        """In train iteration events: every `n`-th iteration of the run, from `start` on; never for n <= 0."""
+        """Return True in every `n`-th iteration after `start`, in train iteration events; n <= 0: never."""
         return _every(trainer.iter + 1 - start, n)
 
     every_n_iters = every_n_train_iters
-    """mmcv's name."""
+    """mmcv's name of `every_n_train_iters`."""
 
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
-        """Every `n`-th batch of a pass; never for n <= 0."""
+        """Return True for every `n`-th batch of a pass; n <= 0: never."""
         return _every(batch_idx + 1, n)
 
     def end_of_epoch(self, loader: Any, batch_idx: int) -> bool:
-        """True at the last batch of a pass over `loader`."""
+        """Return True at the last batch of a pass over `loader`."""
         return bool(batch_idx + 1 == len(loader))
 
     def is_last_train_epoch(self, trainer: Trainer) -> bool:
-        """In train epoch events: True in the last epoch of the run."""
+        """Return True in the last epoch of the run, in train epoch events."""
         return trainer.max_epochs is not None and trainer.epoch + 1 == trainer.max_epochs
 
     def is_last_train_iter(self, trainer: Trainer) -> bool:
-        """In train iteration events: True in the last iteration of the run."""
+        """Return True in the last iteration of the run, in train iteration events."""
         return trainer.max_iters is not None and trainer.iter + 1 == trainer.max_iters
 
 
 def priority_of(hook: Hook, method: Callable[..., Any]) -> Priority | int | str:
-    """That of one of its methods: its own, by `on`, or the hook's."""
+    """Return the priority of one of a hook's methods: the method's own, set with `on`, or the hook's."""
     own: Priority | int | str | None = getattr(method, _MARK, {}).get("priority")
     return hook.priority if own is None else own
 
@@ -197,11 +203,11 @@ def _every(counted: int, n: int) -> bool:
 
 
 def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
-    """Find what a hook class overrides.
+    """Map the methods that a hook class overrides to the events they serve.
 
     Raises:
-        TypeError: a method that looks like a point and is none, MMEngine's with an underscore and Lightning's with "on_"
-            among them, or two methods for one event.
+        TypeError: a method looks like an event method but is not one (MMEngine's with an underscore and
+            Lightning's with "on_" included), or two methods serve one event.
     """
     names = [event_name(event_type) for event_type in declared_events()]
     ours = [event_name(event_type) for event_type in declared_events() if _is_ours(event_type)]
@@ -213,7 +219,7 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
                 served.setdefault(event, method)
             continue
         event = ALIASES.get(method, method)
-        # a hook of eventloop knows no events of others, who may use any name
+        # eventloop's own hooks ignore events that other code declares, whatever their names
         known = ours if _is_ours(_author(cls, method)) else names
         if event not in known:
             _refuse_near_miss(cls, method, known)
@@ -232,17 +238,17 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
 
 
 def _is_ours(cls: type) -> bool:
-    """True for a class of eventloop's, False for one of somebody who uses it."""
+    """Return True for a class of eventloop, False for a class of other code."""
     return cls.__module__.partition(".")[0] == "eventloop"
 
 
 def _author(cls: type[Hook], method: str) -> type:
-    """The class, or the base of it, that has the method's code."""
+    """Return the class among the bases of `cls` that defines the method."""
     return next(base for base in cls.__mro__ if method in vars(base))
 
 
 def _own_methods(cls: type[Hook]) -> list[str]:
-    """The public methods that are not as `Hook` has them, and whatever carries the mark of `@on`."""
+    """List the public methods that differ from `Hook`'s, and all methods decorated with `@on`."""
     found = []
     for attribute in dir(cls):
         value = getattr(cls, attribute, None)
@@ -254,30 +260,31 @@ def _own_methods(cls: type[Hook]) -> list[str]:
 
 
 def _refuse_mmengines(cls: type[Hook]) -> None:
-    """MMEngine's hooks override `_before_epoch(self, runner, mode)`; here nobody would call it."""
+    """Refuse MMEngine's `_before_epoch(self, runner, mode)` and its like, which would never be called."""
     for method in GENERIC:
         if callable(getattr(cls, f"_{method}", None)):
             raise TypeError(
-                f"{cls.__name__}._{method} is MMEngine's and would never be called: here it is "
-                f"{method}(self, trainer, event), where event.mode says which mode (a helper of yours needs another name)"
+                f"{cls.__name__}._{method} is MMEngine's name and would never be called: define "
+                f"{method}(self, trainer, event), where event.mode is the mode (or give a helper another "
+                "name)"
             )
 
 
 def _refuse_near_miss(cls: type[Hook], method: str, names: list[str]) -> None:
     if (meant := point_meant(method)) in names or meant in GENERIC:
         raise TypeError(
-            f"{cls.__name__}.{method} is no event and would never be called: here it is {meant}(self, trainer, event) "
-            "(a helper of yours needs another name)"
+            f"{cls.__name__}.{method} is not an event and would never be called: define "
+            f"{meant}(self, trainer, event) (or give a helper another name)"
         )
     looks_like_one = method.startswith(("before_", "after_")) or get_close_matches(
         method, names, 1, cutoff=0.85
     )
     if looks_like_one or hasattr(getattr(cls, method), _MARK):
         raise TypeError(
-            f"{cls.__name__}.{method} is no event{suggest(method, [*names, *GENERIC])} "
-            "(a method of yours that is no point must not look like one)"
+            f"{cls.__name__}.{method} is not an event{suggest(method, [*names, *GENERIC])} "
+            "(give a method that handles no event a name that does not look like one)"
         )
 
 
 _NO_POINTS = frozenset(vars(Hook))
-"""What every hook has, `settings` and `state_dict` as well, stands for no event, whatever events are declared."""
+"""Attributes that every hook has, such as `settings` and `state_dict`; they never stand for an event."""

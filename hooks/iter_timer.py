@@ -1,4 +1,4 @@
-"""How long iterations take, and on what."""
+"""A hook that measures how long iterations and their parts take."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _NAMES = ("time", "data_time", "step_time", "hook_time")
 
 
 class IterTimerHook(Hook):
-    """Puts, in seconds per iteration, `time` and its parts: `data_time + step_time + hook_time == time`.
+    """Put the seconds per iteration as `time`, and its parts: `data_time + step_time + hook_time == time`.
 
         default_hooks=dict(timer=IterTimerHook())    # every trainer has it; None does without
         trainer.metrics.latest()["data_time"].value
 
-    `time` runs from this hook's place in one iteration to the same place in the next, so nothing falls between.
-    `data_time` is the wait for the loader, measured there; `step_time` forward, backward and the optimizer;
-    `hook_time` the rest: all other hooks, those after this one too, and the loop. Evaluations, wherever they are
-    called from, belong to none of them.
+    `time` runs from this hook's call in one iteration to its call in the next, so no time is left out.
+    `data_time` is the wait for the loader, `step_time` forward, backward and the optimizer. `hook_time` is
+    the rest: all other hooks, including those after this one, and the loop. Evaluations, started anywhere,
+    count in none of them.
     """
 
     priority = Priority.NORMAL
@@ -35,11 +35,11 @@ class IterTimerHook(Hook):
         self._excluded = 0.0
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Start the clock."""
+        """Start the clock before the first iteration of an epoch."""
         self._last, self._excluded = perf_counter(), trainer.clock.excluded
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Put the times of this iteration."""
+        """Put the times of this iteration as metrics."""
         now, clock = perf_counter(), trainer.clock
         total = now - self._last - (clock.excluded - self._excluded)
         self._last, self._excluded = now, clock.excluded

@@ -1,4 +1,4 @@
-"""How fast a training was, said at its end."""
+"""A hook that measures iterations after a warm-up, and logs the speed of a training at its end."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ if TYPE_CHECKING:
 
 
 class IterationTimer(IterTimerHook):
-    """detectron2's and Pet's timer: `IterTimerHook` less a warm-up, and a summary. It takes that hook's place.
+    """Measure iterations after a warm-up, and log a summary at the end; the timer of detectron2 and Pet.
 
         IterationTimer(warmup_iter=3)
 
-    Puts `time`, `data_time`, `step_time` and `hook_time` as `IterTimerHook` does, and at the end says, as a text
-    `timing`, in the words that scripts of theirs look for:
+    Replaces `IterTimerHook`. It puts `time`, `data_time`, `step_time` and `hook_time` as that hook does. At
+    the end it emits two texts named `timing`, in the format that scripts for detectron2 search for:
 
         Overall training speed: 47 iterations in 0:00:09 (0.198211 s / it)
         Total training time: 0:00:12 (0:00:02 on hooks, 0:00:01 on evaluations)
 
-    The speed is that of loading and stepping: `data_time + step_time`. The total is what went by since the warm-up,
-    to the last handler of `after_train`; what is neither that nor an evaluation went to hooks, those after this one
-    too, and to the loop.
+    The speed is that of loading and stepping: `data_time + step_time`. The total time runs from the end of
+    the warm-up to this hook's `after_train`, which is among the last. Time that is neither stepping nor an
+    evaluation counts as time on hooks, which includes the loop.
 
     Args:
-        warmup_iter: iterations at the start of a training, of a resumed one too, that are left out.
-        ignore_warmup_time: False counts and puts them like all others.
+        warmup_iter: iterations to leave out at the start of a training; a resumed training leaves them out
+            again.
+        ignore_warmup_time: False includes the warm-up iterations.
 
     Raises:
-        TypeError, ValueError: `warmup_iter` is no int of at least 0, or `ignore_warmup_time` no bool.
+        TypeError, ValueError: `warmup_iter` is not an int of at least 0, or `ignore_warmup_time` is not a
+            bool.
     """
 
     @knowing_others
@@ -51,12 +53,12 @@ class IterationTimer(IterTimerHook):
         self._worked = self._began = self._excluded_at_start = 0.0
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Start the clock."""
+        """Start the clock and the warm-up."""
         self._left_out = 0
         self._start(trainer)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Put the times of this iteration, after the warm-up."""
+        """Put the times of this iteration, unless it belongs to the warm-up."""
         if self._left_out < self._warmup:
             self._left_out += 1
             self._start(trainer)
@@ -68,7 +70,7 @@ class IterationTimer(IterTimerHook):
 
     @on(priority=Priority.LOWEST)
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Say it."""
+        """Log the speed and the total time."""
         total = perf_counter() - self._began
         evaluations = trainer.clock.excluded - self._excluded_at_start
         if self._counted and self._worked > 0:
@@ -89,5 +91,5 @@ class IterationTimer(IterTimerHook):
 
 
 def _whole(seconds: float) -> str:
-    """`0:01:40`."""
+    """Format seconds as `0:01:40`."""
     return str(timedelta(seconds=int(seconds)))

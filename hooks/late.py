@@ -1,4 +1,4 @@
-"""Hooks whose turn comes after a checkpoint of the same event is saved, which then lacks what they do."""
+"""Checks for hooks that run after the save of a checkpoint, so that it lacks their changes."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ logger = logging.getLogger("eventloop")
 
 
 def refuse_late(average: Hook, savings: Sequence[Hook], hooks: Sequence[Any]) -> None:
-    """Refuse an average that takes in an iteration's weights after one of `savings` may have saved it.
+    """Refuse an average that is updated after one of `savings` may have saved it in the same event.
 
     Args:
-        hooks: all of a trainer, in the order they are subscribed in.
+        average: the hook that keeps the average.
+        savings: the hooks that save checkpoints.
+        hooks: all hooks of a trainer, in the order of their subscription.
 
     Raises:
-        ValueError: see the message.
+        ValueError: the average has a priority after one of `savings`.
     """
     for event in ("after_train_iter", "after_train_epoch"):
         for saving in savings:
             if places := _runs_after(average, saving, event, hooks):
                 raise ValueError(
-                    f"{type(average).__name__} has priority {places[0]} in {event}, behind {type(saving).__name__} "
-                    f"({places[1]}): a checkpoint would lack the last update, and a resumed run average other weights; "
-                    f"give it a priority below {places[1]}"
+                    f"{type(average).__name__} has priority {places[0]} in {event}, after "
+                    f"{type(saving).__name__} ({places[1]}): a checkpoint would lack the last update, and a "
+                    f"resumed run would average other weights; give it a priority below {places[1]}"
                 )
 
 
 def tell_late(saving: Hook, event: str, hooks: Sequence[Any]) -> None:
-    """Name those whose state, or what they change of the trainer's, is not in what is saved at this event. There may be
-    a reason: it is no error."""
+    """Warn of hooks that change state after `saving` saves it in this event; the order may be intended."""
     for hook in hooks:
         if (
             isinstance(hook, type(saving))
@@ -46,14 +47,14 @@ def tell_late(saving: Hook, event: str, hooks: Sequence[Any]) -> None:
             continue
         if places := _runs_after(hook, saving, event, hooks):
             logger.warning(
-                "%s has priority %d in %s, behind %s (%d), which saves there: what it changes then is not in that "
-                "checkpoint, and a resumed run would go on without it; give it a priority below %d",
+                "%s has priority %d in %s, after %s (%d), which saves there: its changes are missing from "
+                "that checkpoint, and a resumed run would go on without them; give it a priority below %d",
                 type(hook).__name__, places[0], event, type(saving).__name__, places[1], places[1],
             )  # fmt: skip
 
 
 def _runs_after(hook: Any, other: Any, event: str, hooks: Sequence[Any]) -> tuple[int, int] | None:
-    """The priorities of both where `hook` hears an event after `other`, None where it does not."""
+    """Return the priorities of both hooks if `hook` handles an event after `other`, else None."""
     late, early = _heard_at(hook, event), _heard_at(other, event)
     if late is None or early is None:
         return None
@@ -61,7 +62,7 @@ def _runs_after(hook: Any, other: Any, event: str, hooks: Sequence[Any]) -> tupl
 
 
 def _heard_at(hook: Any, event: str) -> int | None:
-    """The priority of a method on the training thread."""
+    """Return the priority of the hook's synchronous method for an event, None if it has none."""
     for name, events in hook._points.items() if isinstance(hook, Hook) else ():
         if event in events and not inspect.iscoroutinefunction(method := getattr(hook, name)):
             return get_priority(priority_of(hook, method))

@@ -1,4 +1,4 @@
-"""The log files of a run, copied elsewhere."""
+"""Copies of the log files of a run in another directory, for `LoggerHook(out_dir=...)`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ logger = logging.getLogger("eventloop")
 
 
 def copy_logs(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> None:
-    """Copy the files of `work_dir` that end in one of `suffixes`, and those of its folders, to the same places in
-    `target`. What cannot be copied is named and left where it is."""
+    """Copy the files of `work_dir` that end in one of `suffixes` to the same paths in `target`.
+
+    Files in its folders are copied too. Files that cannot be copied are skipped, and named in one warning.
+    """
     failed: list[str] = []
     for path in [*_logs(work_dir, target, suffixes)]:
         place = target / path.relative_to(work_dir)
@@ -25,11 +27,11 @@ def copy_logs(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> None:
         except OSError as error:
             failed.append(f"{path} ({error})")
     if failed:
-        logger.warning("logs that were not copied to %s: %s", target, ", ".join(failed))
+        logger.warning("log files could not be copied to %s: %s", target, ", ".join(failed))
 
 
 def _logs(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Neither those of checkpoints, nor of hidden folders, nor the copies themselves, should they be in there."""
+    """Yield the log files, without those of checkpoints, of hidden folders and of `target`."""
     for folder, folders, names in os.walk(work_dir):
         here = Path(folder)
         if MANIFEST in names or here.resolve() == target.resolve():

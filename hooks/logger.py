@@ -1,4 +1,4 @@
-"""Sends the numbers of each interval to the writers."""
+"""A hook that sends the metrics of each interval to the writers."""
 
 from __future__ import annotations
 
@@ -36,15 +36,17 @@ if TYPE_CHECKING:
 
 
 BEHIND_THE_SIGNALS = 5
-"""What a run's end copies is copied while the PreemptionHook (0) still takes the signals, and after the hooks (10 and
-on) whose files it copies have ended them: contexts are left in the opposite order."""
+"""The priority at which the copy of a run's logs is registered: while PreemptionHook (0) still handles
+signals, and after the hooks (10 and later) whose files are copied have closed them, as contexts are left in
+reverse order."""
 
 REDUCE_MAX = ("data_time", "memory")
-"""What is worst on one rank says more of than their mean: the slowest loader, and the memory that must suffice."""
+"""Metrics whose maximum over ranks matters more than the mean: the slowest loader, and the memory that must
+suffice."""
 
 
 class LastRates(NamedTuple):
-    """The learning rates of an epoch's last iteration."""
+    """The learning rates of the last iteration of an epoch."""
 
     iter: int
     epoch: int
@@ -52,35 +54,41 @@ class LastRates(NamedTuple):
 
 
 class LoggerHook(Hook):
-    """Every `interval` iterations: the learning rate, and what was put since the last time, become
-    `scalars_logged` events, made in the background. The training thread waits for no value. A stop ends an interval: what
-    is left is logged with the rate of its last iteration, unless there are several ranks, or the stop was asked for
-    behind the logger, where a scheduler may have moved it.
+    """Send the learning rate and the new metrics to the writers every `interval` iterations.
 
         default_hooks=dict(logger=dict(interval=50))
-        hooks=[LoggerHook(interval=50, out_dir="logs")]    # takes its place, and copies the files
+        hooks=[LoggerHook(interval=50, out_dir="logs")]    # replaces the default logger, and copies the files
+
+    The events, `scalars_logged`, are made in the background, so the training thread waits for no value. A
+    stop ends an interval: the remaining metrics are logged with the learning rate of their last iteration.
+    The rate is left out with several ranks, or when a handler after the logger asked for the stop, where a
+    scheduler may have changed it.
 
     Args:
         interval: iterations between two logs, counted from the start of the epoch, as in MMEngine.
-        ignore_last: what is left at the end of an epoch goes with the next interval; False logs it at once. The
-            rest of the run is logged at its end in either case.
-        out_dir: where the files of `work_dir` and its folders that end in one of `out_suffix` are copied to, in a
-            folder named as `work_dir`: when a run that no error ended has delivered everything. Not those of checkpoints.
-        custom_cfg: MMEngine's, for other statistics of a training's numbers than the mean of the interval:
-            `[dict(data_src="loss", method_name="mean", window_size=100, log_name="loss_smooth")]`. Methods are mean, min,
-            max, current, and with an int as window median and any function of the values; windows an int, "epoch" or
-            "global", the default. Without `log_name` it takes the place of the mean. Their values are in the checkpoints, and
-            a resumed run goes on with them.
-        reduce: log a training's numbers as their means over all ranks, each of its iteration. All ranks need it then, and
-            log alike; a value that not every rank put stays that of its own. The ranks talk in the background, and
-            `trainer.metrics` of each keeps its own values. Where one does not answer for 30 s, or at the end of a run for
-            half of the bus's `drain_timeout`, the others log their own.
-        reduce_max: names, and groups ("memory" for "memory/..."), of which the maximum over the ranks is logged instead.
-            With that of `data_time`, `time` is no longer the sum of its parts.
+        ignore_last: log the metrics at the end of an epoch with the next interval; False logs them at once.
+            The last metrics of the run are logged at its end in either case.
+        out_dir: a directory for copies of the files of `work_dir` and its folders that end in one of
+            `out_suffix`, in a folder named as `work_dir`. They are copied after a run without an error has
+            delivered everything. Files of checkpoints are not copied.
+        out_suffix: endings of the files to copy.
+        custom_cfg: MMEngine's option for other statistics of a training's metrics than the mean of the
+            interval: `[dict(data_src="loss", method_name="mean", window_size=100, log_name="loss_smooth")]`.
+            Methods are mean, min, max and current, and with an int as window median and any function of the
+            values. Windows are an int, "epoch" or "global", the default. Without `log_name` the statistic
+            replaces the mean. The values are saved in checkpoints, and a resumed run goes on with them.
+        reduce: log a training's metrics as means over all ranks, iteration by iteration. All ranks must use
+            it, and log in the same iterations. A value that some rank did not put is logged unreduced. The
+            ranks communicate in the background, and `trainer.metrics` of each rank keeps its own values. If a
+            rank does not answer for 30 s, or for half of the bus's `drain_timeout` at the end of a run, the
+            others log their own values.
+        reduce_max: names, and groups ("memory" for "memory/..."), of which the maximum over the ranks is
+            logged. With the maximum of `data_time`, `time` is no longer the sum of its parts.
 
     Raises:
-        TypeError, ValueError: `interval` is no positive int; `custom_cfg` says something that is not there;
-            `ignore_last` or `reduce` is no bool, `out_dir` no path, or `reduce_max` no names.
+        TypeError, ValueError: `interval` is not a positive int; `custom_cfg` has an unknown method, window or
+            key; `ignore_last` or `reduce` is not a bool, `out_dir` is not a path, or `reduce_max` is not a
+            list of names.
     """
 
     priority = Priority.BELOW_NORMAL
@@ -112,28 +120,33 @@ class LoggerHook(Hook):
         self._out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a second one: whichever logs first would take the other's values.
+        """Refuse a second logger, because the first to log would take the other's values.
 
         Raises:
-            ValueError: the trainer has another LoggerHook; `custom_cfg` has a window of an epoch in a run of iterations.
+            ValueError: the trainer has another LoggerHook, or `custom_cfg` has a window of an epoch in a run
+                that is measured in iterations.
         """
         self._metrics = trainer.metrics
         if self._statistics is not None:
             refuse_epochs(self._statistics.entries, by_epoch=trainer.by_epoch)
         if sum(isinstance(hook, LoggerHook) for hook in trainer.hooks) > 1:
             raise ValueError(
-                "the trainer has two LoggerHooks (a PeriodicWriter is one), and each would send what the other waits for: "
-                "keep one, and let a writer that wants less choose by `when` or by its own interval"
+                "the trainer has two LoggerHooks (a PeriodicWriter is one), and each would take the other's "
+                "values: keep one, and give a writer that needs fewer events a filter `when` or its own "
+                "interval"
             )
 
     @on(priority=BEHIND_THE_SIGNALS)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Start the background, which the first log would otherwise do, in the middle of an iteration; and be told when
-        more is put than waits for an interval, or for the end of a validation, and when something is left at the run's
-        very end."""
+        """Start the background and reset the state of the last run.
+
+        Without this the first log would start the background in the middle of an iteration. The callback
+        `metrics.relieve` posts metrics when too many have accumulated within an interval or a validation, and at
+        the very end of the run.
+        """
         self._ended_well = False
         self._kept = None
-        trainer.metrics.crowded = False  # of a stop that came behind the logger
+        trainer.metrics.crowded = False  # may be set by a stop that came after the logger's turn
         if self._out_dir is not None and trainer.rank == 0:
             trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
         trainer.bus.warm_up()
@@ -142,7 +155,7 @@ class LoggerHook(Hook):
         trainer.metrics.relieve = lambda: self._post(trainer)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Log at the interval, in the last iteration, and at the end of an epoch too short for an interval."""
+        """Log at the interval, in the last iteration, and at the end of an epoch shorter than an interval."""
         done = (event.iter if event.max_epochs is None else event.batch_idx) + 1
         if done % self._interval == 0 or trainer.metrics.crowded or event.iter + 1 == event.max_iters:
             self._log(trainer)
@@ -153,20 +166,22 @@ class LoggerHook(Hook):
                 self._keep_rates(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Log what is left when training ended before its last iteration."""
+        """Log the remaining metrics when training ended before its last iteration."""
         self._put_kept(trainer)
         reducer = self._reducer
         if reducer is not None and event.reason == ERROR:
             reducer.stop()
         if reducer is not None and reducer.reduces:
-            self._post(trainer, LAST)  # without a value too, so that all ranks have it
+            self._post(trainer, LAST)  # posted even if empty, so that all ranks post
         else:
             self._log_rest(trainer)
 
     @on(priority=Priority.LOWEST)
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Log what other hooks put at the end, and what a validation or test of its own put; what comes after this is
-        logged by the run itself, which relieves the metrics."""
+        """Log the metrics that other hooks put at the end, or that a validation or test put.
+
+        Metrics put after this are posted by the run itself, through `metrics.relieve`.
+        """
         self._log_rest(trainer)
         if self._reducer is not None and event.reason == ERROR:
             self._reducer.stop()
@@ -184,21 +199,24 @@ class LoggerHook(Hook):
 
     @property
     def stateful(self) -> bool:
-        """True with `custom_cfg`, whose statistics are of values that were logged before."""
+        """True with `custom_cfg`, whose statistics need values that were logged before."""
         return self._statistics is not None or type(self).state_dict is not LoggerHook.state_dict
 
     def state_dict(self) -> dict[str, Any]:
-        """The values of the statistics, up to now. Waits for those that are still on the device; and with `reduce` for
-        the other ranks, but for what was put since the last log: of that it has this rank's own."""
+        """Return the values of the statistics up to now.
+
+        Waits for values that are still on the device, and with `reduce` for the other ranks. Metrics put
+        since the last log count with this rank's own values.
+        """
         if self._statistics is None:
             return {}
         return self._statistics.state_dict([] if self._metrics is None else self._metrics.read_pending())
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Go on with the values of a state; a statistic that it does not have begins anew.
+        """Check saved values of the statistics; statistics without saved values start empty.
 
         Raises:
-            CheckpointError: it is the state of something else.
+            CheckpointError: `state` does not have the fields of this hook's state.
         """
         return (
             super().prepare_state(state)
@@ -214,7 +232,7 @@ class LoggerHook(Hook):
             copy_logs(trainer.work_dir, out_dir / trainer.work_dir.name, self._out_suffix)
 
     def _is_tail(self, event: AfterTrainIter) -> bool:
-        """Whether the rest of an epoch, which ends with this iteration, is logged."""
+        """Return True if the rest of the epoch that ends with this iteration is logged at once."""
         if event.max_epochs is None:
             return False
         return not self._ignore_last or event.batch_idx < self._interval
@@ -225,8 +243,10 @@ class LoggerHook(Hook):
         self._post(trainer, trainer.iter)
 
     def _keep_rates(self, trainer: Trainer) -> None:
-        """Of an epoch's last iteration, where what is left waits for the next interval: the validation may stop the run,
-        and the scheduler has moved them then."""
+        """Store the learning rates of an epoch's last iteration, whose metrics wait for the next interval.
+
+        The validation may stop the run before then, after the scheduler has changed the rates.
+        """
         rates = {name: single_number(name, rate) for name, rate in _rates(trainer).items()}
         self._kept = LastRates(trainer.iter, trainer.epoch, rates)
 
@@ -243,7 +263,7 @@ class LoggerHook(Hook):
             self._post(trainer)
 
     def _post(self, trainer: Trainer, iteration: int | None = None) -> None:
-        """Post what was put, to be reduced where all ranks do so in this iteration."""
+        """Post the metrics that were put, reduced over ranks if all ranks log in this iteration."""
         metrics, place = trainer.metrics, trainer.place
         packet: Packet | Reduced = (taken := metrics.collect(place))
         if self._reducer is not None and iteration is not None:
@@ -261,8 +281,10 @@ class LoggerHook(Hook):
 
 
 def _rates(trainer: Trainer) -> dict[str, Any]:
-    """The learning rates by name, unless the step, or a hook, puts them. Taken before the scheduler (70) moves them, they
-    are those that the iteration was trained with."""
+    """Return the learning rates by name; empty if the train step or another hook puts them.
+
+    The logger runs before the schedulers (70), so these are the rates that the iteration was trained with.
+    """
     returned = isinstance(trainer.outputs, Mapping) and "lr" in trainer.outputs
     if returned or any(getattr(hook, "puts_lr", False) for hook in trainer.hooks):
         return {}
@@ -272,14 +294,14 @@ def _rates(trainer: Trainer) -> dict[str, Any]:
 
 
 def _check_reduce(reduce: object, names: object) -> None:
-    """Refuse what does not say whether, and how, metrics are reduced.
+    """Refuse values of `reduce` and `reduce_max` that are of the wrong type.
 
     Raises:
-        TypeError: see the message.
+        TypeError: `reduce` is not a bool, or `reduce_max` is not a list of names.
     """
     if not isinstance(reduce, bool):
         raise TypeError(
-            f"reduce must be True or False, got {reduce!r}: names of maxima go to reduce_max=[...]"
+            f"reduce must be True or False, got {reduce!r}: pass names of maxima as reduce_max=[...]"
         )
     if isinstance(names, str) or not isinstance(names, Collection):
         raise TypeError(f"reduce_max must be a list of names, got {names!r}: write reduce_max=[...]")

@@ -1,4 +1,4 @@
-"""detectron2's and Pet's scheduler hook: it says the learning rate of each iteration, and steps."""
+"""A hook that steps schedulers and puts the learning rate of each iteration, as in detectron2 and Pet."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ BEFORE_THE_LOGGER = 59
 
 
 class LRScheduler(ParamSchedulerHook):
-    """Puts `lr` in each iteration, as the rate it was trained with, then steps the schedulers; takes the place of the
-    default param_scheduler hook.
+    """Put the learning rate of each iteration as `lr`, then step the schedulers.
 
         hooks=[LRScheduler(scheduler=MultiStepLR(optimizer, [600, 900]))]
 
-    The rate is that of the largest param group, in parameters; where every group has one parameter, of the first
-    with the most common initial rate. With several optimizers there is a `lr/<name>` of each. It has no smoothing
-    hint: what is logged is the rate, not a mean, and of every iteration, a record each. The default hook puts none; with
-    that the logger logs the rate as often as it logs.
+    Replaces the default `param_scheduler` hook. The rate is the one the iteration was trained with, of the
+    param group with the most parameters. If every group has one parameter, it is that of the first group with
+    the most common initial rate. Several optimizers have one `lr/<name>` each. The metric has no smoothing
+    hint, so each iteration is logged as a record with its own rate, not as a mean. The default hook puts no
+    rate, and the logger then logs the rate at its interval.
 
     Args:
-        optimizer: whose rate is put; by default the trainer's.
-        scheduler: stepped and saved with the trainer's schedulers; a scheduler, or a config.
-        by_epoch, monitor: as `ParamSchedulerHook`.
+        optimizer: the optimizer whose rate is put; by default the trainer's.
+        scheduler: a scheduler, or a config, to step and save with the trainer's schedulers.
+        by_epoch, monitor: see `ParamSchedulerHook`.
 
     Raises:
-        TypeError, ValueError: as `ParamSchedulerHook`, when the trainer is built.
+        TypeError, ValueError: see `ParamSchedulerHook`; raised when the trainer is built.
     """
 
     puts_lr = True
@@ -47,7 +47,7 @@ class LRScheduler(ParamSchedulerHook):
         self._shown: list[tuple[str, Group]] = []
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe; the rate is put before the logger collects, the schedulers step after it."""
+        """Subscribe so that the rate is put before the logger collects, and schedulers step after it."""
         super().attach(bus)
         bus.subscribe(
             self._put_lr, AfterTrainIter, priority=BEFORE_THE_LOGGER, name=f"{type(self).__name__}.put_lr",
@@ -55,10 +55,10 @@ class LRScheduler(ParamSchedulerHook):
         )  # fmt: skip
 
     def check(self, trainer: Trainer) -> None:
-        """Give the trainer the scheduler, and refuse what would never be stepped.
+        """Add the scheduler to the trainer's, and refuse schedulers that would never be stepped.
 
         Raises:
-            TypeError, ValueError: as `ParamSchedulerHook`, or there is no optimizer.
+            TypeError, ValueError: see `ParamSchedulerHook.check`, or there is no optimizer.
         """
         if self._optimizer is None and trainer.optimizer is None:
             raise ValueError(
@@ -69,7 +69,7 @@ class LRScheduler(ParamSchedulerHook):
         super().check(trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Choose the groups; loading a checkpoint has made new ones of them."""
+        """Choose the param groups to show; a loaded checkpoint has replaced the former ones."""
         super().before_train(trainer, event)
         given = self._optimizer if self._optimizer is not None else trainer.optimizer
         self._shown = [
@@ -81,12 +81,15 @@ class LRScheduler(ParamSchedulerHook):
 
     def _put_lr(self, trainer: Trainer, event: AfterTrainIter) -> None:
         for name, group in self._shown:
-            trainer.metrics.put_scalar(name, group["lr"], False)  # by its place: a keyword is a tenth of it
+            trainer.metrics.put_scalar(name, group["lr"], False)  # a keyword would add a tenth to the cost
 
 
 def representative_group(groups: list[Group]) -> Group:
-    """The group whose rate stands for all: the first with the most parameters; if all have one, the first with the
-    most common initial rate. The heuristic of detectron2 and Pet."""
+    """Return the param group whose rate stands for all, by the heuristic of detectron2 and Pet.
+
+    It is the first group with the most parameters. If every group has one parameter, it is the first with the
+    most common initial rate.
+    """
     largest = max(groups, key=lambda group: len(group["params"]))
     if len(largest["params"]) > 1:
         return largest

@@ -1,4 +1,4 @@
-"""mmcv's way to a learning rate: before each epoch and iteration it is set, as a function of the counters."""
+"""The base of mmcv's learning rate policies, which compute the rate from the counters of the run."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ WARMUPS = ("constant", "linear", "exp")
 
 
 class ParamUpdaterHook(Hook):
-    """Sets one value of every param group from its initial value and the counters; the base of the updaters of
-    learning rates and momenta, see those."""
+    """Set one value of every param group from its initial value and the counters of the run.
+
+    The base of `LrUpdaterHook` and `MomentumUpdaterHook`.
+    """
 
     param_name: ClassVar[str] = "lr"
     reaches_end: ClassVar[bool] = False
-    """Whether the policy is one of the run's length, whose end is set once the run is completed."""
+    """True if the policy depends on the run's length; its end is then set once the run is completed."""
     _given: Mapping[str, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -45,7 +47,8 @@ class ParamUpdaterHook(Hook):
             cls.__init__ = _noting(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
-        self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
+        self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0,
+        warmup_ratio: float = 0.1,
         warmup_by_epoch: bool = False,
     ) -> None:  # fmt: skip
         if not isinstance(by_epoch, bool):
@@ -67,15 +70,15 @@ class ParamUpdaterHook(Hook):
         self._begun = False
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the policy, with the defaults of those that were not given."""
+        """Return the arguments of the policy, including the defaults of arguments that were not given."""
         return dict(self._given)
 
     def check(self, trainer: Trainer) -> None:
         """Take the initial values, and refuse a trainer that the hook cannot serve.
 
         Raises:
-            ValueError: no optimizer; a value it does not have; another scheduler for the same value; or a unit or
-                a length the run does not have.
+            ValueError: there is no optimizer, or it lacks the value; another scheduler sets the same value;
+                or the run does not have the unit or length that the policy needs.
         """
         name = type(self).__name__
         if trainer.optimizer is None:
@@ -98,8 +101,10 @@ class ParamUpdaterHook(Hook):
                 self.max_progress(trainer)
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Take the values that were edited after the trainer was built, as mmcv does; and give groups of a checkpoint
-        without initial values those that the optimizer was built with."""
+        """Take values that were edited after the trainer was built as initial values, as mmcv does.
+
+        Groups loaded from a checkpoint without initial values get those that the optimizer was built with.
+        """
         groups = groups_of(trainer.optimizer)
         if trainer.iter == 0 and not self._begun:
             for group, seen in zip(groups, self._seen, strict=False):
@@ -110,38 +115,38 @@ class ParamUpdaterHook(Hook):
             group.setdefault(self._initial_name, value)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Set what goes by epoch."""
+        """Set the value of a policy that is counted in epochs."""
         if self.by_epoch:
             self._set(trainer)
 
     def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
-        """Set what goes by iteration, and the warm-up."""
+        """Set the value of a policy that is counted in iterations, or of the warm-up."""
         if not self.by_epoch or (self.warmup is not None and trainer.iter <= self._warmup_length(trainer)):
             self._set(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Set the end of a schedule that has one, as PyTorch's last step does: the last iteration was one before."""
+        """Set the final value of a policy with an end, as the last step of PyTorch's schedulers does."""
         if self.reaches_end and event.reason == COMPLETED:
             self._set(trainer)
 
     # --- for policies --------------------------------------------------------------------------------------
 
     def progress(self, trainer: Trainer) -> int:
-        """The epoch, or iteration, the run is at."""
+        """Return the current epoch, or the iteration with `by_epoch=False`."""
         return trainer.epoch if self.by_epoch else trainer.iter
 
     def done(self, trainer: Trainer) -> float:
-        """The part of the run that is done, from 0 to 1."""
+        """Return the part of the run that is done, from 0 to 1."""
         part = self.progress(trainer) / self.max_progress(trainer)
         if part < 1.0:
             return part
         return 1.0
 
     def max_progress(self, trainer: Trainer) -> int:
-        """The epochs, or iterations, of the run.
+        """Return the epochs of the run, or the iterations with `by_epoch=False`.
 
         Raises:
-            ValueError: nobody knows how many iterations there are.
+            ValueError: the number of iterations is not known.
         """
         if self.by_epoch:
             assert trainer.max_epochs is not None
@@ -151,24 +156,24 @@ class ParamUpdaterHook(Hook):
         return (trainer.max_epochs or 0) * self._epoch_length(trainer, "by_epoch=False")
 
     def _regular(self, trainer: Trainer, group: Group) -> float:
-        """The value of a group without warm-up."""
+        """Return the value of a group without warm-up."""
         raise NotImplementedError
 
     def _warm(self, value: float, factor: float) -> float:
-        """What a warm-up factor, in (0, 1], makes of a value."""
+        """Apply a warm-up factor, in (0, 1], to a value."""
         return value * factor
 
     def _begin(self, trainer: Trainer) -> None:
-        """Set initial values of the policy's own."""
+        """Set the initial values of a policy that has its own."""
 
     # --- inside --------------------------------------------------------------------------------------------
 
     def _set(self, trainer: Trainer) -> None:
-        # in every iteration of a policy by iteration: what is the usual case, plain floats, calls no helper
+        # a policy by iteration runs this in each one: for plain floats, the usual case, it calls no helper
         name, initial = self.param_name, self._initial_name
         factor = None if self.warmup is None else self._factor_now(trainer)
         for group in groups_of(trainer.optimizer):
-            if type(group.get(initial)) is not float:  # of a group that was added in the run
+            if type(group.get(initial)) is not float:  # a group that was added during the run
                 initial_value(group, name)
             value = self._regular(trainer, group)
             if factor is not None:
@@ -179,12 +184,12 @@ class ParamUpdaterHook(Hook):
                 write_value(group, name, value)
 
     def _factor_now(self, trainer: Trainer) -> float | None:
-        """The factor of the warm-up, None after it."""
+        """Return the factor of the warm-up, None after it."""
         done, length = trainer.iter, self._warmup_length(trainer)
         return self._warmup_factor(done / length) if done < length else None
 
     def _warmup_length(self, trainer: Trainer) -> int:
-        """In iterations; 0 without warm-up."""
+        """Return the length of the warm-up in iterations, 0 without one."""
         if self.warmup is None:
             return 0
         if not self.warmup_by_epoch:
@@ -203,8 +208,8 @@ class ParamUpdaterHook(Hook):
         length = length_of(trainer.loader)
         if length is None:
             raise ValueError(
-                f"{type(self).__name__} with {why} needs to know the iterations of an epoch, and the train loader has "
-                "no length: give the Trainer max_iters, or count in the other unit"
+                f"{type(self).__name__} with {why} needs the number of iterations of an epoch, and the train "
+                "loader has no length: give the Trainer max_iters, or count in the other unit"
             )
         return length
 
@@ -215,8 +220,8 @@ class ParamUpdaterHook(Hook):
         for hook in trainer.hooks:
             if isinstance(hook, ParamUpdaterHook) and hook is not self and hook.param_name == self.param_name:
                 raise ValueError(
-                    f"{type(self).__name__} and {type(hook).__name__} both set {self.param_name} anew each time, so "
-                    "the later one alone would count: give one of the two"
+                    f"{type(self).__name__} and {type(hook).__name__} both set {self.param_name} each time, "
+                    "so only the later one would have an effect: pass only one of the two"
                 )
         build_schedulers(trainer)
         for scheduler in trainer.schedulers:
@@ -225,18 +230,18 @@ class ParamUpdaterHook(Hook):
                 moves.add("momentum")
             if self.param_name in moves:
                 raise ValueError(
-                    f"{type(self).__name__} sets {self.param_name} anew each time, so {type(scheduler).__name__} in "
-                    "schedulers would do nothing: give one of the two"
+                    f"{type(self).__name__} sets {self.param_name} each time, so {type(scheduler).__name__} "
+                    "in schedulers would have no effect: pass only one of the two"
                 )
 
 
 def _noting(init: Callable[..., None]) -> Callable[..., None]:
-    """Keep the arguments of the outermost `__init__`: each policy has its own, and stores what it makes of them."""
+    """Store the arguments of the outermost `__init__`, which are the settings of a policy."""
 
     @functools.wraps(init)
     def noting(self: ParamUpdaterHook, *args: Any, **kwargs: Any) -> None:
         if not hasattr(self, "_given"):
-            self._given = {}  # of those inside of this one none counts
+            self._given = {}  # calls of a base's __init__ find it and store nothing
             init(self, *args, **kwargs)
             bound = inspect.signature(init).bind(self, *args, **kwargs)
             bound.apply_defaults()
@@ -248,46 +253,50 @@ def _noting(init: Callable[..., None]) -> Callable[..., None]:
 
 
 class LrUpdaterHook(ParamUpdaterHook):
-    """The base of mmcv's learning rate policies: override `get_lr`.
+    """Set the learning rate from `get_lr`; the base of mmcv's learning rate policies.
 
         class HalveLrUpdaterHook(LrUpdaterHook):
             def get_lr(self, trainer, base_lr):
                 return base_lr * 0.5 ** trainer.epoch
 
-    The rate is set before each epoch, or with `by_epoch=False` before each iteration, from `initial_lr` of each param
-    group and from the trainer's counters alone: a resumed run has the rates of the uninterrupted one. With several
-    optimizers all are set. Iterations whose step was skipped count, as in mmcv; the schedulers of
-    `eventloop.optim.schedulers` do not count them.
+    The rate is set before each epoch, or with `by_epoch=False` before each iteration. It is computed from
+    `initial_lr` of each param group and the trainer's counters only, so a resumed run has the rates of the
+    uninterrupted one. The rates of all optimizers are set. Iterations whose step was skipped count, as in
+    mmcv; the schedulers of `eventloop.optim.schedulers` do not count them.
 
-    In the first `warmup_iters` iterations the rate is less, at iteration i of W: times r = `warmup_ratio` with
-    "constant", 1 - (1 - i / W) (1 - r) with "linear", r ** (1 - i / W) with "exp".
+    The warm-up lowers the rate in the first W = `warmup_iters` iterations. The factor at iteration i, with r
+    = `warmup_ratio`, is r for "constant", 1 - (1 - i / W) (1 - r) for "linear" and r ** (1 - i / W) for
+    "exp".
 
     Args:
-        by_epoch: what `get_lr` goes by; a run measured in iterations needs False.
+        by_epoch: True sets the rate before each epoch, False before each iteration; a run measured in
+            iterations needs False.
         warmup: None, "constant", "linear" or "exp".
-        warmup_iters: its length, in iterations, or in epochs with `warmup_by_epoch`.
-        warmup_ratio: in (0, 1].
-        warmup_by_epoch: the unit of `warmup_iters`.
+        warmup_iters: the length of the warm-up in iterations, or in epochs with `warmup_by_epoch`.
+        warmup_ratio: in (0, 1], the factor at the start of the warm-up.
+        warmup_by_epoch: True counts `warmup_iters` in epochs.
 
     Raises:
         TypeError: the class has no `get_lr`, or an argument is of the wrong type.
-        ValueError: an unknown `warmup`, or a number out of range.
+        ValueError: `warmup` is unknown, or a number is out of range.
     """
 
     priority = Priority.VERY_HIGH
 
     def __init__(
-        self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
+        self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0,
+        warmup_ratio: float = 0.1,
         warmup_by_epoch: bool = False,
     ) -> None:  # fmt: skip
         if type(self).get_lr is LrUpdaterHook.get_lr:
             raise TypeError(
-                f"{type(self).__name__} has no get_lr(trainer, base_lr): define it, or take a policy"
+                f"{type(self).__name__} has no get_lr(trainer, base_lr): define it, or use a subclass that "
+                "does"
             )
         super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
-        """The rate of a group that began with `base_lr`, without warm-up."""
+        """Return the rate of a group whose initial rate is `base_lr`, without warm-up."""
         raise NotImplementedError
 
     def _regular(self, trainer: Trainer, group: Group) -> float:

@@ -1,4 +1,4 @@
-"""How much memory a training takes."""
+"""A hook that puts the memory use of a training as metrics."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ _STATS = {
     "memory/max_allocated": "allocated_bytes.all.peak",
     "memory/max_reserved": "reserved_bytes.all.peak",
 }
-"""Those that `torch.cuda.memory_allocated` and so on look at."""
+"""The statistics that `torch.cuda.memory_allocated` and its like return."""
 STATM = Path("/proc/self/statm")
 
 
 class MemoryHook(Hook):
-    """Puts, in MiB, `memory/resident`, and on a CUDA device `memory/allocated`, `memory/reserved` and their peaks,
-    `memory/max_allocated` and `memory/max_reserved`.
+    """Put the memory of the process, and of the CUDA device, as metrics in MiB.
 
         MemoryHook(interval=10)
 
-    `resident` is the physical memory of this process (of no loader worker), read from /proc/self/statm; systems
-    without that file have no such metric. The others are those of `torch.cuda.memory_allocated` and so on, which the
-    host keeps: nothing here waits for the device.
+    `memory/resident` is the physical memory of this process without loader workers, read from
+    /proc/self/statm; systems without that file have no such metric. A CUDA device has `memory/allocated`,
+    `memory/reserved` and their peaks, `memory/max_allocated` and `memory/max_reserved`. These are the numbers
+    of `torch.cuda.memory_allocated` and its like, which the host keeps, so the hook never waits for the
+    device.
 
     Args:
-        interval: put them every so many iterations, and in the last one.
+        interval: put the metrics every so many iterations, and in the last one.
         summary: log `torch.cuda.memory_summary` too when training ends.
-        reset_peak: start the peaks anew after each time, so that each is that of its interval. Off by default,
-            because everybody who reads the peaks shares them.
-        device: the CUDA device to ask; by default the trainer's, else the one of the model's first parameter.
+        reset_peak: reset the peaks after each time, so that each covers one interval. Off by default, because
+            all code of the process shares the peaks.
+        device: the CUDA device; by default the trainer's, else that of the model's first parameter.
 
     Raises:
-        TypeError, ValueError: `interval` is no positive int, `device` no CUDA device, or another option no bool.
+        TypeError, ValueError: `interval` is not a positive int, `device` is not a CUDA device, or another
+            option is not a bool.
     """
 
     def __init__(
@@ -60,11 +62,11 @@ class MemoryHook(Hook):
         self._interval, self._reset_peak, self._summary = interval, reset_peak, summary
         self._given = None if device is None else torch.device(device)
         if self._given is not None and self._given.type != "cuda":
-            raise ValueError(f"MemoryHook asks CUDA devices for their memory, got device={str(device)!r}")
+            raise ValueError(f"MemoryHook needs a CUDA device, got device={str(device)!r}")
         self._device: torch.device | None = None
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Settle which device is asked."""
+        """Choose the device whose memory is measured."""
         device = self._given or trainer.device or next((p.device for p in trainer.model.parameters()), None)
         self._device = device if device is not None and device.type == "cuda" else None
 
@@ -74,20 +76,20 @@ class MemoryHook(Hook):
             return
         values = {} if (resident := resident_bytes()) is None else {"memory/resident": resident / MIB}
         if self._device is not None:
-            stats = torch.cuda.memory_stats(self._device)  # once: it takes longer than all the rest
+            stats = torch.cuda.memory_stats(self._device)  # once: it takes longer than the rest
             values |= {name: stats.get(key, 0) / MIB for name, key in _STATS.items()}
             if self._reset_peak:
                 torch.cuda.reset_peak_memory_stats(self._device)
         trainer.metrics.put_scalars(values, smoothing_hint=False)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Log the summary, where it is asked for."""
+        """Log the summary of the CUDA device's memory if it is switched on."""
         if self._summary and self._device is not None:
             report(trainer, "memory_summary", "\n" + torch.cuda.memory_summary(self._device))
 
 
 def resident_bytes() -> int | None:
-    """Physical memory of this process, None where the system does not say."""
+    """Return the physical memory of this process in bytes, None where the system has no /proc/self/statm."""
     try:
         pages = int(STATM.read_text(encoding="ascii").split()[1])
     except OSError:

@@ -1,4 +1,4 @@
-"""mmcv's way to a momentum: the twins of the learning rate policies."""
+"""mmcv's momentum policies, the counterparts of the learning rate policies."""
 
 from __future__ import annotations
 
@@ -27,45 +27,48 @@ if TYPE_CHECKING:
 
 
 class MomentumUpdaterHook(ParamUpdaterHook):
-    """The base of mmcv's momentum policies: override `get_momentum`.
+    """Set the momentum from `get_momentum`; the base of mmcv's momentum policies.
 
         class LessMomentumUpdaterHook(MomentumUpdaterHook):
             def get_momentum(self, trainer, base_momentum):
                 return base_momentum * 0.9 ** trainer.epoch
 
-    It sets `momentum`, or the first of `betas` where an optimizer has those, from `initial_momentum` of each param
-    group. All is as in `LrUpdaterHook`, but that a warm-up divides by its factor: it begins with more momentum.
+    It sets `momentum`, or the first of `betas` if the optimizer has those, from `initial_momentum` of each
+    param group. It works as `LrUpdaterHook`, except that a warm-up divides by its factor, so it starts with
+    more momentum.
 
     Args:
-        by_epoch, warmup, warmup_iters, warmup_by_epoch: as `LrUpdaterHook`.
-        warmup_ratio: in (0, 1], what the momentum is divided by.
+        by_epoch, warmup, warmup_iters, warmup_by_epoch: see `LrUpdaterHook`.
+        warmup_ratio: in (0, 1], the divisor of the momentum at the start of the warm-up.
 
     Raises:
-        TypeError, ValueError: as `LrUpdaterHook`.
+        TypeError, ValueError: see `LrUpdaterHook`.
 
     Warns:
-        UserWarning: the warm-up begins with a momentum of 1 or more, with which nothing converges.
+        UserWarning: the warm-up starts with a momentum of 1 or more, with which no training converges.
     """
 
     priority = Priority.HIGH
     param_name = "momentum"
 
     def __init__(
-        self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9,
+        self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0,
+        warmup_ratio: float = 0.9,
         warmup_by_epoch: bool = False,
     ) -> None:  # fmt: skip
         own, base = type(self), MomentumUpdaterHook
         if own.get_momentum is base.get_momentum and own._regular is base._regular:
             raise TypeError(
-                f"{own.__name__} has no get_momentum(trainer, base_momentum): define it, or take a policy"
+                f"{own.__name__} has no get_momentum(trainer, base_momentum): define it, or use a subclass "
+                "that does"
             )
         super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a trainer that the hook cannot serve, and warn of a warm-up that is none.
+        """Refuse a trainer that the hook cannot serve, and warn of a warm-up with a momentum of 1 or more.
 
         Raises:
-            ValueError: as `LrUpdaterHook`.
+            ValueError: see `LrUpdaterHook.check`.
         """
         super().check(trainer)
         if self.warmup is None:
@@ -76,14 +79,15 @@ class MomentumUpdaterHook(ParamUpdaterHook):
         )
         if first >= 1:
             warnings.warn(
-                f"{type(self).__name__} divides the momentum by {self.warmup_ratio} when the warm-up begins, which "
-                f"makes it {first:.3g}: with 1 or more the velocity only grows; raise warmup_ratio",
+                f"{type(self).__name__} divides the momentum by {self.warmup_ratio} at the start of the "
+                f"warm-up, which makes it {first:.3g}: with 1 or more the velocity only grows; raise "
+                "warmup_ratio",
                 UserWarning,
                 stacklevel=2,
             )
 
     def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
-        """The momentum of a group that began with `base_momentum`, without warm-up."""
+        """Return the momentum of a group whose initial momentum is `base_momentum`, without warm-up."""
         raise NotImplementedError
 
     def _regular(self, trainer: Trainer, group: Group) -> float:
@@ -94,18 +98,21 @@ class MomentumUpdaterHook(ParamUpdaterHook):
 
 
 class StepMomentumUpdaterHook(MomentumUpdaterHook):
-    """Times `gamma` every `step`, or at each of a list, and never below `min_momentum`.
+    """Multiply the momentum by `gamma` at each step, but not below `min_momentum`.
 
         hooks=[StepMomentumUpdaterHook(step=[16, 22], gamma=0.9)]
 
+    `step` is an interval, or a list of epochs or iterations.
+
     Raises:
-        TypeError, ValueError: as `StepLrUpdaterHook`.
+        TypeError, ValueError: see `StepLrUpdaterHook`.
     """
 
     def __init__(
         self, step: int | Sequence[int], gamma: float = 0.5, min_momentum: float | None = None, *,
         by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9, warmup_by_epoch: bool = False,
+        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9,
+        warmup_by_epoch: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
         self._steps = Steps(step)
@@ -113,88 +120,96 @@ class StepMomentumUpdaterHook(MomentumUpdaterHook):
         self._min = 0.0 if min_momentum is None else number("min_momentum", min_momentum, least=0)
 
     def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
-        """max(base_momentum gamma^n, min_momentum) after n steps."""
+        """Return max(base_momentum gamma^n, min_momentum) after n steps."""
         value: float = base_momentum * self._gamma ** self._steps.decays(self.progress(trainer))
         return max(value, self._min)
 
 
 class CosineAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
-    """Half a cosine down to the minimum.
+    """Lower the momentum to the minimum along half a cosine.
 
         hooks=[CosineAnnealingMomentumUpdaterHook(min_momentum=0.85)]
 
     Args:
-        min_momentum, min_momentum_ratio: the minimum, or its ratio to the initial momentum; exactly one.
+        min_momentum, min_momentum_ratio: the minimum, or its ratio to the initial momentum; exactly one of
+            the two.
 
     Raises:
-        TypeError, ValueError: both minima or neither, or one below 0.
+        TypeError, ValueError: both minima or neither are given, or one is below 0.
     """
 
     reaches_end = True
 
     def __init__(
-        self, min_momentum: float | None = None, min_momentum_ratio: float | None = None, *, by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9, warmup_by_epoch: bool = False,
+        self, min_momentum: float | None = None, min_momentum_ratio: float | None = None, *,
+        by_epoch: bool = True,
+        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9,
+        warmup_by_epoch: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
         self._minimum = Minimum("min_momentum", min_momentum, min_momentum_ratio)
 
     def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
-        """min + (base - min) (1 + cos(pi p / P)) / 2."""
+        """Return min + (base - min) (1 + cos(pi p / P)) / 2."""
         return annealing_cos(base_momentum, self._minimum.of(base_momentum), self.done(trainer))
 
 
 class LinearAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
-    """A line down to the minimum.
+    """Lower the momentum to the minimum along a line.
 
         hooks=[LinearAnnealingMomentumUpdaterHook(min_momentum_ratio=0.9)]
 
     Args:
-        min_momentum, min_momentum_ratio: as `CosineAnnealingMomentumUpdaterHook`.
+        min_momentum, min_momentum_ratio: see `CosineAnnealingMomentumUpdaterHook`.
 
     Raises:
-        TypeError, ValueError: both minima or neither, or one below 0.
+        TypeError, ValueError: both minima or neither are given, or one is below 0.
     """
 
     reaches_end = True
 
     def __init__(
-        self, min_momentum: float | None = None, min_momentum_ratio: float | None = None, *, by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9, warmup_by_epoch: bool = False,
+        self, min_momentum: float | None = None, min_momentum_ratio: float | None = None, *,
+        by_epoch: bool = True,
+        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9,
+        warmup_by_epoch: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
         self._minimum = Minimum("min_momentum", min_momentum, min_momentum_ratio)
 
     def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
-        """base + (min - base) p / P."""
+        """Return base + (min - base) p / P."""
         return annealing_linear(base_momentum, self._minimum.of(base_momentum), self.done(trainer))
 
 
 class CyclicMomentumUpdaterHook(MomentumUpdaterHook):
-    """The inverse of `CyclicLrUpdaterHook`: down to times `target_ratio[0]` while the rate rises, and up again.
+    """Lower the momentum while `CyclicLrUpdaterHook` raises the rate, and the other way round.
 
         hooks=[CyclicLrUpdaterHook(cyclic_times=3), CyclicMomentumUpdaterHook(cyclic_times=3)]
 
     Args:
-        target_ratio, cyclic_times, step_ratio_up, anneal_strategy, gamma: as `CyclicLrUpdaterHook`.
+        target_ratio, cyclic_times, step_ratio_up, anneal_strategy, gamma: see `CyclicLrUpdaterHook`; the
+            factors (lowest, end) apply to the initial momentum.
 
     Raises:
-        TypeError, ValueError: as `CyclicLrUpdaterHook`.
+        TypeError, ValueError: see `CyclicLrUpdaterHook`.
     """
 
     reaches_end = True
 
     def __init__(
         self, by_epoch: bool = False, target_ratio: float | Sequence[float] = (0.85 / 0.95, 1.0),
-        cyclic_times: int = 1, step_ratio_up: float = 0.4, anneal_strategy: str = "cos", gamma: float = 1.0, *,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9, warmup_by_epoch: bool = False,
+        cyclic_times: int = 1, step_ratio_up: float = 0.4, anneal_strategy: str = "cos", gamma: float = 1.0,
+        *,
+        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9,
+        warmup_by_epoch: bool = False,
     ) -> None:  # fmt: skip
         refuse_by_epoch(type(self).__name__, by_epoch)
         super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
         self._cycles = Cycles(target_ratio, cyclic_times, step_ratio_up, anneal_strategy, gamma)
 
     def max_progress(self, trainer: Trainer) -> int:
-        """The iterations of the run.
+        """Return the iterations of the run.
 
         Raises:
             ValueError: they are fewer than the cycles.
@@ -204,26 +219,28 @@ class CyclicMomentumUpdaterHook(MomentumUpdaterHook):
         return total
 
     def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
-        """See `Cycles`."""
+        """Return the momentum of the current iteration; `Cycles` has the formula."""
         return self._cycles.value(base_momentum, self.progress(trainer), self.max_progress(trainer))
 
 
 class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
-    """The inverse of `OneCycleLrUpdaterHook`: from `max_momentum` down to `base_momentum`, where the rate is at its peak,
-    and up again; the same as PyTorch's OneCycleLR does.
+    """Lower the momentum while `OneCycleLrUpdaterHook` raises the rate, then raise it again.
 
         hooks=[
             OneCycleLrUpdaterHook(max_lr=0.1),
             OneCycleMomentumUpdaterHook(base_momentum=0.85, max_momentum=0.95),
         ]
 
+    It starts and ends at `max_momentum`, and is `base_momentum` where the rate has its peak, as in PyTorch's
+    OneCycleLR.
+
     Args:
-        base_momentum, max_momentum: one number, one a param group, or those by the optimizer's name where there are
-            several.
-        pct_start, anneal_strategy, three_phase: as `OneCycleLrUpdaterHook`.
+        base_momentum, max_momentum: one number, one per param group, or a dict of these by the optimizer's
+            name if there are several.
+        pct_start, anneal_strategy, three_phase: see `OneCycleLrUpdaterHook`.
 
     Raises:
-        TypeError, ValueError: as `OneCycleLrUpdaterHook`.
+        TypeError, ValueError: see `OneCycleLrUpdaterHook`.
     """
 
     reaches_end = True
@@ -232,8 +249,10 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
         self,
         base_momentum: float | Sequence[float] | Mapping[str, float | Sequence[float]] = 0.85,
         max_momentum: float | Sequence[float] | Mapping[str, float | Sequence[float]] = 0.95,
-        pct_start: float = 0.3, anneal_strategy: str = "cos", three_phase: bool = False, *, by_epoch: bool = False,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9, warmup_by_epoch: bool = False,
+        pct_start: float = 0.3, anneal_strategy: str = "cos", three_phase: bool = False, *,
+        by_epoch: bool = False,
+        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9,
+        warmup_by_epoch: bool = False,
     ) -> None:  # fmt: skip
         refuse_by_epoch(type(self).__name__, by_epoch)
         super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
@@ -252,7 +271,7 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
                 group["initial_momentum"] = high
 
     def _regular(self, trainer: Trainer, group: Group) -> float:
-        if "max_momentum" not in group:  # of a group that was added in the run
+        if "max_momentum" not in group:  # a group that was added during the run
             group["base_momentum"] = group["max_momentum"] = group["initial_momentum"]
         low, high = group["base_momentum"], group["max_momentum"]
         return self._cycle.value(high, low, high, self.progress(trainer), self.max_progress(trainer))

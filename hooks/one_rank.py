@@ -1,4 +1,4 @@
-"""Handlers that run on one rank only, and cannot make the others wait for them."""
+"""A decorator for handlers that run on one rank, and must not make the other ranks wait."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _COLLECTIVES = ("c10d", "_c10d_functional")
 
 
 def on_rank(rank: int = 0) -> Callable[[F], F]:
-    """Run a handler, or a hook's method, on one rank; on the others it is called and does nothing.
+    """Run a handler, or a hook's method, on one rank; on the others the call does nothing.
 
         @bus.on("after_val_epoch")
         @on_rank(0)
         def show(trainer, event): ...
 
     A collective in such a handler (`all_reduce`, `barrier`, those in a forward or backward pass of
-    DistributedDataParallel) would wait for ranks that never come. It is refused with an error instead: do it in a
-    handler that all ranks run, and only what follows on one; run `model.module` where a model of one rank will do. After
-    a refused backward pass DistributedDataParallel itself cannot go on. A coroutine function, which runs in the
-    background, is watched as well.
+    DistributedDataParallel) would wait forever for the other ranks, so it raises an error. Run the collective
+    in a handler of all ranks, and only the rest on one rank; use `model.module` where the model of one rank
+    suffices. After a refused backward pass DistributedDataParallel itself cannot go on. Coroutine functions,
+    which run in the background, are guarded as well.
 
     Raises:
-        TypeError: `rank` is no int, or what is decorated no function.
+        TypeError: `rank` is not an int, or the decorated object is not a function.
         ValueError: `rank` is negative.
-        RuntimeError: from the handler, when it comes to a collective.
+        RuntimeError: raised by the handler, when it calls a collective.
     """
     if isinstance(rank, bool) or not isinstance(rank, int):
         raise TypeError(f"on_rank needs the number of a rank, got {rank!r}: write @on_rank(0)")
@@ -76,10 +76,13 @@ def _on_rank(rank: int, fn: Any) -> Any:
 
 @types.coroutine
 def _watched(coroutine: Coroutine[Any, Any, Any], refusing: _NoCollectives) -> Generator[Any, Any, Any]:
-    """Run a coroutine step by step: what refuses is of the thread, and others run there while it waits."""
+    """Run a coroutine step by step, with the guard on only while a step runs.
+
+    The guard belongs to the thread, which runs other tasks while this coroutine waits.
+    """
     step = partial(coroutine.send, None)
     while True:
-        # not by `with`, which sets flags of the whole process too: training goes on beside it
+        # not by `with`, which also sets flags of the whole process, used by the training thread
         _push_mode(refusing)
         try:
             awaited = step()
@@ -89,12 +92,12 @@ def _watched(coroutine: Coroutine[Any, Any, Any], refusing: _NoCollectives) -> G
             _pop_mode()
         try:
             step = partial(coroutine.send, (yield awaited))
-        except BaseException as error:  # a cancellation, too, is its own to handle
+        except BaseException as error:  # the coroutine also handles its cancellation
             step = partial(coroutine.throw, error)
 
 
 class _NoCollectives(TorchDispatchMode):
-    """Refuses the operators of torch.distributed, which go through PyTorch's dispatcher like all others."""
+    """Refuse the operators of torch.distributed, which pass PyTorch's dispatcher as all others do."""
 
     def __init__(self, name: str, rank: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -105,7 +108,7 @@ class _NoCollectives(TorchDispatchMode):
     ) -> Any:
         if func.namespace in _COLLECTIVES:
             raise RuntimeError(
-                f"{self._name} runs on rank {self._rank} only, and its {func} would wait forever for the other "
-                "ranks: do the collective in a handler that all ranks run"
+                f"{self._name} runs on rank {self._rank} only, and its {func} would wait forever for the "
+                "other ranks: do the collective in a handler that all ranks run"
             )
         return func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Backward and the optimizer's step."""
+"""The hook that runs backward and the optimizer's step in each training iteration."""
 
 from __future__ import annotations
 
@@ -31,29 +31,31 @@ _STEPS_ITSELF = (
 
 
 class OptimizerHook(Hook):
-    """After each forward pass: zero_grad, backward, clip, step, with the events between them.
+    """Run zero_grad, backward, clipping and the optimizer's step after each forward pass.
 
         OptimizerHook(grad_clip=dict(max_norm=35, norm_type=2))          # mmcv's form
         OptimizerHook(grad_clip=dict(type="value", clip_value=0.5))      # MMEngine's form
 
-    With clipping by norm, the norm before clipping is put as the metric `grad_norm`, without reading it.
+    Events are emitted between these phases. With clipping by norm, the norm before clipping is put as the
+    metric `grad_norm`; the training thread does not wait for its value.
 
-    After the step the tensors of `trainer.outputs`, where that is a dict, are detached: later handlers may call
-    `float(trainer.outputs["loss"])`. A handler that needs their graph has a priority below 30.
+    After the step the tensors of `trainer.outputs`, if that is a dict, are detached, so later handlers may
+    call `float(trainer.outputs["loss"])`. A handler that needs their graph needs a priority below 30.
 
-    Of a trainer with several optimizers, `optimizer=dict(generator=..., critic=...)`, the one loss trains all: each
-    is zeroed, clipped by itself (`grad_norm/<name>`) and stepped, in the mapping's order. Losses of their own, or
-    steps in turn, are for a `train_step` that makes them itself, with `default_hooks=dict(optimizer=None)`.
+    With several optimizers, `optimizer=dict(generator=..., critic=...)`, the one loss trains all of them.
+    Each is zeroed, clipped (`grad_norm/<name>`) and stepped on its own, in the mapping's order. For a loss
+    per optimizer, or steps in turn, write a `train_step` that makes the steps, and pass
+    `default_hooks=dict(optimizer=None)`.
 
     Args:
         grad_clip: keyword arguments of `torch.nn.utils.clip_grad_norm_` or, with type="value", of
-            `clip_grad_value_`; over all parameters of an optimizer together.
-        detect_anomalous_params: log the trainable parameters that the loss does not reach, once and whenever they
-            change. It walks the graph in every iteration, which is slow.
+            `clip_grad_value_`; applied to all parameters of an optimizer together.
+        detect_anomalous_params: log the trainable parameters that the loss does not reach, at first and
+            whenever they change. It walks the graph in every iteration, which is slow.
 
     Raises:
-        TypeError, ValueError: `grad_clip` has an unknown type or argument, or lacks its bound; or `detect_anomalous_params`
-            is no bool.
+        TypeError, ValueError: `grad_clip` has an unknown type or argument, or lacks its bound; or
+            `detect_anomalous_params` is not a bool.
     """
 
     priority = Priority.HIGH
@@ -72,17 +74,17 @@ class OptimizerHook(Hook):
         self._wanted: Mapping[type[Event], bool] = {}
 
     def check(self, trainer: Trainer) -> None:
-        """Say that the step is made here, and not before."""
+        """Mark the trainer as stepped by this hook, not by its train step."""
         trainer.steps_in_hook = True
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Do the step.
+        """Run backward, clip the gradients and step the optimizers.
 
         Raises:
             TypeError: `trainer.outputs` holds no loss tensor.
             RuntimeError: the loss needs no grad, its graph is freed, or the trainer has no optimizer.
         """
-        # written out in one piece: this is in every iteration of every training
+        # written in one piece, because every iteration of every training runs it
         clock = trainer.clock
         device, began = clock.device, perf_counter() - clock.excluded
         if trainer.optimizer is not self._given or self._given is None:
@@ -117,7 +119,7 @@ class OptimizerHook(Hook):
             if id(optimizer) not in copying.waited:
                 copying.before_step(optimizer)
             optimizer.step()
-            trainer.within = "iter"  # also if the step of a later optimizer fails: this one is not made twice
+            trainer.within = "iter"  # set even if a later optimizer's step fails: this step is not made twice
         if wanted[AfterOptimizerStep]:
             self._announce(trainer, AfterOptimizerStep)
         if device is not None:
@@ -126,10 +128,10 @@ class OptimizerHook(Hook):
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
 
     def _announce(self, trainer: Trainer, event_type: type[StepEvent]) -> None:
-        """Emit an event of the step, which somebody wants; its handlers' time is not the step's."""
+        """Emit an event of the step, and leave its handlers' time out of the step's time."""
         clock = trainer.clock
         began = perf_counter() - clock.excluded
-        # as `trainer.announce` does it, without its look whether anybody wants it: three times in a step that is 10 us
+        # `trainer.announce` without its check for subscribers, which costs 10 us for three events a step
         event = event_type(
             iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters, max_epochs=trainer.max_epochs
         )
@@ -137,11 +139,11 @@ class OptimizerHook(Hook):
         self._others += perf_counter() - clock.excluded - began
 
     def settings(self) -> dict[str, Any]:
-        """How gradients are clipped, and over how many iterations they are gathered."""
+        """Return how gradients are clipped, and the iterations per step."""
         return {"grad_clip": None if self._clip is None else self._clip.options, "cumulative_iters": 1}
 
     def _adopt(self, given: Any) -> None:
-        """Keep the trainer's optimizers, one or several, as a list."""
+        """Store the trainer's optimizers, one or several, as a list."""
         self._optimizers = [*named_optimizers(given).values()]
         if not self._optimizers:
             raise RuntimeError(
@@ -158,18 +160,18 @@ class OptimizerHook(Hook):
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
-    """The loss of a step, ready for backward.
+    """Return the loss of a train step, ready for backward.
 
     Raises:
-        TypeError: there is none, or it is no tensor of one element.
-        RuntimeError: it needs no grad.
+        TypeError: `outputs` has no loss, or the loss is not a tensor of one element.
+        RuntimeError: the loss needs no grad.
     """
     loss = outputs.get("loss") if type(outputs) is dict or isinstance(outputs, Mapping) else None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         number = isinstance(loss, int | float)
         raise TypeError(
-            "expected trainer.outputs to be a mapping with a 'loss' tensor of one element, set in this iteration; "
-            f"got {outputs!r}{f'. {_STEPS_ITSELF}' if number else ''}"
+            "expected trainer.outputs to be a mapping with a 'loss' tensor of one element, set in this "
+            f"iteration; got {outputs!r}{f'. {_STEPS_ITSELF}' if number else ''}"
         )
     if not loss.requires_grad:
         raise RuntimeError(
@@ -180,16 +182,16 @@ def loss_of(outputs: Any) -> torch.Tensor:
 
 
 def explain_freed_graph(error: RuntimeError) -> None:
-    """Add to PyTorch's error about a second backward through one graph how that happens, and what to do."""
+    """Add the cause and the remedy to PyTorch's error about a second backward through one graph."""
     if "backward through the graph a second time" in str(error):
         error.add_note(
-            f"The optimizer hook calls backward() on trainer.outputs['loss']. {_STEPS_ITSELF}. A tensor that is kept "
-            "from an earlier iteration, such as a recurrent state, needs detach()."
+            f"The optimizer hook calls backward() on trainer.outputs['loss']. {_STEPS_ITSELF}. Call detach() "
+            "on a tensor that is kept from an earlier iteration, such as a recurrent state."
         )
 
 
 def detached(outputs: Any) -> Any:
-    """Return a dict with its tensors detached, without their graph; anything else as it is.
+    """Return a copy of a dict with its tensors detached from their graph; return other objects unchanged.
 
     A mapping of another class may have attributes that a plain dict would lose.
     """
@@ -197,7 +199,7 @@ def detached(outputs: Any) -> Any:
         return outputs
     kept = outputs.copy()
     for name, value in outputs.items():
-        # the exact type first: `isinstance` runs the check of a metaclass
+        # the exact type first: `isinstance` runs a metaclass's check, which is slower
         if (type(value) is Tensor or isinstance(value, Tensor)) and value.requires_grad:
             kept[name] = value.detach()
     return kept

@@ -1,4 +1,4 @@
-"""Steps the schedulers."""
+"""A hook that steps the trainer's schedulers."""
 
 from __future__ import annotations
 
@@ -38,29 +38,31 @@ logger = logging.getLogger("eventloop")
 
 
 class ParamSchedulerHook(Hook):
-    """Steps PyTorch's own schedulers, and windows of them, of the learning rate or of anything else: after each
-    iteration, after each epoch, or with the metric of a training's validation.
+    """Step the trainer's schedulers after each iteration, each epoch or each validation.
 
         default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True))
 
-    Configs among the trainer's schedulers are built when the trainer is, with its optimizer
-    (`eventloop.optim.schedulers`). An iteration whose optimizer step was skipped (`optimizer_step_skipped`) does not count, nor does an epoch that
-    was cut short.
+    The schedulers are PyTorch's own and windows of them, of the learning rate or of any other value. Configs
+    among them are built with the trainer and its optimizer (`eventloop.optim.schedulers`). Schedulers by
+    metric are stepped with a training's validations. An iteration whose optimizer step was skipped
+    (`optimizer_step_skipped`) does not count, nor does an epoch that was cut short.
+
+    A warning is logged for a schedule whose length is the number of epochs and that is stepped by iteration,
+    or the other way round. It is also logged for a schedule stepped by iteration that would end within a
+    tenth of the run and fits the epochs.
 
     Args:
-        by_epoch: the unit of schedulers that do not say their own; one with an attribute `by_epoch` is stepped
-            by that. The default counts iterations: `T_max`, `milestones` and `total_steps` are iterations.
-        monitor: the metric `ReduceLROnPlateau` is stepped with, after each validation; one with an attribute
-            `monitor` has its own.
+        by_epoch: the unit of schedulers without an attribute `by_epoch`. The default counts iterations:
+            `T_max`, `milestones` and `total_steps` are iterations.
+        monitor: the metric with which `ReduceLROnPlateau` is stepped after each validation; a scheduler's
+            attribute `monitor` takes precedence.
 
     Raises:
-        TypeError: `by_epoch` is no bool, or `monitor` is not the name of a metric.
+        TypeError: `by_epoch` is not a bool, or `monitor` is not the name of a metric.
 
     Warns:
-        UserWarning: a window reaches past the run, or a scheduler is of an optimizer that is not the trainer's.
-
-    A schedule whose length is the number of epochs and that is stepped by iteration, or the other way round, is logged
-    as a warning; so is one stepped by iteration that would end within a tenth of the run and fits the epochs.
+        UserWarning: a window reaches past the run, or a scheduler is of an optimizer that is not the
+            trainer's.
     """
 
     priority = Priority.LOW
@@ -74,26 +76,27 @@ class ParamSchedulerHook(Hook):
         self._each_epoch: list[Any] = []
         self._plateaus: list[Any] = []
         self._step_skipped = False
-        self._warned = False  # of schedules that count another unit
+        self._warned = False  # of schedules in another unit
         self._signal: EventSignal | None = None
 
     def check(self, trainer: Trainer) -> None:
-        """Build what is a config, and refuse schedulers that would never be stepped.
+        """Build schedulers from configs, and refuse schedulers that would never be stepped.
 
         Raises:
-            TypeError: something that is no scheduler.
-            ValueError: a config with an unknown type or argument, a scheduler by epoch in a run measured in
-                iterations, or `ReduceLROnPlateau` without a validation, or of a metric that it does not report.
+            TypeError: an object is not a scheduler.
+            ValueError: a config has an unknown type or argument, a scheduler counts epochs in a run measured
+                in iterations, or `ReduceLROnPlateau` has no validation or a metric that it does not report.
         """
         build_schedulers(trainer)
         for scheduler in trainer.schedulers:
             name = type(scheduler).__name__
             if isinstance(scheduler, type):
                 raise TypeError(
-                    f"expected a scheduler, got the class {scheduler.__name__}: write {scheduler.__name__}(optimizer, ...)"
+                    f"expected a scheduler, got the class {scheduler.__name__}: "
+                    f"write {scheduler.__name__}(optimizer, ...)"
                 )
             if not callable(getattr(scheduler, "step", None)):
-                raise TypeError(f"schedulers must be PyTorch schedulers, with a step(), got {scheduler!r}")
+                raise TypeError(f"schedulers must be PyTorch schedulers with a step(), got {scheduler!r}")
             if _watches(scheduler):
                 if trainer.val_loader is None:
                     raise ValueError(f"{name} needs a validation: give the Trainer a val_loader")
@@ -101,8 +104,8 @@ class ParamSchedulerHook(Hook):
                 trainer.monitored.require(monitor, f"{name} with monitor={monitor!r}")
             if self._counts_epochs(scheduler) and not trainer.by_epoch:
                 raise ValueError(
-                    f"{name} counts epochs, and a run measured in iterations has none: leave by_epoch out and count "
-                    "iterations, or give the Trainer max_epochs"
+                    f"{name} counts epochs, and a run measured in iterations has none: leave by_epoch out "
+                    "and count iterations, or give the Trainer max_epochs"
                 )
             _warn_of_another_optimizer(scheduler, self._optimizers(trainer))
         check_windows(trainer)
@@ -111,11 +114,11 @@ class ParamSchedulerHook(Hook):
                 logger.warning(text)
 
     def settings(self) -> dict[str, Any]:
-        """The unit of schedulers that do not say their own, and what `ReduceLROnPlateau` is stepped with."""
+        """Return the default unit of schedulers, and the metric with which `ReduceLROnPlateau` is stepped."""
         return {"by_epoch": self._by_epoch, "monitor": self._monitor}
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Sort the schedulers by what they count."""
+        """Sort the schedulers by what steps them: iterations, epochs or a metric."""
         self._step_skipped = False
         self._signal = trainer.bus.signal(AfterTrainIter)
         self._plateaus = [s for s in trainer.schedulers if _watches(s)]
@@ -123,20 +126,20 @@ class ParamSchedulerHook(Hook):
         self._each_epoch = [s for s in others if self._counts_epochs(s)]
         each_iter = [s for s in others if s not in self._each_epoch]
         self._each_iter = [stepper(s) for s in each_iter]
-        # without the number of iterations: of a loader without a length, or a hand-written loop
+        # max_iters is None for a loader without a length, and for a hand-written loop
         if trainer.max_iters is None and not self._warned and (said := self._mistaken(trainer)):
             self._each_iter.append(partial(self._warn_at_second_batch, trainer, trainer.epoch, said))
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """What is validated from here on steps nothing."""
+        """Ignore validations from here on."""
         self._plateaus = []
 
     def optimizer_step_skipped(self, trainer: Trainer, event: OptimizerStepSkipped) -> None:
-        """Remember that this iteration made no step."""
+        """Record that this iteration made no optimizer step."""
         self._step_skipped = True
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Step what counts iterations. One whose step has failed is done again by a run that goes on."""
+        """Step schedulers that count iterations; a failed optimizer step does not count."""
         if self._step_skipped:
             self._step_skipped = False
             return
@@ -146,16 +149,16 @@ class ParamSchedulerHook(Hook):
             step()
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Step what counts epochs; an epoch that was cut short does not count."""
+        """Step schedulers that count epochs; an epoch that was cut short does not count."""
         if event.reason == COMPLETED:
             for scheduler in self._each_epoch:
                 scheduler.step()
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Step what watches a metric.
+        """Step schedulers that watch a metric.
 
         Raises:
-            KeyError: the validation has no such metric (with a suggestion).
+            KeyError: the validation does not have the metric (the message suggests one).
         """
         if not self._plateaus or event.reason != COMPLETED:
             return
@@ -164,12 +167,13 @@ class ParamSchedulerHook(Hook):
             if monitor not in event.metrics:
                 known = suggest(monitor, [*event.metrics])
                 raise KeyError(
-                    f"{type(scheduler).__name__} watches {monitor!r}, which the validation does not have{known}"
+                    f"{type(scheduler).__name__} watches {monitor!r}, which the validation does not "
+                    f"report{known}"
                 )
             scheduler.step(event.metrics[monitor])
 
     def _optimizers(self, trainer: Trainer) -> list[Any]:
-        """Those that schedulers are expected to be of."""
+        """Return the optimizers whose schedulers are stepped without a warning."""
         return list(each_optimizer(trainer.optimizer))
 
     def _mistaken(self, trainer: Trainer) -> list[str]:
@@ -184,7 +188,7 @@ class ParamSchedulerHook(Hook):
         return [text for text in found if text is not None]
 
     def _warn_at_second_batch(self, trainer: Trainer, first_epoch: int, said: list[str]) -> None:
-        """Log the warnings once an epoch is seen to have two batches; with one, iterations and epochs are the same."""
+        """Log the warnings when an epoch has a second batch; with one batch, iterations equal epochs."""
         if trainer.batch_idx == 0 and trainer.epoch == first_epoch:
             return
         self._each_iter = self._each_iter[:-1]
@@ -198,14 +202,14 @@ class ParamSchedulerHook(Hook):
         return monitor
 
     def _counts_epochs(self, scheduler: Any) -> bool:
-        """PyTorch's `ReduceLROnPlateau` counts validations, which a run measured in iterations has too."""
+        """Return True if the scheduler counts epochs; `ReduceLROnPlateau` counts validations."""
         if isinstance(scheduler, ReduceLROnPlateau):
             return False
         return bool(getattr(scheduler, "by_epoch", self._by_epoch))
 
 
 def _watches(scheduler: Any) -> bool:
-    """True for what is stepped with a metric."""
+    """Return True for a scheduler that is stepped with a metric."""
     return isinstance(scheduler, ReduceLROnPlateau | PlateauWindow)
 
 
@@ -214,8 +218,8 @@ def _warn_of_another_optimizer(scheduler: Any, own: list[Any]) -> None:
     groups = getattr(optimizer, "param_groups", None)  # a wrapped optimizer has those it wraps
     if own and groups is not None and not any(groups is each.param_groups for each in own):
         warnings.warn(
-            f"{type(scheduler).__name__} is of another optimizer than the trainer's, whose values it leaves as they are: "
-            "make it with the one that is passed as optimizer=...",
+            f"{type(scheduler).__name__} is of another optimizer than the trainer's, which it does not "
+            "change: make it with the optimizer that is passed as optimizer=...",
             UserWarning,
             stacklevel=2,
         )

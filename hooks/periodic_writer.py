@@ -1,4 +1,4 @@
-"""detectron2's and Pet's place for writers."""
+"""A hook that feeds writers at an interval, with the name and arguments of detectron2 and Pet."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 class PeriodicWriter(LoggerHook):
-    """Feeds writers every `period` iterations of the run, in the last one, and once more at the end.
+    """Feed writers every `period` iterations of the run, in the last iteration, and at the end of the run.
 
         Trainer(..., hooks=[PeriodicWriter([JSONLWriter(), TensorBoardWriter()], period=20)])
 
-    It takes the logger's place, and is `LoggerHook` and `writers=[...]` in one. Its writers are fed off the training
-    thread; they are given every value, where detectron2's are given the newest of each name and lose what was put
-    in between; when `train()` returns they have written all of it, also after an error, and closing the
-    trainer closes them.
+    It replaces the logger, and combines `LoggerHook` and `writers=[...]`. Its writers run off the training
+    thread. They get every value, while detectron2's writers get the newest value of each name and lose those
+    before it. When `train()` returns they have written everything, also after an error. Closing the trainer
+    closes them.
 
     Args:
-        writers: as for the Trainer's `writers`: objects, or configs. They write on rank 0.
+        writers: objects or configs, as for the Trainer's `writers`. They write on rank 0.
         period: iterations between two writes.
         by_epoch: count from the start of each epoch, and write at its end too, as in Pet.
-        reduce, reduce_max: write the means and maxima over all ranks, as `LoggerHook`'s.
+        reduce, reduce_max: write the means and maxima over all ranks; see `LoggerHook`.
 
     Raises:
-        TypeError, ValueError: `period` is no positive int, a writer is none, or as `LoggerHook`.
+        TypeError, ValueError: `period` is not a positive int, an object is not a writer, or see `LoggerHook`.
     """
 
     @knowing_others
@@ -58,23 +58,23 @@ class PeriodicWriter(LoggerHook):
         self._facts: Callable[[], Run] | None = None
 
     def check(self, trainer: Trainer) -> None:
-        """Learn what the writers are told of the run, and refuse a second one.
+        """Take the facts of the run for the writers, and refuse a second logger.
 
         Raises:
-            ValueError: as `LoggerHook`.
+            ValueError: see `LoggerHook.check`.
         """
         super().check(trainer)
         self._facts = trainer.facts if trainer.rank == 0 else None
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe to the bus, and the writers too."""
+        """Subscribe this hook and the writers to the bus."""
         super().attach(bus)
         if self._facts is not None:
             for writer in self.writers:
                 writer.attach(bus, self._facts)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Write at the period, in the last iteration, and in one that is to stop the run."""
+        """Write at the period, in the last iteration, and in an iteration that stops the run."""
         if self._by_epoch:
             super().after_train_iter(trainer, event)
         elif (
@@ -92,6 +92,6 @@ def _check_writer(writer: object) -> None:
         raise TypeError(f"expected a writer, got the class {writer.__name__}: write {writer.__name__}()")
     if not hasattr(writer, "attach") or not hasattr(writer, "write"):
         raise TypeError(
-            f"expected a writer or a config dict(type=...), got {writer!r}: a writer of detectron2's kind, whose write() "
-            "reads a global storage, becomes a subclass of eventloop.writers.Writer with write(event)"
+            f"expected a writer or a config dict(type=...), got {writer!r}: make a detectron2 writer, whose "
+            "write() reads a global storage, a subclass of eventloop.writers.Writer with write(event)"
         )

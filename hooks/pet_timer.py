@@ -1,4 +1,4 @@
-"""Pet's account of a test: named timers, and a line of progress with the time left."""
+"""A hook that times a test with named timers, and logs its progress and the time left, as in Pet."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ DEFAULT_TIMERS = ("iter", "data", "infer", "post")
 
 
 class Timer:
-    """Seconds of one activity, over all the times it was done."""
+    """The seconds that one activity took, over all the times it was done."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Discard all measurements."""
         self.total_time = self.diff = 0.0
         self.calls = 0
         self._began: float | None = None
 
     @property
     def average_time(self) -> float:
-        """Mean seconds, 0.0 before the first."""
+        """The mean seconds of one time, 0.0 before the first."""
         return self.total_time / self.calls if self.calls else 0.0
 
     @property
@@ -50,14 +50,14 @@ class Timer:
         return self._began is not None
 
     def tic(self) -> None:
-        """Begin, now."""
+        """Start the timer."""
         self._began = perf_counter()
 
     def toc(self, average: bool = True) -> float:
-        """End; returns the mean seconds, or those of this time.
+        """Stop the timer, and return the mean seconds, or with `average=False` those of this time.
 
         Raises:
-            ValueError: it was not begun.
+            ValueError: the timer is not running.
         """
         if self._began is None:
             raise ValueError("toc without tic: the timer is not running")
@@ -68,38 +68,40 @@ class Timer:
         return self.average_time if average else self.diff
 
     def drop(self) -> None:
-        """End, and leave this time out."""
+        """Stop the timer, and discard this time."""
         self._began = None
 
 
 class TestHook(Hook):
-    """Times a test, and says every `logperiod` batches how far it is and how long it will take:
+    """Time a test, and log its progress and the time left every `logperiod` batches.
 
         [Testing][range:1-500 of 500][120/500][0.041s = 0.003s + 0.035s + 0.003s][eta: 0:00:15]
 
-    The times are means per batch, of `iter = data + infer + post`. In `trainer.test()` the hook keeps them by itself:
-    `data` is the wait for the loader, `infer` the model and the metrics, `post` all other handlers of the batch. A
-    timer that your code uses is left to it, and further ones make a second line:
+    The times are means per batch, of `iter = data + infer + post`. In `trainer.test()` the hook measures
+    them: `data` is the wait for the loader, `infer` the model and the metrics, `post` all other handlers of
+    the batch. The hook does not touch a timer that your code uses. Timers with other names are logged in a
+    second line:
 
         timer = TestHook()
         def val_step(trainer, batch):
-            with timer.timing("nms"):               # or timer.tic("nms") ... timer.toc("nms"), or timer.nms_tic() ...
+            with timer.timing("nms"):      # or timer.tic("nms") ... timer.toc("nms"), or timer.nms_tic() ...
                 ...
 
-    Without a trainer: `tic("iter")` ... `toc("iter")` for each batch, and then `log_stats`.
+    Without a trainer, call `tic("iter")` ... `toc("iter")` for each batch, and then `log_stats`.
 
     Args:
-        cfg_filename: put before the line, to tell runs apart.
+        cfg_filename: text before the line, to distinguish runs.
         logperiod: batches between two lines; the last batch has one too.
         num_warmup: batches at the start of each test that no timer counts.
-        synchronize: wait for the CUDA device at each toc, as Pet does. Without it the times are those of the host,
-            which runs ahead of the device; with it the device waits for the host.
+        synchronize: wait for the CUDA device at each toc, as Pet does. Without it the times are those of the
+            host, which runs ahead of the device; with it the device waits for the host.
 
     Raises:
-        TypeError, ValueError: `logperiod` is no positive int, `num_warmup` no int of at least 0, or `synchronize` no bool.
+        TypeError, ValueError: `logperiod` is not a positive int, `num_warmup` is not an int of at least 0, or
+            `synchronize` is not a bool.
     """
 
-    __test__ = False  # no test class, whatever pytest makes of the name
+    __test__ = False  # pytest must not collect it as a test class
     priority = Priority.HIGHEST
 
     def __init__(
@@ -113,21 +115,21 @@ class TestHook(Hook):
             raise ValueError(f"num_warmup must be at least 0, got {num_warmup}")
         self.cfg_filename, self.logperiod, self.num_warmup = cfg_filename, logperiod, num_warmup
         self.iter = 0
-        """Batches begun."""
+        """Batches that have begun."""
         self.timers: dict[str, Timer] = {}
         for name in DEFAULT_TIMERS:
             self.add_timer(name)
         self._synchronize = synchronize
-        self._theirs: set[str] = set()  # what the user's code times
+        self._theirs: set[str] = set()  # timers that the user's code starts and stops
         self._length: int | None = None
 
     # --- timers --------------------------------------------------------------------------------------------
 
     def add_timer(self, name: str) -> Timer:
-        """Make a timer; `tic` does so for a new name.
+        """Add a timer; `tic` does so for a new name.
 
         Raises:
-            ValueError: there is one of that name.
+            ValueError: a timer of that name exists.
         """
         if name in self.timers:
             raise ValueError(f"there is a timer {name!r} already: choose another name")
@@ -135,37 +137,37 @@ class TestHook(Hook):
         return timer
 
     def reset_timer(self) -> None:
-        """Start all of them anew, warm-up included."""
+        """Reset all timers, and start the warm-up again."""
         self.iter = 0
         for timer in self.timers.values():
             timer.reset()
 
     def wait(self) -> None:
-        """Wait for the CUDA device, where there is one."""
+        """Wait for the CUDA device if there is one."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
     def tic(self, name: str) -> None:
-        """Begin to time something; `tic("iter")` begins a batch."""
+        """Start a timer; `tic("iter")` begins a batch."""
         self._theirs.add(name)
         self._tic(name)
 
     def toc(self, name: str) -> float | None:
-        """End it; returns the seconds, None in the warm-up.
+        """Stop a timer, and return the seconds of this time, None in the warm-up.
 
         Raises:
-            ValueError: no such timer, or it was not begun.
+            ValueError: there is no such timer, or it is not running.
         """
         timer = self.timers.get(name)
         if timer is None:
             raise ValueError(f"there is no timer {name!r} to toc: known are {', '.join(self.timers)}")
         if not timer.running:
-            raise ValueError(f"the timer {name!r} is not running: tic it first")
+            raise ValueError(f"the timer {name!r} is not running: call tic first")
         return self._toc(name)
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
-        """Time a block."""
+        """Time the block of a `with` statement."""
         self.tic(name)
         try:
             yield
@@ -173,7 +175,7 @@ class TestHook(Hook):
             self.toc(name)
 
     def __getattr__(self, name: str) -> Callable[[], Any]:
-        """`hook.nms_tic()` is `hook.tic("nms")`, and so for toc."""
+        """Return `tic` or `toc` of a timer: `hook.nms_tic()` is `hook.tic("nms")`."""
         timer, _, call = name.rpartition("_")
         if timer and call in ("tic", "toc") and not name.startswith("_"):
             return partial(self.tic if call == "tic" else self.toc, timer)
@@ -191,15 +193,16 @@ class TestHook(Hook):
         suffix: str = "",
         log_all: bool = False,
     ) -> None:
-        """Log the line if it is due, as INFO on the logger `eventloop`, which a script shows with
-        `logging.basicConfig(level=logging.INFO)`.
+        """Log the line if it is due, at level INFO on the logger `eventloop`.
+
+        A script shows it with `logging.basicConfig(level=logging.INFO)`.
 
         Args:
-            cur: how many are done, 1-based; a loop that counts from 0 says `i + 1`.
-            start, end, total: the range of this process, and of how many.
-            ims_per_gpu: images of a batch, by which the times are divided where `cur` and `end` count images.
-            suffix: put behind the line.
-            log_all: also the timers that are no default.
+            cur: number of batches done, counted from 1; a loop that counts from 0 passes `i + 1`.
+            start, end, total: the range of this process, and the size of the whole.
+            ims_per_gpu: images of a batch, by which the times are divided if `cur` and `end` count images.
+            suffix: text after the line.
+            log_all: also log the timers that are not default ones.
         """
         if self._due(cur, end):
             logger.info("%s", self._line(cur, (start, end, total), ims_per_gpu, suffix, log_all=log_all))
@@ -229,23 +232,23 @@ class TestHook(Hook):
     # --- in the trainer's test -----------------------------------------------------------------------------
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe, first in each batch and last in it."""
+        """Subscribe to run first and last in each batch."""
         super().attach(bus)
         bus.subscribe(self._end_batch, AfterTestIter, priority=Priority.LOWEST, budget_us=self.budget_us)
 
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
-        """A test begins, with the wait for its first batch."""
+        """Reset the timers, and start to time the wait for the first batch."""
         self.reset_timer()
         self._length = length_of(trainer.test_loader) if trainer.test_loader is not None else None
         self._begin_batch()
 
     def before_test_iter(self, trainer: Trainer, event: BeforeTestIter) -> None:
-        """The batch is there."""
+        """Stop timing the wait for the batch, and start timing the model."""
         self._auto_toc("data")
         self._auto_tic("infer")
 
     def after_test_iter(self, trainer: Trainer, event: AfterTestIter) -> None:
-        """The model is done."""
+        """Stop timing the model, and start timing the other handlers."""
         self._auto_toc("infer")
         self._auto_tic("post")
 

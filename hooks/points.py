@@ -1,4 +1,4 @@
-"""The points a hook may override. None of these bodies ever runs: what is not overridden is not subscribed."""
+"""Signatures of the event methods that a hook may override; methods that are not overridden never run."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ GENERIC: dict[str, tuple[str, ...]] = {
     for when in ("before", "after")
     for what in ("epoch", "iter")
 }
-"""Methods that serve all three modes, and the events they stand for."""
+"""Methods that serve training, validation and test, and the events they stand for."""
 
 
 class Points:
-    """One method per event of the loop, with its signature, for editors and type checkers."""
+    """Declare one method per event of the loop, with its signature, for editors and type checkers."""
 
     def before_run(self, trainer: Trainer, event: e.BeforeRun) -> Any: ...
     def after_run(self, trainer: Trainer, event: e.AfterRun) -> Any: ...

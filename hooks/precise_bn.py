@@ -1,4 +1,4 @@
-"""Precise statistics of batch norm layers, before they are evaluated or saved."""
+"""A hook that computes precise statistics of batch norm layers before they are evaluated or saved."""
 
 from __future__ import annotations
 
@@ -28,37 +28,41 @@ logger = logging.getLogger("eventloop")
 
 
 class PreciseBN(Hook):
-    """Replaces the running averages of batch norm layers by the statistics of the population, at an interval and
-    at the end of the run; see `update_bn_stats` for what they are, and what is left as it was.
+    """Replace the running averages of batch norm layers by the statistics of the population.
 
         PreciseBN(interval=1, num_iter=200)
         PreciseBN(num_iter=None, data_loader=loader_without_augmentation)     # a whole pass, at the end
 
-    It runs after the optimizer and the schedulers, and before the checkpoint and the evaluation of the same
-    epoch or iteration, so both have the precise statistics. Training itself goes on exactly as without it:
-    layers in training mode normalize by their batch. A run that is stopped gets no pass at its end, and a pass
-    that a stop cuts short changes nothing: the run that goes on, or resumes, makes it before anything else. Its time
-    counts as evaluation, in no iteration's. Where the model has no layer to update, a warning is logged once, at the
-    start.
+    It runs at an interval and at the end of the run; `update_bn_stats` defines the statistics. Its turn is
+    after the optimizer and the schedulers, and before the checkpoint and the evaluation of the same epoch or
+    iteration, so both have the precise statistics. Training is not affected, because layers in training mode
+    normalize by their batch.
 
-    Beside an `EMAHook` the statistics are those of the model's own weights, and the average is evaluated and saved with
-    them. Its own are made when the training is done, in the average itself:
+    A stopped run makes no pass at its end, and a pass that a stop cuts short changes nothing. The run that
+    goes on, or resumes, makes that pass first. The time of a pass counts as evaluation, not as part of an
+    iteration. If the model has no layer to update, a warning is logged once at the start.
+
+    With an `EMAHook` the statistics are those of the model's own weights, and the average is evaluated and
+    saved with them. When the training is done, the statistics of the average itself can be computed:
 
         average = ema_hook.ema_model.module
         update_bn_stats(average.train(), loader, None)
 
     Args:
-        interval: run every so many epochs or iterations; -1 only at the end of the run.
-        num_iter: batches to run; a shorter loader is started again. None for one whole pass.
-        data_loader: by default the train loader, run beside training's own pass, whose order stays what it is. One that
-            keeps its own place, and is no `DataLoader`, needs `state_dict` and `load_state_dict` for that.
-        by_epoch: the unit of `interval`; by default that of the run.
-        forward: `(model, batch)`, without gradients. By default the trainer's `train_step`, or the model on the
-            inputs of `(inputs, target)`. What hooks do around a training step, such as autocast, is not done here.
-        unbiased: the variance is the unbiased estimate; by default that of the population itself, as fvcore's.
+        interval: epochs or iterations between two passes; -1 makes one pass, at the end of the run.
+        num_iter: batches to run; a shorter loader is started again. None runs one whole pass.
+        data_loader: the loader to run; by default the train loader, in a separate pass that leaves the order
+            of training's own pass unchanged. A loader that stores its position, and is not a `DataLoader`,
+            needs `state_dict` and `load_state_dict` for that.
+        by_epoch: the unit of `interval`; by default the run's unit.
+        forward: a function `(model, batch)`, run without gradients. By default the trainer's `train_step`, or
+            the model on the inputs of `(inputs, target)`. Actions of hooks around a training step, such as
+            autocast, are left out.
+        unbiased: True takes the unbiased estimate of the variance, False that of the population, as fvcore
+            does.
 
     Raises:
-        TypeError, ValueError: a bad argument: see the message.
+        TypeError, ValueError: an argument is of the wrong type or out of range.
     """
 
     priority = 80
@@ -86,13 +90,13 @@ class PreciseBN(Hook):
         self._data_loader, self._forward, self._unbiased = data_loader, forward, unbiased
         self._told = False
         self._ran_at = -1
-        self._missed: list[str] = []  # the layers of a pass that a stop cut short
+        self._missed: list[str] = []  # names of the layers of a pass that a stop cut short
 
     def check(self, trainer: Trainer) -> None:
-        """Settle the unit.
+        """Choose the unit, and refuse a train loader that can be run only once.
 
         Raises:
-            TypeError: the train loader is an iterator, whose batches training would miss.
+            TypeError: the train loader is an iterator, so training would lose the batches of a pass.
             ValueError: `by_epoch=True` in a run measured in iterations.
         """
         if self._by_epoch is None:
@@ -106,40 +110,40 @@ class PreciseBN(Hook):
             _check_loader(trainer.train_loader, "train_loader")
 
     def settings(self) -> dict[str, Any]:
-        """When the statistics are made, of how many batches, and which."""
+        """Return when a pass is made, its number of batches, and the estimate of the variance."""
         return {
             "interval": self._interval, "by_epoch": self._by_epoch, "num_iter": self._num_iter,
             "unbiased": self._unbiased,
         }  # fmt: skip
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Make the pass that a stop cut short, before the evaluation that was to follow it."""
+        """Make the pass that a stop cut short, before the evaluation that follows it."""
         if not self._missed:
             return
         if self._data_loader is None and trainer.loader is None:
             logger.warning(
-                "PreciseBN cannot make the pass that a stop cut short: the loader of a hand-written loop is known when its "
-                "first epoch begins, and the evaluation that was due comes before; give PreciseBN a data_loader, or the "
-                "Trainer a train_loader"
+                "PreciseBN cannot make the pass that a stop cut short: the loader of a hand-written loop is "
+                "known when its first epoch begins, and the evaluation that was due comes before; give "
+                "PreciseBN a data_loader, or the Trainer a train_loader"
             )
             return
         with _training(unwrap(trainer.model), self._missed):
             self.update_stats(trainer)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Say so once when there is nothing to do: now layers have the modes they are trained in."""
+        """Warn once if the model has no layer to update; layers are in their training modes by now."""
         if self._data_loader is None and trainer.loader is not None:
-            _check_loader(trainer.loader, "the train loader")  # a hand-written loop's is known from here on
+            _check_loader(trainer.loader, "the train loader")  # of a hand-written loop, known from here on
         if not self._told and not get_bn_modules(trainer.model):
             logger.warning(
-                "PreciseBN does nothing: %s has no batch norm layer that is in training mode and keeps running "
-                "statistics",
+                "PreciseBN does nothing: %s has no batch norm layer that is in training mode and keeps "
+                "running statistics",
                 type(unwrap(trainer.model)).__name__,
             )
         self._told = True
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Run when an iteration is due, or is the last."""
+        """Make a pass when this iteration is due, or is the last."""
         if self._by_epoch:
             return
         due = self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer)
@@ -148,8 +152,10 @@ class PreciseBN(Hook):
             self.update_stats(trainer)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Run when an epoch is due, or is the last. In a run of epochs counted by iteration the last iteration is
-        not always known beforehand; it is here."""
+        """Make a pass when this epoch is due, or is the last.
+
+        In a run of epochs with an interval in iterations the last iteration may be known only here.
+        """
         if event.reason != COMPLETED or trainer.bus.failing is not None:
             return
         due = self._by_epoch and self.every_n_epochs(trainer, self._interval)
@@ -158,10 +164,10 @@ class PreciseBN(Hook):
             self.update_stats(trainer)
 
     def update_stats(self, trainer: Trainer) -> None:
-        """Run now; in a process group on all ranks.
+        """Make a pass now; in a process group all ranks must call this.
 
         Raises:
-            ValueError, RuntimeError: as `update_bn_stats`; or there is no loader to run on.
+            ValueError, RuntimeError: see `update_bn_stats`; or there is no loader to run.
         """
         loader = self._data_loader if self._data_loader is not None else trainer.loader
         if loader is None:
@@ -173,27 +179,33 @@ class PreciseBN(Hook):
             # DistributedDataParallel's collectives would wait for ranks with more batches
             trainer.model = unwrap(trainer.model)
             ran = update_bn_stats(
-                trainer.model, loader, self._num_iter, forward=self._forward_of(trainer), device=trainer.device,
-                unbiased=self._unbiased, stop=lambda: trainer.asked_to_stop, put_back=trainer.position.put_back,
-            )  # fmt: skip
+                trainer.model,
+                loader,
+                self._num_iter,
+                forward=self._forward_of(trainer),
+                device=trainer.device,
+                unbiased=self._unbiased,
+                stop=lambda: trainer.asked_to_stop,
+                put_back=trainer.position.put_back,
+            )
         names = {layer: name for name, layer in unwrap(trainer.model).named_modules()}
         self._missed = [] if ran else [names[layer] for layer in layers]
         if ran:
             logger.info("precise statistics of %d batch norm layers from %d batches", len(layers), ran)
         else:
             logger.info(
-                "precise statistics were not made, the run is stopping: they are the running averages"
+                "precise statistics were not computed, because the run is stopping: the running averages stay"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a stop left to be done."""
+        """Return the layers of a pass that a stop cut short."""
         return {"missed": list(self._missed)}
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Do it when training begins.
+        """Check a saved state, whose missed pass is made when training begins.
 
         Raises:
-            CheckpointError: it is the state of something else.
+            CheckpointError: `state` does not have the fields of this hook's state.
         """
         missed = read_as(_State, state, "PreciseBN cannot take its state").missed
         return partial(setattr, self, "_missed", missed)
@@ -222,7 +234,7 @@ class _State(msgspec.Struct):
 
 @contextmanager
 def _training(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
-    """The modes of a training in which batch norm layers of other names are frozen; none has begun yet."""
+    """Set train mode in the block, except for batch norm layers not in `names`; restore all modes on exit."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.train()

@@ -1,4 +1,4 @@
-"""Ends a run cleanly when a signal asks for it: of a scheduler of jobs, of a terminal."""
+"""A hook that ends a run cleanly when a signal of a job scheduler or a terminal asks for it."""
 
 from __future__ import annotations
 
@@ -20,48 +20,51 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 KNOWN = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCPU")
-"""What schedulers, service managers and terminals send to have a program end."""
-
+"""Signals by which job schedulers, service managers and terminals end a program."""
 
 HINT = "Ctrl-C: the run stops after this iteration, and delivers what is due. Ctrl-C again ends at once."
 
 
 class PreemptionHook(Hook):
-    """While a run lasts, SIGTERM, SIGUSR1 and SIGINT (Ctrl-C) end it at its next boundary: the end of the iteration,
-    of the batch of an evaluation, of the batch of PreciseBN's pass.
+    """End a run at its next boundary on SIGTERM, SIGUSR1 and SIGINT (Ctrl-C).
 
-        default_hooks=dict(preemption=dict(signals=("SIGTERM", "SIGUSR2")))    # Ctrl-C and SIGUSR1 as without it
-        default_hooks=dict(preemption=None)                                    # all of them
+        default_hooks=dict(preemption=dict(signals=("SIGTERM", "SIGUSR2")))    # only these two
+        default_hooks=dict(preemption=None)                                    # no signal
 
-    The handler takes a note and returns. At the boundary `preemption_requested` (not for Ctrl-C) and
-    `stop_requested` are emitted, then all closing events; the checkpoint of the end is saved and durable, the writers
-    have everything. An evaluation that was cut short is repeated by the run that resumes. With several ranks all of
-    them end alike, whichever got the signal.
+    A boundary is the end of an iteration, of a batch of an evaluation, or of a batch of PreciseBN's pass. The
+    signal handler only sets a flag. At the boundary `preemption_requested` (not for Ctrl-C) and
+    `stop_requested` are emitted, then all closing events. The last checkpoint is saved and durable, and the
+    writers have everything. The run that resumes repeats an evaluation that was cut short. With several ranks
+    all of them end alike, whichever rank received the signal.
 
-    Then the program ends as the signal would have ended it, with the exit code a scheduler expects: `train` raises
-    SystemExit(143) for SIGTERM, SystemExit(138) for SIGUSR1, which is 128 + its number, and KeyboardInterrupt for
-    SIGINT. A run that was complete when the signal came does so too. In a loop of one's own it is raised where the
-    loop ends; one that is left by `break` is sent the signal again. Where a Python handler was installed before,
-    that one is called when the signal comes, and `train` returns: it decides. Those of `asyncio.run` and of a Jupyter
-    kernel do not count: within them, too, Ctrl-C ends what called `train`. An error that ended the run goes on as
-    it is.
+    Then the program ends as the signal would have ended it, with the exit code that a scheduler expects.
+    `train` raises SystemExit(143) for SIGTERM, SystemExit(138) for SIGUSR1 (128 + the signal's number), and
+    KeyboardInterrupt for SIGINT, also if the run was complete when the signal came. In a hand-written loop
+    the exception is raised where the loop ends; after a `break` the process sends itself the signal again. A
+    Python handler that was installed before is called when the signal comes, and `train` returns, so that
+    handler decides. Those of `asyncio.run` and of a Jupyter kernel do not count: within them, too, Ctrl-C
+    ends the code that called `train`. An error that ended the run is raised unchanged.
 
-    The first Ctrl-C says on standard error what goes on, and the KeyboardInterrupt in a note where to resume; of another
-    signal the log says that ("eventloop", level INFO). A second Ctrl-C raises KeyboardInterrupt at once, and nobody is
-    waited for. A second SIGTERM changes nothing.
+    After the first Ctrl-C a text on standard error says that the run is stopping, and a note of the
+    KeyboardInterrupt has the checkpoint to resume from. For other signals the log has it ("eventloop", level
+    INFO). A second Ctrl-C raises KeyboardInterrupt at once, and the run waits for no subscriber. A second
+    SIGTERM changes nothing.
 
-    Handlers are those of the main thread, from `before_run` until everything is delivered, and are put back then. Python
-    gives signals to no other thread: a training there, as in `asyncio.to_thread(trainer.train)`, is stopped by
-    `trainer.stop(reason)`, and the log says so when it begins.
-    Left alone are signals that the process ignores (nohup), SIGINT within `graceful_interrupt`, and signals that the
-    platform lacks. One that `faulthandler.register` uses must be left out here: nobody could put it back.
+    The handlers are installed in the main thread from `before_run` until everything is delivered, then the
+    former ones are restored. Python delivers signals only to the main thread. A training on another thread,
+    as in `asyncio.to_thread(trainer.train)`, is stopped with `trainer.stop(reason)`, and the log says so at
+    its start.
+
+    The hook leaves signals alone that the process ignores (nohup), SIGINT within `graceful_interrupt`, and
+    signals that the platform lacks. Leave a signal that `faulthandler.register` uses out of `signals`,
+    because its handler cannot be restored.
 
     Args:
-        signals: their names.
+        signals: the names of the signals.
 
     Raises:
-        TypeError: `signals` is no sequence of names.
-        ValueError: one of them is unknown, or there is none.
+        TypeError: `signals` is not a sequence of names.
+        ValueError: a name is unknown, or there is no name.
     """
 
     priority = Priority.HIGHEST
@@ -71,21 +74,23 @@ class PreemptionHook(Hook):
             raise TypeError(f"signals must be a sequence of names such as ('SIGTERM',), got {signals!r}")
         if not signals:
             raise ValueError(
-                "signals names no signal: to go without the hook, default_hooks=dict(preemption=None)"
+                "signals must name at least one signal, got none: use default_hooks=dict(preemption=None) "
+                "to remove the hook"
             )
         for name in signals:
             if not isinstance(name, str):
                 raise TypeError(f"signals must be names such as 'SIGTERM', got {name!r}")
             if name not in KNOWN:
-                raise ValueError(f"no signal {name!r} asks a run to end{suggest(name, [*KNOWN])}")
+                raise ValueError(f"signals must be signals that end a run, got {name!r}{suggest(name, [*KNOWN])}")
         self._signals = tuple(signals)
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Install the handlers, until the run has delivered everything."""
+        """Install the signal handlers until the run has delivered everything."""
         if threading.current_thread() is not threading.main_thread():
             logger.info(
-                "this training is not on the main thread, and Python gives signals to no other: SIGTERM and Ctrl-C do not "
-                "stop it. Call trainer.stop(reason), as where the task that awaits it is cancelled"
+                "this training is not on the main thread, and Python delivers signals to no other thread: "
+                "SIGTERM and Ctrl-C do not stop it. Call trainer.stop(reason), for example where the "
+                "awaiting task is cancelled"
             )
         here = [getattr(signal, name) for name in self._signals if hasattr(signal, name)]
         hint = HINT if trainer.rank == 0 else ""

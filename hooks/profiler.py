@@ -1,4 +1,4 @@
-"""Where the time and the memory of the first iterations go, by PyTorch's profiler."""
+"""A hook that profiles the time and memory of the first iterations with PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -35,33 +35,35 @@ _TRACE_OPTIONS = {
 
 
 class ProfilerHook(Hook):
-    """Profiles the first iterations, or the first epoch, of a training with `torch.profiler`.
+    """Profile the first iterations, or the first epoch, of a training with `torch.profiler`.
 
         ProfilerHook(by_epoch=False, profile_times=20, json_trace_path="trace.json")
         ProfilerHook(by_epoch=False, profile_times=8, schedule=dict(wait=2, warmup=2, active=4, repeat=1),
                      on_trace_ready=dict(type="log_trace", sort_by="self_cpu_time_total", row_limit=20))
 
-    It begins with the first epoch that is trained, so loading a checkpoint is no part of it, a resumed run is profiled
-    where it goes on, and every iteration is one step of `schedule`. It ends early with the training, whatever ends
-    that. The training thread makes the trace, and is slowed down by the profiling itself.
+    The profile begins with the first epoch that is trained, so the loading of a checkpoint is left out, and a
+    resumed run is profiled from where it resumes. Every iteration is one step of `schedule`. The profile ends
+    early if the training does, for whatever reason. The training thread writes the trace, and the profiler
+    itself slows it down.
 
     Args:
-        by_epoch: the unit of `profile_times`; by default that of the run.
-        profile_times: how much to profile; one epoch at most, whose trace is large already.
-        activity_with_cpu, activity_with_cuda: what is recorded.
-        schedule: arguments of `torch.profiler.schedule`: `wait`, `warmup`, `active`, `repeat`, `skip_first`; by
-            default everything is one trace.
-        on_trace_ready: what to do with each trace: a function of the profiler; `dict(type="log_trace", ...)` with the
-            arguments of `key_averages().table()`, said as a text `profile`; `dict(type="tb_trace", dir_name=...)` for
-            TensorBoard's plugin, `tf_tracing_logs` by default; or a path, the same as `json_trace_path`.
-        record_shapes, profile_memory, with_stack, with_flops: as for `torch.profiler.profile`.
-        json_trace_path: a file for Chrome's and Perfetto's viewers; the second trace of a schedule goes to
+        by_epoch: the unit of `profile_times`; by default the run's unit.
+        profile_times: iterations or epochs to profile; one epoch at most, whose trace is large already.
+        activity_with_cpu, activity_with_cuda: whether to record activities of the CPU and of the CUDA device.
+        schedule: arguments of `torch.profiler.schedule`: `wait`, `warmup`, `active`, `repeat`, `skip_first`;
+            by default everything is one trace.
+        on_trace_ready: the handler of each trace. A function of the profiler; `dict(type="log_trace", ...)`
+            with the arguments of `key_averages().table()`, emitted as a text `profile`;
+            `dict(type="tb_trace", dir_name=...)` for TensorBoard's plugin, `tf_tracing_logs` by default; or a
+            path, which acts as `json_trace_path`.
+        record_shapes, profile_memory, with_stack, with_flops: see `torch.profiler.profile`.
+        json_trace_path: a file for Chrome's and Perfetto's viewers. The second trace of a schedule goes to
             `trace_2.json`, that of rank 1 to `trace_rank1.json`. A ".gz" at its end compresses it.
 
     Paths are relative to the trainer's work_dir.
 
     Raises:
-        TypeError, ValueError: arguments that contradict each other: see the message.
+        TypeError, ValueError: an argument is of the wrong type, unknown, or contradicts another one.
     """
 
     priority = Priority.VERY_LOW
@@ -91,7 +93,9 @@ class ProfilerHook(Hook):
         self._by_epoch, self._times = by_epoch, profile_times
         if isinstance(on_trace_ready, str | PathLike):
             if json_trace_path is not None:
-                raise ValueError("on_trace_ready and json_trace_path are two paths of one trace: give one")
+                raise ValueError(
+                    "on_trace_ready and json_trace_path are both paths of a trace: pass only one"
+                )
             on_trace_ready, json_trace_path = None, on_trace_ready
         _check_handler(on_trace_ready, json_trace_path)
         self._on_trace_ready = on_trace_ready
@@ -107,33 +111,34 @@ class ProfilerHook(Hook):
         self._total = self._left = self._traces = 0
 
     def check(self, trainer: Trainer) -> None:
-        """Settle the unit, and refuse what would give no trace, or never end.
+        """Choose the unit, and refuse a profile that would be empty or would not end.
 
         Raises:
-            ValueError: the run is shorter than what is to be profiled, or that shorter than the schedule.
+            ValueError: the run is shorter than the profile, or the profile is shorter than the schedule.
         """
         by_epoch = trainer.by_epoch if self._by_epoch is None else self._by_epoch
         if by_epoch and not trainer.by_epoch:
             raise ValueError(
-                "ProfilerHook(by_epoch=True) in a run measured in iterations would profile all of it: leave by_epoch out"
+                "ProfilerHook(by_epoch=True) in a run measured in iterations would profile the whole run: "
+                "leave by_epoch out"
             )
         if by_epoch and self._times > 1:
             raise ValueError(
-                f"ProfilerHook profiles one epoch at most, got profile_times={self._times} epochs: for iterations say "
-                "by_epoch=False"
+                f"ProfilerHook profiles one epoch at most, got profile_times={self._times} epochs: pass "
+                "by_epoch=False to count iterations"
             )
         total, steps = trainer.max_iters, length_of(trainer.train_loader) if by_epoch else self._times
         if not by_epoch and total is not None and self._times > total:
             raise ValueError(f"profile_times={self._times} is more than the {total} iterations of the run")
         if steps is not None and steps < self._needs:
             raise ValueError(
-                f"the schedule needs {self._needs} iterations for a trace (skip_first + wait + warmup + active), and "
-                f"{steps} are profiled: raise profile_times, or shorten the schedule"
+                f"the schedule needs {self._needs} iterations for a trace (skip_first + wait + warmup + "
+                f"active), got {steps}: raise profile_times, or shorten the schedule"
             )
         self._by_epoch = by_epoch
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Begin, in the first epoch."""
+        """Start the profiler in the first epoch."""
         if self._done or self._profile is not None:
             return
         ready = None
@@ -145,37 +150,39 @@ class ProfilerHook(Hook):
         profiler.__enter__()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """One more step; end after the last one."""
+        """Advance the profiler by one step, and stop it after the last one."""
         if self._profile is None:
             return
         if not self._total:
-            # known since the pass is open; -1 never comes down to 0: the end of the epoch ends its profile
+            # the length is known now; -1 never counts down to 0, so the end of the epoch stops the profiler
             self._total = self._left = trainer.position.length or -1
         self._left -= 1
         if not self._left:
-            # a step beyond the last would begin another trace of the schedule, with nothing in it
+            # a step beyond the last would begin another, empty trace of the schedule
             if not self._by_epoch:
                 self._end()
         elif self._advance is not None:
             try:
                 self._advance()
             except BaseException:
-                # torch ends the process by a segmentation fault when a profiler whose step raised is stopped
+                # stopping a profiler whose step raised ends the process with a segmentation fault in torch
                 self._let_go()
                 raise
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """End a profile of the epoch."""
+        """Stop a profile of the epoch."""
         if self._by_epoch:
             self._end()
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """End with the training: a profiler that goes on would stand in the way of the next one."""
+        """Stop the profiler with the training: a running one would prevent the next one from starting."""
         self._end()
 
     def _step_of(self, profiler: profile) -> Callable[[], None] | None:
-        """What makes a step. Without a schedule, a device or a daemon PyTorch's own does nothing but count: that
-        is left to the end."""
+        """Return the function that makes a step, None where counting the steps at the end suffices.
+
+        Without a schedule, a CUDA device or a Kineto daemon, PyTorch's own step does nothing but count.
+        """
         if self._options["schedule"] is not None:
             return partial(_step_quietly, profiler)
         if self._options["activities"] == [ProfilerActivity.CPU] and not os.environ.get("KINETO_USE_DAEMON"):
@@ -186,7 +193,7 @@ class ProfilerHook(Hook):
         if (profiler := self._profile) is None:
             return
         if self._advance is None:
-            # the last iteration is none that was stepped to, and an epoch without one has made no step
+            # the last iteration makes no step, nor does an epoch without an iteration
             profiler.step_num = max(0, self._total - self._left - (not self._left))
         self._let_go()
         profiler.__exit__(None, None, None)
@@ -213,7 +220,7 @@ class ProfilerHook(Hook):
 
 
 def _step_quietly(profiler: profile) -> None:
-    """A step of a schedule: each trace is dealt with when it is ready, so nobody misses the events of the last one."""
+    """Make a step without PyTorch's warning of lost events; each trace is handled in time."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")
         profiler.step()
@@ -222,7 +229,7 @@ def _step_quietly(profiler: profile) -> None:
 def _activities(*, cpu: bool, cuda: bool) -> list[ProfilerActivity]:
     if not cpu and not cuda:
         raise ValueError(
-            "ProfilerHook has nothing to record: switch activity_with_cpu or activity_with_cuda on"
+            "ProfilerHook has nothing to record: set activity_with_cpu=True or activity_with_cuda=True"
         )
     if cuda and not torch.cuda.is_available():
         raise ValueError("activity_with_cuda=True needs a CUDA device, and torch finds none")
@@ -257,7 +264,8 @@ def _check_handler(handler: object, json_path: object) -> None:
     if not isinstance(handler, Mapping):
         if not callable(handler):
             raise TypeError(
-                f"on_trace_ready must be a function, a dict(type='log_trace' or 'tb_trace'), or a path; got {handler!r}"
+                "on_trace_ready must be a function, a dict(type='log_trace' or 'tb_trace'), or a path; "
+                f"got {handler!r}"
             )
         return
     kind = handler.get("type")
@@ -268,7 +276,8 @@ def _check_handler(handler: object, json_path: object) -> None:
             raise ValueError(f"{kind} has no argument {key!r}{suggest(str(key), _TRACE_OPTIONS[kind])}")
     if kind == "tb_trace" and json_path is not None:
         raise ValueError(
-            "a trace can be written once: tb_trace writes the file that json_trace_path would; give one of the two"
+            "a trace can be written only once, and both tb_trace and json_trace_path write it: pass only "
+            "one of them"
         )
 
 

@@ -1,4 +1,4 @@
-"""A line of text from a hook to whoever reads along."""
+"""Texts that hooks show to the user, such as a summary at the end of a training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("eventloop")
 
 
 def report(trainer: Trainer, name: str, text: str) -> None:
-    """Say it once, on rank 0: as `text_logged` where a writer shows those, else on the logger `eventloop`."""
+    """Emit a text on rank 0 as `text_logged`, or log it on `eventloop` if no writer takes texts."""
     if trainer.rank != 0:
         return
     if trainer.bus.wants(TextLogged):

@@ -1,4 +1,4 @@
-"""What the run is, and the numbers its steps return."""
+"""A hook that announces the facts of a run, and puts its train steps' numbers as metrics."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class RuntimeInfoHook(Hook):
-    """Announces `run_info` at the start, and puts every number of `trainer.outputs` into `trainer.metrics`.
+    """Emit `run_info` at the start, and put every number of `trainer.outputs` into `trainer.metrics`.
 
         default_hooks=dict(runtime_info=dict(info={"seed": "7", "experiment": "baseline"}))
 
-    The numbers stay on their device; nothing here waits for one.
+    The numbers stay on their device, and the hook waits for none of them.
 
     Args:
-        info: more facts for `run_info`: a seed, an experiment's name, a config's text.
+        info: further facts for `run_info`, such as a seed, an experiment's name or a config's text.
     """
 
     priority = Priority.VERY_HIGH
@@ -35,7 +35,7 @@ class RuntimeInfoHook(Hook):
         self._info = dict(info or {})
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Say what the run is."""
+        """Emit `run_info` with the facts of the run."""
         if not trainer.bus.wants(RunInfo):
             return
         facts = {
@@ -56,11 +56,11 @@ class RuntimeInfoHook(Hook):
         trainer.announce(RunInfo, mode=trainer.mode, step=trainer.iter, info={**facts, **self._info})
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Put the step's numbers."""
+        """Put the numbers of the train step as metrics."""
         outputs = trainer.outputs
         if type(outputs) is dict or isinstance(
             outputs, Mapping
-        ):  # else the optimizer hook says what is wrong
+        ):  # for other types the optimizer hook raises an error
             trainer.metrics.put_numbers(outputs)
 
 

@@ -1,4 +1,4 @@
-"""Shuffling of distributed samplers."""
+"""A hook that makes distributed samplers shuffle differently in each epoch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ if TYPE_CHECKING:
 
 
 class DistSamplerSeedHook(Hook):
-    """Calls `set_epoch` of the train loader, else of its sampler or of its batch sampler's sampler, before each epoch,
-    so that a distributed sampler shuffles differently in each. An iteration-based run does the same at each pass.
+    """Call `set_epoch` of the train loader or its sampler before each epoch.
 
         loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
         Trainer(..., train_loader=loader)                      # every trainer has this hook
         Trainer(..., default_hooks=dict(sampler_seed=None))    # this one does without
+
+    A distributed sampler then shuffles differently in each epoch. The first of these that has `set_epoch` is
+    used: the loader, its sampler, its batch sampler's sampler. A run measured in iterations does the same at
+    each pass over the loader.
     """
 
     priority = Priority.NORMAL
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Seed the epoch."""
+        """Set the epoch of the loader's sampler."""
         if trainer.by_epoch and trainer.loader is not None:
             set_sampler_epoch(trainer.loader, trainer.epoch)

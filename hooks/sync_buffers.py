@@ -1,4 +1,4 @@
-"""Buffers that ranks keep each for themselves, made equal."""
+"""A hook that makes the buffers of a model equal on all ranks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 
 class SyncBuffersHook(Hook):
-    """Gives all ranks the same buffers after each training epoch, and before an evaluation in mid-epoch.
+    """Give all ranks the same buffers after each training epoch, and before an evaluation in mid-epoch.
 
         hooks=[SyncBuffersHook()]
 
-    Floating point buffers become the mean over ranks; integers and booleans, such as `num_batches_tracked`, those
-    of rank 0. Ranks see different data, so their batch norm statistics drift apart; rank 0's alone would go into
-    the checkpoint. The mean of variances leaves out how far the ranks' means lie apart: `PreciseBN` does not.
-    Synced are the model's own buffers; those of an average are moved by them. Without a process group it does nothing.
+    Floating point buffers become the mean over ranks; integers and booleans, such as `num_batches_tracked`,
+    become those of rank 0. Ranks see different data, so their batch norm statistics differ, and the
+    checkpoint would hold only rank 0's. The mean of variances ignores the differences between the ranks'
+    means; `PreciseBN` includes them. The hook syncs the model's own buffers, and an average moves with them.
+    Without a process group it does nothing.
     """
 
     priority = Priority.NORMAL
@@ -35,7 +36,7 @@ class SyncBuffersHook(Hook):
         self._synced_at = -1
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Begin anew: the trainer may have gone back to a checkpoint, and come by the same iterations again.
+        """Forget the last sync, because the trainer may have gone back to an earlier checkpoint.
 
         Raises:
             TypeError: a buffer is sharded over ranks.
@@ -45,23 +46,26 @@ class SyncBuffersHook(Hook):
         self._synced_at = -1
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Sync, if the epoch is done: after an error the other ranks may not be here, and an epoch that a stop cut short
-        goes on when the run is resumed, with the buffers each rank has."""
+        """Sync the buffers after a completed epoch.
+
+        After an error the other ranks may not get here. An epoch that a stop cut short continues when the run
+        is resumed, with each rank's own buffers.
+        """
         if event.reason == COMPLETED and trainer.bus.failing is None:
             self._sync(trainer)
 
-    @on(priority=Priority.HIGH)  # before EMAHook puts an average there: what is put back would be as it was
+    @on(priority=Priority.HIGH)  # before EMAHook (49) swaps the average in; swapping back would undo the sync
     def before_val_epoch(self, trainer: Trainer, event: BeforeValEpoch) -> None:
-        """Sync what was trained since the last time."""
+        """Sync buffers that changed since the last sync, before a validation."""
         self._sync(trainer)
 
     @on(priority=Priority.HIGH)
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
-        """Sync what was trained since the last time."""
+        """Sync buffers that changed since the last sync, before a test."""
         self._sync(trainer)
 
     def _sync(self, trainer: Trainer) -> None:
-        # within an iteration its number tells nothing: it is that of the boundary before it, until it is completed
+        # within an iteration `iter` is still that of the boundary before, so it cannot identify a sync
         within = trainer.metrics.in_iteration
         if trainer.world_size > 1 and (within or self._synced_at != trainer.iter):
             sync_buffers(trainer.model.buffers())
@@ -70,12 +74,12 @@ class SyncBuffersHook(Hook):
 
 @torch.no_grad()
 def sync_buffers(buffers: Iterable[torch.Tensor]) -> None:
-    """Make tensors equal on all ranks, in place: the mean of floating point ones, rank 0's of others.
+    """Make tensors equal on all ranks, in place: floating point ones to the mean, others to rank 0's.
 
-    One collective for each device and type; half precision is added up in float32.
+    It uses one collective per device and type; half precision is summed in float32.
 
     Raises:
-        ValueError: there is no process group (from `torch.distributed`).
+        ValueError: there is no process group (raised by `torch.distributed`).
         TypeError: a buffer is sharded over ranks.
     """
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Short stretches of a training, recorded to be looked at: `eventloop trace`."""
+"""A hook that records windows of iterations, which `eventloop trace` converts for a viewer."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 WRITE_SECONDS = 10.0
-"""How long the end of a run waits for the file."""
+"""Seconds that the end of a run waits for the trace file."""
 Extent = tuple[int, int]
-"""Of a window: its first iteration, and the one after its last."""
+"""The first iteration of a window, and the one after its last."""
 
 
 class TraceHook(Hook):
-    """Records windows of iterations: the phases, each event and handler, each delivery to a background subscriber,
-    and how many events wait in the queues.
+    """Record windows of iterations: phases, events, handlers, background deliveries and queue lengths.
 
         default_hooks=dict(trace=dict(begin=100, iterations=50))
         default_hooks=dict(trace=dict(every=10_000))             # 20 iterations of each 10 000
         default_hooks=dict(trace=dict(windows=[(1000, 1020), (50_000, 50_020)]))
 
-    `eventloop trace RUN -o trace.json` makes of it what Perfetto and Chrome's tracing open. The windows are appended
-    to `trace.jsonl` in the work_dir by a thread of their own; the training thread's part is written when the window
-    ends, and then outlives a kill. What the background does with the window's events is recorded for two more seconds
-    at most.
+    `eventloop trace RUN -o trace.json` converts the recording to the format of Perfetto and Chrome's tracing.
+    A thread of its own appends the windows to `trace.jsonl` in the work_dir. The training thread's part is
+    written when the window ends, and survives a kill of the process after that. Deliveries of the window's
+    events are recorded for two more seconds at most.
 
-    Outside of a window nothing is recorded, and after the last one nothing of this hook is left; up to a window its
-    begin is looked for in each iteration. Within one an event costs about 2 us more, and each handler 1 us. Rank 0
-    records, as it writes. On a GPU these are the times of the training thread, which runs ahead of the device:
-    `ProfilerHook` records kernels.
+    Outside of a window nothing is recorded, and after the last one the hook has no subscription left. Before
+    a window each iteration checks for its start. Within a window an event costs about 2 us more, and each
+    handler 1 us. Only rank 0 records, because it writes. On a GPU these are the times of the training thread,
+    which runs ahead of the device; `ProfilerHook` records kernels.
 
     Args:
-        begin: iterations before the first window, from where this process begins to train, so that a resumed run has
-            its own. Where the run has fewer left than `begin + iterations` it records the last ones.
-        iterations: of a window.
-        every: begin another window each so many iterations; by default there is one.
-        windows: instead of all that, pairs (first iteration, the one after the last) of the run, 0-based. Those that a
-            resumed run has behind it are left out.
-        limit: spans of a window, and depths; what is beyond is counted and left out.
+        begin: iterations before the first window, counted from where this process begins to train, so that a
+            resumed run has a window too. If fewer than `begin + iterations` are left in the run, the last
+            ones are recorded.
+        iterations: the length of a window.
+        every: begin another window every so many iterations; by default there is one.
+        windows: in place of the three options above, pairs (first iteration, the one after the last) of the
+            run, 0-based. A resumed run leaves out windows that are already over.
+        limit: the most spans, and queue lengths, of a window; further ones are counted and left out.
 
     Raises:
-        TypeError, ValueError: windows that overlap, numbers out of range: see the message.
+        TypeError, ValueError: windows overlap, or a number is of the wrong type or out of range.
     """
 
     priority = Priority.HIGHEST
@@ -73,7 +73,7 @@ class TraceHook(Hook):
         limit: int = LIMIT,
     ) -> None:
         if windows is not None and (begin, iterations, every) != (20, 20, None):
-            raise ValueError("give windows, or begin, iterations and every: windows say all of it")
+            raise ValueError("windows excludes begin, iterations and every: pass windows, or the other three")
         if isinstance(begin, bool) or not isinstance(begin, int):
             raise TypeError(f"begin must be a number of iterations, got {begin!r}")
         if begin < 0:
@@ -83,31 +83,31 @@ class TraceHook(Hook):
             positive("every", every)
             if every < iterations:
                 raise ValueError(f"windows of {iterations} iterations every {every} would overlap")
-        SpanRecorder(limit)  # refuses a bad one
+        SpanRecorder(limit)  # raises for an invalid limit
         self._begin, self._iterations, self._every, self._limit = begin, iterations, every, limit
         self._given = None if windows is None else _checked(windows)
         self._left: Iterator[Extent] | None = None
         self._next: Extent | None = None
         self._waiting: Subscription | None = None
         self._window: TraceWindow | None = None
-        self._recording: ref[Recording] | None = None  # the background holds it as long as it needs
+        self._recording: ref[Recording] | None = None  # the background owns it until it is complete
         self._writer: TraceWriter | None = None
 
     def check(self, trainer: Trainer) -> None:
         """Refuse windows that the run cannot reach.
 
         Raises:
-            ValueError: a window begins behind the last iteration.
+            ValueError: a window begins after the last iteration.
         """
         total = trainer.max_iters
         for begin, end in self._given or ():
             if total is not None and begin >= total:
                 raise ValueError(
-                    f"the window ({begin}, {end}) begins behind the last iteration of the run, {total - 1}"
+                    f"the window ({begin}, {end}) begins after the last iteration of the run, {total - 1}"
                 )
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Wait for the next window, or begin it."""
+        """Start the trace writer, and open the next window or wait for it."""
         if trainer.rank != 0:
             return
         if self._left is None:
@@ -119,14 +119,14 @@ class TraceHook(Hook):
             self._arm(trainer, trainer.iter)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """End a window that the training does not reach the end of."""
+        """Close a window whose end the training does not reach."""
         if self._waiting is not None:
             self._waiting.cancel()
         if self._window is not None:
             self._close(self._window)
 
     def _extents(self, start: int, total: int | None) -> Iterator[Extent]:
-        """The windows from an iteration on, in a run of `total`."""
+        """Return the windows from iteration `start` on, in a run of `total` iterations."""
         if self._given is not None:
             return iter([(max(begin, start), end) for begin, end in self._given if end > start])
         begin, iterations = self._begin, self._iterations
@@ -139,9 +139,9 @@ class TraceHook(Hook):
         return ((first, first + iterations) for first in begins)
 
     def _arm(self, trainer: Trainer, iteration: int) -> None:
-        """Begin the next window if `iteration`, the next one, is in it; else look out for it."""
+        """Open the next window if the next iteration, `iteration`, is in it, else wait for it."""
         assert self._left is not None
-        while self._next is not None and self._next[1] <= iteration:  # a checkpoint from behind it was loaded
+        while self._next is not None and self._next[1] <= iteration:  # skipped by a loaded checkpoint
             self._next = next(self._left, None)
         if self._next is None:
             return
@@ -173,12 +173,12 @@ class TraceHook(Hook):
 
         try:
             self._window = TraceWindow(trainer, first, end, self._limit, over)
-        except RuntimeError as error:  # somebody records by hand
+        except RuntimeError as error:  # another recording is open
             logger.warning("iterations %d..%d are not traced: %s", first, end - 1, error)
             self._arm(trainer, first)
 
     def _close(self, window: TraceWindow) -> None:
-        """Have what was recorded written; the rest when the background has it."""
+        """Write the training thread's part now, and the background's when its deliveries are recorded."""
         self._window, writer = None, self._writer
         assert writer is not None
         facts, recorder, last = window.leave(), window.recorder, self._next is None
@@ -192,7 +192,7 @@ class TraceHook(Hook):
         if window.iterations:
             writer.write(facts, recorder)
             window.recording.stop(close)
-        else:  # the training ended before the first of them: the next call of it begins with that window
+        else:  # the training ended before the window's first iteration: the next training opens it again
             window.recording.stop()
             self._put_back(window.extent)
 
@@ -202,7 +202,7 @@ class TraceHook(Hook):
         self._next = extent
 
     def _end_run(self, trainer: Trainer) -> None:
-        """Everything is delivered: have the file complete."""
+        """Complete the trace file after everything was delivered."""
         recording = None if self._recording is None else self._recording()
         if recording is not None:
             recording.finish()
@@ -211,26 +211,26 @@ class TraceHook(Hook):
             return
         writer.end_soon()
         if not writer.join(AT_ONCE_SECONDS if ends_at_once(trainer) else WRITE_SECONDS):
-            logger.warning("the trace is still being written, and may be cut short")
+            logger.warning("the trace is still being written, and may be incomplete")
 
 
 def _checked(windows: Sequence[Extent]) -> list[Extent]:
-    """The windows in their order.
+    """Check the windows, and return them in ascending order.
 
     Raises:
-        TypeError, ValueError: they are no pairs, empty, or overlap.
+        TypeError, ValueError: an element is not a pair, a window is empty, or windows overlap.
     """
     pairs: list[Extent] = []
     for window in windows:
         pair = tuple(window) if isinstance(window, list | tuple) else ()
         if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) for n in pair):
-            raise TypeError(f"a window is a pair (first iteration, the one after the last), got {window!r}")
+            raise TypeError(f"windows must be pairs (first iteration, one after the last), got {window!r}")
         begin, end = pair
         if not 0 <= begin < end:
-            raise ValueError(f"a window begins at 0 or above, and before it ends, got {window!r}")
+            raise ValueError(f"a window must begin at 0 or above and before its end, got {window!r}")
         pairs.append((begin, end))
     if not pairs:
-        raise ValueError("windows has none: to go without the hook, default_hooks=dict(trace=None)")
+        raise ValueError("windows is empty: use default_hooks=dict(trace=None) to remove the hook")
     pairs.sort()
     for one, other in pairwise(pairs):
         if other[0] < one[1]:

@@ -1,4 +1,4 @@
-"""Images of what the model is given, or of what it makes of it."""
+"""A hook that sends images of a model's inputs or outputs to the writers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PADDING = 2
 
 
 class VisualizationHook(Hook):
-    """Draws images in validations and tests, and sends them to the writers as `image_logged`.
+    """Draw images in validations and tests, and send them to the writers as `image_logged`.
 
         def draw(trainer, event):
             images, _ = trainer.batch
@@ -41,21 +41,20 @@ class VisualizationHook(Hook):
 
         VisualizationHook(interval=50, draw=draw)
 
-    An image is named `<name>/<batch_idx>`, so that it is followed from validation to validation. Nothing is
-    drawn where no writer takes images. From a GPU the images are copied without waiting; they become bytes in the
-    background.
+    An image is named `<name>/<batch_idx>`, so a writer can show it over several validations. Nothing is drawn
+    if no writer takes images. Images are copied from a GPU without waiting, and encoded in the background.
 
     Args:
         interval: draw the first batch of each pass, and every so many after it.
-        draw: `(trainer, event) -> {name: image}`. An image is a tensor or array, uint8 or bool, or floating point in
-            [0, 1]: (height, width), (channels, height, width), (height, width, channels) with 1, 3 or 4 channels, or
-            a batch (samples, ...) of one of the last two, which becomes a grid. Where both layouts fit, a tensor
-            has its channels first and an array last. By default the inputs of the batch are drawn, their values
-            stretched to [0, 1].
-        max_images: samples of a batch that are drawn.
+        draw: a function `(trainer, event) -> {name: image}`. An image is a tensor or array, uint8 or bool, or
+            floating point in [0, 1]. Its shape is (height, width), (channels, height, width), (height, width,
+            channels) with 1, 3 or 4 channels, or a batch (samples, ...) of one of the last two, which becomes
+            a grid. If both layouts fit, a tensor has its channels first and an array last. By default the
+            inputs of the batch are drawn, their values stretched to [0, 1].
+        max_images: the most samples of a batch to draw.
 
     Raises:
-        TypeError, ValueError: `interval` or `max_images` is no positive int, or `draw` no function.
+        TypeError, ValueError: `interval` or `max_images` is not a positive int, or `draw` is not a function.
     """
 
     def __init__(self, interval: int = 50, draw: Draw | None = None, max_images: int = 16) -> None:
@@ -67,27 +66,27 @@ class VisualizationHook(Hook):
         self._draw: Draw = draw if draw is not None else self._draw_inputs
 
     def after_val_iter(self, trainer: Trainer, event: AfterValIter) -> None:
-        """Draw a batch that is due.
+        """Draw images of a validation batch that is due.
 
         Raises:
-            TypeError, ValueError: what `draw` returned is no mapping of images.
+            TypeError, ValueError: `draw` did not return a mapping of images.
         """
         self._put(trainer, event)
 
     def after_test_iter(self, trainer: Trainer, event: AfterTestIter) -> None:
-        """Draw a batch that is due.
+        """Draw images of a test batch that is due.
 
         Raises:
-            TypeError, ValueError: what `draw` returned is no mapping of images.
+            TypeError, ValueError: `draw` did not return a mapping of images.
         """
         self._put(trainer, event)
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Send the images on their way."""
+        """Post the images of the validation to the background."""
         _post(trainer)
 
     def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
-        """Send the images on their way."""
+        """Post the images of the test to the background."""
         _post(trainer)
 
     def _put(self, trainer: Trainer, event: EvalIter) -> None:
@@ -105,18 +104,18 @@ class VisualizationHook(Hook):
         images = _find_images(trainer.batch)
         if images is None:
             raise ValueError(
-                "VisualizationHook draws the inputs, and finds no tensor (samples, channels, height, width) with 1, 3 "
-                f"or 4 channels in the batch of {event.mode}: pass draw=..."
+                "VisualizationHook draws the inputs, and found no tensor (samples, channels, height, width) "
+                f"with 1, 3 or 4 channels in the batch of {event.mode}: pass draw=..."
             )
         return {"inputs": _stretched(images[: self._max_images])}
 
 
 def as_pixels(name: str, image: Any, max_images: int = 16) -> torch.Tensor:
-    """Make one image (channels, height, width) of uint8 out of what `draw` may return, on the device it is on.
+    """Convert an image that `draw` may return to uint8 (channels, height, width), on its device.
 
     Raises:
-        TypeError: it is no tensor or array, or of complex numbers.
-        ValueError: it has another shape, or no pixel.
+        TypeError: the image is not a tensor or array, or has complex numbers.
+        ValueError: the image has another shape, or no pixel.
     """
     tensor, first = _as_tensor(name, image)
     if tensor.ndim == 2:
@@ -125,8 +124,8 @@ def as_pixels(name: str, image: Any, max_images: int = 16) -> torch.Tensor:
         tensor = tensor.movedim(channels, -3)
     else:
         raise ValueError(
-            f"image {name!r} must be of shape (height, width), (channels, height, width) or (height, width, channels) "
-            f"with 1, 3 or 4 channels, or a batch of these; got {tuple(tensor.shape)}"
+            f"image {name!r} must be of shape (height, width), (channels, height, width) or (height, width, "
+            f"channels) with 1, 3 or 4 channels, or a batch of these; got {tuple(tensor.shape)}"
         )
     if not tensor.numel():
         raise ValueError(f"image {name!r} has no pixels, its shape is {tuple(tensor.shape)}")
@@ -135,7 +134,7 @@ def as_pixels(name: str, image: Any, max_images: int = 16) -> torch.Tensor:
 
 
 def _as_tensor(name: str, image: Any) -> tuple[torch.Tensor, bool]:
-    """The image, and whether it is one whose channels come first by custom."""
+    """Return the image as a tensor, and True if its channels come first by convention."""
     if isinstance(image, np.ndarray) and image.dtype.kind in "biuf":
         # copied: torch takes no negative strides (image[..., ::-1]) and no read-only memory
         return torch.from_numpy(np.array(image, order="C")), False
@@ -164,7 +163,7 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _grid(images: torch.Tensor) -> torch.Tensor:
-    """Tile (samples, channels, height, width), as square as it gets, on black."""
+    """Tile (samples, channels, height, width) to a grid as square as possible, on black."""
     count, channels, height, width = images.shape
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
@@ -177,7 +176,7 @@ def _grid(images: torch.Tensor) -> torch.Tensor:
 
 
 def _stretched(images: torch.Tensor) -> torch.Tensor:
-    """Each image of a batch from its least value to its greatest, in [0, 1]; uint8 as it is."""
+    """Scale each image of a batch from its least and greatest value to [0, 1]; return uint8 unchanged."""
     if images.dtype == torch.uint8:
         return images
     images = images.float()
@@ -194,6 +193,6 @@ def _find_images(batch: Any) -> torch.Tensor | None:
 
 
 def _post(trainer: Trainer) -> None:
-    """The pass is over; its images do not wait for the next interval of the logger, nor need one."""
+    """Post the images of a pass at its end, without waiting for the logger's next interval."""
     if trainer.metrics.pending_media:
         trainer.bus.post(trainer.metrics.collect_media(trainer.place), ImageLogged, HistogramLogged)

@@ -65,10 +65,10 @@ def test_factors_are_those_of_the_hook(make_trainer: MakeTrainer) -> None:
 @pytest.mark.parametrize(
     ("saved", "own", "message"),
     [
-        (Fp16, lambda: Fp16(loss_scale="dynamic"), "loss scaling was 'static', this hook's is 'dynamic'"),
-        (lambda: Amp(dtype="float16"), Fp16, "loss scaling was 'dynamic', this hook's is 'static'"),
-        (Amp, Fp16, "loss scaling was 'none', this hook's is 'static'"),
-        (Fp16, lambda: Cumulative(2), "loss scaling was 'static', this hook's is 'none'.*load_checkpoint"),
+        (Fp16, lambda: Fp16(loss_scale="dynamic"), "loss scaling 'static', this hook has 'dynamic'"),
+        (lambda: Amp(dtype="float16"), Fp16, "loss scaling 'dynamic', this hook has 'static'"),
+        (Amp, Fp16, "loss scaling 'none', this hook has 'static'"),
+        (Fp16, lambda: Cumulative(2), "loss scaling 'static', this hook has 'none'.*load_checkpoint"),
     ],
     ids=["static, dynamic", "dynamic, static", "bfloat16, float16", "float16, float32"],
 )
@@ -100,7 +100,7 @@ def test_model_moved_after_the_trainer_was_built(make_trainer: MakeTrainer) -> N
 @pytest.mark.parametrize(
     ("loss_scale", "error", "message"),
     [
-        ("dynamik", TypeError, "loss_scale must be a number, .*dict of torch.amp.GradScaler.*got 'dynamik'"),
+        ("dynamik", TypeError, "loss_scale must be a number, .*torch.amp.GradScaler.*got 'dynamik'"),
         (True, TypeError, "must be a number.*got True"),
         ([512.0], TypeError, r"must be a number.*got \[512.0\]"),
         (0, ValueError, "loss_scale must be a number above 0, got 0"),
@@ -127,9 +127,9 @@ def test_bad_loss_scale_is_refused(
 @pytest.mark.parametrize(
     ("dtype", "error", "message"),
     [
-        ("bfloat", ValueError, "mixed precision has no dtype 'bfloat': did you mean 'bfloat16'"),
-        ("float32", ValueError, "mixed precision has no dtype 'float32'"),
-        (torch.float64, ValueError, "mixed precision has no dtype torch.float64"),
+        ("bfloat", ValueError, "dtype must be float16 or bfloat16, got 'bfloat': did you mean 'bfloat16'"),
+        ("float32", ValueError, "dtype must be float16 or bfloat16, got 'float32'"),
+        (torch.float64, ValueError, "dtype must be float16 or bfloat16, got torch.float64"),
         (16, TypeError, 'dtype must be "float16" or "bfloat16", got 16'),
     ],
 )

@@ -143,7 +143,7 @@ def test_optimizer_without_any_gradient_is_an_error(
         train_step=lambda trainer, batch: F.mse_loss(model["trained"](batch[0]), batch[1]),
     )  # fmt: skip
 
-    with pytest.raises(RuntimeError, match=r"left no gradient for any parameter .* by the model whose"):
+    with pytest.raises(RuntimeError, match="left no gradient for any parameter"):
         trainer.train()
     trainer.optimizer = torch.optim.SGD(model["trained"].parameters(), lr=0.1)
     trainer.train()

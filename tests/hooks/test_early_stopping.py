@@ -110,14 +110,14 @@ def test_rule_is_told_from_the_name(run: Run) -> None:
 def test_missing_metric_is_an_error(run: Run) -> None:
     """The first validation that lacks it says which metrics there are."""
     with pytest.raises(
-        KeyError, match="monitors 'val_acc', which the validation does not have: did you mean 'vol_acc'"
+        KeyError, match="monitors 'val_acc', which the validation does not report: did you mean 'vol_acc'"
     ):
         run(EarlyStoppingHook("val_acc"), {"vol_acc": 0.5})
 
 
 def test_missing_metric_of_an_empty_validation_is_an_error(run: Run) -> None:
     """No metric at all is said so."""
-    with pytest.raises(KeyError, match="which the validation does not have: it returned none"):
+    with pytest.raises(KeyError, match="which the validation does not report: it returned none"):
         run(EarlyStoppingHook("acc"), {})
 
 
@@ -125,7 +125,7 @@ def test_missing_metric_is_warned_of_once(run: Run) -> None:
     """Without `strict` such a validation does not count, and one warning says so."""
     hook = EarlyStoppingHook("acc", strict=False, patience=1)
 
-    with pytest.warns(UserWarning, match="monitors 'acc', which the validation does not have") as warned:
+    with pytest.warns(UserWarning, match="monitors 'acc', which the validation does not report") as warned:
         trainer = run(hook, {"acc": 0.5}, {"f1": 0.1}, {"f1": 0.1}, {"acc": 0.6})
 
     assert (trainer.epoch, len(warned)) == (4, 1)
@@ -291,7 +291,7 @@ def test_scores_of_another_metric_are_not_compared_with(
     resumed(make_trainer, scripted, stopped, hook)
 
     assert (hook.best, hook.wait) == (None, 0)
-    assert "early stopping monitored acc (greater is better), this one loss (less): it starts afresh" in (
+    assert "early stopping monitored acc (greater is better), this hook monitors loss (less)" in (
         caplog.text
     )
 

@@ -339,7 +339,7 @@ def test_average_taken_out_of_a_checkpoint_begins_anew(
     trainer.resume()
     trainer.train()
 
-    assert "the checkpoint has no ema_state_dict: the average begins anew" in caplog.text
+    assert "the checkpoint has no ema_state_dict: the average starts again" in caplog.text
     assert average_of(trainer).steps == 4
 
 
@@ -354,7 +354,7 @@ def test_resuming_without_the_hook_is_refused(train_net: MakeTrainer) -> None:
 def test_state_alone_is_not_enough(train_net: MakeTrainer) -> None:
     """The hook's state says how far the average was, and the checkpoint has it."""
     with pytest.raises(
-        RuntimeError, match=r"the average is not in the hook's own state: use Trainer\.resume"
+        RuntimeError, match=r"own state does not hold the average: use Trainer\.resume"
     ):
         EMAHook().load_state_dict({"steps": 3})
 

@@ -78,7 +78,7 @@ def test_own_average_in_the_hook(make_trainer: MakeTrainer, ema_type: Any) -> No
 
 def test_average_that_has_not_begun_is_an_error() -> None:
     """There is nothing to hand out before a training."""
-    with pytest.raises(RuntimeError, match="there is no average yet: it is made when training begins"):
+    with pytest.raises(RuntimeError, match="EMAHook has no average yet: it is made when training begins"):
         _ = EMAHook().ema_model
 
 

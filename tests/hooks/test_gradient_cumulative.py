@@ -274,7 +274,7 @@ def test_stopped_run_goes_on_within_its_window(
     trainer.resume()
     trainer.train()
 
-    assert r"ended (enough) with the gradients of 1 iterations accumulated and in no step yet" in caplog.text
+    assert r"ended (enough) with the gradients of 1 iterations accumulated and not yet in a step" in caplog.text
     assert_same(trainer.model, by_hand(make_batches(8), [3, 3, 2])[0])
 
 
@@ -309,7 +309,7 @@ def test_batchnorm_warns(make_trainer: MakeTrainer) -> None:
     """Accumulating enlarges the batch of the gradients, not that of the statistics."""
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
 
-    with pytest.warns(UserWarning, match=r"cumulative_iters=2 .* not the statistics of BatchNorm"):
+    with pytest.warns(UserWarning, match=r"cumulative_iters=2 .* the statistics of BatchNorm"):
         make_trainer(model=model, hooks=[Cumulative(2)])
     make_trainer(model=model, hooks=[Cumulative(1)])
 

@@ -12,7 +12,7 @@ from eventloop.registry import build
 from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
-SAYS = "behind CheckpointHook (90), which saves there: what it changes then is not in that checkpoint"
+SAYS = "after CheckpointHook (90), which saves there: its changes are missing from that checkpoint"
 
 
 class Counter(Hook):
@@ -69,7 +69,7 @@ class InTheBackground(Counter):
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line for line in caplog.messages if "behind" in line]
+    return [line for line in caplog.messages if "which saves there" in line]
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_an_average_behind_the_checkpoint_is_refused(
 
     with pytest.raises(
         ValueError,
-        match=rf"EMAHook has priority {priority} in after_train_iter, behind CheckpointHook \(90\): a checkpoint would "
-        "lack the last update, and a resumed run average other weights; give it a priority below 90$",
+        match=rf"EMAHook has priority {priority} in after_train_iter, after CheckpointHook \(90\): a checkpoint would "
+        "lack the last update, and a resumed run would average other weights; give it a priority below 90$",
     ):
         make_trainer(hooks=[CheckpointHook(**checkpoint), hook])
 

@@ -169,5 +169,5 @@ def test_logs_that_cannot_be_copied_are_named(
 
     trainer.train()
 
-    (record,) = [record for record in caplog.records if "not copied" in record.message]
-    assert re.search(r"logs that were not copied to .*out/run: .*metrics\.jsonl \(.*\)", record.message)
+    (record,) = [record for record in caplog.records if "could not be copied" in record.message]
+    assert re.search(r"could not be copied to .*out/run: .*metrics\.jsonl \(.*\)", record.message)

@@ -341,7 +341,7 @@ def test_exactly_one_minimum(policy: Any) -> None:
         (lambda: CosineRestartLrUpdaterHook(untyped(5), min_lr=0), TypeError, "periods must be a list of ints, got 5"),
         (lambda: CosineRestartLrUpdaterHook([0], min_lr=0), ValueError, "each of periods must be at least 1, got 0"),
         (lambda: CosineRestartLrUpdaterHook([2, 3], min_lr=0), ValueError, "restart_weights must be as many as periods, got 1 for 2"),
-        (lambda: CyclicLrUpdaterHook(by_epoch=True), ValueError, "CyclicLrUpdaterHook goes by iteration, got by_epoch=True"),
+        (lambda: CyclicLrUpdaterHook(by_epoch=True), ValueError, "CyclicLrUpdaterHook counts iterations, got by_epoch=True"),
         (lambda: CyclicLrUpdaterHook(target_ratio=untyped("a")), TypeError, r"target_ratio must be a number, \(peak,\) or \(peak, end\), got 'a'"),
         (lambda: CyclicLrUpdaterHook(target_ratio=(1.0, 2.0, 3.0)), ValueError, r"target_ratio must be a number, \(peak,\) or \(peak, end\)"),
         (lambda: CyclicLrUpdaterHook(target_ratio=(1.0, -2.0)), ValueError, "target_ratio must be above 0, got -2.0"),
@@ -356,7 +356,7 @@ def test_exactly_one_minimum(policy: Any) -> None:
         (lambda: OneCycleLrUpdaterHook(1.0, pct_start=1), TypeError, "pct_start must be a float between 0 and 1, got 1"),
         (lambda: OneCycleLrUpdaterHook(1.0, pct_start=1.5), ValueError, "pct_start must be at least 0 and at most 1, got 1.5"),
         (lambda: OneCycleLrUpdaterHook(1.0, div_factor=0), ValueError, "div_factor must be above 0, got 0"),
-        (lambda: OneCycleLrUpdaterHook(1.0, by_epoch=True), ValueError, "OneCycleLrUpdaterHook goes by iteration"),
+        (lambda: OneCycleLrUpdaterHook(1.0, by_epoch=True), ValueError, "OneCycleLrUpdaterHook counts iterations"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused(make: Callable[[], Any], error: type[Exception], message: str) -> None:

@@ -153,7 +153,7 @@ def test_trainer_without_an_optimizer_is_refused(make_trainer: MakeTrainer) -> N
 
 def test_what_is_no_scheduler_is_refused(make_trainer: MakeTrainer) -> None:
     """As by the default hook."""
-    with pytest.raises(TypeError, match=r"must be PyTorch schedulers, with a step\(\), got 'cosine'"):
+    with pytest.raises(TypeError, match=r"must be PyTorch schedulers with a step\(\), got 'cosine'"):
         make_trainer(hooks=[LRScheduler(scheduler="cosine")])
 
 

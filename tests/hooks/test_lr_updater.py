@@ -329,7 +329,7 @@ def test_two_updaters_of_one_value_are_refused(make_trainer: MakeTrainer) -> Non
     first, second = Halve(), Halve()
     second.name = "second"
 
-    with pytest.raises(ValueError, match="Halve and Halve both set lr anew each time"):
+    with pytest.raises(ValueError, match="Halve and Halve both set lr each time"):
         make_trainer(hooks=[first, second])
 
 
@@ -339,7 +339,7 @@ def test_second_schedule_of_the_rate_is_refused(make_trainer: MakeTrainer) -> No
     optimizer = SGD(model.parameters(), lr=1.0)
 
     with pytest.raises(
-        ValueError, match="Halve sets lr anew each time, so StepLR in schedulers would do nothing"
+        ValueError, match="Halve sets lr each time, so StepLR in schedulers"
     ):
         make_trainer(model=model, optimizer=optimizer, schedulers=[StepLR(optimizer, 1)], hooks=[Halve()])
 
@@ -367,8 +367,8 @@ class Endless:
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (PolyLrUpdaterHook(by_epoch=False), "PolyLrUpdaterHook with by_epoch=False needs to know the iterations of an epoch"),
-        (Halve(warmup="exp", warmup_iters=1, warmup_by_epoch=True), "Halve with warmup_by_epoch=True needs to know"),
+        (PolyLrUpdaterHook(by_epoch=False), "PolyLrUpdaterHook with by_epoch=False needs the number of iterations"),
+        (Halve(warmup="exp", warmup_iters=1, warmup_by_epoch=True), "Halve with warmup_by_epoch=True needs the number of iterations"),
     ],
     ids=["length of the run", "length of an epoch"],
 )  # fmt: skip

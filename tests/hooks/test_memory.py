@@ -129,7 +129,7 @@ def test_the_summary_is_logged_at_the_end(make_trainer: Make, device: list[str])
     [
         ({"interval": 0}, "interval must be at least 1, got 0"),
         ({"interval": 0.5}, "interval must be an int, got 0.5"),
-        ({"device": "cpu"}, "asks CUDA devices for their memory, got device='cpu'"),
+        ({"device": "cpu"}, "needs a CUDA device, got device='cpu'"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

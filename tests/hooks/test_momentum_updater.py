@@ -237,7 +237,7 @@ def test_pytorchs_cycle_of_the_momentum_is_a_second_schedule(make_trainer: MakeT
     model = torch.nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), 0.1, 0.5)
 
-    with pytest.raises(ValueError, match="Half sets momentum anew each time, so OneCycleLR in schedulers"):
+    with pytest.raises(ValueError, match="Half sets momentum each time, so OneCycleLR in schedulers"):
         make_trainer(
             model=model, optimizer=optimizer, schedulers=[OneCycleLR(optimizer, 1.0, 5)], hooks=[Half()]
         )
@@ -264,9 +264,9 @@ def test_warm_up_from_one_or_more_warns(make_trainer: MakeTrainer) -> None:
         (lambda: StepMomentumUpdaterHook(1, min_momentum=-1), "min_momentum must be at least 0, got -1"),
         (lambda: CosineAnnealingMomentumUpdaterHook(), "exactly one of min_momentum and min_momentum_ratio; got neither"),
         (lambda: LinearAnnealingMomentumUpdaterHook(0.1, 0.1), r"got both \(min_momentum=0.1, min_momentum_ratio=0.1\)"),
-        (lambda: CyclicMomentumUpdaterHook(by_epoch=True), "CyclicMomentumUpdaterHook goes by iteration"),
+        (lambda: CyclicMomentumUpdaterHook(by_epoch=True), "CyclicMomentumUpdaterHook counts iterations"),
         (lambda: CyclicMomentumUpdaterHook(target_ratio=(1, 2, 3)), "target_ratio must be a number"),
-        (lambda: OneCycleMomentumUpdaterHook(by_epoch=True), "OneCycleMomentumUpdaterHook goes by iteration"),
+        (lambda: OneCycleMomentumUpdaterHook(by_epoch=True), "OneCycleMomentumUpdaterHook counts iterations"),
         (lambda: OneCycleMomentumUpdaterHook(pct_start=2.0), "pct_start must be at least 0 and at most 1, got 2.0"),
         (lambda: OneCycleMomentumUpdaterHook(base_momentum=0), "base_momentum must be above 0, got 0"),
     ],

@@ -175,7 +175,7 @@ def test_plateau_without_its_metric_is_an_error(
     hook = ParamSchedulerHook(monitor="val_los")
 
     with pytest.raises(
-        KeyError, match=r"watches 'val_los', which the validation does not have: did you mean"
+        KeyError, match=r"watches 'val_los', which the validation does not report: did you mean"
     ):
         train(plateau, hooks=(hook,), **scripted({"val_loss": 1.0}))
 
@@ -201,7 +201,7 @@ def test_epoch_schedule_in_a_run_of_iterations_is_an_error(make_trainer: Callabl
 
 def test_what_is_no_scheduler_is_refused(make_trainer: Callable[..., Trainer]) -> None:
     """The error comes when the trainer is built, with the value."""
-    with pytest.raises(TypeError, match=r"must be PyTorch schedulers, with a step\(\), got 'cosine'"):
+    with pytest.raises(TypeError, match=r"must be PyTorch schedulers with a step\(\), got 'cosine'"):
         make_trainer(schedulers=["cosine"])
 
 

@@ -166,7 +166,7 @@ class OfDetectron2:
     ("writers", "options", "message"),
     [
         ([JSONLWriter], {}, r"expected a writer, got the class JSONLWriter: write JSONLWriter\(\)"),
-        ([OfDetectron2()], {}, r"a writer of detectron2's kind, whose write\(\) reads a global storage"),
+        ([OfDetectron2()], {}, r"detectron2 writer, whose write\(\) reads a global storage"),
         ([], {"period": 0}, "period must be at least 1, got 0"),
         ([], {"period": 2.0}, "period must be an int, got 2.0"),
     ],

@@ -277,7 +277,7 @@ def test_timer_of_a_taken_name_is_an_error() -> None:
     ("name", "message"),
     [
         ("nms", "there is no timer 'nms' to toc: known are iter, data, infer, post"),
-        ("infer", "the timer 'infer' is not running: tic it first"),
+        ("infer", "the timer 'infer' is not running"),
     ],
 )
 def test_toc_without_tic_is_an_error(name: str, message: str) -> None:

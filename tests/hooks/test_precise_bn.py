@@ -378,7 +378,7 @@ def test_a_stop_ends_the_pass(make: Make, caplog: pytest.LogCaptureFixture) -> N
     torch.testing.assert_close(dict(trainer.model.state_dict()), {**before[0], **{
         name: value for name, value in trainer.model.state_dict().items() if "num_batches" in name
     }})  # fmt: skip
-    assert "the run is stopping: they are the running averages" in caplog.text
+    assert "the run is stopping: the running averages stay" in caplog.text
 
 
 def test_not_after_an_epoch_cut_short(make: Make) -> None:

@@ -532,18 +532,18 @@ def test_a_folder_that_is_no_utf8_has_a_trace(tmp_path: Path) -> None:
         ({"every": 0}, ValueError, "every must be at least 1, got 0"),
         ({"every": 19}, ValueError, "windows of 20 iterations every 19 would overlap"),
         ({"limit": 0}, ValueError, "limit must be at least 1 span, got 0"),
-        ({"windows": [(1, 2)], "begin": 3}, ValueError, "give windows, or begin, iterations and every"),
-        ({"windows": []}, ValueError, "windows has none: to go without the hook"),
+        ({"windows": [(1, 2)], "begin": 3}, ValueError, "windows excludes begin, iterations and every"),
+        ({"windows": []}, ValueError, "windows is empty"),
         (
             {"windows": [5]},
             TypeError,
-            r"a window is a pair \(first iteration, the one after the last\), got 5",
+            r"windows must be pairs \(first iteration, .*\), got 5",
         ),
-        ({"windows": [(1, 2.5)]}, TypeError, r"a window is a pair .*, got \(1, 2\.5\)"),
+        ({"windows": [(1, 2.5)]}, TypeError, r"windows must be pairs .*, got \(1, 2\.5\)"),
         (
             {"windows": [(3, 3)]},
             ValueError,
-            r"a window begins at 0 or above, and before it ends, got \(3, 3\)",
+            r"a window must begin at 0 or above .*, got \(3, 3\)",
         ),
         ({"windows": [(5, 9), (1, 6)]}, ValueError, r"the windows \(1, 6\) and \(5, 9\) overlap"),
     ],
@@ -557,6 +557,6 @@ def test_bad_options_are_refused(options: dict[str, Any], error: type[Exception]
 def test_a_window_behind_the_runs_end_is_refused(make_trainer: Make) -> None:
     """When the trainer is built."""
     with pytest.raises(
-        ValueError, match=r"the window \(4, 6\) begins behind the last iteration of the run, 3"
+        ValueError, match=r"the window \(4, 6\) begins after the last iteration of the run, 3"
     ):
         make_trainer(batches=4, hooks=[TraceHook(windows=[(1, 2), (4, 6)])])

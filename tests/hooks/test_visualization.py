@@ -72,7 +72,7 @@ def test_few_of_many_samples_are_drawn(images: Callable[..., list[ImageLogged]])
 
 def test_batch_without_images_is_an_error(images: Callable[..., list[ImageLogged]]) -> None:
     """The default says that it needs a `draw`."""
-    with pytest.raises(ValueError, match=r"finds no tensor .* in the batch of val: pass draw="):
+    with pytest.raises(ValueError, match=r"found no tensor .* in the batch of val: pass draw="):
         images(VisualizationHook(), [(torch.zeros(3, 2), torch.zeros(3))])
 
 

@@ -320,10 +320,10 @@ def test_what_the_platform_lacks_is_left_out(
     ("signals", "error", "message"),
     [
         ("SIGTERM", TypeError, r"signals must be a sequence of names such as \('SIGTERM',\), got 'SIGTERM'"),
-        ([], ValueError, r"signals names no signal: .* default_hooks=dict\(preemption=None\)"),
+        ([], ValueError, r"signals must name at least one signal, got none: .* default_hooks=dict\(preemption=None\)"),
         ([15], TypeError, "signals must be names such as 'SIGTERM', got 15"),
-        (["SIGTREM"], ValueError, "no signal 'SIGTREM' asks a run to end: did you mean 'SIGTERM'"),
-        (["SIGKILL"], ValueError, "no signal 'SIGKILL' asks a run to end"),
+        (["SIGTREM"], ValueError, "signals that end a run, got 'SIGTREM': did you mean 'SIGTERM'"),
+        (["SIGKILL"], ValueError, "signals that end a run, got 'SIGKILL'"),
     ],
 )  # fmt: skip
 def test_bad_input(signals: Any, error: type[Exception], message: str) -> None:
