@@ -49,7 +49,7 @@ def garbage_collection(bench: Bench) -> list[Case]:
     trainer, hook = bench.trainer(), GarbageCollectionHook(interval=INTERVAL)
     hook.before_train(trainer, BeforeTrain())
     bench.stack.callback(hook.after_train, trainer, AfterTrain(reason="completed"))
-    hook._settle()
+    hook._freeze_lasting()
     gc.unfreeze()
     due = range(INTERVAL - 1, COLLECTED, INTERVAL)
     events = [AfterTrainIter(iter=index, batch_idx=index) for index in due]

@@ -189,7 +189,7 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
             self._allow_schedulers()
             began = perf_counter()
             trainer.announce(OptimizerStepSkipped, reason="non-finite gradients")
-            self._others += perf_counter() - began
+            self._other_seconds += perf_counter() - began
         else:
             super()._step(trainer)
 

@@ -49,17 +49,17 @@ class CheckInvalidLossHook(Hook):
         positive("interval", interval)
         self._interval = interval
         self._pool = PinnedPool()
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._events: list[AfterTrainIter] = []
         self._losses: list[torch.Tensor] = []
         self._unread: deque[_Interval] = deque()
-        self._found = _Found()  # a new object: intervals still in flight belong to the former training
+        self._found = _InvalidLoss()  # a new object: intervals still in flight belong to the former training
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Discard all losses of an earlier training."""
-        self._begin()
+        self._reset()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Store the loss of this iteration, and raise if an earlier loss was invalid.
@@ -71,9 +71,9 @@ class CheckInvalidLossHook(Hook):
         self._events.append(event)
         self._losses.append(_loss_of(trainer.outputs))
         if len(self._losses) >= self._interval:
-            self._send(trainer)
+            self._post_losses(trainer)
         if self._found.loss is not None:
-            self._fail(trainer)
+            self._raise_if_invalid(trainer)
 
     def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
         """Refuse the checkpoint if a loss that has arrived on the host is invalid.
@@ -81,12 +81,12 @@ class CheckInvalidLossHook(Hook):
         Raises:
             FloatingPointError: a loss is NaN or infinite.
         """
-        self._send(trainer)
+        self._post_losses(trainer)
         for interval in self._unread:
             if not interval.ready():
                 break
             interval.read()
-        self._fail(trainer)
+        self._raise_if_invalid(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Check the remaining losses, waiting for the device if necessary.
@@ -94,12 +94,12 @@ class CheckInvalidLossHook(Hook):
         Raises:
             FloatingPointError: a loss is NaN or infinite.
         """
-        self._send(trainer)
+        self._post_losses(trainer)
         for interval in self._unread:
             interval.read()
-        self._fail(trainer)
+        self._raise_if_invalid(trainer)
 
-    def _send(self, trainer: Trainer) -> None:
+    def _post_losses(self, trainer: Trainer) -> None:
         """Post the losses since the last interval to the background, which reads them."""
         if not self._losses:
             return
@@ -114,12 +114,12 @@ class CheckInvalidLossHook(Hook):
             unread.popleft()
         trainer.bus.post(interval)
 
-    def _fail(self, trainer: Trainer) -> None:
+    def _raise_if_invalid(self, trainer: Trainer) -> None:
         """Raise for the first invalid loss that was read, if there is one."""
         place, loss = self._found.event, self._found.loss
         if place is None or loss is None:
             return
-        self._begin()  # later losses are invalid too, and after_train must not raise again
+        self._reset()  # later losses are invalid too, and after_train must not raise again
         raise FloatingPointError(
             f"the loss is {loss} in iteration {place.iter} (epoch {place.epoch}, batch {place.batch_idx}), "
             f"found in iteration {trainer.iter}: lower the learning rate, clip the gradients "
@@ -128,7 +128,7 @@ class CheckInvalidLossHook(Hook):
         )
 
 
-class _Found:
+class _InvalidLoss:
     """The first invalid loss of a training, set when the losses are read."""
 
     __slots__ = ("event", "loss")
@@ -150,7 +150,7 @@ class _Interval:
         events: Sequence[AfterTrainIter],
         losses: list[torch.Tensor],
         copy: HostCopy | None,
-        found: _Found,
+        found: _InvalidLoss,
     ) -> None:
         self.losses = losses
         """Empty once the losses were read."""

@@ -42,7 +42,7 @@ from eventloop.events import (
 from eventloop.events.priority import Priority
 from eventloop.hooks.checkpoint_options import WhenBusy, check_names, check_options, folder_template, unit_of
 from eventloop.hooks.hook import Hook, on
-from eventloop.hooks.late import tell_late
+from eventloop.hooks.order_check import warn_of_late_hooks
 from eventloop.migration.arguments import knowing_others
 from eventloop.resume.ranks import of_rank_0, several
 from eventloop.state.schema import Count, read_as
@@ -110,9 +110,9 @@ class CheckpointHook(Hook):
             save fail if it is detected. Changes through `.data`, and by a replayed CUDA graph that contains
             the optimizer's step, are not detected.
         when_busy: what to do when a checkpoint of the interval is due while the previous one is being
-            written: "wait", "skip" the new one, or "replace" the waiting one, which
-            takes the memory of a second copy. `checkpoint_failed` reports each skipped or replaced
-            checkpoint. Best and last checkpoints are never skipped or replaced.
+            written: "wait", "skip" the new one, or "replace" the waiting one, which takes the memory of a second
+            copy. `checkpoint_failed` reports each skipped or replaced checkpoint. Best and last checkpoints are
+            never skipped or replaced.
 
     Raises:
         TypeError, ValueError: an option is of the wrong type, out of range, or contradicts another one.
@@ -120,8 +120,7 @@ class CheckpointHook(Hook):
 
     priority = Priority.VERY_LOW
     directory = AnchoredPath()
-    """The directory of this hook's checkpoints; stays the same if the process changes its working
-    directory."""
+    """The directory of this hook's checkpoints; a relative one stays where it was when it was set."""
 
     @knowing_others
     def __init__(
@@ -195,7 +194,7 @@ class CheckpointHook(Hook):
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
         self.naming = self._template, self._by_epoch
         trainer.state.saves_in(self.directory, self._watched.metrics)
-        refuse_twin(self, _beside(trainer))
+        refuse_twin(self, _checkpoint_hooks(trainer))
         self._publisher.check(trainer.model)
         if self._watched and trainer.val_loader is None:
             raise ValueError(
@@ -206,7 +205,9 @@ class CheckpointHook(Hook):
             if metric != "auto":
                 trainer.monitored.require(metric, f"CheckpointHook(save_best={metric!r})")
         if self._interval > 0:
-            tell_late(self, "after_train_epoch" if self._by_epoch else "after_train_iter", trainer.hooks)
+            warn_of_late_hooks(
+                self, "after_train_epoch" if self._by_epoch else "after_train_iter", trainer.hooks
+            )
 
     @on(priority=Priority.LOWEST)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
@@ -237,14 +238,14 @@ class CheckpointHook(Hook):
         if self._overlap and (self._interval > 0 or self._watched):  # it will save within the training
             trainer.copying.watch()
         if trainer.rank == 0:
-            self._look_around(trainer)
+            self._inspect_directory(trainer)
         resumed, self._resumed = self._resumed, False
         if resumed and (last := self.labels.last) is not None and last[1] == trainer.iter:
             # after a kill, some best checkpoints of one validation may be missing
             self._validated.insert(0, last)
         self._save_validated(trainer)
 
-    def _look_around(self, trainer: Trainer) -> None:
+    def _inspect_directory(self, trainer: Trainer) -> None:
         remove_dead(self.directory)
         found = self.labels.look_around(self.directory)
         self._kept.only([path.name for path in found.manifests])
@@ -310,12 +311,12 @@ class CheckpointHook(Hook):
                 continue
             self._watched.settle(metrics)
             names = {metric: self._best_name(trainer, metric) for metric in self._watched.metrics}
-            due = _decided(trainer, self._bests.due(metrics, names))
+            due = _from_rank_0(trainer, self._bests.due(metrics, names))
             for metric in due:
                 self._save(trainer, names[metric], within=trainer.within, best=metric, score=metrics[metric])
             self.saves.finish(trainer)  # scores must not be compared with a best one whose save failed
             if due:
-                self._bests.record = _decided(trainer, self._bests.record)
+                self._bests.record = _from_rank_0(trainer, self._bests.record)
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
         by_epoch = bool(self._by_epoch)
@@ -330,18 +331,20 @@ class CheckpointHook(Hook):
         at_end = self._save_last and event.reason not in (ERROR, LEFT) and trainer.iter > 0
         if at_end and trainer.stop_signal is not None and trainer.iter != self._kept.saved_at:
             self.saves.supersede()
-        for hook in _beside(trainer):  # the newest checkpoint is known when all saves are done
+        for hook in _checkpoint_hooks(trainer):  # the newest checkpoint is known when all saves are done
             hook.saves.finish(trainer)  # a save that failed is retried once
         if event.reason == ERROR and trainer.rank == 0:
-            note_where_to_resume(trainer.failure, _beside(trainer))
-        if at_end and _decided(trainer, trainer.iter != self._kept.saved_at):
+            note_where_to_resume(trainer.failure, _checkpoint_hooks(trainer))
+        if at_end and _from_rank_0(trainer, trainer.iter != self._kept.saved_at):
             whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
             name = self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
-            if not _decided(trainer, has_more(_beside(trainer), self, self.directory / name, trainer.iter)):
+            if not _from_rank_0(
+                trainer, has_more(_checkpoint_hooks(trainer), self, self.directory / name, trainer.iter)
+            ):
                 self._save(trainer, name)
         self.saves.finish(trainer)
         if event.reason != ERROR and self.saves.newest is not None and self.can_be_resumed:
-            trainer.where_to_resume = where_to_resume(_beside(trainer))
+            trainer.where_to_resume = where_to_resume(_checkpoint_hooks(trainer))
         if self._publisher and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
             names = dict.fromkeys([*self._kept.names[-1:], *(best.name for best in self.bests.values())])
             self._publisher.publish_all(self._paths([*names]), trainer.model)
@@ -416,7 +419,7 @@ class CheckpointHook(Hook):
 
     def _label(self, trainer: Trainer, best: str) -> Label:
         rules = {best: self._watched.rule_of(best)} if best else {}
-        return self.labels.make(sequences(_beside(trainer)), rules)
+        return self.labels.make(sequences(_checkpoint_hooks(trainer)), rules)
 
     def _saved(self, saving: Saving) -> None:
         if saving.bests is None:
@@ -480,11 +483,11 @@ class _State(msgspec.Struct):
     watched: list[str] | None = None
 
 
-def _beside(trainer: Trainer) -> list[CheckpointHook]:
+def _checkpoint_hooks(trainer: Trainer) -> list[CheckpointHook]:
     return [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
 
 
-def _decided(trainer: Trainer, own: T) -> T:
+def _from_rank_0(trainer: Trainer, own: T) -> T:
     """Return rank 0's value on every rank.
 
     Only rank 0 knows whether a save succeeded. Ranks that decided on their own would wait for ranks that do

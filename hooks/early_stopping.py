@@ -129,7 +129,7 @@ class EarlyStoppingHook(Hook):
         if self.best is None:
             return
         signed = self.best * self._sign
-        if self._used_up or signed > self._goal:
+        if self._patience_used_up or signed > self._goal:
             trainer.stop(f"early stopping, before: {self._why(self.best, signed)}")
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
@@ -146,7 +146,7 @@ class EarlyStoppingHook(Hook):
             return
         score = event.metrics.get(self._monitor)
         if score is None:
-            self._tell_missing(event.metrics)
+            self._report_missing(event.metrics)
             return
         if type(score) is not float:
             score = float(score)
@@ -166,11 +166,11 @@ class EarlyStoppingHook(Hook):
             self.wait += 1
         if signed > self._goal:
             self.best = score  # the gain may be below min_delta; a resumed run must know that it suffices
-        if self._used_up or signed > self._goal:
+        if self._patience_used_up or signed > self._goal:
             trainer.stop(f"early stopping: {self._why(score, signed)}")
 
     @property
-    def _used_up(self) -> bool:
+    def _patience_used_up(self) -> bool:
         """True when patience is used up; a patience of 0 acts as 1, as in MMEngine."""
         return self.wait >= max(self._patience, 1)
 
@@ -183,7 +183,7 @@ class EarlyStoppingHook(Hook):
             f"the best was {best}"
         )
 
-    def _tell_missing(self, metrics: Mapping[str, float]) -> None:
+    def _report_missing(self, metrics: Mapping[str, float]) -> None:
         known = suggest(self._monitor, [*metrics]) if metrics else ": it returned none"
         text = f"EarlyStoppingHook monitors {self._monitor!r}, which the validation does not report{known}"
         if self._strict:

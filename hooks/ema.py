@@ -34,7 +34,7 @@ from eventloop.events import (
 from eventloop.events.priority import Priority
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.hook import Hook, on
-from eventloop.hooks.late import refuse_late
+from eventloop.hooks.order_check import refuse_late_average
 from eventloop.model import average_checkpoint
 from eventloop.model.average_config import arguments_of, average_config, build_average, is_own
 from eventloop.model.average_swap import Swap
@@ -108,7 +108,7 @@ class EMAHook(Hook):
         self._evaluating: set[str] = set()
         # counter of the weights loaded without a resume; None: the average came with the last checkpoint
         self._loads: int | None = 0
-        self._watched: list[Any] = []
+        self._step_handles: list[Any] = []
         self._stepped = self._ever_stepped = False
         self._began_at = 0
 
@@ -132,8 +132,10 @@ class EMAHook(Hook):
         ):
             if end is not None and begin > end:
                 raise ValueError(f"EMAHook({name}={begin}) would never begin: the run ends at {end}")
-        refuse_late(self, [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)], trainer.hooks)
-        if not is_own(self._config) and not _lazy(unwrap(trainer.model)):
+        refuse_late_average(
+            self, [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)], trainer.hooks
+        )
+        if not is_own(self._config) and not _has_lazy_parts(unwrap(trainer.model)):
             self._average = self._build(unwrap(trainer.model))
 
     @property
@@ -165,21 +167,21 @@ class EMAHook(Hook):
         refuse_sharded_model("EMAHook", unwrap(trainer.model), NO_SHARDED_AVERAGES)
         if sum(isinstance(hook, EMAHook) for hook in trainer.hooks) > 1:
             raise ValueError("the trainer has two EMAHooks: only one average can be evaluated and saved")
-        self._see_loaded(trainer)
+        self._restart_if_loaded(trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Build the average if it does not exist, and observe the optimizers' steps."""
         model = self._model_of(trainer)
-        if self._average is None and not _lazy(model):
+        if self._average is None and not _has_lazy_parts(model):
             self._average = self._build(model)
-        self._unwatch()
+        self._remove_step_handles()
         # the optimizer's own hook is called for every step that is made, in whichever code
-        self._watched = [
+        self._step_handles = [
             optimizer.register_step_post_hook(self._optimizer_stepped)
             for optimizer in map(hookable, each_optimizer(trainer.optimizer))
             if optimizer is not None
         ]
-        self._stepped = self._ever_stepped = not self._watched
+        self._stepped = self._ever_stepped = not self._step_handles
         self._began_at = trainer.iter
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
@@ -189,7 +191,7 @@ class EMAHook(Hook):
                 "EMAHook averaged nothing: the trainer's optimizer was never stepped; pass the optimizer "
                 "that your code steps to the Trainer"
             )
-        self._unwatch()
+        self._remove_step_handles()
 
     def _optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._stepped = self._ever_stepped = True
@@ -200,13 +202,13 @@ class EMAHook(Hook):
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Update the average if an optimizer made a step."""
-        stepped, self._stepped = self._stepped, not self._watched
+        stepped, self._stepped = self._stepped, not self._step_handles
         if stepped:
             self._update(trainer, event.epoch + 1, event.iter + 1)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """Update the average after a step at the end of the epoch, made with accumulated gradients."""
-        if self._watched and self._stepped:
+        if self._step_handles and self._stepped:
             self._stepped = False
             self._update(trainer, event.epoch + 1, event.iter)
 
@@ -214,7 +216,7 @@ class EMAHook(Hook):
         if epoch < self._begin_epoch or iteration < self._begin_iter:
             return
         if trainer.state.loads != self._loads:
-            self._see_loaded(trainer)
+            self._restart_if_loaded(trainer)
         model = self._model_of(trainer)
         if self._average is None:  # a lazy model has its shapes only now
             self._average = self._build(model)
@@ -252,17 +254,17 @@ class EMAHook(Hook):
         """Swap the model's own weights back if an interrupt prevented it."""
         self._evaluating.clear()
         self._swap.back()
-        self._unwatch()
+        self._remove_step_handles()
 
     def _swap_in(self, trainer: Trainer, mode: str) -> None:
-        self._see_loaded(trainer)
+        self._restart_if_loaded(trainer)
         if self._average is not None and self._average.steps:
             self._evaluating.add(mode)
             trainer.copying.join()
             self._swap.put(self._average, self._model_of(trainer))
 
     def _swap_back(self, trainer: Trainer, mode: str) -> None:
-        self._see_loaded(trainer)
+        self._restart_if_loaded(trainer)
         self._evaluating.discard(mode)
         if not self._evaluating:  # a test within a validation leaves the average in
             self._swap.back()
@@ -271,7 +273,7 @@ class EMAHook(Hook):
 
     def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
         """Save the average as `state_dict`, and the model's own weights as `ema_state_dict`."""
-        self._see_loaded(trainer)
+        self._restart_if_loaded(trainer)
         if self._average is not None and self._average.steps and trainer.checkpoint is not None:
             average_checkpoint.store(trainer.checkpoint, self._average, self._model_of(trainer), self._swap)
             trainer.checkpoint["meta"].setdefault("needs_hooks", []).append(self.name)
@@ -285,7 +287,7 @@ class EMAHook(Hook):
         Raises:
             CheckpointError: the average is of another model.
         """
-        self._see_loaded(trainer)
+        self._restart_if_loaded(trainer)
         self._model_of(trainer)
         assert trainer.checkpoint is not None
         average_checkpoint.check(trainer.checkpoint, strict=self._strict_load, source=event.path)
@@ -328,7 +330,7 @@ class EMAHook(Hook):
         self, model: nn.Module, weights: Mapping[str, Any] | None, steps: int
     ) -> BaseAveragedModel | None:
         """Build an average with these weights; None for a lazy model, whose first update builds it."""
-        if _lazy(model):
+        if _has_lazy_parts(model):
             if weights is None:
                 return None
             model = deepcopy(model)
@@ -339,7 +341,7 @@ class EMAHook(Hook):
             average.steps = steps
         return average
 
-    def _see_loaded(self, trainer: Trainer) -> None:
+    def _restart_if_loaded(self, trainer: Trainer) -> None:
         """Restart the average if weights were loaded without a resume; those are evaluated then."""
         known, self._loads = self._loads, trainer.state.loads
         if known not in (None, self._loads):
@@ -358,10 +360,10 @@ class EMAHook(Hook):
         self._model = unwrap(trainer.model)
         return self._model
 
-    def _unwatch(self) -> None:
-        for handle in self._watched:
+    def _remove_step_handles(self) -> None:
+        for handle in self._step_handles:
             handle.remove()
-        self._watched = []
+        self._step_handles = []
 
 
 def _check_begin(name: str, begin: object) -> None:
@@ -371,7 +373,7 @@ def _check_begin(name: str, begin: object) -> None:
         raise ValueError(f"{name} must be at least 0, got {begin}")
 
 
-def _lazy(model: nn.Module) -> bool:
+def _has_lazy_parts(model: nn.Module) -> bool:
     return any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers()))
 
 

@@ -87,8 +87,8 @@ class GarbageCollectionHook(Hook):
         self._interval, self._freeze = interval, freeze
         self._settled = False
         """Whether freezing is done, or not wanted; before that only the youngest generation is collected."""
-        self._thaw = False
-        self._looked_at_all = 0
+        self._unfreezes = False
+        self._last_full = 0
         """The iteration after which the last full collection ran or was due."""
         self._not_before = [0.0, 0.0, 0.0]
         """The earliest time of each generation's next collection, moved by collections that take long."""
@@ -112,7 +112,7 @@ class GarbageCollectionHook(Hook):
         """Switch the automatic collection off, and run a full one before the first step."""
         if not gc.isenabled():
             return
-        self._thaw, self._looked_at_all = False, event.iter
+        self._unfreezes, self._last_full = False, event.iter
         # the count walks all frozen objects: about 30 ms where half of torch's are frozen
         self._settled = not self._freeze or gc.get_freeze_count() > FROZEN_AT_START
         _switched_off.add(self)  # first: after a Ctrl-C in between the hook must still switch it on again
@@ -127,10 +127,10 @@ class GarbageCollectionHook(Hook):
         training = event.mode == "train"
         turn = (event.iter if training else event.batch_idx) // self._interval + 1
         if training and not self._settled:
-            self._settle()
+            self._freeze_lasting()
             return
         if training and turn % RATIO**2 == 0:
-            self._looked_at_all = event.iter + 1
+            self._last_full = event.iter + 1
         self._collect(ALL if turn % RATIO**2 == 0 else MIDDLE if turn % RATIO == 0 else YOUNG)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
@@ -143,7 +143,7 @@ class GarbageCollectionHook(Hook):
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
         """Run a full collection of the objects that the validation left."""
-        self._looked_at_all = event.iter
+        self._last_full = event.iter
         self._collect(ALL)
 
     def before_test(self, trainer: Trainer, event: BeforeTest) -> None:
@@ -152,7 +152,7 @@ class GarbageCollectionHook(Hook):
 
     def after_test(self, trainer: Trainer, event: AfterTest) -> None:
         """Run a full collection of the objects that the test left."""
-        self._looked_at_all = event.iter
+        self._last_full = event.iter
         self._collect(ALL)
 
     @on(priority=Priority.HIGHEST)
@@ -165,22 +165,22 @@ class GarbageCollectionHook(Hook):
         """Switch the automatic collection on again if a Ctrl-C kept `after_train` from this hook."""
         self._restore()
 
-    def _settle(self) -> None:
+    def _freeze_lasting(self) -> None:
         """Freeze the objects that last, above all the optimizer's state, after the first iterations."""
         self._settled = True
         if gc.get_freeze_count() > FROZEN_AT_START:
             return  # other code froze objects meanwhile
         # MIDDLE suffices for objects since `before_train`: only the youngest generation was collected since
         gc.collect(MIDDLE)
-        self._thaw = True
+        self._unfreezes = True
         gc.freeze()
 
     def _collect_at_edge(self, done: int) -> None:
         """Run a full collection after `done` iterations; the middle generation if a full one ran recently."""
-        if done - self._looked_at_all < RATIO * self._interval:
+        if done - self._last_full < RATIO * self._interval:
             self._collect(MIDDLE)
             return
-        self._looked_at_all = done
+        self._last_full = done
         self._collect(ALL)
 
     def _collect(self, generation: int) -> None:
@@ -199,7 +199,7 @@ class GarbageCollectionHook(Hook):
     def _restore(self) -> None:
         if self.active:
             gc.enable()
-            if self._thaw:
+            if self._unfreezes:
                 gc.unfreeze()
             _switched_off.discard(self)
 

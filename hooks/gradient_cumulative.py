@@ -53,9 +53,9 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     This acts as a batch that many times larger. Windows of iterations are counted over the whole run, across
     epochs, as in mmcv and MMEngine. The last window is shorter where the run ends within it. Each loss is
     divided by the iterations of its window, so 8 iterations with `cumulative_iters=3` have the divisors
-    `3 3 3 3 3 3 2 2`. Where the length of the run is not known in advance, the gradients of a window that ended early
-    are rescaled when the last epoch ends. A run that is stopped within a window saves its gradients in the
-    checkpoint, and continues the window when it is resumed.
+    `3 3 3 3 3 3 2 2`. Where the length of the run is not known in advance, the gradients of a window that
+    ended early are rescaled when the last epoch ends. A run that is stopped within a window saves its
+    gradients in the checkpoint, and continues the window when it is resumed.
 
     `after_backward` is emitted in every iteration, `before_optimizer_step` and `after_optimizer_step` only
     with a step. Schedulers that count iterations count all of them, as in MMEngine. Under
@@ -93,13 +93,13 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         self._fsdp: list[Any] = []
         """The modules of the model that FSDP2 shards."""
         self._schedulers_allowed = False
-        self._begins_with_share = type(self)._backward is GradientCumulativeOptimizerHook._backward
+        self._default_backward = type(self)._backward is GradientCumulativeOptimizerHook._backward
 
     def check(self, trainer: Trainer) -> None:
         """Warn of BatchNorm, and store the optimizers before a checkpoint's gradients are loaded."""
         super().check(trainer)
         if trainer.optimizer is not None:
-            self._adopt(trainer.optimizer)
+            self._set_optimizers(trainer.optimizer)
         modules = trainer.model.modules()
         if self._cumulative_iters > 1 and any(isinstance(module, _BatchNorm) for module in modules):
             warnings.warn(
@@ -150,7 +150,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         clock = trainer.clock
         device, began = clock.device, perf_counter() - clock.excluded
         if trainer.optimizer is not self._given or self._given is None:
-            self._adopt(trainer.optimizer)
+            self._set_optimizers(trainer.optimizer)
         loss = loss_of(trainer.outputs)
         if not self._count:
             self._divisor = self._window(trainer)
@@ -158,7 +158,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 optimizer.zero_grad(set_to_none=True)
         if self._anomalous is not None:
             self._anomalous.look(loss, trainer.model)
-        self._others = 0.0
+        self._other_seconds = 0.0
         backward = perf_counter() - clock.excluded
         if device is not None:
             device.mark(BACKWARD_BEGINS)
@@ -189,7 +189,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
         trainer.outputs = detached(trainer.outputs)
-        clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
+        clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._other_seconds
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """Step with the accumulated gradients when the last epoch ended within a window."""
@@ -198,7 +198,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             if self._count < self._divisor:
                 if self._postpones_reduction(trainer):
                     return  # FSDP2 reduces gradients only in the backward of the window's last iteration
-                self._weigh_anew(trainer)
+                self._rescale_gradients(trainer)
             self._step(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
@@ -236,7 +236,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         divisor = self._divisor
         if divisor == 1:
             self._backward(loss)
-        elif self._begins_with_share:
+        elif self._default_backward:
             loss.backward(torch.full_like(loss, 1.0 / divisor))
         else:
             self._backward(loss / divisor)
@@ -266,7 +266,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         if wants(AfterOptimizerStep):
             self._announce(trainer, AfterOptimizerStep)
 
-    def _weigh_anew(self, trainer: Trainer) -> None:
+    def _rescale_gradients(self, trainer: Trainer) -> None:
         """Rescale gradients to the actual number of iterations, and average them over ranks."""
         parameters = [*self._parameters()]
         if (model := _distributed(trainer.model)) is not None:
@@ -281,8 +281,8 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]
 
-    def _adopt(self, given: Any) -> None:
-        super()._adopt(given)
+    def _set_optimizers(self, given: Any) -> None:
+        super()._set_optimizers(given)
         self._schedulers_allowed = False
 
     def _parameters(self) -> Iterator[torch.Tensor]:
@@ -319,7 +319,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 f"{self.loss_scaling!r}: give the hook the loss_scale and dtype of that run, or load only "
                 "the weights, with load_checkpoint"
             )
-        gradients = self._fitting(saved.gradients) if saved.count else []
+        gradients = self._checked_gradients(saved.gradients) if saved.count else []
 
         def take() -> None:
             for parameter, gradient in gradients:
@@ -328,7 +328,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
 
         return take
 
-    def _fitting(
+    def _checked_gradients(
         self, gradients: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """Return each parameter with a copy of its gradient."""

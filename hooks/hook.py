@@ -210,17 +210,17 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
             Lightning's with "on_" included), or two methods serve one event.
     """
     names = [event_name(event_type) for event_type in declared_events()]
-    ours = [event_name(event_type) for event_type in declared_events() if _is_ours(event_type)]
-    _refuse_mmengines(cls)
+    ours = [event_name(event_type) for event_type in declared_events() if _is_from_eventloop(event_type)]
+    _refuse_mmengine_names(cls)
     served: dict[str, str] = {}
-    for method in _own_methods(cls):
+    for method in _candidate_methods(cls):
         if method in GENERIC:
             for event in GENERIC[method]:
                 served.setdefault(event, method)
             continue
         event = ALIASES.get(method, method)
         # eventloop's own hooks ignore events that other code declares, whatever their names
-        known = ours if _is_ours(_author(cls, method)) else names
+        known = ours if _is_from_eventloop(_defining_class(cls, method)) else names
         if event not in known:
             _refuse_near_miss(cls, method, known)
             continue
@@ -237,29 +237,29 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
     return points
 
 
-def _is_ours(cls: type) -> bool:
+def _is_from_eventloop(cls: type) -> bool:
     """Return True for a class of eventloop, False for a class of other code."""
     return cls.__module__.partition(".")[0] == "eventloop"
 
 
-def _author(cls: type[Hook], method: str) -> type:
+def _defining_class(cls: type[Hook], method: str) -> type:
     """Return the class among the bases of `cls` that defines the method."""
     return next(base for base in cls.__mro__ if method in vars(base))
 
 
-def _own_methods(cls: type[Hook]) -> list[str]:
+def _candidate_methods(cls: type[Hook]) -> list[str]:
     """List the public methods that differ from `Hook`'s, and all methods decorated with `@on`."""
     found = []
     for attribute in dir(cls):
         value = getattr(cls, attribute, None)
-        public = not attribute.startswith("_") and attribute not in _NO_POINTS
+        public = not attribute.startswith("_") and attribute not in _NOT_EVENTS
         inherited = value is getattr(Hook, attribute, None)
         if callable(value) and not inherited and (public or hasattr(value, _MARK)):
             found.append(attribute)
     return found
 
 
-def _refuse_mmengines(cls: type[Hook]) -> None:
+def _refuse_mmengine_names(cls: type[Hook]) -> None:
     """Refuse MMEngine's `_before_epoch(self, runner, mode)` and its like, which would never be called."""
     for method in GENERIC:
         if callable(getattr(cls, f"_{method}", None)):
@@ -286,5 +286,5 @@ def _refuse_near_miss(cls: type[Hook], method: str, names: list[str]) -> None:
         )
 
 
-_NO_POINTS = frozenset(vars(Hook))
+_NOT_EVENTS = frozenset(vars(Hook))
 """Attributes that every hook has, such as `settings` and `state_dict`; they never stand for an event."""

@@ -10,7 +10,7 @@ from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import on
 from eventloop.hooks.iter_timer import IterTimerHook
-from eventloop.hooks.report import report
+from eventloop.hooks.log_text import log_text
 from eventloop.migration.arguments import knowing_others
 from eventloop.util.checks import at_least, check_bools
 
@@ -74,7 +74,7 @@ class IterationTimer(IterTimerHook):
         total = perf_counter() - self._began
         evaluations = trainer.clock.excluded - self._excluded_at_start
         if self._counted and self._worked > 0:
-            report(
+            log_text(
                 trainer,
                 "timing",
                 f"Overall training speed: {self._counted} iterations in {_whole(self._worked)} "
@@ -82,7 +82,7 @@ class IterationTimer(IterTimerHook):
             )
         hooks = f"{_whole(max(0.0, total - evaluations - self._worked))} on hooks"
         others = f", {_whole(evaluations)} on evaluations" if evaluations else ""
-        report(trainer, "timing", f"Total training time: {_whole(total)} ({hooks}{others})")
+        log_text(trainer, "timing", f"Total training time: {_whole(total)} ({hooks}{others})")
 
     def _start(self, trainer: Trainer) -> None:
         self._counted, self._worked = 0, 0.0

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
 
-BEHIND_THE_SIGNALS = 5
+COPY_PRIORITY = 5
 """The priority at which the copy of a run's logs is registered: while PreemptionHook (0) still handles
 signals, and after the hooks (10 and later) whose files are copied have closed them, as contexts are left in
 reverse order."""
@@ -110,7 +110,7 @@ class LoggerHook(Hook):
         self._reducer = Reducer(reduce_max) if reduce else None
         self._statistics = LogStatistics(custom_cfg) if custom_cfg else None
         self._metrics: EventStorage | None = None
-        self._kept: LastRates | None = None
+        self._last_rates: LastRates | None = None
         self._interval = interval
         self._ignore_last = ignore_last
         if out_dir is not None:
@@ -136,16 +136,16 @@ class LoggerHook(Hook):
                 "interval"
             )
 
-    @on(priority=BEHIND_THE_SIGNALS)
+    @on(priority=COPY_PRIORITY)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Start the background and reset the state of the last run.
 
         Without this the first log would start the background in the middle of an iteration. The callback
-        `metrics.relieve` posts metrics when too many have accumulated within an interval or a validation, and at
-        the very end of the run.
+        `metrics.relieve` posts metrics when too many have accumulated within an interval or a validation, and
+        at the very end of the run.
         """
         self._ended_well = False
-        self._kept = None
+        self._last_rates = None
         trainer.metrics.crowded = False  # may be set by a stop that came after the logger's turn
         if self._out_dir is not None and trainer.rank == 0:
             trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
@@ -163,11 +163,11 @@ class LoggerHook(Hook):
             if self._is_tail(event):
                 self._log(trainer)
             else:
-                self._keep_rates(trainer)
+                self._store_rates(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Log the remaining metrics when training ended before its last iteration."""
-        self._put_kept(trainer)
+        self._put_last_rates(trainer)
         reducer = self._reducer
         if reducer is not None and event.reason == ERROR:
             reducer.stop()
@@ -242,20 +242,20 @@ class LoggerHook(Hook):
             trainer.metrics.put_scalar(name, rate, smoothing_hint=False)
         self._post(trainer, trainer.iter)
 
-    def _keep_rates(self, trainer: Trainer) -> None:
+    def _store_rates(self, trainer: Trainer) -> None:
         """Store the learning rates of an epoch's last iteration, whose metrics wait for the next interval.
 
         The validation may stop the run before then, after the scheduler has changed the rates.
         """
         rates = {name: single_number(name, rate) for name, rate in _rates(trainer).items()}
-        self._kept = LastRates(trainer.iter, trainer.epoch, rates)
+        self._last_rates = LastRates(trainer.iter, trainer.epoch, rates)
 
-    def _put_kept(self, trainer: Trainer) -> None:
-        metrics, kept = trainer.metrics, self._kept
-        if kept is None or kept.iter + 1 != trainer.iter:
+    def _put_last_rates(self, trainer: Trainer) -> None:
+        metrics, last = trainer.metrics, self._last_rates
+        if last is None or last.iter + 1 != trainer.iter:
             return
-        epoch, metrics.epoch = metrics.epoch, kept.epoch
-        metrics.put_scalars(kept.rates, smoothing_hint=False, cur_iter=kept.iter)
+        epoch, metrics.epoch = metrics.epoch, last.epoch
+        metrics.put_scalars(last.rates, smoothing_hint=False, cur_iter=last.iter)
         metrics.epoch = epoch
 
     def _log_rest(self, trainer: Trainer) -> None:

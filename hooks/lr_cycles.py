@@ -175,7 +175,7 @@ class OneCycleLrUpdaterHook(LrUpdaterHook):
         last = base_lr / self._final_div
         return self._cycle.value(base_lr, base_lr * self._div, last, self.progress(trainer), total)
 
-    def _begin(self, trainer: Trainer) -> None:
+    def _set_initial_values(self, trainer: Trainer) -> None:
         for name, optimizer in named_optimizers(trainer.optimizer).items():
             rates = per_group("max_lr", self._max_lr, name, optimizer)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):

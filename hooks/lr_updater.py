@@ -44,7 +44,7 @@ class ParamUpdaterHook(Hook):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            cls.__init__ = _noting(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = _storing_arguments(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0,
@@ -65,9 +65,9 @@ class ParamUpdaterHook(Hook):
         self.warmup_ratio = warmup_ratio
         self.warmup_by_epoch = warmup_by_epoch
         self._initial_name = f"initial_{self.param_name}"
-        self._built_with: list[float] = []  # the initial values
-        self._seen: list[float] = []  # the values when the trainer was built
-        self._begun = False
+        self._initial_values: list[float] = []  # the initial values
+        self._values_when_built: list[float] = []  # the values when the trainer was built
+        self._has_run = False
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of the policy, including the defaults of arguments that were not given."""
@@ -92,9 +92,11 @@ class ParamUpdaterHook(Hook):
         self._refuse_second(trainer)
         for optimizer in named_optimizers(trainer.optimizer).values():
             check_has_value(optimizer, self.param_name)
-        self._begin(trainer)
-        self._built_with = self._initial(trainer)
-        self._seen = [float(read_value(group, self.param_name)) for group in groups_of(trainer.optimizer)]
+        self._set_initial_values(trainer)
+        self._initial_values = self._initial(trainer)
+        self._values_when_built = [
+            float(read_value(group, self.param_name)) for group in groups_of(trainer.optimizer)
+        ]
         if trainer.train_loader is not None:
             self._warmup_length(trainer)
             if self.reaches_end:
@@ -106,12 +108,12 @@ class ParamUpdaterHook(Hook):
         Groups loaded from a checkpoint without initial values get those that the optimizer was built with.
         """
         groups = groups_of(trainer.optimizer)
-        if trainer.iter == 0 and not self._begun:
-            for group, seen in zip(groups, self._seen, strict=False):
+        if trainer.iter == 0 and not self._has_run:
+            for group, seen in zip(groups, self._values_when_built, strict=False):
                 if (value := read_value(group, self.param_name)) != seen:
                     group[self._initial_name] = float(value)
-        self._begun = True
-        for group, value in zip(groups, self._built_with, strict=False):
+        self._has_run = True
+        for group, value in zip(groups, self._initial_values, strict=False):
             group.setdefault(self._initial_name, value)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
@@ -155,15 +157,15 @@ class ParamUpdaterHook(Hook):
             return trainer.max_iters
         return (trainer.max_epochs or 0) * self._epoch_length(trainer, "by_epoch=False")
 
-    def _regular(self, trainer: Trainer, group: Group) -> float:
+    def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
         """Return the value of a group without warm-up."""
         raise NotImplementedError
 
-    def _warm(self, value: float, factor: float) -> float:
+    def _apply_warmup(self, value: float, factor: float) -> float:
         """Apply a warm-up factor, in (0, 1], to a value."""
         return value * factor
 
-    def _begin(self, trainer: Trainer) -> None:
+    def _set_initial_values(self, trainer: Trainer) -> None:
         """Set the initial values of a policy that has its own."""
 
     # --- inside --------------------------------------------------------------------------------------------
@@ -175,9 +177,9 @@ class ParamUpdaterHook(Hook):
         for group in groups_of(trainer.optimizer):
             if type(group.get(initial)) is not float:  # a group that was added during the run
                 initial_value(group, name)
-            value = self._regular(trainer, group)
+            value = self._value_without_warmup(trainer, group)
             if factor is not None:
-                value = self._warm(value, factor)
+                value = self._apply_warmup(value, factor)
             if type(group.get(name)) is float:
                 group[name] = value
             else:
@@ -235,7 +237,7 @@ class ParamUpdaterHook(Hook):
                 )
 
 
-def _noting(init: Callable[..., None]) -> Callable[..., None]:
+def _storing_arguments(init: Callable[..., None]) -> Callable[..., None]:
     """Store the arguments of the outermost `__init__`, which are the settings of a policy."""
 
     @functools.wraps(init)
@@ -299,5 +301,5 @@ class LrUpdaterHook(ParamUpdaterHook):
         """Return the rate of a group whose initial rate is `base_lr`, without warm-up."""
         raise NotImplementedError
 
-    def _regular(self, trainer: Trainer, group: Group) -> float:
+    def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
         return self.get_lr(trainer, group["initial_lr"])

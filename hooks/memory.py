@@ -10,7 +10,7 @@ import torch
 
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.hooks.hook import Hook
-from eventloop.hooks.report import report
+from eventloop.hooks.log_text import log_text
 from eventloop.util.checks import check_bools, positive
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class MemoryHook(Hook):
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Log the summary of the CUDA device's memory if it is switched on."""
         if self._summary and self._device is not None:
-            report(trainer, "memory_summary", "\n" + torch.cuda.memory_summary(self._device))
+            log_text(trainer, "memory_summary", "\n" + torch.cuda.memory_summary(self._device))
 
 
 def resident_bytes() -> int | None:

@@ -57,7 +57,7 @@ class MomentumUpdaterHook(ParamUpdaterHook):
         warmup_by_epoch: bool = False,
     ) -> None:  # fmt: skip
         own, base = type(self), MomentumUpdaterHook
-        if own.get_momentum is base.get_momentum and own._regular is base._regular:
+        if own.get_momentum is base.get_momentum and own._value_without_warmup is base._value_without_warmup:
             raise TypeError(
                 f"{own.__name__} has no get_momentum(trainer, base_momentum): define it, or use a subclass "
                 "that does"
@@ -90,10 +90,10 @@ class MomentumUpdaterHook(ParamUpdaterHook):
         """Return the momentum of a group whose initial momentum is `base_momentum`, without warm-up."""
         raise NotImplementedError
 
-    def _regular(self, trainer: Trainer, group: Group) -> float:
+    def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
         return self.get_momentum(trainer, group["initial_momentum"])
 
-    def _warm(self, value: float, factor: float) -> float:
+    def _apply_warmup(self, value: float, factor: float) -> float:
         return value / factor
 
 
@@ -261,7 +261,7 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
         self._low, self._high = base_momentum, max_momentum
         self._cycle = OneCycle(pct_start, anneal_strategy, three_phase=three_phase)
 
-    def _begin(self, trainer: Trainer) -> None:
+    def _set_initial_values(self, trainer: Trainer) -> None:
         for name, optimizer in named_optimizers(trainer.optimizer).items():
             lows = per_group("base_momentum", self._low, name, optimizer)
             highs = per_group("max_momentum", self._high, name, optimizer)
@@ -270,7 +270,7 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
                 write_value(group, "momentum", high)
                 group["initial_momentum"] = high
 
-    def _regular(self, trainer: Trainer, group: Group) -> float:
+    def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
         if "max_momentum" not in group:  # a group that was added during the run
             group["base_momentum"] = group["max_momentum"] = group["initial_momentum"]
         low, high = group["base_momentum"], group["max_momentum"]

@@ -57,7 +57,7 @@ def _on_rank(rank: int, fn: Any) -> Any:
                 return None
             if world_size == 1:
                 return await fn(*args)
-            return await _watched(fn(*args), _NoCollectives(handler_name(fn), rank))
+            return await _run_guarded(fn(*args), _NoCollectives(handler_name(fn), rank))
 
         return run_in_background
 
@@ -75,7 +75,7 @@ def _on_rank(rank: int, fn: Any) -> Any:
 
 
 @types.coroutine
-def _watched(coroutine: Coroutine[Any, Any, Any], refusing: _NoCollectives) -> Generator[Any, Any, Any]:
+def _run_guarded(coroutine: Coroutine[Any, Any, Any], refusing: _NoCollectives) -> Generator[Any, Any, Any]:
     """Run a coroutine step by step, with the guard on only while a step runs.
 
     The guard belongs to the thread, which runs other tasks while this coroutine waits.

@@ -68,7 +68,7 @@ class OptimizerHook(Hook):
         check_bools(detect_anomalous_params=detect_anomalous_params)
         self._clip = None if grad_clip is None else GradClip(grad_clip)
         self._anomalous = AnomalousParams() if detect_anomalous_params else None
-        self._others = 0.0  # seconds of other handlers within this one's iteration
+        self._other_seconds = 0.0  # seconds of other handlers within this one's iteration
         self._given: Any = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._wanted: Mapping[type[Event], bool] = {}
@@ -88,7 +88,7 @@ class OptimizerHook(Hook):
         clock = trainer.clock
         device, began = clock.device, perf_counter() - clock.excluded
         if trainer.optimizer is not self._given or self._given is None:
-            self._adopt(trainer.optimizer)
+            self._set_optimizers(trainer.optimizer)
             self._wanted = trainer.bus.wanted(AfterBackward, BeforeOptimizerStep, AfterOptimizerStep)
         optimizers, wanted = self._optimizers, self._wanted
         loss = loss_of(trainer.outputs)
@@ -96,7 +96,7 @@ class OptimizerHook(Hook):
             optimizer.zero_grad(set_to_none=True)
         if self._anomalous is not None:
             self._anomalous.look(loss, trainer.model)
-        self._others = 0.0
+        self._other_seconds = 0.0
         backward = perf_counter() - clock.excluded
         if device is not None:
             device.mark(BACKWARD_BEGINS)
@@ -125,7 +125,7 @@ class OptimizerHook(Hook):
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
         trainer.outputs = detached(trainer.outputs)
-        clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._others
+        clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._other_seconds
 
     def _announce(self, trainer: Trainer, event_type: type[StepEvent]) -> None:
         """Emit an event of the step, and leave its handlers' time out of the step's time."""
@@ -136,13 +136,13 @@ class OptimizerHook(Hook):
             iter=trainer.iter, epoch=trainer.epoch, max_iters=trainer.max_iters, max_epochs=trainer.max_epochs
         )
         trainer.bus.emit(event, trainer)
-        self._others += perf_counter() - clock.excluded - began
+        self._other_seconds += perf_counter() - clock.excluded - began
 
     def settings(self) -> dict[str, Any]:
         """Return how gradients are clipped, and the iterations per step."""
         return {"grad_clip": None if self._clip is None else self._clip.options, "cumulative_iters": 1}
 
-    def _adopt(self, given: Any) -> None:
+    def _set_optimizers(self, given: Any) -> None:
         """Store the trainer's optimizers, one or several, as a list."""
         self._optimizers = [*named_optimizers(given).values()]
         if not self._optimizers:

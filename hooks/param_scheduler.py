@@ -97,7 +97,7 @@ class ParamSchedulerHook(Hook):
                 )
             if not callable(getattr(scheduler, "step", None)):
                 raise TypeError(f"schedulers must be PyTorch schedulers with a step(), got {scheduler!r}")
-            if _watches(scheduler):
+            if _uses_metric(scheduler):
                 if trainer.val_loader is None:
                     raise ValueError(f"{name} needs a validation: give the Trainer a val_loader")
                 monitor = self._monitor_of(scheduler)
@@ -110,7 +110,7 @@ class ParamSchedulerHook(Hook):
             _warn_of_another_optimizer(scheduler, self._optimizers(trainer))
         check_windows(trainer)
         if trainer.max_iters is not None:
-            for text in self._mistaken(trainer):
+            for text in self._unit_warnings(trainer):
                 logger.warning(text)
 
     def settings(self) -> dict[str, Any]:
@@ -121,13 +121,13 @@ class ParamSchedulerHook(Hook):
         """Sort the schedulers by what steps them: iterations, epochs or a metric."""
         self._step_skipped = False
         self._signal = trainer.bus.signal(AfterTrainIter)
-        self._plateaus = [s for s in trainer.schedulers if _watches(s)]
+        self._plateaus = [s for s in trainer.schedulers if _uses_metric(s)]
         others = [s for s in trainer.schedulers if not isinstance(s, ReduceLROnPlateau)]
         self._each_epoch = [s for s in others if self._counts_epochs(s)]
         each_iter = [s for s in others if s not in self._each_epoch]
         self._each_iter = [stepper(s) for s in each_iter]
         # max_iters is None for a loader without a length, and for a hand-written loop
-        if trainer.max_iters is None and not self._warned and (said := self._mistaken(trainer)):
+        if trainer.max_iters is None and not self._warned and (said := self._unit_warnings(trainer)):
             self._each_iter.append(partial(self._warn_at_second_batch, trainer, trainer.epoch, said))
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
@@ -176,14 +176,14 @@ class ParamSchedulerHook(Hook):
         """Return the optimizers whose schedulers are stepped without a warning."""
         return list(each_optimizer(trainer.optimizer))
 
-    def _mistaken(self, trainer: Trainer) -> list[str]:
+    def _unit_warnings(self, trainer: Trainer) -> list[str]:
         """Return a warning for each scheduler whose length is in another unit than its steps."""
         if trainer.max_epochs is None:
             return []
         found = [
             mistaken_unit(scheduler, self._counts_epochs(scheduler), trainer.max_epochs, trainer.max_iters)
             for scheduler in trainer.schedulers
-            if not _watches(scheduler)
+            if not _uses_metric(scheduler)
         ]
         return [text for text in found if text is not None]
 
@@ -208,7 +208,7 @@ class ParamSchedulerHook(Hook):
         return bool(getattr(scheduler, "by_epoch", self._by_epoch))
 
 
-def _watches(scheduler: Any) -> bool:
+def _uses_metric(scheduler: Any) -> bool:
     """Return True for a scheduler that is stepped with a metric."""
     return isinstance(scheduler, ReduceLROnPlateau | PlateauWindow)
 

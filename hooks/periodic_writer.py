@@ -84,7 +84,7 @@ class PeriodicWriter(LoggerHook):
         ):
             self._log(trainer)
         elif event.batch_idx + 1 == trainer.position.length:
-            self._keep_rates(trainer)
+            self._store_rates(trainer)
 
 
 def _check_writer(writer: object) -> None:

@@ -16,7 +16,7 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTestIter, BeforeTestEpoch, BeforeTestIter
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.hooks.report import report
+from eventloop.hooks.log_text import log_text
 from eventloop.util.checks import check_bools, length_of, positive
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class TestHook(Hook):
         for name in DEFAULT_TIMERS:
             self.add_timer(name)
         self._synchronize = synchronize
-        self._theirs: set[str] = set()  # timers that the user's code starts and stops
+        self._user_timers: set[str] = set()  # timers that the user's code starts and stops
         self._length: int | None = None
 
     # --- timers --------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class TestHook(Hook):
 
     def tic(self, name: str) -> None:
         """Start a timer; `tic("iter")` begins a batch."""
-        self._theirs.add(name)
+        self._user_timers.add(name)
         self._tic(name)
 
     def toc(self, name: str) -> float | None:
@@ -257,7 +257,7 @@ class TestHook(Hook):
         self._auto_toc("iter")
         done, length = event.batch_idx + 1, self._length
         if self._due(done, length):
-            report(trainer, "", self._line(done, (1, length, length), 1, "", log_all=True))
+            log_text(trainer, "", self._line(done, (1, length, length), 1, "", log_all=True))
         self._begin_batch()
 
     def _begin_batch(self) -> None:
@@ -265,11 +265,11 @@ class TestHook(Hook):
         self._auto_tic("data")
 
     def _auto_tic(self, name: str) -> None:
-        if name not in self._theirs:
+        if name not in self._user_timers:
             self._tic(name)
 
     def _auto_toc(self, name: str) -> None:
-        if name not in self._theirs and self.timers[name].running:
+        if name not in self._user_timers and self.timers[name].running:
             self._toc(name)
 
     def _tic(self, name: str) -> None:

@@ -88,7 +88,7 @@ class PreciseBN(Hook):
             _check_loader(data_loader, "data_loader")
         self._interval, self._num_iter, self._by_epoch = interval, num_iter, by_epoch
         self._data_loader, self._forward, self._unbiased = data_loader, forward, unbiased
-        self._told = False
+        self._warned = False
         self._ran_at = -1
         self._missed: list[str] = []  # names of the layers of a pass that a stop cut short
 
@@ -127,20 +127,20 @@ class PreciseBN(Hook):
                 "PreciseBN a data_loader, or the Trainer a train_loader"
             )
             return
-        with _training(unwrap(trainer.model), self._missed):
+        with _training_modes(unwrap(trainer.model), self._missed):
             self.update_stats(trainer)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
         """Warn once if the model has no layer to update; layers are in their training modes by now."""
         if self._data_loader is None and trainer.loader is not None:
             _check_loader(trainer.loader, "the train loader")  # of a hand-written loop, known from here on
-        if not self._told and not get_bn_modules(trainer.model):
+        if not self._warned and not get_bn_modules(trainer.model):
             logger.warning(
                 "PreciseBN does nothing: %s has no batch norm layer that is in training mode and keeps "
                 "running statistics",
                 type(unwrap(trainer.model)).__name__,
             )
-        self._told = True
+        self._warned = True
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Make a pass when this iteration is due, or is the last."""
@@ -233,7 +233,7 @@ class _State(msgspec.Struct):
 
 
 @contextmanager
-def _training(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
+def _training_modes(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
     """Set train mode in the block, except for batch norm layers not in `names`; restore all modes on exit."""
     modes = {module: module.training for module in model.modules()}
     try:

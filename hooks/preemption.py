@@ -81,7 +81,9 @@ class PreemptionHook(Hook):
             if not isinstance(name, str):
                 raise TypeError(f"signals must be names such as 'SIGTERM', got {name!r}")
             if name not in KNOWN:
-                raise ValueError(f"signals must be signals that end a run, got {name!r}{suggest(name, [*KNOWN])}")
+                raise ValueError(
+                    f"signals must be signals that end a run, got {name!r}{suggest(name, [*KNOWN])}"
+                )
         self._signals = tuple(signals)
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:

@@ -17,7 +17,7 @@ from torch.profiler import schedule as torch_schedule
 from eventloop.events import AfterTrain, AfterTrainEpoch, AfterTrainIter, BeforeTrainEpoch
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.hooks.report import report
+from eventloop.hooks.log_text import log_text
 from eventloop.util.checks import check_bools, check_optional_bools, length_of, positive
 from eventloop.util.suggest import suggest
 
@@ -104,7 +104,7 @@ class ProfilerHook(Hook):
             "activities": _activities(cpu=activity_with_cpu, cuda=activity_with_cuda),
             "schedule": _schedule(schedule), **flags,
         }  # fmt: skip
-        self._needs = _steps_to_first_trace(schedule)
+        self._steps_needed = _steps_to_first_trace(schedule)
         self._profile: profile | None = None
         self._advance: Callable[[], None] | None = None
         self._done = False
@@ -130,10 +130,10 @@ class ProfilerHook(Hook):
         total, steps = trainer.max_iters, length_of(trainer.train_loader) if by_epoch else self._times
         if not by_epoch and total is not None and self._times > total:
             raise ValueError(f"profile_times={self._times} is more than the {total} iterations of the run")
-        if steps is not None and steps < self._needs:
+        if steps is not None and steps < self._steps_needed:
             raise ValueError(
-                f"the schedule needs {self._needs} iterations for a trace (skip_first + wait + warmup + "
-                f"active), got {steps}: raise profile_times, or shorten the schedule"
+                f"the schedule needs {self._steps_needed} iterations for a trace (skip_first + wait + warmup "
+                f"+ active), got {steps}: raise profile_times, or shorten the schedule"
             )
         self._by_epoch = by_epoch
 
@@ -166,7 +166,7 @@ class ProfilerHook(Hook):
                 self._advance()
             except BaseException:
                 # stopping a profiler whose step raised ends the process with a segmentation fault in torch
-                self._let_go()
+                self._forget_profile()
                 raise
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
@@ -195,10 +195,10 @@ class ProfilerHook(Hook):
         if self._advance is None:
             # the last iteration makes no step, nor does an epoch without an iteration
             profiler.step_num = max(0, self._total - self._left - (not self._left))
-        self._let_go()
+        self._forget_profile()
         profiler.__exit__(None, None, None)
 
-    def _let_go(self) -> None:
+    def _forget_profile(self) -> None:
         self._profile, self._advance, self._done = None, None, True
 
     def _trace_ready(self, trainer: Trainer, profiler: profile) -> None:
@@ -207,7 +207,7 @@ class ProfilerHook(Hook):
         if isinstance(handler, Mapping):
             options = {key: value for key, value in handler.items() if key != "type"}
             if handler["type"] == "log_trace":
-                report(trainer, "profile", "\n" + profiler.key_averages().table(**options))
+                log_text(trainer, "profile", "\n" + profiler.key_averages().table(**options))
             else:
                 options["dir_name"] = str(trainer.work_dir / options.get("dir_name", "tf_tracing_logs"))
                 tensorboard_trace_handler(**options)(profiler)

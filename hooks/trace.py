@@ -85,8 +85,8 @@ class TraceHook(Hook):
                 raise ValueError(f"windows of {iterations} iterations every {every} would overlap")
         SpanRecorder(limit)  # raises for an invalid limit
         self._begin, self._iterations, self._every, self._limit = begin, iterations, every, limit
-        self._given = None if windows is None else _checked(windows)
-        self._left: Iterator[Extent] | None = None
+        self._given = None if windows is None else _sorted_windows(windows)
+        self._later_windows: Iterator[Extent] | None = None
         self._next: Extent | None = None
         self._waiting: Subscription | None = None
         self._window: TraceWindow | None = None
@@ -110,13 +110,13 @@ class TraceHook(Hook):
         """Start the trace writer, and open the next window or wait for it."""
         if trainer.rank != 0:
             return
-        if self._left is None:
-            self._left = self._extents(trainer.iter, trainer.max_iters)
-            self._next = next(self._left, None)
+        if self._later_windows is None:
+            self._later_windows = self._extents(trainer.iter, trainer.max_iters)
+            self._next = next(self._later_windows, None)
         if self._next is not None:
             self._writer = TraceWriter(trainer.work_dir.absolute())
             trainer.during_run.callback(self._end_run, trainer)
-            self._arm(trainer, trainer.iter)
+            self._open_or_wait(trainer, trainer.iter)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Close a window whose end the training does not reach."""
@@ -138,11 +138,11 @@ class TraceHook(Hook):
         begins = [start + begin] if self._every is None else count(start + begin, self._every)
         return ((first, first + iterations) for first in begins)
 
-    def _arm(self, trainer: Trainer, iteration: int) -> None:
+    def _open_or_wait(self, trainer: Trainer, iteration: int) -> None:
         """Open the next window if the next iteration, `iteration`, is in it, else wait for it."""
-        assert self._left is not None
+        assert self._later_windows is not None
         while self._next is not None and self._next[1] <= iteration:  # skipped by a loaded checkpoint
-            self._next = next(self._left, None)
+            self._next = next(self._later_windows, None)
         if self._next is None:
             return
         begin, _ = self._next
@@ -163,19 +163,19 @@ class TraceHook(Hook):
 
     def _open(self, trainer: Trainer, first: int) -> None:
         assert self._next is not None
-        assert self._left is not None
-        (_, end), self._next = self._next, next(self._left, None)
+        assert self._later_windows is not None
+        (_, end), self._next = self._next, next(self._later_windows, None)
 
         def over() -> None:
             assert self._window is not None
             self._close(self._window)
-            self._arm(trainer, trainer.iter)
+            self._open_or_wait(trainer, trainer.iter)
 
         try:
             self._window = TraceWindow(trainer, first, end, self._limit, over)
         except RuntimeError as error:  # another recording is open
             logger.warning("iterations %d..%d are not traced: %s", first, end - 1, error)
-            self._arm(trainer, first)
+            self._open_or_wait(trainer, first)
 
     def _close(self, window: TraceWindow) -> None:
         """Write the training thread's part now, and the background's when its deliveries are recorded."""
@@ -194,11 +194,13 @@ class TraceHook(Hook):
             window.recording.stop(close)
         else:  # the training ended before the window's first iteration: the next training opens it again
             window.recording.stop()
-            self._put_back(window.extent)
+            self._return_window(window.extent)
 
-    def _put_back(self, extent: Extent) -> None:
-        assert self._left is not None
-        self._left = self._left if self._next is None else chain([self._next], self._left)
+    def _return_window(self, extent: Extent) -> None:
+        assert self._later_windows is not None
+        self._later_windows = (
+            self._later_windows if self._next is None else chain([self._next], self._later_windows)
+        )
         self._next = extent
 
     def _end_run(self, trainer: Trainer) -> None:
@@ -214,7 +216,7 @@ class TraceHook(Hook):
             logger.warning("the trace is still being written, and may be incomplete")
 
 
-def _checked(windows: Sequence[Extent]) -> list[Extent]:
+def _sorted_windows(windows: Sequence[Extent]) -> list[Extent]:
     """Check the windows, and return them in ascending order.
 
     Raises:

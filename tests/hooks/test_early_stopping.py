@@ -291,9 +291,7 @@ def test_scores_of_another_metric_are_not_compared_with(
     resumed(make_trainer, scripted, stopped, hook)
 
     assert (hook.best, hook.wait) == (None, 0)
-    assert "early stopping monitored acc (greater is better), this hook monitors loss (less)" in (
-        caplog.text
-    )
+    assert "early stopping monitored acc (greater is better), this hook monitors loss (less)" in (caplog.text)
 
 
 def test_rank_0_decides(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

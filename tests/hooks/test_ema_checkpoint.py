@@ -353,9 +353,7 @@ def test_resuming_without_the_hook_is_refused(train_net: MakeTrainer) -> None:
 
 def test_state_alone_is_not_enough(train_net: MakeTrainer) -> None:
     """The hook's state says how far the average was, and the checkpoint has it."""
-    with pytest.raises(
-        RuntimeError, match=r"own state does not hold the average: use Trainer\.resume"
-    ):
+    with pytest.raises(RuntimeError, match=r"own state does not hold the average: use Trainer\.resume"):
         EMAHook().load_state_dict({"steps": 3})
 
 

@@ -274,7 +274,9 @@ def test_stopped_run_goes_on_within_its_window(
     trainer.resume()
     trainer.train()
 
-    assert r"ended (enough) with the gradients of 1 iterations accumulated and not yet in a step" in caplog.text
+    assert (
+        r"ended (enough) with the gradients of 1 iterations accumulated and not yet in a step" in caplog.text
+    )
     assert_same(trainer.model, by_hand(make_batches(8), [3, 3, 2])[0])
 
 

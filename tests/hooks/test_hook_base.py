@@ -128,7 +128,9 @@ def test_events_of_others_change_no_hook_of_eventloop(bus: Bus, monkeypatch: pyt
 @pytest.mark.parametrize("point", ["before_epoch", "after_epoch", "before_iter", "after_iter"])
 def test_mmengines_points_with_an_underscore_are_refused(point: str) -> None:
     """MMEngine's `_before_epoch(self, runner, mode)` would never be called: the class says which name to use instead."""
-    message = rf"MyHook\._{point} is MMEngine's .* would never be called: define {point}\(self, trainer, event\)"
+    message = (
+        rf"MyHook\._{point} is MMEngine's .* would never be called: define {point}\(self, trainer, event\)"
+    )
     with pytest.raises(TypeError, match=message):
         define(**{f"_{point}": nothing})
 

@@ -338,9 +338,7 @@ def test_second_schedule_of_the_rate_is_refused(make_trainer: MakeTrainer) -> No
     model = torch.nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=1.0)
 
-    with pytest.raises(
-        ValueError, match="Halve sets lr each time, so StepLR in schedulers"
-    ):
+    with pytest.raises(ValueError, match="Halve sets lr each time, so StepLR in schedulers"):
         make_trainer(model=model, optimizer=optimizer, schedulers=[StepLR(optimizer, 1)], hooks=[Halve()])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from eventloop.events import TextLogged
-from eventloop.hooks.report import report
+from eventloop.hooks.log_text import log_text
 from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
@@ -22,7 +22,7 @@ def test_text_is_an_event_where_somebody_takes_texts(
     trainer = make_trainer()
 
     with trainer.bus.capture(TextLogged) as seen:
-        report(trainer, "timing", "fast")
+        log_text(trainer, "timing", "fast")
 
     assert [(e.name, e.text, e.mode, e.step) for e in seen if isinstance(e, TextLogged)] == [
         ("timing", "fast", "train", 0)
@@ -39,6 +39,6 @@ def test_text_is_logged_where_nobody_does(
     trainer = make_trainer()
     trainer.rank = rank
 
-    report(trainer, "timing", "fast")
+    log_text(trainer, "timing", "fast")
 
     assert [record.getMessage() for record in caplog.records] == expected

@@ -1,4 +1,7 @@
-"""Checks for hooks that run after the save of a checkpoint, so that it lacks their changes."""
+"""Checks for hooks that run after the save of a checkpoint, so that it lacks their changes.
+
+`CheckpointHook` and `EMAHook` call them when the trainer is built.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from eventloop.hooks.sync_buffers import SyncBuffersHook
 logger = logging.getLogger("eventloop")
 
 
-def refuse_late(average: Hook, savings: Sequence[Hook], hooks: Sequence[Any]) -> None:
+def refuse_late_average(average: Hook, savings: Sequence[Hook], hooks: Sequence[Any]) -> None:
     """Refuse an average that is updated after one of `savings` may have saved it in the same event.
 
     Args:
@@ -36,14 +39,10 @@ def refuse_late(average: Hook, savings: Sequence[Hook], hooks: Sequence[Any]) ->
                 )
 
 
-def tell_late(saving: Hook, event: str, hooks: Sequence[Any]) -> None:
+def warn_of_late_hooks(saving: Hook, event: str, hooks: Sequence[Any]) -> None:
     """Warn of hooks that change state after `saving` saves it in this event; the order may be intended."""
     for hook in hooks:
-        if (
-            isinstance(hook, type(saving))
-            or isinstance(saving, type(hook))
-            or not _changes_what_is_saved(hook)
-        ):
+        if isinstance(hook, type(saving)) or isinstance(saving, type(hook)) or not _changes_saved_state(hook):
             continue
         if places := _runs_after(hook, saving, event, hooks):
             logger.warning(
@@ -55,13 +54,13 @@ def tell_late(saving: Hook, event: str, hooks: Sequence[Any]) -> None:
 
 def _runs_after(hook: Any, other: Any, event: str, hooks: Sequence[Any]) -> tuple[int, int] | None:
     """Return the priorities of both hooks if `hook` handles an event after `other`, else None."""
-    late, early = _heard_at(hook, event), _heard_at(other, event)
+    late, early = _priority_in(hook, event), _priority_in(other, event)
     if late is None or early is None:
         return None
     return (late, early) if (late, hooks.index(hook)) > (early, hooks.index(other)) else None
 
 
-def _heard_at(hook: Any, event: str) -> int | None:
+def _priority_in(hook: Any, event: str) -> int | None:
     """Return the priority of the hook's synchronous method for an event, None if it has none."""
     for name, events in hook._points.items() if isinstance(hook, Hook) else ():
         if event in events and not inspect.iscoroutinefunction(method := getattr(hook, name)):
@@ -69,7 +68,7 @@ def _heard_at(hook: Any, event: str) -> int | None:
     return None
 
 
-def _changes_what_is_saved(hook: Any) -> bool:
+def _changes_saved_state(hook: Any) -> bool:
     return isinstance(hook, ParamSchedulerHook | SyncBuffersHook) or (
         isinstance(hook, Hook) and (hook.stateful or bool(hook.runs_phases))
     )

@@ -1,4 +1,4 @@
-"""Texts that hooks show to the user, such as a summary at the end of a training."""
+"""Texts that hooks show to the user, such as a timer's summary at the end of a training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 
-def report(trainer: Trainer, name: str, text: str) -> None:
+def log_text(trainer: Trainer, name: str, text: str) -> None:
     """Emit a text on rank 0 as `text_logged`, or log it on `eventloop` if no writer takes texts."""
     if trainer.rank != 0:
         return
