@@ -110,9 +110,9 @@ class CheckpointHook(Hook):
             save fail if it is detected. Changes through `.data`, and by a replayed CUDA graph that contains
             the optimizer's step, are not detected.
         when_busy: what to do when a checkpoint of the interval is due while the previous one is being
-            written: "wait", "skip" the new one, or "replace" the waiting one, which takes the memory of a second
-            copy. `checkpoint_failed` reports each skipped or replaced checkpoint. Best and last checkpoints are
-            never skipped or replaced.
+            written: "wait", "skip" the new one, or "replace" the waiting one, which takes the memory of a
+            second copy. `checkpoint_failed` reports each skipped or replaced checkpoint. Best and last
+            checkpoints are never skipped or replaced.
 
     Raises:
         TypeError, ValueError: an option is of the wrong type, out of range, or contradicts another one.
@@ -120,7 +120,7 @@ class CheckpointHook(Hook):
 
     priority = Priority.VERY_LOW
     directory = AnchoredPath()
-    """The directory of this hook's checkpoints; a relative one stays where it was when it was set."""
+    """Where checkpoints are saved; the same directory after a change of the working directory."""
 
     @knowing_others
     def __init__(

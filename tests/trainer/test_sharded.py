@@ -280,7 +280,7 @@ def test_gradients_that_are_not_reduced_wait(ranks: list[dict[str, Any]], run: s
     """A loader that ends before its length says leaves 3 iterations of a window without a reduction: the log says how
     many, the weights are those of the steps before, and a longer training ends the window."""
     for said in ranks:
-        (line,) = [line for line in said["left"] if "in no step yet" in line]
+        (line,) = [line for line in said["left"] if "not yet in a step" in line]
         assert "gradients of 3 iterations" in line
         assert "FSDP2 keeps them" in line
         for ours, theirs in zip(said[run]["weights"], said["expected"][run]["weights"], strict=True):
