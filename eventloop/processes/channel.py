@@ -1,4 +1,8 @@
-"""Cut the bytes of a pipe into messages: frames of kind, number, length and body."""
+"""Cut the bytes of a pipe into messages: frames of kind, number, length and body.
+
+Worker processes and the subscribers that feed them use it for both directions
+(`eventloop.background.workers`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ _BLOCK = 1 << 20
 
 
 class Kind(IntEnum):
-    """What a frame is; `number` is what its comment says."""
+    """The kind of a frame; the comment at each kind states the meaning of the frame's `number`."""
 
     SETUP = 1
     BEGIN = 2  # how many workers died before
@@ -34,7 +38,7 @@ class Kind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """One message."""
+    """One message: its kind, a number whose meaning depends on the kind, and its bytes."""
 
     kind: int
     number: int
@@ -42,25 +46,25 @@ class Frame(NamedTuple):
 
 
 def frame(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
-    """The bytes of a message."""
+    """Encode a message as bytes: header, then body."""
     return _HEADER.pack(kind, number, len(body)) + body
 
 
 class Inbox:
-    """Takes messages out of a pipe's bytes, however these are cut."""
+    """Assemble messages from the bytes of a pipe, wherever the reads cut them."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._bytes = bytearray()
 
     def read(self) -> bool:
-        """Read what is there, at least a byte; False at the end of the pipe."""
+        """Read the available bytes, waiting for at least one; return False at the end of the pipe."""
         data = os.read(self._fd, _BLOCK)
         self._bytes += data
         return bool(data)
 
     def frames(self) -> Iterator[Frame]:
-        """The messages that are complete."""
+        """Yield the complete messages and remove them from the buffer."""
         while len(self._bytes) >= _HEADER.size:
             kind, number, length = _HEADER.unpack_from(self._bytes)
             end = _HEADER.size + length

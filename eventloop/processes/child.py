@@ -1,4 +1,7 @@
-"""The program's end of a worker process: started, fed, read and ended, and never waited for."""
+"""Start a worker process, send it messages, read its answers and end it, without waiting for its work.
+
+The thread of a subscriber with `offload="process"` owns one (`eventloop.background.workers`).
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,23 @@ from eventloop.processes.channel import Frame, Inbox
 from eventloop.processes.launch import Home, command, signals_held
 
 PIPE_BYTES = 1 << 20
-"""What the kernel may hold for the worker: an image fits, and is not handed over in a dozen wake-ups."""
+"""Size of the pipe's kernel buffer in bytes: an image fits, and is sent without a dozen wake-ups."""
 END_SECONDS = 2.0
-"""How long a worker that said goodbye may take to exit."""
+"""How long a worker that announced its end may take to exit, in seconds."""
 _PIECES = 64
 
 
 class WorkerProcess:
-    """A child process and two pipes. It is no fork, and does not run the program's main script: it knows what it is
-    sent. All methods but `kill` are for one thread.
+    """A child process and the two pipes to it.
+
+    The child starts in a new interpreter: it is not a fork, does not run the program's main script, and knows
+    only the messages it receives. One thread calls all methods, except `kill`, which is safe from any thread.
 
     Args:
-        home: where it starts.
+        home: module path and working directory of the child.
 
     Raises:
-        OSError: no process could be started.
+        OSError: the process could not be started.
     """
 
     def __init__(self, home: Home) -> None:
@@ -51,25 +56,32 @@ class WorkerProcess:
             os.close(answers)
         self._inbox = Inbox(self._answers)
         self._out: deque[memoryview] = deque()
-        self.backlog = 0  # bytes that the pipe had no room for yet
-        self.gone = False  # it will answer no more
+        self.backlog = 0  # bytes that wait for room in the pipe
+        self.gone = False  # no more answers will come
         _live.add(self)
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return the process id."""
         return self._process.pid
 
     def push(self, *messages: bytes) -> None:
-        """Send messages, as soon as there is room for them."""
+        """Queue messages and write as much as the pipe takes now; `exchange` writes the rest."""
         for message in messages:
             self._out.append(memoryview(message))
             self.backlog += len(message)
         self._write()
 
     def exchange(self, seconds: float | None, wake: int) -> list[Frame]:
-        """Wait for answers, for room to send what is left, or for a byte on `wake`; returns the answers."""
-        dead = self._process.poll() is not None  # and has said all it had to say
+        """Wait for an answer, for room in the pipe, or for a byte on `wake`, and return the answers.
+
+        Sets `gone` when no more answers will come.
+
+        Args:
+            seconds: the longest wait, None for no limit.
+            wake: a file descriptor; its bytes are read and dropped.
+        """
+        dead = self._process.poll() is not None  # then all its answers are in the pipe
         poll = select.poll()  # unlike select, for any descriptor; unlike epoll, not shared with a fork
         poll.register(wake, select.POLLIN)
         poll.register(self._answers, select.POLLIN)
@@ -80,18 +92,21 @@ class WorkerProcess:
         if wake in ready:
             os.read(wake, 4096)
         if self._answers not in ready:
-            # whom the handler has forked may hold the pipe that a dead worker answers no more on
+            # a process that the handler forked may still hold the pipe of a dead worker
             self.gone = dead
             return []
         self.gone = not self._inbox.read()
         return [*self._inbox.frames()]
 
     def kill(self) -> None:
-        """End it now; from any thread."""
+        """Kill the process now; safe from any thread."""
         self._process.kill()
 
     def end(self, patience: float = 0.0) -> str:
-        """Let go of it, and kill it if it does not end by itself; returns how it ended."""
+        """Close the pipes, end the process and return how it ended, e.g. `killed by SIGKILL`.
+
+        It is killed unless it exits by itself within `patience` seconds.
+        """
         if self._commands >= 0:
             _live.discard(self)
             os.close(self._commands)
@@ -110,7 +125,10 @@ class WorkerProcess:
         return f"exit code {code}"
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the worker is the parent's, and would not see the end of a pipe that is held here."""
+        """In a forked child, close the pipes and forget the process, which belongs to the parent.
+
+        The worker would not see the end of a pipe that the fork holds open.
+        """
         os.close(self._commands)
         os.close(self._answers)
         self._process.returncode = 0
@@ -122,7 +140,7 @@ class WorkerProcess:
                 self._sent(os.writev(self._commands, pieces))
         except BlockingIOError:
             return
-        except OSError:  # it has died, which its answers tell
+        except OSError:  # it has died: the pipe of its answers ends, too
             self._out.clear()
             self.backlog = 0
 

@@ -1,12 +1,15 @@
-"""Starts a module of ours in an interpreter of its own, as `python -m` would; this file is the script that is run there.
+"""Run a module of eventloop in a new interpreter, as `python -m` would.
+
+Worker processes and the process that saves checkpoints are started with it; this file is also the script that
+the new interpreter runs:
 
     home = Home.here()
     subprocess.Popen(command("eventloop.background.workers.worker", home, "5"), cwd=home.cwd)
 
-The module finds this very `eventloop`, and what else this program finds, but behind all that the new interpreter has of
-itself: beside `eventloop` lies whatever is installed, and some of it has the name of a module of the standard library.
-So the path comes by the command line: PYTHONPATH would put it first, in the processes of the module's handlers too.
-As a script it runs before there is an `eventloop`, and imports nothing of it.
+The module imports this very `eventloop`. The program's other module folders follow behind those of the new
+interpreter, because a package installed next to `eventloop` may have the name of a module of the standard
+library. The path comes by the command line: PYTHONPATH would put it first, also in processes that a handler
+starts. As a script, this file runs before `eventloop` can be imported, and imports nothing of it.
 """
 
 from __future__ import annotations
@@ -24,18 +27,23 @@ ASK_TO_END = frozenset(
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCPU")
     if hasattr(signal, name)
 )
-"""What a terminal or a scheduler sends to all processes of a program: it decides what becomes of its own."""
+"""Signals that a terminal or a scheduler sends to all processes of a program.
+
+Children ignore them: the program decides when its children end.
+"""
 
 _THIS = os.path.realpath(__file__)
-_END = "--"  # of the path; no absolute entry reads so
+_END = "--"  # ends the path: no absolute entry is equal to it
 
 
 class Home(NamedTuple):
-    """Where this process was when it was asked: what is relative means the same after a change of directory.
+    """Module path and working directory of this process at one moment.
+
+    Relative entries keep their meaning after a change of directory.
 
     Attributes:
-        path: where it looks for modules, each entry absolute.
-        folder: its working directory; None where that had been removed.
+        path: the folders in which modules are looked up, each absolute.
+        folder: the working directory; None if it had been removed.
     """
 
     path: list[str]
@@ -43,8 +51,8 @@ class Home(NamedTuple):
 
     @classmethod
     def here(cls) -> Home:
-        """As it is now."""
-        entries = [entry for entry in sys.path if isinstance(entry, str)]  # an import passes over others
+        """Return the module path and working directory of this process now."""
+        entries = [entry for entry in sys.path if isinstance(entry, str)]  # an import ignores others
         try:
             folder = os.getcwd()
         except OSError:
@@ -53,20 +61,28 @@ class Home(NamedTuple):
 
     @property
     def cwd(self) -> str | None:
-        """The folder for a new process; None, which is this process's, where it has been removed since."""
+        """Return the working directory for a new process.
+
+        None, which means this process's own, if the folder does not exist any more.
+        """
         return self.folder if self.folder is not None and os.path.isdir(self.folder) else None
 
 
 def command(module: str, home: Home, *arguments: str) -> list[str]:
-    """The command line that runs a module of ours as `__main__`, `arguments` being its `sys.argv[1:]`."""
+    """Return the command line that runs a module of eventloop as `__main__`.
+
+    `arguments` become its `sys.argv[1:]`.
+    """
     return [sys.executable, "-P", _THIS, module, *home.path, _END, *arguments]
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """What is started meanwhile is deaf to what asks the program to end, which reaches the whole group, from its first
-    moment on: while it imports it would die of it, of Ctrl-C with a traceback on the terminal. Once it ignores them it
-    unblocks them."""
+    """Block `ASK_TO_END` on this thread; a child started in the block inherits the blocked signals.
+
+    These signals reach the whole process group: a child would die of them while it imports, of Ctrl-C with a
+    traceback on the terminal. The child unblocks them once it ignores them.
+    """
     held = signal.pthread_sigmask(signal.SIG_BLOCK, ASK_TO_END)
     try:
         yield
@@ -75,20 +91,20 @@ def signals_held() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the module, there."""
+    """Run the module that the command line names; called in the new interpreter."""
     from runpy import run_module
 
     module, *rest = sys.argv[1:]
     end = rest.index(_END)
     sys.path += [entry for entry in rest[:end] if entry not in sys.path]
     sys.argv[1:] = rest[end + 1 :]
-    if "eventloop" not in sys.modules:  # a sitecustomize may have been before
+    if "eventloop" not in sys.modules:  # a sitecustomize may have imported it
         _import_this_package()
     run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _import_this_package() -> None:
-    """`import eventloop`, of this file's folder: another one may be on the path before it."""
+    """Import `eventloop` from this file's folder: another one may come before it on the path."""
     spec = spec_from_file_location(
         "eventloop", os.path.join(os.path.dirname(os.path.dirname(_THIS)), "__init__.py")
     )
