@@ -1,4 +1,5 @@
-"""Record the spans of a window of iterations, and convert them for Perfetto.
+"""Record a window of iterations in `trace.jsonl`, and convert it for Perfetto.
 
-Start with `window`; `chrome` writes the format that viewers read.
+Start with `window`, which records; `writer` and `file` write and read the file, and `chrome` makes the format
+that viewers read. May import `training` and everything below it.
 """

@@ -1,8 +1,9 @@
-"""A recorded window in Chrome's trace event format, which Perfetto and Chrome's tracing open.
+"""Convert a recorded window to Chrome's trace event format, which Perfetto and Chrome's tracing open.
 
-The format is that of "Trace Event Format" (Google, 2016, JSON object form): complete events (`ph` X) for spans,
-counters (C) for depths of queues, metadata (M) for names and order of tracks; `ts` and `dur` are microseconds from
-the first thing recorded. Both viewers want the spans of a track to lie within each other or side by side.
+`eventloop trace` uses it. The format is that of "Trace Event Format" (Google, 2016, JSON object form):
+complete events (`ph` X) for spans, counters (C) for depths of queues, metadata (M) for names and order of
+tracks. `ts` and `dur` are microseconds from the first record. Both viewers require that any two spans of a
+track are nested or do not overlap.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ TRAINING = "training thread"
 _PAIRED = frozenset(
     {"run", "train", "val", "test", "train_epoch", "val_epoch", "test_epoch", "val_iter", "test_iter"}
 )
-"""What begins with one event and ends with another, besides the iteration, which has a span already."""
+"""Stages that one event begins and another ends, except the iteration, which has a span of its own."""
 _KINDS = ("iteration", "phase", "event", "handler", "delivery", "save")
-"""Of two spans that begin and end together the former is around the latter."""
+"""Kinds of spans, outer ones first.
+
+Of two spans with the same begin and end, the one whose kind comes first encloses the other.
+"""
 
 
 def chrome_trace(window: Window) -> dict[str, Any]:
-    """The whole JSON object of a window.
+    """Convert a window to the JSON object of Chrome's trace event format.
 
         with open("trace.json", "wb") as file:
             file.write(msgspec.json.encode(chrome_trace(read_trace("runs/digits").windows[-1])))
@@ -36,7 +40,10 @@ def chrome_trace(window: Window) -> dict[str, Any]:
     """
     facts = window.facts
     if facts is None:
-        raise ValueError("the window was cut short: it cannot be shown")
+        raise ValueError(
+            "the window is incomplete: expected its line `window`, got the end of the file; the run was "
+            "killed, or the disk was full, while the window was recorded"
+        )
     spans = [*window.spans, *_between(window.spans)]
     origin = min([facts.began, *(span.began for span in spans), *(depth.at for depth in window.depths)])
     events: list[dict[str, Any]] = [
@@ -62,28 +69,29 @@ def chrome_trace(window: Window) -> dict[str, Any]:
          "ts": _us(depth.at, origin), "args": {"events": depth.events}}
         for depth in window.depths
     ]  # fmt: skip
-    timed.sort(key=lambda event: event["ts"])  # stable: what is around comes first
+    timed.sort(key=lambda event: event["ts"])  # stable: enclosing spans stay first
     return {"otherData": _other_data(window, facts), "displayTimeUnit": "ms", "traceEvents": events + timed}
 
 
 def as_json(window: Window) -> bytes:
-    """The file's bytes; its beginning says who made it.
+    """Encode a window as the bytes of a trace file, which begin with the name of the command that made it.
 
     Raises:
-        ValueError: as `chrome_trace`.
+        ValueError: the window was cut short before its facts were written.
     """
     return msgspec.json.encode(chrome_trace(window)) + b"\n"
 
 
 def is_ours(head: bytes) -> bool:
-    """Whether a file that begins so is one of these."""
+    """Return whether a file with these first bytes was made by `as_json`."""
     return head.startswith(b'{"otherData":{"made_by":"' + MADE_BY.encode())
 
 
 def nested_rows(spans: Iterable[Span]) -> list[list[Span]]:
-    """Spans in rows, in each of which any two lie within each other or side by side; the first row has all it can.
+    """Distribute spans over rows, so that any two spans of a row are nested or do not overlap.
 
-    One row is enough for a thread. Saves may overlap, and those of a subscriber that was started again.
+    Each span goes to the first row that can take it. One row is enough for a thread; checkpoint saves may
+    overlap, and so may deliveries of a subscriber whose worker was restarted.
     """
     rows: list[list[Span]] = []
     open_ends: list[list[float]] = []  # of each row, the ends of the spans around, the innermost last
@@ -107,7 +115,7 @@ def _outer_first(span: Span) -> tuple[float, float, int]:
 
 
 def _between(spans: Sequence[Span]) -> list[Span]:
-    """What lies between a `before_` event and its `after_`: evaluations, epochs."""
+    """Return a span from each `before_` event to its `after_` event: runs, epochs and evaluations."""
     found: list[Span] = []
     begun: dict[tuple[int | str, str], Span] = {}
     for span in sorted((s for s in spans if s.kind == "event"), key=_outer_first):
@@ -125,7 +133,10 @@ def _between(spans: Sequence[Span]) -> list[Span]:
 def _in_order(
     spans: Iterable[Span], facts: WindowFacts, window: Window
 ) -> list[tuple[int | str, list[Span]]]:
-    """The tracks: the training thread, the saver, the background subscribers, other threads."""
+    """Group spans by track, in the order in which viewers show the tracks.
+
+    The training thread comes first, then the checkpoint saver, background subscribers and other threads.
+    """
     tracks: dict[int | str, list[Span]] = {}
     for span in spans:
         tracks.setdefault(span.track, []).append(span)
@@ -165,7 +176,7 @@ def _complete(span: Span, pid: int, tid: int, origin: float, window: Window) -> 
         args["events"] = span.number
         args["runs_on"] = window.lanes.get(str(span.track), "")
     ts = _us(span.began, origin)
-    # from the rounded ends, or a span might by a nanosecond not lie within the one around it
+    # from the rounded ends: else a span might end a nanosecond after the one that encloses it
     dur = round(_us(span.began + span.seconds, origin) - ts, 3)
     return {
         "ph": "X",

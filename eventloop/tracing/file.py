@@ -1,10 +1,12 @@
-"""The file `trace.jsonl` of a run directory: what `TraceHook` recorded, a JSON object a line.
+"""Write and read `trace.jsonl`, the trace of a run: one JSON object a line.
 
-The first line is the header, with the version. Of each window the spans of the training thread follow, in chunks,
-then the line `window`, which says that they are whole; then those of the background, as they end, and `closed`. So a
-run that was killed behind its window has it, and a file that was cut short says where. A resumed run appends; what a
-kill left of half a line is removed first.
-Times are `perf_counter`'s, in seconds.
+`TraceHook` writes it into the run's directory, and `eventloop trace` reads it. The first line is the header
+with the version. For each window, chunks of the training thread's spans follow, then the line `window`, which
+completes them; then the spans of the background as they end, and the line `closed`. So a run that was killed
+after its window keeps it, and a file that was cut short shows where. A resumed run appends, after removing a
+partial last line.
+
+Times are seconds by `perf_counter`.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ FILE_NAME = "trace.jsonl"
 FORMAT = "eventloop trace"
 VERSION = 1
 CHUNK = 1024
-"""Spans of a line: the interpreter is not held for longer than it takes to encode them."""
+"""Spans in one line; the GIL is held only while one line is encoded."""
 
 
 class TraceError(ValueError):
-    """A run directory has no trace, or one that cannot be read."""
+    """A run directory has no trace, or a trace that cannot be read."""
 
 
 class Header(msgspec.Struct, frozen=True, tag="header", tag_field="line"):
-    """The first line."""
+    """The first line: format and version."""
 
     format: str
     version: int
@@ -44,7 +46,7 @@ HEADER = Header(FORMAT, VERSION)
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk", tag_field="line"):
-    """Some of what a window holds."""
+    """Some spans and queue depths of one window."""
 
     key: int
     spans: list[Span] = []
@@ -52,18 +54,21 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk", tag_field="line"):
 
 
 class WindowFacts(msgspec.Struct, frozen=True, kw_only=True, tag="window", tag_field="line"):
-    """What a window is; the chunks before it hold all of the training thread."""
+    """The line `window`: the facts of one window.
+
+    The chunks before it hold every span of the training thread.
+    """
 
     key: int
-    """Its own in the file: the time it began, in nanoseconds since 1970."""
+    """Identifies the window in the file: its begin in nanoseconds since 1970."""
     run: str
     """The name of the run's directory."""
     first_iter: int
     """0-based, as in events."""
     iterations: int
-    """That were completed."""
+    """Completed iterations."""
     complete: bool
-    """False where the training ended within it."""
+    """False if the training ended within the window."""
     began: float
     ended: float
     thread: int
@@ -74,15 +79,18 @@ class WindowFacts(msgspec.Struct, frozen=True, kw_only=True, tag="window", tag_f
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True, tag="closed", tag_field="line"):
-    """Nothing more of a window will follow."""
+    """The line `closed`: nothing more of a window follows."""
 
     key: int
     lost: int = 0
-    """Spans and depths beyond the recorder's limit."""
+    """Spans and depths beyond the recorder's limit, which were not recorded."""
 
 
 class Tracks(msgspec.Struct, frozen=True, tag="tracks", tag_field="line"):
-    """Names of a window's tracks."""
+    """Names of a window's tracks.
+
+    `threads` has the names of threads by identifier, `lanes` where each background subscriber runs.
+    """
 
     key: int
     threads: dict[int, str] = {}
@@ -93,7 +101,7 @@ Line = Header | Chunk | WindowFacts | Closed | Tracks
 
 
 class Window:
-    """One window, as it is read."""
+    """One recorded window, collected from its lines."""
 
     def __init__(self, key: int) -> None:
         self.key = key
@@ -104,10 +112,10 @@ class Window:
         self.lanes: dict[str, RunsOn] = {}
         self.lost = 0
         self.closed = False
-        """False where the run was killed before it had all of the background."""
+        """False if the run was killed before all background spans were written."""
 
     def take(self, line: Chunk | WindowFacts | Closed | Tracks) -> None:
-        """Enter a line."""
+        """Add the content of one line."""
         if isinstance(line, Chunk):
             self.spans += line.spans
             self.depths += line.depths
@@ -132,20 +140,23 @@ class Window:
 
 
 class TraceAppender:
-    """Appends windows to the file of a run directory, each in two parts.
+    """Append windows to the file of a run directory, each in two parts.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE_NAME
         self._encoder = msgspec.json.Encoder()
-        self._spans: dict[int, int] = {}  # how many of a window are written
+        self._spans: dict[int, int] = {}  # number of written spans by window; `_depths` likewise
         self._depths: dict[int, int] = {}
 
     def write_window(self, facts: WindowFacts, recorder: SpanRecorder) -> None:
-        """Write what the training thread has recorded, and that it is all of it."""
+        """Write the spans recorded so far, then the line `window`, which completes them.
+
+        Called with the training thread's part.
+        """
         with open_appending(self.path, is_torn) as file:
             if not os.fstat(file.fileno()).st_size:
                 self._write(file, [HEADER])
@@ -153,17 +164,15 @@ class TraceAppender:
             self._write(file, [facts])
 
     def close_window(self, key: int, recorder: SpanRecorder) -> None:
-        """Write what the background has recorded since, and that it is all of it."""
+        """Write the spans recorded since `write_window`, then the line `closed`."""
         with open_appending(self.path, is_torn) as file:
             self._write_new(file, key, recorder)
             self._write(file, [Closed(key=key, lost=recorder.lost)])
 
     def _write_new(self, file: FileIO, key: int, recorder: SpanRecorder) -> None:
         first, depth = self._spans.get(key, 0), self._depths.get(key, 0)
-        last, deepest = (
-            len(recorder.spans),
-            len(recorder.depths),
-        )  # more may come meanwhile: they are the next part's
+        # spans and depths that come meanwhile belong to the next part
+        last, deepest = len(recorder.spans), len(recorder.depths)
         for at in range(first, last, CHUNK):
             self._write(file, [Chunk(key, spans=recorder.spans[at : min(at + CHUNK, last)])])
         for at in range(depth, deepest, CHUNK):
@@ -174,7 +183,7 @@ class TraceAppender:
     def _write(self, file: FileIO, lines: Sequence[Line]) -> None:
         try:
             data = self._encoder.encode_lines(lines)
-        except UnicodeEncodeError:  # as the name of a folder that is no UTF-8
+        except UnicodeEncodeError:  # the name of a folder need not be UTF-8
             data = self._encoder.encode_lines(without_surrogates(msgspec.to_builtins(lines)))
         write_all(file, data)
 
@@ -183,7 +192,7 @@ class TraceAppender:
 
 
 class Trace:
-    """The windows of a file, in the order they were recorded, and whether a kill cut it short."""
+    """The complete windows of a file in the order of their recording; `torn` if a kill cut the file short."""
 
     def __init__(self, path: Path, windows: list[Window], *, torn: bool) -> None:
         self.path = path
@@ -192,7 +201,7 @@ class Trace:
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """The trace of a run.
+    """Read the trace of a run.
 
         trace = read_trace("runs/digits")
         print(trace.windows[-1], len(trace.windows[-1].spans))
@@ -201,10 +210,10 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         path: the run's directory, or its `trace.jsonl`.
 
     Raises:
-        FileNotFoundError: there is no run.
-        TraceError: the directory is empty, or no run's; there is no window; the file is torn before the end of its
-            first window, of a newer version, or something else.
-        OSError: it cannot be read.
+        FileNotFoundError: the path does not exist.
+        TraceError: the directory is empty or not of a run; the file is of another format, of a newer version,
+            without a window, or cut short before the end of its first window.
+        OSError: the file cannot be read.
     """
     file = find_trace(Path(path))
     windows: dict[int, Window] = {}
@@ -220,14 +229,14 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     if not whole and (torn or windows):
         raise TraceError(f"{file} is torn: a kill or a full disk cut it short within its first window")
     if not whole:
-        raise TraceError(f"{file} holds no window: the run ended before it recorded one")
+        raise TraceError(f"{file} has no window: the run ended before it recorded one")
     return Trace(file, whole, torn=torn or len(whole) < len(windows))
 
 
 def _lines(path: Path, data: bytes) -> Iterator[Line | None]:
-    """The lines; None stands for one that was cut short."""
+    """Yield the decoded lines, and None for each line that was cut short."""
     if not data:
-        raise TraceError(f"{path} is torn: it is empty, a kill or a full disk cut it short at once")
+        raise TraceError(f"{path} is torn: it is empty; a kill or a full disk cut it short at once")
     decode = msgspec.json.Decoder(Line).decode
     head, *rest = data.splitlines(keepends=True)
     yield _header(path, head)
@@ -242,18 +251,20 @@ def _header(path: Path, line: bytes) -> Header:
     try:
         header = msgspec.json.decode(line, type=Header)
         if header.format != FORMAT:
-            raise msgspec.ValidationError("a header of something else")
+            raise msgspec.ValidationError("the header of another format")
     except UNREADABLE:
         if not line.endswith(b"\n") and msgspec.json.encode(HEADER).startswith(line):
             raise TraceError(
                 f"{path} is torn: a kill or a full disk cut it short within its first line"
             ) from None
         raise TraceError(
-            f"{path} is no trace of eventloop: its first line should be its header, and is {line[:60]!r}"
+            f"{path} is not a trace of eventloop: expected a header with the format {FORMAT!r} in its first "
+            f"line, got {line[:60]!r}"
         ) from None
     if header.version > VERSION:
         raise TraceError(
-            f"{path} has version {header.version}, newer than this eventloop reads ({VERSION}): update torch-eventloop"
+            f"{path} has version {header.version}: expected at most {VERSION}, the newest that this "
+            "eventloop reads; update torch-eventloop"
         )
     return header
 
@@ -267,15 +278,15 @@ OF_A_RUN = (
     "tensorboard",
     "images",
 )
-"""What eventloop leaves in a run's directory, besides checkpoints."""
+"""Files that eventloop leaves in the directory of a run, except checkpoints."""
 
 
 def find_trace(path: Path) -> Path:
-    """The file of a run directory, or the file itself.
+    """Return the trace file of a run directory; a path of a file is returned as it is.
 
     Raises:
-        FileNotFoundError: there is nothing.
-        TraceError: the directory is empty, no run's, or a run's without a trace.
+        FileNotFoundError: the path does not exist.
+        TraceError: the directory is empty, not of a run, or of a run without a trace.
     """
     if path.is_file():
         return path
@@ -288,8 +299,10 @@ def find_trace(path: Path) -> Path:
         raise TraceError(f"{path} is empty: give the directory of a run that has recorded a trace")
     if names.isdisjoint(OF_A_RUN) and not any((path / name / "manifest.json").is_file() for name in names):
         raise TraceError(
-            f"{path} is not a run's directory: it holds no {FILE_NAME}, nor anything else of a run"
+            f"{path} is not a run's directory: expected {FILE_NAME} or other files of a run in it; give the "
+            "directory of a run that has recorded a trace"
         )
     raise TraceError(
-        f"{path} holds no trace ({FILE_NAME}): its run had no TraceHook, or ended before a window was recorded"
+        f"{path} has no trace ({FILE_NAME}): the run had no TraceHook, or ended before it recorded a window; "
+        "train with TraceHook among the hooks"
     )

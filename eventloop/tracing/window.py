@@ -1,4 +1,7 @@
-"""One recorded window of iterations: what is on the bus and on the clock meanwhile."""
+"""Record one window of iterations: what happens on the bus, and the phases of each iteration.
+
+`TraceHook` opens a window and writes the result with `eventloop.tracing.writer`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ _ENDS = {
     BACKWARD_ENDS: (BACKWARD_BEGINS, "backward"),
     OPTIMIZER_ENDS: (BACKWARD_ENDS, "optimizer"),
 }
-"""A mark that ends a phase: the one that began it, and the phase."""
+"""For each mark that ends a phase: the mark that begins the phase, and its name."""
 _NOTED = (BeforeVal, AfterVal, BeforeTest, AfterTest, BeforeSaveCheckpoint, CheckpointSaved)
 
 
@@ -55,11 +58,13 @@ class TracedTrainer(Protocol):
 
 
 class TracedPhases:
-    """Stands in the place of the device's clock: the loop and the optimizer hook tell it where each phase begins and
-    ends. What they tell it goes on to the clock whose place it takes.
+    """Record the phases of each iteration, in place of the trainer's device clock.
+
+    The loop and the optimizer hook report the begin and end of each phase to it; it forwards them to the
+    device clock it replaced.
 
     Args:
-        ended: called at the end of each iteration, with its index.
+        ended: called at the end of each iteration with its index.
     """
 
     def __init__(self, trainer: TracedTrainer, recorder: SpanRecorder, ended: Callable[[int], None]) -> None:
@@ -71,17 +76,17 @@ class TracedPhases:
         self._times: dict[int, float] = {}
 
     def begin(self, iterations: int) -> None:
-        """The data is there, and before_train_iter over."""
+        """Record the data phase and begin the forward pass; called after `before_train_iter`."""
         if self.inner is not None:
             self.inner.begin(iterations)
         clock, now = self._trainer.clock, perf_counter()
         self._iter = self._trainer.iter
         self._times = {FORWARD_BEGINS: now}
-        skipped = clock.hooks > 0  # batches; the handlers that did it lie between the waits for the loader
+        skipped = clock.hooks > 0  # batches were skipped: their handlers ran between the waits for data
         self._phase("data", clock.began, now if skipped else clock.began + clock.data)
 
     def mark(self, what: int) -> None:
-        """The training thread has come to one of the marks."""
+        """Note the time of a mark of the training thread, and record the phase that it ends."""
         if self.inner is not None:
             self.inner.mark(what)
         now = self._times[what] = perf_counter()
@@ -90,10 +95,13 @@ class TracedPhases:
             self._phase(name, self._times[begins], now)
 
     def end(self) -> None:
-        """The iteration ends."""
+        """Record the iteration, and call `ended`.
+
+        Does nothing in the iteration in which the window was prepared.
+        """
         if self.inner is not None:
             self.inner.end()
-        if not self._times:  # of the iteration in which the window was prepared
+        if not self._times:  # the window was prepared within this iteration
             return
         began = self._trainer.clock.began
         self._recorder.here("iteration", f"iteration {self._iter}", began, perf_counter() - began, self._iter)
@@ -104,20 +112,23 @@ class TracedPhases:
 
     @property
     def samples(self) -> int:
-        """The device's clock's."""
+        """Return the number of iterations that the replaced device clock measured."""
         return 0 if self.inner is None else self.inner.samples
 
     @property
     def phases(self) -> Phases:
-        """The device's clock's."""
+        """Return the phase times that the replaced device clock measured."""
         return Phases() if self.inner is None else self.inner.phases
 
 
 class TraceWindow:
-    """The window from iteration `first` up to, and without, iteration `end`, from now on.
+    """Record from now on, up to the end of iteration `end - 1`.
 
     Args:
-        over: called when its last iteration has ended.
+        first: the first iteration that the window is said to hold.
+        end: the iteration after the last one.
+        limit: the largest number of spans, and of queue depths, to record.
+        over: called when the last iteration of the window has ended.
 
     Raises:
         RuntimeError: another recorder is on the bus.
@@ -140,14 +151,18 @@ class TraceWindow:
         self._began = perf_counter()
 
     def leave(self) -> WindowFacts:
-        """Take everything off the clock, and off the bus but for the recording; returns what the window was."""
+        """Restore the trainer's clock and cancel the subscription; return the facts of the window.
+
+        The recorder stays on the bus, so that the background can finish: `recording` takes it off.
+        """
         trainer, (first, end) = self._trainer, self.extent
         trainer.clock.device = self._marks.inner
         self._subscription.cancel()
         return WindowFacts(
-            key=self.key, run=trainer.work_dir.name or str(trainer.work_dir), first_iter=first, iterations=self.iterations,
-            complete=first + self.iterations >= end, began=self._began, ended=perf_counter(),
-            thread=get_ident(), pid=os.getpid(), rank=trainer.rank, world_size=trainer.world_size,
+            key=self.key, run=trainer.work_dir.name or str(trainer.work_dir), first_iter=first,
+            iterations=self.iterations, complete=first + self.iterations >= end, began=self._began,
+            ended=perf_counter(), thread=get_ident(), pid=os.getpid(), rank=trainer.rank,
+            world_size=trainer.world_size,
         )  # fmt: skip
 
     def _iteration_ended(self, iteration: int) -> None:
@@ -156,13 +171,16 @@ class TraceWindow:
             self._over()
 
     def _note(self, event: Event) -> None:
-        """Has events emitted, which leave spans; of a save only its end says how long it took."""
+        """Note the begin of a checkpoint save, and record the save when it ends.
+
+        The subscription alone makes the trainer emit the events of `_NOTED`, each of which leaves a span.
+        """
         if isinstance(event, BeforeSaveCheckpoint):
             self._saves[event.path] = perf_counter()
         elif isinstance(event, CheckpointSaved):
             self._saved(event, perf_counter())
 
     def _saved(self, event: CheckpointSaved, now: float) -> None:
-        began = self._saves.pop(event.path, now - event.seconds)  # of one begun before, its end is not known
+        began = self._saves.pop(event.path, now - event.seconds)  # a save begun before the window has no note
         name, seconds = event.path.rsplit("/", 1)[-1], min(event.seconds, now - began)
         self.recorder.add(Span(SAVER, "save", name, began, seconds, event.iter, "checkpoint_saved"))

@@ -1,4 +1,7 @@
-"""A thread that writes the windows of a trace, so that the training thread does not."""
+"""Write the windows of a trace on a thread of its own.
+
+`TraceHook` uses it; so the training thread does not wait for the disk.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,13 @@ logger = logging.getLogger("eventloop")
 
 
 class TraceWriter:
-    """Writes what it is given, in that order. A file that cannot be written is told of once, and ends nothing; so is a
-    thread that cannot be started.
+    """Write windows in the order of the calls.
+
+    If the file cannot be written, or the thread cannot be started, it logs one warning and drops every
+    further window.
 
     Args:
-        directory: of the run.
+        directory: the run's directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -30,7 +35,7 @@ class TraceWriter:
         self._thread: threading.Thread | None = thread
         try:
             thread.start()
-        except RuntimeError as error:  # once the main thread has ended Python 3.12 starts none
+        except RuntimeError as error:  # Python 3.12 starts no thread once the main thread has ended
             self._thread = None
             self._warn(error)
 
@@ -39,15 +44,15 @@ class TraceWriter:
         self._put(lambda: self._appender.write_window(facts, recorder))
 
     def close_window(self, key: int, recorder: SpanRecorder) -> None:
-        """Write the rest of it."""
+        """Write the background's part of a window, which ends it."""
         self._put(lambda: self._appender.close_window(key, recorder))
 
     def end_soon(self) -> None:
-        """End the thread once everything is written."""
+        """End the thread once all windows are written."""
         self._put(None)
 
     def join(self, timeout: float) -> bool:
-        """Wait for the end; False when it did not come in time."""
+        """Wait for the thread to end; return False if it has not ended after `timeout` seconds."""
         if self._thread is not None:
             self._thread.join(timeout)
         return self._thread is None or not self._thread.is_alive()
