@@ -1,4 +1,7 @@
-"""What the tables of a report are made of."""
+"""Build the cells of a report's tables: numbers and times as text.
+
+`tables` and `handlers` put the tables together.
+"""
 
 from __future__ import annotations
 
@@ -9,48 +12,48 @@ from eventloop.util.formatting import ABSENT, duration, three_digits
 
 
 class Table(NamedTuple):
-    """Rows of texts; the first column is a name."""
+    """A table of texts with a title; the first column has the names of the rows."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
     left: int = 1
-    """Columns that are texts, from the left; the others are numbers."""
+    """Number of text columns, from the left; the other columns are numbers."""
     bad: frozenset[int] = frozenset()
-    """The rows that somebody should look at."""
+    """Indices of the rows to highlight."""
     why: str = ""
-    """They should."""
+    """The reason why rows are highlighted."""
     lines: list[list[float]] | None = None
-    """A curve for each row."""
+    """A curve for each row, drawn next to it."""
     note: str = ""
-    """One or more lines."""
+    """One or more lines below the table."""
 
 
 def milliseconds(seconds: float, phases: Phases) -> str:
-    """Of an iteration."""
+    """Format the mean time of an iteration in milliseconds; `seconds` is the sum over `phases.iterations`."""
     return three_digits(seconds / phases.iterations * 1e3) if phases.iterations else ABSENT
 
 
 def microseconds(seconds: float, phases: Phases) -> str:
-    """Of an iteration."""
+    """Format the mean time of an iteration in microseconds; `seconds` is the sum over `phases.iterations`."""
     return three_digits(seconds / phases.iterations * 1e6) if phases.iterations else ABSENT
 
 
 def percentiles(times: Times) -> list[str]:
-    """The median and the 99th of a hundred."""
+    """Format the median and the 99th percentile of measured times."""
     return [duration(times.p50), duration(times.p99)] if times.samples else [ABSENT, ABSENT]
 
 
 def longest(times: Times) -> str:
-    """Of those that were measured."""
+    """Format the longest measured time."""
     return duration(times.max) if times.samples else ABSENT
 
 
-def some_of(all_of_them: int, samples: int) -> str:
-    """A count of calls, and how many of them were measured unless all were."""
-    return f"{all_of_them:,}" if samples >= all_of_them else f"{all_of_them:,} ({samples:,} sampled)"
+def calls_text(calls: int, samples: int) -> str:
+    """Format a count of calls, with the number of measured calls if not all were measured."""
+    return f"{calls:,}" if samples >= calls else f"{calls:,} ({samples:,} sampled)"
 
 
 def step(number: int | None) -> str:
-    """Of a run."""
+    """Format a step of a run, or the sign for a missing value."""
     return ABSENT if number is None else f"{number:,}"

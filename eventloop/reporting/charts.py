@@ -1,7 +1,8 @@
-"""The charts of a report, as data for plotly.js.
+"""Prepare the charts of a report as data for plotly.js.
 
-A colour is a name that begins with "@", e.g. "@run0" or "@bad": the page knows what it is in the light and in the dark.
-Texts of a run are escaped, because plotly reads some HTML in every text.
+`html` puts them on the page. A colour is a name that begins with "@", e.g. "@run0" or "@bad": the page maps
+it to a colour for a light or a dark background. Texts of a run are escaped, because plotly interprets some
+HTML in every text.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from eventloop.costs.records import PHASES, Phases, RunCosts
-from eventloop.reporting.facts import medians, usual_wall
+from eventloop.reporting.facts import median_wall, medians
 from eventloop.reporting.report import Report
 from eventloop.util.formatting import on_a_line, share, three_digits
 
 RUN_COLOURS = 8
 ROW = 30
-"""Pixels of a bar."""
+"""Height of a bar in pixels."""
 MEDIANS = "A bar of medians may be shorter than the median iteration: they need not add up to it."
 CLIP = 4
-"""Whatever is longer than so many of what is usual is cut off, and says how long it is."""
+"""Values above so many times the usual one are cut off, and labelled with the value."""
 
 Trace = dict[str, Any]
 
@@ -36,14 +37,14 @@ class Chart(NamedTuple):
     layout: dict[str, Any]
     height: int
     kind: str = ""
-    """"curve" for those whose y-axis may become logarithmic."""
+    """"curve" for charts whose y-axis may become logarithmic; "" for others."""
     note: str = ""
     narrow: Sequence[str] = ()
-    """The names on the y-axis for a window of a telephone's width."""
+    """The labels of the y-axis in a window as narrow as a phone's."""
 
 
-class Named(NamedTuple):
-    """A run and what it is called."""
+class NamedRun(NamedTuple):
+    """A run with its name and its colour on the page."""
 
     name: str
     report: Report
@@ -51,29 +52,32 @@ class Named(NamedTuple):
 
     @property
     def costs(self) -> RunCosts:
-        """There must be some."""
+        """Return the costs of the run, which must have some."""
         assert self.report.costs is not None
         return self.report.costs
 
 
-def named(names: Sequence[str], reports: Sequence[Report]) -> list[Named]:
-    """The runs, in their colours."""
+def name_runs(names: Sequence[str], reports: Sequence[Report]) -> list[NamedRun]:
+    """Pair each report with its name and a colour."""
     return [
-        Named(name, report, f"@run{i % RUN_COLOURS}")
+        NamedRun(name, report, f"@run{i % RUN_COLOURS}")
         for i, (name, report) in enumerate(zip(names, reports, strict=True))
     ]
 
 
 def text(value: str, width: int = 44) -> str:
-    """A run's text as plotly shows it literally."""
+    """Escape a text of a run, so that plotly shows it literally; cut it to `width` characters."""
     return html.escape(on_a_line(value, width), quote=False)
 
 
 NARROW = 18
 
 
-def narrow(name: str) -> str:
-    """A name where there is little room: in two lines, as `EMAHook` and `.after_train_iter`, of `NARROW` characters."""
+def narrow_label(name: str) -> str:
+    """Return a name for a narrow axis, in one or two lines of `NARROW` characters.
+
+    The lines are e.g. `EMAHook` and `.after_train_iter`.
+    """
     plain = on_a_line(name)
     split = re.search(r"(?<=.)(\.|, )", plain)
     lines = [plain[: split.start()], plain[split.start() :].lstrip(", ")] if split else [plain]
@@ -81,23 +85,22 @@ def narrow(name: str) -> str:
 
 
 class Stack(NamedTuple):
-    """A bar of phases."""
+    """A bar of phases stacked on each other."""
 
     name: str
     phases: Phases
     wall: float
-    """What the shares are of."""
+    """The time of which the shares are fractions."""
 
 
-def breakdown(runs: Sequence[Named]) -> Chart:
-    """A bar a run, one for its usual iteration, and one for what was measured on its device: the phases, one after the
-    other."""
+def phase_chart(runs: Sequence[NamedRun]) -> Chart:
+    """Return the chart of an iteration's phases: bars for each run's mean, median and time on its device."""
     bars: list[Stack] = []
     for run in runs:
         costs, name = run.costs, on_a_line(run.name, 30)
         bars.append(Stack(f"{name}, mean", costs.phases, costs.phases.wall))
         if (usual := medians(costs)) is not None:
-            bars.append(Stack(f"{name}, median", usual, usual_wall(costs)))
+            bars.append(Stack(f"{name}, median", usual, median_wall(costs)))
         if costs.device is not None and costs.device.iterations:
             bars.append(Stack(f"{name}, on the device", costs.device, costs.device.wall))
     data = [_phase_bar(phase, bars) for phase in PHASES if any(getattr(bar.phases, phase) for bar in bars)]
@@ -110,7 +113,7 @@ def breakdown(runs: Sequence[Named]) -> Chart:
         "legend": {"traceorder": "normal"},
         "uniformtext": {"mode": "hide", "minsize": 11},
     }
-    height, names = 130 + ROW * 4 // 3 * len(bars), [narrow(bar.name) for bar in bars]
+    height, names = 130 + ROW * 4 // 3 * len(bars), [narrow_label(bar.name) for bar in bars]
     note = MEDIANS if any(run.costs.trend for run in runs) else ""
     return Chart("Where an iteration's time goes", data, layout, height, note=note, narrow=names)
 
@@ -120,8 +123,8 @@ def _phase_bar(phase: str, bars: Sequence[Stack]) -> Trace:
     shares = [share(getattr(bar.phases, phase), bar.wall) for bar in bars]
     wide = [mean > 0.06 * max(_ms(bar.phases.wall, bar.phases) for bar in bars) for mean in means]
     return {
-        "type": "bar", "orientation": "h", "name": phase, "x": means, "y": [*range(len(bars))], "width": 0.62,
-        "marker": {"color": f"@{phase}"}, "customdata": shares,
+        "type": "bar", "orientation": "h", "name": phase, "x": means, "y": [*range(len(bars))],
+        "width": 0.62, "marker": {"color": f"@{phase}"}, "customdata": shares,
         "text": [each if show else "" for each, show in zip(shares, wide, strict=True)],
         "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
         "insidetextfont": {"color": "@inside"},
@@ -129,23 +132,26 @@ def _phase_bar(phase: str, bars: Sequence[Stack]) -> Trace:
     }  # fmt: skip
 
 
-def trends(runs: Sequence[Named]) -> list[Chart]:
-    """How the phases changed, a chart a run with the same axis; of several runs first the whole iterations."""
+def trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return a chart for each run of its phases over the iterations, all with the same axis.
+
+    With several runs, a chart of whole iterations comes first.
+    """
     with_trend = [run for run in runs if run.costs.trend]
     if not with_trend:
         return []
     walls = [[_ms(point.phases.wall, point.phases) for point in run.costs.trend] for run in with_trend]
-    # of each what is usual for it: a slow run is not cut off because another is fast
+    # each run has its own usual value: a slow run is not cut off because another is fast
     top = max(map(_top, walls))
     charts = [_wall_chart(with_trend, [*chain(*walls)], top)] if len(with_trend) > 1 else []
     for run, own in zip(with_trend, walls, strict=True):
         title = "The phases over the iterations" if len(runs) == 1 else run.name
         data = [_phase_area(phase, run.costs) for phase in PHASES]
-        charts.append(Chart(title, data, _over_iterations(top), 320, note=_beyond(own, top)))
+        charts.append(Chart(title, data, _over_iterations(top), 320, note=_clipped_note(own, top)))
     return charts
 
 
-def _wall_chart(runs: Sequence[Named], walls: Sequence[float], top: float) -> Chart:
+def _wall_chart(runs: Sequence[NamedRun], walls: Sequence[float], top: float) -> Chart:
     data: list[Trace] = []
     for run in runs:
         steps, means = _stairs(run.costs, "wall")
@@ -156,7 +162,7 @@ def _wall_chart(runs: Sequence[Named], walls: Sequence[float], top: float) -> Ch
             }
         )  # fmt: skip
     layout = _over_iterations(top)
-    return Chart("An iteration, over each run", data, layout, 320, note=_beyond(walls, top))
+    return Chart("An iteration, over each run", data, layout, 320, note=_clipped_note(walls, top))
 
 
 def _phase_area(phase: str, costs: RunCosts) -> Trace:
@@ -169,7 +175,7 @@ def _phase_area(phase: str, costs: RunCosts) -> Trace:
 
 
 def _stairs(costs: RunCosts, phase: str) -> tuple[list[int], list[float]]:
-    """Where each point begins and its mean; the end of the last one closes it."""
+    """Return the begin and the mean of each point; the end of the last one closes the line."""
     points = [point for point in costs.trend if point.phases.iterations]
     means = [rounded(_ms(getattr(point.phases, phase), point.phases)) for point in points]
     end = points[-1].first_iter + points[-1].phases.iterations
@@ -180,7 +186,7 @@ def _over_iterations(top: float) -> dict[str, Any]:
     return {
         "hovermode": "x unified",
         "showlegend": True,
-        "xaxis": counted("iteration"),
+        "xaxis": count_axis("iteration"),
         "yaxis": {
             "title": {"text": "ms an iteration"},
             "range": [0, top * 1.06 or 1.0],
@@ -190,7 +196,10 @@ def _over_iterations(top: float) -> dict[str, Any]:
 
 
 def _top(values: Sequence[float]) -> float:
-    """Where an axis ends that shows what is usual: the greatest value, unless it is far beyond the median."""
+    """Return the end of an axis that shows usual values.
+
+    It is the greatest value, unless that is more than `CLIP` times the median.
+    """
     usual = CLIP * median(values)
     return (
         max((value for value in values if value <= usual), default=max(values))
@@ -199,22 +208,26 @@ def _top(values: Sequence[float]) -> float:
     )
 
 
-def _beyond(values: Sequence[float], top: float) -> str:
+def _clipped_note(values: Sequence[float], top: float) -> str:
     count = sum(value > top for value in values)
     if not count:
         return ""
     points = "1 point is" if count == 1 else f"{count} points are"
-    return f"{points} beyond the axis, up to {three_digits(max(values))} ms; “Autoscale” above the chart shows all."
+    longest = three_digits(max(values))
+    return f"{points} beyond the axis, up to {longest} ms; “Autoscale” above the chart shows all."
 
 
-def counted(what: str) -> dict[str, Any]:
-    """An axis of iterations or steps: 20k for 20,000. Between two of them, where there are few, 0.5 and not 500m."""
+def count_axis(what: str) -> dict[str, Any]:
+    """Return an axis of counts, which shows 20,000 as 20k.
+
+    If it has few numbers, ticks between two of them read 0.5, not 500m.
+    """
     few = {"dtickrange": [None, 0.9], "value": "~f"}
     return {"title": {"text": what}, "tickformat": "~s", "tickformatstops": [few], "hoverformat": ",d"}
 
 
 def names_axis(names: Sequence[str]) -> dict[str, Any]:
-    """An axis of names from top to bottom; two may read alike."""
+    """Return an axis of names from top to bottom; several names may be equal."""
     return {
         "tickvals": [*range(len(names))],
         "ticktext": list(names),
@@ -228,5 +241,5 @@ def _ms(seconds: float, phases: Phases) -> float:
 
 
 def rounded(number: float) -> float:
-    """As many digits as a screen shows: half the bytes."""
+    """Round to as many digits as a screen shows, which halves the page's bytes."""
     return float(f"{number:.6g}")

@@ -1,4 +1,7 @@
-"""The charts of a report that are of the writers, and of what was logged; see `report_charts`."""
+"""Prepare the charts of background subscribers and of logged scalars as data for plotly.js.
+
+`charts` describes the form of the data.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,32 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from eventloop.costs.records import SubscriberCost, Times
-from eventloop.reporting.charts import ROW, Chart, Named, Trace, counted, names_axis, narrow, rounded, text
+from eventloop.reporting.charts import (
+    ROW,
+    Chart,
+    NamedRun,
+    Trace,
+    count_axis,
+    names_axis,
+    narrow_label,
+    rounded,
+    text,
+)
 from eventloop.reporting.downsample import Curve
 from eventloop.reporting.tables import IN_SECONDS
 from eventloop.util.formatting import duration
 
 LEAST = 1e-7
-"""Seconds where a logarithmic axis of times begins; what took no time is drawn there."""
+"""Shortest time on a logarithmic axis, in seconds; shorter times are drawn there."""
 DECADES = range(-7, 5)
 MODES = {"train": ("@run0", "solid"), "val": ("@run1", "dash"), "test": ("@run2", "dot")}
-"""The colour of a mode where there is one run, and its line where there are several."""
+"""A mode's colour if there is one run, and its line style if there are several."""
 FEW = 80
-"""Points that are also drawn as such."""
+"""The largest number of points that are drawn with markers."""
 
 
-def subscribers(runs: Sequence[Named]) -> list[Chart]:
-    """A chart a run: how long events waited and deliveries took, and how many piled up or were lost."""
+def subscriber_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return a chart for each run: waits, deliveries, queue lengths and lost events of its subscribers."""
     shown = [(run.name, run.costs.subscribers) for run in runs if run.costs.subscribers]
     axes = _subscriber_axes([row for _, rows in shown for row in rows])
     charts = []
@@ -31,7 +44,7 @@ def subscribers(runs: Sequence[Named]) -> list[Chart]:
         title = title if len(runs) == 1 else f"{name}: {title[0].lower()}{title[1:]}"
         names = {**names_axis([text(row.name, 30) for row in rows]), "showgrid": False}
         layout = {"barmode": "overlay", "hovermode": "closest", "showlegend": True, **axes, "yaxis": names}
-        height, short = 110 + 2 * ROW * len(rows), [narrow(row.name) for row in rows]
+        height, short = 110 + 2 * ROW * len(rows), [narrow_label(row.name) for row in rows]
         charts.append(Chart(title, _subscriber_traces(rows), layout, height, narrow=short))
     return charts
 
@@ -61,27 +74,30 @@ def _spans(
     times: Sequence[Times | None],
     budgets: Sequence[float | None] | None = None,
 ) -> list[Trace]:
-    """From p50 to p99 as a bar with a point at each end, and the longest as a mark beyond; nothing for None."""
+    """Return a bar from p50 to p99 with a point at each end, and a mark at the maximum; none for None."""
     known = zip(times, budgets or [None] * len(times), strict=True)
     rows = [
         (i + shift, t, _hover(name, t, b)) for i, (t, b) in enumerate(known) if t is not None and t.samples
     ]
     if not rows:
         return []
-    x = [at for _, each, _ in rows for at in (_seen(each.p50), _seen(each.p99), None)]
+    x = [at for _, each, _ in rows for at in (_visible(each.p50), _visible(each.p99), None)]
     y = [at for row, *_ in rows for at in (row, row, None)]
-    hover = [hint for *_, told in rows for hint in (told, told, "")]
+    hover = [each for *_, hint in rows for each in (hint, hint, "")]
     common = {"type": "scatter", "hovertemplate": "%{hovertext}<extra></extra>", "legendgroup": name}
     return [
         {
-            **common, "mode": "lines+markers", "name": f"{name}, p50 to p99", "x": x, "y": y, "hovertext": hover,
-            "line": {"color": colour, "width": 5}, "marker": {"color": colour, "size": 10},
+            **common, "mode": "lines+markers", "name": f"{name}, p50 to p99", "x": x, "y": y,
+            "hovertext": hover, "line": {"color": colour, "width": 5},
+            "marker": {"color": colour, "size": 10},
         },
         {
             **common, "mode": "markers", "name": "its maximum", "showlegend": False,
-            "x": [_seen(each.max) for _, each, _ in rows], "y": [row for row, *_ in rows],
-            "hovertext": [told for *_, told in rows],
-            "marker": {"color": colour, "symbol": "line-ns", "size": 11, "line": {"color": colour, "width": 2}},
+            "x": [_visible(each.max) for _, each, _ in rows], "y": [row for row, *_ in rows],
+            "hovertext": [hint for *_, hint in rows],
+            "marker": {
+                "color": colour, "symbol": "line-ns", "size": 11, "line": {"color": colour, "width": 2},
+            },
         },
     ]  # fmt: skip
 
@@ -98,10 +114,10 @@ def _counts(name: str, colour: str, offset: float, counts: Sequence[int]) -> Tra
 
 
 def _subscriber_axes(rows: Sequence[SubscriberCost]) -> dict[str, Any]:
-    """Times on a logarithmic axis, events on a linear one; the same for all runs."""
+    """Return the axes for all runs: times logarithmic, events linear."""
     most = max((max(row.peak_queued, row.dropped, row.failed, row.queued) for row in rows), default=0)
     times = [
-        _seen(t)
+        _visible(t)
         for row in rows
         for each in (row.wait, row.busy)
         if each.samples
@@ -111,10 +127,10 @@ def _subscriber_axes(rows: Sequence[SubscriberCost]) -> dict[str, Any]:
     return {
         "xaxis": {
             "type": "log", "domain": [0, 0.6], "title": {"text": "time of one event, or of one delivery"},
-            "tickvals": [10.0**decade for decade in DECADES], "ticktext": [_tick(decade) for decade in DECADES],
-            "range": edges,
+            "tickvals": [10.0**decade for decade in DECADES],
+            "ticktext": [_tick(decade) for decade in DECADES], "range": edges,
         },
-        "xaxis2": {"domain": [0.66, 1], **counted("events"), "range": [0, most * 1.2 or 1]},
+        "xaxis2": {"domain": [0.66, 1], **count_axis("events"), "range": [0, most * 1.2 or 1]},
     }  # fmt: skip
 
 
@@ -125,7 +141,7 @@ def _tick(decade: int) -> str:
     return ""
 
 
-def _seen(seconds: float) -> float:
+def _visible(seconds: float) -> float:
     return rounded(max(LEAST, seconds))
 
 
@@ -137,16 +153,19 @@ def _hover(name: str, times: Times, budget: float | None) -> str:
     )
 
 
-class Group(NamedTuple):
+class ChartGroup(NamedTuple):
     """Charts under one heading."""
 
     name: str
     charts: list[Chart]
 
 
-def curves(runs: Sequence[Named]) -> list[Group]:
-    """A chart a scalar: its modes, of all runs. Names with a "/" are in a group of their own if it has two."""
-    found: dict[str, list[tuple[Named, Curve]]] = {}
+def scalar_charts(runs: Sequence[NamedRun]) -> list[ChartGroup]:
+    """Return a chart for each scalar with its modes and all runs, in groups.
+
+    Names with the same prefix before a "/" form a group if there are at least two.
+    """
+    found: dict[str, list[tuple[NamedRun, Curve]]] = {}
     for run in runs:
         for curve in run.report.log.curves if run.report.log is not None else []:
             found.setdefault(curve.name, []).append((run, curve))
@@ -156,10 +175,10 @@ def curves(runs: Sequence[Named]) -> list[Group]:
         prefix = name.partition("/")[0] if "/" in name else ""
         group = prefix if prefixes.count(prefix) > 1 else ""
         groups.setdefault(group, []).append(_curve_chart(name, members, alone=len(runs) == 1))
-    return [Group(name, charts) for name, charts in groups.items() if charts]
+    return [ChartGroup(name, charts) for name, charts in groups.items() if charts]
 
 
-def _curve_chart(name: str, members: Sequence[tuple[Named, Curve]], *, alone: bool) -> Chart:
+def _curve_chart(name: str, members: Sequence[tuple[NamedRun, Curve]], *, alone: bool) -> Chart:
     traces, shapes, notes = [], [], []
     for run, curve in members:
         colour, dash = MODES.get(curve.mode, ("@run3", "dashdot"))
@@ -173,7 +192,7 @@ def _curve_chart(name: str, members: Sequence[tuple[Named, Curve]], *, alone: bo
     layout = {
         "hovermode": "x unified",
         "showlegend": len(members) > 1 or not alone,
-        "xaxis": counted("step"),
+        "xaxis": count_axis("step"),
         "shapes": shapes,
         "annotations": notes,
     }
@@ -186,29 +205,33 @@ def _curve_chart(name: str, members: Sequence[tuple[Named, Curve]], *, alone: bo
 
 
 def _constant(curves: Sequence[Curve]) -> float | None:
-    """The one value that all of them have, always, if that is not 0: plotly would show 0.001 on an axis from -1 to 1."""
+    """Return the value that all curves always have, None if there is none or it is 0.
+
+    Without a range of its own, plotly would show 0.001 on an axis from -1 to 1.
+    """
     values = {v for curve in curves for v in (curve.least, curve.greatest) if math.isfinite(v)}
     value = values.pop() if len(values) == 1 else 0.0
     return value if value and math.isfinite(value * 1.5) else None
 
 
-def _curve_trace(run: Named, curve: Curve, colour: str, dash: str, alone: bool) -> Trace:
+def _curve_trace(run: NamedRun, curve: Curve, colour: str, dash: str, alone: bool) -> Trace:
     few = len(curve.steps) <= FEW
     trace: Trace = {
-        "type": "scatter", "mode": "lines+markers" if few else "lines", "x": curve.steps, "y": _numbers(curve.mean),
+        "type": "scatter", "mode": "lines+markers" if few else "lines", "x": curve.steps,
+        "y": _numbers(curve.mean),
         "name": text(curve.mode) if alone else f"{text(run.name, 30)} {text(curve.mode)}",
         "line": {"color": colour, "width": 1.8 if few else 1.4, "dash": dash},
         "hovertemplate": "%{y:.5g}",
     }  # fmt: skip
     if few:
         trace["marker"] = {"color": colour, "size": 5}
-    if curve.low:  # the page makes a band of it: so its numbers are there once
+    if curve.low:  # the page draws a band from it, so that the page has the numbers once
         trace["band"] = {"low": _numbers(curve.low), "high": _numbers(curve.high), "color": f"{colour}/0.22"}
     return trace
 
 
 def _not_finite(curve: Curve, whose: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A line where the values ceased to be finite for the first time, and what it means."""
+    """Return a line at the first value that was not finite, and its label."""
     step = curve.first_not_finite
     place = {"xref": "x", "yref": "paper"}
     shape = {
@@ -216,8 +239,9 @@ def _not_finite(curve: Curve, whose: str) -> tuple[dict[str, Any], dict[str, Any
         "line": {"color": "@bad", "width": 1.5, "dash": "dot"},
     }  # fmt: skip
     note = {
-        **place, "x": step, "y": 1, "yanchor": "top", "showarrow": False, "font": {"color": "@bad", "size": 11},
-        "bgcolor": "@paper", "text": f"{whose}{text(curve.mode)}: {curve.not_finite:,} NaN or inf",
+        **place, "x": step, "y": 1, "yanchor": "top", "showarrow": False,
+        "font": {"color": "@bad", "size": 11}, "bgcolor": "@paper",
+        "text": f"{whose}{text(curve.mode)}: {curve.not_finite:,} NaN or inf",
     }  # fmt: skip
     return shape, note
 

@@ -1,4 +1,4 @@
-"""The curves of a run, read from its `metrics.jsonl` in one pass and bounded memory."""
+"""Read the curves of a run from its `metrics.jsonl`, in one pass and bounded memory."""
 
 from __future__ import annotations
 
@@ -13,49 +13,51 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from eventloop.eventlog.jsonl import NUMBERS, RESERVED, UNREADABLE, name_of, unmarked
-from eventloop.reporting.downsample import Curve, Envelope
+from eventloop.reporting.downsample import Curve, Downsampler
 
 BLOCK = 1 << 20
-"""Bytes read at once; the objects made of them are gone before the next ones are made."""
+"""Bytes read at once; the objects decoded from a block are freed before the next block."""
 
 Row = dict[str, Any]
 Columns = dict[str, tuple[Any, ...]]
 _decoder = msgspec.json.Decoder(Row)
 FURTHEST = (1 << 63) - 1
-"""Of steps, which are 64 bits in an array."""
+"""The largest step: steps are stored in 64 bits."""
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True):
-    """What `metrics.jsonl` tells of a run."""
+    """The content of a run's `metrics.jsonl`: curves, restarts, and how the run ended."""
 
     whole: int
-    """Lines that were read."""
+    """Number of complete lines."""
     curves: list[Curve]
-    """In the order in which their first records came."""
+    """In the order of their first records."""
     resumed_at: list[int]
-    """Completed iterations where the run went back to an earlier one, and went on."""
+    """Completed iterations at which the run went on after it went back to an earlier iteration."""
     superseded: int
-    """Records of iterations that were run again later; they are in no curve."""
+    """Number of records of iterations that were run again later; they are in no curve."""
     cut_short: int
-    """Lines a kill has cut short, or that have a flipped bit; the last one of a run that is under way may be one."""
+    """Number of lines that a kill cut short or that are damaged; a run under way may have one, its last."""
     ended: str | None
-    """How the last call of `train`, `val` or `test` ended: "completed", another reason, or the error; None where it
-    has not, or nobody wrote it down."""
+    """How the last call of `train`, `val` or `test` ended: "completed", another reason, or the error.
+
+    None if it has not ended, or its end was not logged.
+    """
     begun_again: bool = False
-    """A call has begun after one that ended, and has not ended: it goes on, or was killed."""
+    """True if a call began after one that ended, and has not ended: it goes on, or was killed."""
     info: dict[str, str]
-    """The facts of `run_info`."""
+    """The facts of the `run_info` events."""
 
 
 def read_curves(path: Path) -> RunLog:
-    """Read the file. What a resumed run has done again is told once: of iterations run twice the later records stay.
+    """Read a log of scalars; of iterations run twice, only the later records count.
 
-    The `before_run` lines say where a run went on; in a file without them, a step of training that is less than the
-    one before it.
+    The `before_run` lines mark where a run went on. In a file without them, a training step smaller than the
+    one before does.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not empty, and no line of it is one that JSONLWriter writes.
+        OSError: the file cannot be read.
+        ValueError: the file is not empty and has no line that JSONLWriter writes.
     """
     with _without_collector():
         return _read(path, _find_starts(path) or _find_steps_back(path))
@@ -63,8 +65,10 @@ def read_curves(path: Path) -> RunLog:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Millions of objects are made, none of them in a cycle: the collector would look at them in vain, for a sixth of
-    the time."""
+    """Disable the garbage collector in the block.
+
+    Decoding makes millions of objects without cycles; the collector would spend a sixth of the time on them.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -86,37 +90,37 @@ def _read(path: Path, starts: list[_Start]) -> RunLog:
             begin = end
         reader.take(block[begin:] if begin else block)
     if not reader.whole and path.stat().st_size:
-        raise ValueError(f"{path} {_what_else(reader)}")
+        raise ValueError(f"{path} {_describe_content(reader)}")
     return reader.log()
 
 
-def _what_else(reader: _Reader) -> str:
-    """What a file without a line of scalars or of an event is."""
+def _describe_content(reader: _Reader) -> str:
+    """Describe the content of a file that has no line of scalars or of an event."""
     if not reader.cut_short:
-        return "holds no line that JSONLWriter writes"
+        return "has no line that JSONLWriter writes: expected lines of scalars or of events"
     if reader.foreign is None:
-        return "holds no whole line: it is torn"
-    return f"is no log of scalars: expected JSON objects, got the line {reader.foreign[:60]!r}"
+        return "has no complete line: it is torn"
+    return f"is not a log of scalars: expected JSON objects, got the line {reader.foreign[:60]!r}"
 
 
 class _Start(NamedTuple):
-    """Where a part of the run begins: in the file, and in the run."""
+    """The begin of a part of the run: its offset in the file, and the completed iterations."""
 
     offset: int
     iteration: int
 
 
 class _Reader:
-    """Takes the lines of a file, part by part."""
+    """Read the lines of a file, part by part; a part ends where the run went back or on."""
 
     def __init__(self, starts: list[int]) -> None:
-        """`starts`: the iterations at which the parts after the first one begin."""
+        """Prepare for parts, of which all but the first begin at the iterations `starts`."""
         self._limits: list[float] = [*accumulate([math.inf, *reversed(starts)], min)][::-1]
         self._starts = starts
         self._part = 0
         self._furthest = 0
         self._resumed_at: list[int] = []
-        self._envelopes: dict[tuple[str, str], Envelope] = {}
+        self._envelopes: dict[tuple[str, str], Downsampler] = {}
         self._latest: dict[tuple[str, str], int] = {}  # the part of a curve's last record
         self._superseded = 0
         self._ended: str | None = None
@@ -125,10 +129,10 @@ class _Reader:
         self.whole = 0
         self.cut_short = 0
         self.foreign: bytes | None = None
-        """The first line that was never the begin of an object."""
+        """The first line that cannot be the beginning of a JSON object."""
 
     def begin_part(self) -> None:
-        """What follows is of the next part."""
+        """Begin the next part."""
         start = self._starts[self._part]
         if start < self._furthest:
             self._resumed_at.append(start)
@@ -136,7 +140,7 @@ class _Reader:
         self._furthest = start
 
     def take(self, lines: bytes) -> None:
-        """Read lines of one part."""
+        """Read complete lines of the current part."""
         for keys, rows in groupby(self._decode(lines), tuple):  # by their keys: most are like the one before
             if "event" in keys:
                 for row in rows:
@@ -147,7 +151,7 @@ class _Reader:
                     self._take_scalars(mode, part)
 
     def log(self) -> RunLog:
-        """Hold every key of a checkpoint that can be resumed from."""
+        """Return the content of all lines read so far."""
         return RunLog(
             whole=self.whole,
             curves=[envelope.curve(name, mode) for (mode, name), envelope in self._envelopes.items()],
@@ -177,7 +181,7 @@ class _Reader:
             return None
 
     def _take_scalars(self, mode: str, columns: Columns) -> None:
-        """Rows of the same keys and mode, as columns."""
+        """Add rows of the same keys and mode, given as columns."""
         columns = _with_steps(columns)
         steps: Sequence[int] = columns["step"]
         if not steps:
@@ -204,7 +208,7 @@ class _Reader:
         curve = mode, name
         envelope = self._envelopes.get(curve)
         if envelope is None:
-            envelope = self._envelopes[curve] = Envelope()
+            envelope = self._envelopes[curve] = Downsampler()
         elif self._latest[curve] != self._part:
             self._superseded += envelope.forget_from(steps[0])
         self._latest[curve] = self._part
@@ -239,7 +243,7 @@ def _by_mode(columns: Columns) -> Iterator[tuple[str, Columns]]:
 
 
 def _with_steps(columns: Columns) -> Columns:
-    """The rows whose steps are such."""
+    """Drop the rows whose step is not an int from 0 to `FURTHEST`."""
     steps = columns["step"]
     if set(map(type, steps)) == {int} and min(steps) >= 0 and max(steps) <= FURTHEST:
         return columns
@@ -252,7 +256,10 @@ def _choose(column: tuple[Any, ...], kept: list[bool]) -> tuple[Any, ...]:
 
 
 def _number(value: Any) -> float | None:
-    """A value that may be the name of one; None if it is no number, or an integer beyond all floats."""
+    """Convert a value, or the name of NaN or an infinity, to a float.
+
+    Returns None if it is not a number, or an integer beyond the largest float.
+    """
     if isinstance(value, int | float):
         try:
             return float(value)
@@ -262,7 +269,7 @@ def _number(value: Any) -> float | None:
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The file in blocks of whole lines, with the offset of each; the last line may lack its end."""
+    """Yield the file in blocks of whole lines, each with its offset; the last line may be incomplete."""
     offset, rest = 0, b""
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -282,7 +289,7 @@ class _BeforeRun(msgspec.Struct, tag="before_run", tag_field="event"):
 
 
 def _find_starts(path: Path) -> list[_Start]:
-    """The `before_run` lines, found without decoding the others."""
+    """Find the `before_run` lines without decoding the others."""
     begin, found = b'{"event":"before_run"', []
     for offset, block in _blocks(path):
         at = block.find(begin)
@@ -291,26 +298,29 @@ def _find_starts(path: Path) -> list[_Start]:
                 line = block[at : block.find(b"\n", at) + 1 or None]
                 found.append(_Start(offset + at, msgspec.json.decode(line, type=_BeforeRun).iter))
             except UNREADABLE:
-                pass  # cut short; whoever went on after it wrote another one
+                pass  # cut short; the run that went on after it wrote another one
             at = block.find(begin, at + 1)
     return found
 
 
-class _Place(msgspec.Struct):
+class _LoggedStep(msgspec.Struct):
     mode: str | None = None
     step: int | None = None
 
 
 def _find_steps_back(path: Path) -> list[_Start]:
-    """Where a step of training is less than the one before it; the iteration is the last one before the step."""
-    decode = msgspec.json.Decoder(_Place).decode
+    """Find each step of training that is less than the step before it.
+
+    The iteration of a start is the step minus 1, the completed iterations before it.
+    """
+    decode = msgspec.json.Decoder(_LoggedStep).decode
     found, last = [], 0
     for offset, block in _blocks(path):
         for line in block.splitlines(keepends=True):
             try:
                 place = decode(line)
             except UNREADABLE:
-                place = _Place()
+                place = _LoggedStep()
             if place.mode == "train" and place.step is not None and 0 <= place.step <= FURTHEST:
                 if place.step < last:
                     found.append(_Start(offset, place.step - 1))

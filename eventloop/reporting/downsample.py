@@ -1,4 +1,4 @@
-"""A curve of any length in a bounded number of points, none of whose spikes is lost."""
+"""Reduce a curve of any length to a bounded number of points without losing a spike."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 POINTS = 2000
-"""At most so many are kept of one curve; more screens do not show."""
+"""The largest number of points of one curve; a screen shows no more."""
 WAITING = 2048
-"""Records that are made points of at once: enough of them that numpy's calls cost nothing."""
+"""Records that are merged into points at once, so many that the overhead of numpy's calls vanishes."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """One scalar over the steps of a run. A point stands for one record, or in a long run for as many as
-    `count / len(steps)`, which follow each other: their mean, their least and their greatest value.
+    """One scalar over the steps of a run, as at most `POINTS` points.
 
-    NaN is what has no finite value in it; in JSON it is null.
+    A point stands for one record, or in a long run for about `count / len(steps)` consecutive records: their
+    mean, least and greatest value. NaN, null in JSON, means that no value was finite.
     """
 
     name: str
     mode: str
     """train, val or test."""
     count: int
-    """Records in all."""
+    """Number of records."""
     first: float
     last: float
     last_step: int
-    """Of all records; a point that stands for several has the middle one."""
+    """The last of all records' steps; a point of several records has the middle one."""
     least: float
-    """Of the finite values, as `greatest`."""
+    """The least finite value; `greatest` is the greatest one."""
     least_step: int | None
-    """None where no value is finite."""
+    """Its step; None if no value is finite."""
     greatest: float
     greatest_step: int | None
     not_finite: int
-    """How many values were NaN or infinite."""
+    """Number of values that were NaN or infinite."""
     first_not_finite: int | None
-    """The step of the first one."""
+    """The step of the first of them."""
     steps: list[int]
-    """Completed iterations: the middle of the steps that a point stands for."""
+    """Completed iterations: for each point, the middle of its records' steps."""
     mean: list[float]
     low: list[float]
-    """Empty where each point is one record, as `high`."""
+    """Least value of each point; `low` and `high` are empty if each point is one record."""
     high: list[float]
 
 
-class Envelope:
-    """Takes the records of a curve in the order of their steps, and keeps points of it.
+class Downsampler:
+    """Collect the records of a curve in the order of their steps, as a bounded number of points.
 
-        envelope = Envelope()
-        envelope.add([10, 20, 30], [0.9, 0.7, float("nan")])
-        envelope.curve("loss", "train").steps  # [10, 20, 30]
+        downsampler = Downsampler()
+        downsampler.add([10, 20, 30], [0.9, 0.7, float("nan")])
+        downsampler.curve("loss", "train").steps  # [10, 20, 30]
 
-    While there are at most `POINTS` records each is a point. From then on neighbours are merged, pair by pair, as
-    often as it takes; so the memory is bounded, and least and greatest values stay exact.
+    Up to `POINTS` records, each is a point. Beyond, neighbouring points are merged in pairs, as often as
+    needed; so memory is bounded, and least and greatest values stay exact.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Envelope:
         self._values: list[float] = []
 
     def add(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Take more records; as many of both."""
+        """Add records: two sequences of equal length."""
         self._steps += steps
         self._values += values
         if len(self._steps) >= max(2 * self._width, WAITING):
@@ -81,8 +81,10 @@ class Envelope:
             self._reduce(settled // self._width * self._width)
 
     def forget_from(self, step: int) -> int:
-        """Forget the records of the last step if that is `step` or a later one, because they come again; returns how
-        many."""
+        """Drop the newest records if they are of `step` or later, and return how many were dropped.
+
+        A run that went back to `step` logs these records again.
+        """
         if not self._steps or self._steps[-1] < step:
             return 0
         kept = next((i for i in range(len(self._steps), 0, -1) if self._steps[i - 1] < step), 0)
@@ -91,7 +93,7 @@ class Envelope:
         return forgotten
 
     def curve(self, name: str, mode: str) -> Curve:
-        """What there is of it by now; at least one record was added."""
+        """Return the curve of all records added so far; at least one is required."""
         self._reduce(len(self._steps))
         points, merged = self._points, self._width > 1
         return Curve(
@@ -105,7 +107,7 @@ class Envelope:
         )
 
     def _reduce(self, number: int) -> None:
-        """Make points of the first `number` records that wait."""
+        """Merge the first `number` waiting records into points."""
         if not number:
             return
         steps, values = np.array(self._steps[:number], np.int64), np.array(self._values[:number], np.float64)
@@ -118,7 +120,7 @@ class Envelope:
 
 
 class _Facts(msgspec.Struct, kw_only=True):
-    """Those of `Curve` that are of all its records."""
+    """The fields of `Curve` that describe all of its records."""
 
     count: int = 0
     first: float = math.nan
@@ -132,7 +134,7 @@ class _Facts(msgspec.Struct, kw_only=True):
     first_not_finite: int | None = None
 
     def note(self, steps: Integers, values: Floats) -> None:
-        """Take more records, at least one."""
+        """Take in more records, at least one."""
         if not self.count:
             self.first = float(values[0])
         self.last, self.last_step = float(values[-1]), int(steps[-1])
@@ -153,8 +155,10 @@ class _Facts(msgspec.Struct, kw_only=True):
 
 
 class _Points(msgspec.Struct, frozen=True):
-    """Columns, one element a point: the first and the last step, the sum and the number of finite values, the least
-    and the greatest of them (infinite where there is none)."""
+    """Columns with one element a point; `low` and `high` are infinite if no value of the point is finite.
+
+    `first` and `last` are steps, `total` and `finite` the sum and the number of finite values.
+    """
 
     first: Integers
     last: Integers
@@ -165,12 +169,13 @@ class _Points(msgspec.Struct, frozen=True):
 
     @staticmethod
     def empty() -> _Points:
+        """Return no points."""
         whole, real = np.empty(0, np.int64), np.empty(0, np.float64)
         return _Points(whole, whole, real, whole, real, real)
 
     @staticmethod
     def of(steps: Integers, values: Floats, width: int) -> _Points:
-        """Points of `width` records each; the last one may stand for fewer."""
+        """Return points of `width` records each; the last point may have fewer."""
         finite = np.isfinite(values)
         starts = np.arange(0, len(steps), width)
         ends = np.minimum(starts + width, len(steps)) - 1
@@ -182,11 +187,11 @@ class _Points(msgspec.Struct, frozen=True):
         return _Points(steps[starts], steps[ends], total, number, *_without_infinities(low, high, number))
 
     def extended(self, more: _Points) -> _Points:
-        """These, and `more` of them."""
+        """Return these points followed by `more`."""
         return _Points(*(np.concatenate(pair) for pair in zip(_columns(self), _columns(more), strict=True)))
 
     def halved(self) -> _Points:
-        """Half as many: each is made of two; an odd last one stays by itself."""
+        """Return half as many points, each merged from two; an odd last one stays as it is."""
         starts = np.arange(0, len(self.first), 2)
         ends = np.minimum(starts + 1, len(self.first) - 1)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -201,10 +206,10 @@ class _Points(msgspec.Struct, frozen=True):
         )
 
     def mean(self) -> Floats:
-        """NaN where no value is finite."""
+        """Return the mean of each point, NaN if no value is finite."""
         with np.errstate(invalid="ignore", divide="ignore"):
             mean: Floats = self.total / self.finite
-        return np.clip(mean, self.low, self.high)  # rounded, the mean of equal values may be beside them
+        return np.clip(mean, self.low, self.high)  # rounding may move the mean of equal values
 
 
 def _without_infinities(low: Floats, high: Floats, number: Integers) -> tuple[Floats, Floats]:

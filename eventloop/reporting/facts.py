@@ -1,4 +1,4 @@
-"""What a person wants to know first of a run: its name, some numbers, and how it ended."""
+"""Collect the facts at the head of a report: the name of a run, some numbers, and how it ended."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from eventloop.util.formatting import duration, share, three_digits
 
 
 class Fact(NamedTuple):
-    """A number and its name."""
+    """A named value at the head of a report."""
 
     name: str
     value: str
     bad: bool = False
-    """Somebody should look at it."""
+    """Whether to highlight it."""
 
 
 def labels(reports: Sequence[Report]) -> list[str]:
-    """A short name for each run: its directory's, or as much of the path as tells them apart."""
+    """Return a short name for each run: the last parts of its path that distinguish it from the others."""
     paths = [Path(report.run).resolve().parts for report in reports]
     for length in range(1, max(map(len, paths)) + 1):
         short = ["/".join(parts[-length:]) for parts in paths]
@@ -36,11 +36,11 @@ def labels(reports: Sequence[Report]) -> list[str]:
 
 
 def facts(report: Report) -> list[Fact]:
-    """The numbers of a run, the first one first."""
+    """Return the numbers of a run and how it ended."""
     costs, log = report.costs, report.log
     found = []
     if costs is not None:
-        found += [*_took(costs), *_of_iterations(costs), *_of_events(costs)]
+        found += [*_duration_facts(costs), *_iteration_facts(costs), *_event_facts(costs)]
     elif log is not None and log.curves:
         found.append(Fact("logged up to iteration", f"{max(curve.last_step for curve in log.curves):,}"))
     found.append(Fact("state", state(report), bad=state(report).startswith("error")))
@@ -48,7 +48,7 @@ def facts(report: Report) -> list[Fact]:
 
 
 def state(report: Report) -> str:
-    """`completed`, `error: ...`, another reason to stop, or `under way or killed`."""
+    """Return how a run ended: `completed`, `error: ...`, another reason, or `under way or killed`."""
     if report.log is not None and report.log.ended is not None:
         return report.log.ended
     if report.costs is None or not report.costs.complete or outdated(report.costs, report.log):
@@ -57,7 +57,7 @@ def state(report: Report) -> str:
 
 
 def trend(costs: RunCosts, phase: str) -> list[float]:
-    """Seconds an iteration, one number a point of the trend."""
+    """Return the mean seconds of a phase an iteration, for each point of the trend."""
     return [
         getattr(point.phases, phase) / point.phases.iterations
         for point in costs.trend
@@ -66,33 +66,36 @@ def trend(costs: RunCosts, phase: str) -> list[float]:
 
 
 def medians(costs: RunCosts) -> Phases | None:
-    """A usual iteration: each phase's median over the points of the trend; None where there is no trend."""
+    """Return each phase's median over the points of the trend; None if there is no trend."""
     if not any(point.phases.iterations for point in costs.trend):
         return None
     return Phases(iterations=1, **{phase: median(trend(costs, phase)) for phase in PHASES})
 
 
-def usual_wall(costs: RunCosts) -> float:
-    """The median of the whole iterations, which those of the phases do not quite add up to."""
+def median_wall(costs: RunCosts) -> float:
+    """Return the median time of whole iterations, which the medians of the phases need not add up to."""
     return median(trend(costs, "wall"))
 
 
 def lossy(subscriber: SubscriberCost, costs: RunCosts) -> bool:
-    """Whether it did not get, or did not manage, everything. What a run under way has in its queues it may yet get."""
+    """Return whether a subscriber missed or failed on events.
+
+    The events in the queues of a run under way do not count: they may still be delivered.
+    """
     left = subscriber.queued if costs.complete else 0
     return bool(subscriber.dropped or subscriber.failed or left or subscriber.error)
 
 
-def _took(costs: RunCosts) -> list[Fact]:
+def _duration_facts(costs: RunCosts) -> list[Fact]:
     if not costs.seconds:
         return []
     parts = [("training iterations", costs.phases.wall), ("evaluation", costs.evaluation)]
-    told = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds)
-    return [Fact("took", f"{duration(costs.seconds)}{f', of it {told}' if told else ''}")]
+    shares = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds)
+    return [Fact("took", f"{duration(costs.seconds)}{f', of it {shares}' if shares else ''}")]
 
 
-def _of_iterations(costs: RunCosts) -> list[Fact]:
-    """Of a usual one, and beside it the mean, which a single long one may have made."""
+def _iteration_facts(costs: RunCosts) -> list[Fact]:
+    """Return the facts of a usual iteration, each followed by the mean, which rare long iterations raise."""
     phases = costs.phases
     found = [Fact("iterations", f"{phases.iterations:,}")]
     if not (phases.iterations and phases.wall):
@@ -101,20 +104,20 @@ def _of_iterations(costs: RunCosts) -> list[Fact]:
     if usual is None:
         found.append(Fact("an iteration, mean", mean))
     else:
-        found.append(Fact("an iteration, median", f"{duration(usual_wall(costs))} (mean {mean})"))
+        found.append(Fact("an iteration, median", f"{duration(median_wall(costs))} (mean {mean})"))
     found.append(Fact("iterations a second", three_digits(phases.iterations / phases.wall)))
     for name, phase in (("of it hooks", "hooks"), ("of it waiting for data", "data")):
         of_all = share(getattr(phases, phase), phases.wall)
         if usual is None:
             found.append(Fact(f"{name}, mean", of_all))
         else:
-            of_usual = share(getattr(usual, phase), usual_wall(costs))
+            of_usual = share(getattr(usual, phase), median_wall(costs))
             found.append(Fact(f"{name}, median", f"{of_usual} (mean {of_all})"))
     return found
 
 
-def _of_events(costs: RunCosts) -> list[Fact]:
-    """How many of them the background did not get to its subscribers."""
+def _event_facts(costs: RunCosts) -> list[Fact]:
+    """Return how many events background subscribers dropped, failed on, or have left in their queues."""
     if not costs.subscribers:
         return []
     counts = {
@@ -122,6 +125,6 @@ def _of_events(costs: RunCosts) -> list[Fact]:
         "failed": sum(s.failed for s in costs.subscribers),
         "left" if costs.complete else "waiting": sum(s.queued for s in costs.subscribers),
     }
-    told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    text = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     bad = any(count for name, count in counts.items() if name != "waiting")
-    return [Fact("events not delivered", told or "0", bad)]
+    return [Fact("events not delivered", text or "0", bad)]

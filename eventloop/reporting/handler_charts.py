@@ -1,4 +1,7 @@
-"""The chart of the synchronous handlers; see `report_charts`."""
+"""Prepare the chart of the synchronous handlers as data for plotly.js.
+
+`charts` describes the form of the data.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,24 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from eventloop.costs.records import HandlerCost, RunCosts
-from eventloop.reporting.cells import some_of
-from eventloop.reporting.charts import CLIP, ROW, Chart, Named, Trace, names_axis, narrow, rounded, text
-from eventloop.reporting.handlers import by_key, marked
+from eventloop.reporting.cells import calls_text
+from eventloop.reporting.charts import (
+    CLIP,
+    ROW,
+    Chart,
+    NamedRun,
+    Trace,
+    names_axis,
+    narrow_label,
+    rounded,
+    text,
+)
+from eventloop.reporting.handlers import by_key, with_includes
 from eventloop.util.formatting import duration, three_digits
 
 
 class Bar(NamedTuple):
-    """One handler in one run."""
+    """One handler of one run."""
 
     microseconds: float
     hover: str
@@ -23,9 +36,12 @@ class Bar(NamedTuple):
 MOST_HANDLERS = 20
 
 
-def handlers(runs: Sequence[Named]) -> Chart | None:
-    """The dearest handlers of an iteration, the dearest on top; a bar a run. Those that run other phases are beyond
-    compare, and only named."""
+def handler_chart(runs: Sequence[NamedRun]) -> Chart | None:
+    """Return the chart of the most expensive handlers of an iteration, a bar for each run.
+
+    Returns None if there is no bar to draw. Handlers that run other phases are not comparable: a note names
+    them.
+    """
     found = [handler_bars(run.costs) for run in runs]
     every = list(dict.fromkeys(key for bars in found for key in bars))
     most = {key: max(bars[key].microseconds for bars in found if key in bars) for key in every}
@@ -49,7 +65,7 @@ def handlers(runs: Sequence[Named]) -> Chart | None:
     height = 130 + max(ROW, 16 * len(runs)) * len(keys)
     title, note = "What each handler adds to an iteration", " ".join(filter(None, notes))
     layout = _layout(keys, limit, labels, legend=len(runs) > 1 or bad)
-    return Chart(title, data, layout, height, note=note, narrow=[narrow(key) for key in keys])
+    return Chart(title, data, layout, height, note=note, narrow=[narrow_label(key) for key in keys])
 
 
 def _layout(
@@ -65,10 +81,10 @@ def _layout(
     }
 
 
-def _not_drawn(runs: Sequence[Named]) -> str:
-    """Those that run other phases."""
+def _not_drawn(runs: Sequence[NamedRun]) -> str:
+    """Return a note that names the handlers that run other phases."""
     names = [
-        marked(key, handler)
+        with_includes(key, handler)
         for run in runs
         if run.costs.phases.iterations
         for key, handler in by_key(run.costs.handlers).items()
@@ -78,8 +94,11 @@ def _not_drawn(runs: Sequence[Named]) -> str:
 
 
 def _limit(longest: Sequence[float]) -> float:
-    """The end of the axis: room for the longest bar and its number, but for two at most that are far longer than the
-    one that follows. `longest` begins with the longest one."""
+    """Return the end of the axis, given the bars' lengths, the longest first.
+
+    It has room for the longest bar and its number, except that up to two bars far longer than the next are
+    cut.
+    """
     cut = 0
     while cut < min(2, len(longest) - 1) and longest[cut] > CLIP * longest[cut + 1] > 0:
         cut += 1
@@ -87,7 +106,7 @@ def _limit(longest: Sequence[float]) -> float:
 
 
 def handler_bars(costs: RunCosts) -> dict[str, Bar]:
-    """Those that are drawn, by what a handler is called in two runs, see `by_key`; none where no iteration was."""
+    """Return the bars of a run's handlers by their key in `by_key`; none if the run had no iterations."""
     number = costs.phases.iterations
     inside = [handler for handler in costs.handlers if handler.in_iteration and not handler.includes]
     return {
@@ -103,17 +122,19 @@ def handler_bars(costs: RunCosts) -> dict[str, Bar]:
 def _hover(handler: HandlerCost) -> str:
     times = handler.times
     return (
-        f"{some_of(handler.calls, times.samples)} calls, {handler.share * 100:.2f} % of an iteration<br>a call: "
-        f"p50 {duration(times.p50)}, p99 {duration(times.p99)}, max {duration(times.max)}"
+        f"{calls_text(handler.calls, times.samples)} calls, {handler.share * 100:.2f} % of an iteration<br>"
+        f"a call: p50 {duration(times.p50)}, p99 {duration(times.p99)}, max {duration(times.max)}"
         + ("" if handler.budget is None else f"<br>its budget for p99: {duration(handler.budget)}")
     )
 
 
 def _handler_traces(
-    run: Named, keys: Sequence[str], bars: dict[str, Bar], offset: float, width: float, *, alone: bool
+    run: NamedRun, keys: Sequence[str], bars: dict[str, Bar], offset: float, width: float, *, alone: bool
 ) -> list[Trace]:
-    """Of a run alone those within their budgets, and those over them in red; beside others, in the colour of the run
-    with a red edge."""
+    """Return the bars of a run.
+
+    A run alone has bars over their budget in red; next to others, bars have the run's colour and a red edge.
+    """
     rows = [(i, bars[key]) for i, key in enumerate(keys) if key in bars]
     if not alone:
         return [_handler_trace(text(run.name), run.colour, rows, offset, width, alone=False)]
@@ -141,7 +162,7 @@ def _handler_trace(
 def _cut_labels(
     keys: Sequence[str], bars: dict[str, Bar], limit: float, middle: float, size: int
 ) -> list[dict[str, Any]]:
-    """What stands in a bar that is longer than the axis."""
+    """Return the numbers that stand in bars longer than the axis."""
     return [
         {
             "x": limit, "y": i + middle, "xanchor": "right", "showarrow": False,

@@ -1,33 +1,33 @@
-"""The tables of synchronous handlers: those within the iterations, and the others."""
+"""Make the tables of synchronous handlers: those called within iterations, and the others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from eventloop.costs.records import HandlerCost, RunCosts, SubscriberCost
-from eventloop.reporting.cells import Table, longest, microseconds, percentiles, some_of
+from eventloop.reporting.cells import Table, calls_text, longest, microseconds, percentiles
 from eventloop.util.formatting import ABSENT, duration
 
 OVER = "its p99 went over its budget, as slow_handler said"
 SAMPLED = (
-    "µs/iteration and share are means. Calls are counted, times are estimated from the sampled ones: p50, p99 and max "
-    "are of those, and the others may have been longer."
+    "µs/iteration and share are means. Calls are counted, times are estimated from the sampled ones: p50, "
+    "p99 and max are of those, and the others may have been longer."
 )
 LEAST_GAP = 0.05
-"""Of the hooks' time: samples are no more exact than that."""
+"""Share of the hooks' time below which a gap is not reported: samples are not more exact."""
 
 
 def handlers_table(costs: RunCosts) -> Table:
-    """What each handler of an iteration costs, the dearest first."""
+    """Return the table of the handlers called within iterations, the most expensive first."""
     header = [
-        "handler", "event", "filter", "priority", "calls", "µs/iteration", "share", "a call, mean", "p50", "p99", "max",
-        "budget",
+        "handler", "event", "filter", "priority", "calls", "µs/iteration", "share", "a call, mean",
+        "p50", "p99", "max", "budget",
     ]  # fmt: skip
-    shown = [handler for handler in dearest(costs.handlers) if handler.in_iteration]
+    shown = [handler for handler in most_expensive(costs.handlers) if handler.in_iteration]
     rows = [
         [
-            marked(handler.name, handler), handler.event, handler.filter, str(handler.priority),
-            some_of(handler.calls, handler.times.samples), microseconds(handler.seconds, costs.phases),
+            with_includes(handler.name, handler), handler.event, handler.filter, str(handler.priority),
+            calls_text(handler.calls, handler.times.samples), microseconds(handler.seconds, costs.phases),
             f"{handler.share * 100:.2f} %" if costs.phases.iterations else ABSENT,
             duration(handler.seconds / handler.calls), *percentiles(handler.times), longest(handler.times),
             budget_of(handler),
@@ -39,13 +39,13 @@ def handlers_table(costs: RunCosts) -> Table:
 
 
 def outside_table(costs: RunCosts) -> Table:
-    """What those cost that are called before and after iterations."""
+    """Return the table of the handlers called before and after iterations."""
     header = ["handler", "event", "filter", "priority", "calls", "in all", "a call, mean", "max", "budget"]
-    shown = [handler for handler in dearest(costs.handlers) if not handler.in_iteration]
+    shown = [handler for handler in most_expensive(costs.handlers) if not handler.in_iteration]
     rows = [
         [
             handler.name, handler.event, handler.filter, str(handler.priority),
-            some_of(handler.calls, handler.times.samples), duration(handler.seconds),
+            calls_text(handler.calls, handler.times.samples), duration(handler.seconds),
             duration(handler.seconds / handler.calls), longest(handler.times), budget_of(handler),
         ]
         for handler in shown
@@ -55,49 +55,50 @@ def outside_table(costs: RunCosts) -> Table:
     )
 
 
-def dearest(handlers: Sequence[HandlerCost]) -> list[HandlerCost]:
-    """Those that were called, the dearest first."""
+def most_expensive(handlers: Sequence[HandlerCost]) -> list[HandlerCost]:
+    """Return the handlers that were called, the most expensive first."""
     return sorted((h for h in handlers if h.calls), key=lambda handler: -handler.seconds)
 
 
-def marked(name: str, handler: HandlerCost) -> str:
-    """The name, and what else is in the time of this one."""
+def with_includes(name: str, handler: HandlerCost) -> str:
+    """Return a handler's name, followed by the phases that its time includes."""
     return f"{name} ({', '.join(handler.includes)} in it)" if handler.includes else name
 
 
 def unexplained(costs: RunCosts) -> str:
-    """What the phases, which are exact, have of hooks, and the handlers, which are sampled, have not; "" if that is
-    little, or nothing.
+    """Return a note on hook time that is in no row, "" if it is little.
 
-    A handler that runs other phases is left out of the sum: beside them it does nothing but call the handlers of the
-    events between, which have rows of their own.
+    Phases are measured exactly, handlers by samples. A handler that runs other phases is left out of the sum:
+    apart from those phases, it only calls handlers that have rows of their own.
     """
     if not costs.phases.iterations:
         return ""
-    told = sum(h.seconds for h in costs.handlers if h.in_iteration and not h.includes)
-    gap = costs.phases.hooks - told
+    in_rows = sum(h.seconds for h in costs.handlers if h.in_iteration and not h.includes)
+    gap = costs.phases.hooks - in_rows
     if gap <= LEAST_GAP * costs.phases.hooks:
         return ""
     return (
-        f"{duration(gap / costs.phases.iterations)} an iteration of the hooks phase is in no row: the dispatch itself, "
-        "and calls that stood out and were not sampled."
+        f"{duration(gap / costs.phases.iterations)} an iteration of the hooks phase is in no row: the "
+        "dispatch itself, and calls that stood out and were not sampled."
     )
 
 
 def never_called(costs: RunCosts) -> str:
-    """Those that only waited."""
+    """Return a note that names the handlers that were never called, "" without any."""
     names = [_key(handler) for handler in costs.handlers if not handler.calls]
     if not names:
         return ""
-    who = "1 handler was" if len(names) == 1 else f"{len(names):,} handlers were"
-    return f"{who} never called: {'; '.join(names)}."
+    subject = "1 handler was" if len(names) == 1 else f"{len(names):,} handlers were"
+    return f"{subject} never called: {'; '.join(names)}."
 
 
 def by_key(handlers: Sequence[HandlerCost]) -> dict[str, HandlerCost]:
-    """The dearest first, by what one handler is called in two runs: its name, event and filter. Two that agree in all
-    of them are told apart by their order."""
+    """Map name, event and filter to each called handler, the most expensive first.
+
+    The key identifies a handler in several runs. Handlers with an equal key are distinguished by their order.
+    """
     found: dict[str, HandlerCost] = {}
-    for handler in dearest(handlers):
+    for handler in most_expensive(handlers):
         key = _key(handler)
         while key in found:
             key += "'"
@@ -112,17 +113,17 @@ def _key(handler: HandlerCost) -> str:
     return f"{key} [{handler.filter}]" if handler.filter else key
 
 
-def an_iteration(costs: RunCosts | None) -> dict[str, float]:
-    """Microseconds of each handler of an iteration, by its key."""
+def microseconds_per_iteration(costs: RunCosts | None) -> dict[str, float]:
+    """Return the mean microseconds an iteration of each handler called within iterations, by key."""
     if costs is None or not costs.phases.iterations:
         return {}
     number = costs.phases.iterations
     each = by_key([handler for handler in costs.handlers if handler.in_iteration]).items()
-    return {marked(key, handler): handler.seconds / number * 1e6 for key, handler in each}
+    return {with_includes(key, handler): handler.seconds / number * 1e6 for key, handler in each}
 
 
-def a_call(costs: RunCosts | None) -> dict[str, float]:
-    """Seconds of a call of each other handler, by its key."""
+def seconds_per_call(costs: RunCosts | None) -> dict[str, float]:
+    """Return the mean seconds a call of each handler called outside of iterations, by key."""
     each = by_key([h for h in costs.handlers if not h.in_iteration]).items() if costs is not None else ()
     return {key: handler.seconds / handler.calls for key, handler in each}
 
@@ -132,12 +133,12 @@ def _bad(handlers: Sequence[HandlerCost]) -> frozenset[int]:
 
 
 def without_budgets(table: Table, costs: Sequence[HandlerCost | SubscriberCost]) -> Table:
-    """The last column is for those that have some."""
+    """Drop the last column, which holds budgets, if no row has one."""
     if any(cost.budget is not None for cost in costs):
         return table
     return table._replace(header=table.header[:-1], rows=[row[:-1] for row in table.rows])
 
 
 def budget_of(cost: HandlerCost | SubscriberCost) -> str:
-    """What its p99 should stay under."""
+    """Format a budget, the limit of p99."""
     return ABSENT if cost.budget is None else duration(cost.budget)

@@ -1,4 +1,7 @@
-"""Reports as one page of HTML, with charts: the file holds plotly.js itself, and asks no network for anything."""
+"""Draw reports as one HTML page with charts.
+
+The page contains plotly.js and loads nothing from the network.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ import msgspec
 
 from eventloop._version import __version__
 from eventloop.reporting.cells import Table
-from eventloop.reporting.charts import Chart, Named, breakdown, named, trends
-from eventloop.reporting.curve_charts import curves, subscribers
+from eventloop.reporting.charts import Chart, NamedRun, name_runs, phase_chart, trend_charts
+from eventloop.reporting.curve_charts import scalar_charts, subscriber_charts
 from eventloop.reporting.facts import facts, labels
-from eventloop.reporting.handler_charts import handlers
+from eventloop.reporting.handler_charts import handler_chart
 from eventloop.reporting.handlers import handlers_table, outside_table
 from eventloop.reporting.report import Report
-from eventloop.reporting.tables import curves_table, phases_table, side_by_side, subscribers_table
+from eventloop.reporting.tables import comparison_tables, curves_table, phases_table, subscribers_table
 from eventloop.util.formatting import on_a_line
 
 MARK = b"<!DOCTYPE html>"
 
 
 def check_plotly() -> None:
-    """Say early that there is nothing to draw with.
+    """Raise an error unless plotly, which draws the charts, is installed.
 
     Raises:
         ImportError: plotly is not installed.
@@ -42,16 +45,16 @@ def check_plotly() -> None:
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file begins as the pages here do, in upper case or lower."""
+    """Return whether a file begins like the pages written here, in upper or lower case."""
     with path.open("rb") as file:
         return file.read(len(MARK)).lower() == MARK.lower()
 
 
 def as_page(reports: Sequence[Report]) -> str:
-    """The whole page, about 5 MB, most of it plotly.js.
+    """Return the whole page as text, about 5 MB, most of it plotly.js.
 
-    What comes from the runs is escaped, and besides the page's own scripts, named by their hashes, the browser is told to
-    run none and to load nothing.
+    Everything that comes from the runs is escaped. The page's content security policy allows only its own
+    scripts, by their hashes, and no loading.
 
     Raises:
         ImportError: plotly is not installed.
@@ -59,7 +62,7 @@ def as_page(reports: Sequence[Report]) -> str:
     check_plotly()
     from plotly.offline import get_plotlyjs
 
-    runs = named(labels(reports), reports)
+    runs = name_runs(labels(reports), reports)
     page = _Page()
     body = page.sections(runs)
     plotly, script = get_plotlyjs(), _asset("report_page.js")
@@ -80,13 +83,13 @@ def as_page(reports: Sequence[Report]) -> str:
 
 
 class _Page:
-    """Sections of HTML, and the charts that are drawn in them."""
+    """Build sections of HTML and collect the charts that are drawn in them."""
 
     def __init__(self) -> None:
         self.charts: list[dict[str, Any]] = []
 
-    def sections(self, runs: Sequence[Named]) -> str:
-        """All of the page between its head and its foot."""
+    def sections(self, runs: Sequence[NamedRun]) -> str:
+        """Return the content of the page between its head and its foot."""
         timed = [run for run in runs if run.report.costs is not None]
         parts = []
         if timed:
@@ -94,11 +97,11 @@ class _Page:
         parts += [self._curves(runs), *(_about(run) for run in runs)]
         return "\n".join(part for part in parts if part)
 
-    def _step_time(self, runs: Sequence[Named]) -> str:
+    def _step_time(self, runs: Sequence[NamedRun]) -> str:
         if not any(run.costs.phases.iterations for run in runs):  # only validated, or not begun
             return ""
-        parts = [self._card(breakdown(runs))]
-        over_time = trends(runs)
+        parts = [self._card(phase_chart(runs))]
+        over_time = trend_charts(runs)
         if len(runs) == 1:
             parts += [self._card(chart) for chart in over_time]
             tables = [_untitled(phases_table(runs[0].costs))]
@@ -108,8 +111,8 @@ class _Page:
             tables = _compared(runs, "Step time")
         return _section("Step time", *parts, *map(_table_card, tables))
 
-    def _handlers(self, runs: Sequence[Named]) -> str:
-        chart = handlers(runs)
+    def _handlers(self, runs: Sequence[NamedRun]) -> str:
+        chart = handler_chart(runs)
         if len(runs) == 1:
             tables = [_untitled(handlers_table(runs[0].costs)), outside_table(runs[0].costs)]
         else:
@@ -119,8 +122,8 @@ class _Page:
             return ""
         return _section("Handlers", *([] if chart is None else [self._card(chart)]), *parts)
 
-    def _subscribers(self, runs: Sequence[Named]) -> str:
-        charts = subscribers(runs)
+    def _subscribers(self, runs: Sequence[NamedRun]) -> str:
+        charts = subscriber_charts(runs)
         if not charts:
             return ""
         tables = [
@@ -130,8 +133,8 @@ class _Page:
         parts = [*map(self._card, charts), *map(_table_card, [*tables, *compared])]
         return _section("Background subscribers", *parts)
 
-    def _curves(self, runs: Sequence[Named]) -> str:
-        groups = curves(runs)
+    def _curves(self, runs: Sequence[NamedRun]) -> str:
+        groups = scalar_charts(runs)
         if not groups:
             return ""
         parts = []
@@ -167,8 +170,8 @@ class _Page:
         )
 
 
-def _header(runs: Sequence[Named]) -> str:
-    """The facts of each run."""
+def _header(runs: Sequence[NamedRun]) -> str:
+    """Return the facts of each run as HTML."""
     if len(runs) == 1:
         run = runs[0]
         return f"<h1>{escape(run.name)}</h1>{_path(run)}<div class='card run'>{_facts(run)}</div>"
@@ -180,13 +183,14 @@ def _header(runs: Sequence[Named]) -> str:
     return f"<h1>{len(runs)} runs side by side</h1>{''.join(cards)}"
 
 
-def _path(run: Named) -> str:
+def _path(run: NamedRun) -> str:
     return f'<p class="path">{escape(run.report.run)}</p>' if run.report.run != run.name else ""
 
 
-def _facts(run: Named) -> str:
+def _facts(run: NamedRun) -> str:
     pairs = "".join(
-        f"<div{' class=bad' if fact.bad else ''}><dt>{escape(fact.name)}</dt><dd>{_value(fact.value)}</dd></div>"
+        f"<div{' class=bad' if fact.bad else ''}><dt>{escape(fact.name)}</dt>"
+        f"<dd>{_value(fact.value)}</dd></div>"
         for fact in facts(run.report)
     )
     remarks = "".join(f'<p class="remark">{escape(note)}</p>' for note in run.report.notes)
@@ -194,31 +198,35 @@ def _facts(run: Named) -> str:
 
 
 def _value(text: str) -> str:
-    """A fact's number large, and what is said beside it small."""
+    """Return a fact with its number large and the rest small."""
     number, mark, more = re.split(r"( \(|, of it |$)", on_a_line(text, 90), maxsplit=1)
-    beside = f"{mark}{more}".removeprefix(", ").strip()
-    return escape(number) + (f"<small>{escape(beside)}</small>" if beside else "")
+    rest = f"{mark}{more}".removeprefix(", ").strip()
+    return escape(number) + (f"<small>{escape(rest)}</small>" if rest else "")
 
 
-def _about(run: Named) -> str:
-    """What `run_info` said, folded."""
+def _about(run: NamedRun) -> str:
+    """Return the facts of `run_info`, folded."""
     info = run.report.log.info if run.report.log is not None else {}
     if not info:
         return ""
     rows = "".join(
-        f"<dt>{escape(name)}</dt><dd>{f'<pre>{escape(value)}</pre>' if chr(10) in value else escape(value)}</dd>"
+        f"<dt>{escape(name)}</dt>"
+        f"<dd>{f'<pre>{escape(value)}</pre>' if chr(10) in value else escape(value)}</dd>"
         for name, value in info.items()
     )
-    return f"<h2>About {escape(run.name)}</h2><div class='card'><details><summary>facts of the run</summary><dl>{rows}</dl></details></div>"
+    return (
+        f"<h2>About {escape(run.name)}</h2><div class='card'><details><summary>facts of the run</summary>"
+        f"<dl>{rows}</dl></details></div>"
+    )
 
 
-def _compared(runs: Sequence[Named], begin: str) -> list[Table]:
-    tables = side_by_side([run.report for run in runs], [run.name for run in runs])
+def _compared(runs: Sequence[NamedRun], begin: str) -> list[Table]:
+    tables = comparison_tables([run.report for run in runs], [run.name for run in runs])
     return [table for table in tables if table.title.startswith(begin)]
 
 
 def _untitled(table: Table) -> Table:
-    """For below a heading that says the same."""
+    """Return a table without its title, for use below a heading with the same text."""
     return table._replace(title="")
 
 
@@ -227,20 +235,20 @@ def _section(title: str, *parts: str, aside: str = "") -> str:
 
 
 def _table_card(table: Table) -> str:
-    """A table; the note's lines stand below it."""
+    """Return a table with the lines of its note below it."""
     head = "".join(_cell("th", name, column < table.left) for column, name in enumerate(table.header))
     rows = "".join(_row(table, number, row) for number, row in enumerate(table.rows))
     lines = [*([f"Red: {table.why}."] if table.bad and table.why else []), *table.note.splitlines()]
     notes = "".join(f'<p class="remark">{escape(line)}</p>' for line in lines)
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
     return (
-        f'<div class="card">{title}<div class="scroll"><table style="--name: {_name_width(table)}em"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody>'
-        f"</table>{notes}</div></div>"
+        f'<div class="card">{title}<div class="scroll"><table style="--name: {_name_width(table)}em">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}</div></div>"
     )
 
 
 def _name_width(table: Table) -> int:
-    """How wide the first column is at least: as its longest word, and no more than a handler's name mostly is."""
+    """Return the minimum width of the first column in em: that of its longest word, at most 21."""
     words = [word for row in table.rows for word in row[0].split()]
     return min(21, 2 + max(map(len, words), default=0) * 5 // 9)
 
@@ -260,12 +268,12 @@ def _asset(name: str) -> str:
 
 
 def _filled(template: str, values: dict[str, str]) -> str:
-    """Put each value where its name is; what looks like a name in a value stays what it is."""
+    """Replace each `{{name}}` of a template by its value; names within values are not replaced."""
     return re.sub(r"\{\{([\w-]+)\}\}", lambda found: values[found[1]], template)
 
 
 def _in_script(value: Any) -> str:
-    """JSON that ends no script and begins no comment."""
+    """Encode a value as JSON that can stand in a script: it cannot end the script or begin a comment."""
     return msgspec.json.encode(value).decode().replace("<", "\\u003c")
 
 

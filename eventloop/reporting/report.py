@@ -1,4 +1,7 @@
-"""What a run's directory tells: the costs in `costs.json`, and the curves in `metrics.jsonl`."""
+"""Read the directory of a run: the costs in `costs.json` and the curves in `metrics.jsonl`.
+
+`eventloop report` shows the result, as text, as a page or as JSON.
+"""
 
 from __future__ import annotations
 
@@ -18,52 +21,52 @@ VERSION = 1
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One run; what `eventloop report RUN --json` prints. Times are in seconds, NaN is null.
+    """Costs and curves of one run, as `eventloop report RUN --json` prints them.
 
-    report = load_report(Path("runs/digits"))
-    report.costs.phases.wall / report.costs.phases.iterations  # seconds an iteration
+        report = load_report(Path("runs/digits"))
+        report.costs.phases.wall / report.costs.phases.iterations  # seconds an iteration
+
+    Times are in seconds; NaN is null in JSON.
     """
 
     version: int = VERSION
     run: str
-    """Its directory, as it was given."""
+    """The run's directory, as it was given."""
     costs: RunCosts | None
     log: RunLog | None
     notes: list[str]
-    """What there is not, or not all of, and why."""
+    """What is missing or incomplete, and why."""
 
 
 def load_report(run: Path) -> Report:
-    """Read the directory of a run. One that is under way, or was killed, is read as far as it is whole.
+    """Read the directory of a run, which may be under way or have been killed.
 
     Raises:
-        OSError: something in it cannot be read.
-        ValueError: it is not the directory of a run, or has nothing to tell; a file in it is torn, of something else,
-            or of a newer version.
+        OSError: a file cannot be read.
+        ValueError: the directory is not of a run, or has nothing to report yet; a file in it is torn, of
+            another format, or of a newer version.
     """
     _check_run(run)
     costs = read_costs(run) if (run / COSTS).is_file() else None
     log = read_curves(run / METRICS) if (run / METRICS).is_file() else None
     if costs is None and (log is None or not log.whole):
         raise ValueError(_nothing_yet(run))
-    name = str(run).encode(errors="replace").decode()  # a file system may have names that are no text
+    name = str(run).encode(errors="replace").decode()  # a file name need not be UTF-8
     return Report(run=name, costs=costs, log=log, notes=[*_notes(run, costs, log)])
 
 
 def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:
-    """Whether the record is that of a call which has ended, and the log has another one since, which has written none
-    yet. Where a subscriber lost something, that may have been the log's end."""
+    """Return whether a later call has begun since the costs were written, and not yet written its own.
+
+    A log may lack its end because a subscriber lost events; then this returns False.
+    """
     if costs is None or not costs.complete or log is None or not log.begun_again:
         return False
     return not any(s.dropped or s.failed or s.queued or s.error for s in costs.subscribers)
 
 
 def _check_run(run: Path) -> None:
-    """Refuse what is no run, and say what it is.
-
-    Raises:
-        ValueError: see the message.
-    """
+    """Raise ValueError unless the path is the directory of a run; the message names what it is."""
     wanted = f"expected a run's directory, with {COSTS} or {METRICS} in it"
     if run.is_file():
         raise ValueError(f"{run} is a file: {wanted}; is it {run.resolve().parent}?")
@@ -89,7 +92,7 @@ def _hint(run: Path, runs: list[str]) -> str:
 
 
 def _traces_of_a_run(run: Path) -> list[str]:
-    """What a run leaves before its first cost record, and the commands that show it."""
+    """Return the commands that show what a run leaves before its first cost record."""
     found = []
     if (run / EVENTS).is_file():
         found.append(_from_events(run))
@@ -101,11 +104,11 @@ def _traces_of_a_run(run: Path) -> list[str]:
 
 
 def _nothing_yet(run: Path) -> str:
-    """Why a run has no report."""
+    """Return why a run has no report, and which commands show what it has."""
     what = f"{METRICS} is empty, and there is" if (run / METRICS).is_file() else f"there is no {METRICS}, and"
     why = "the run was killed before its first cost record, or is about to write it"
-    told = f"{run} has nothing to tell yet: {what} no {COSTS}; {why}"
-    return "; ".join([told, *_traces_of_a_run(run)])
+    reason = f"{run} has nothing to report yet: {what} no {COSTS}; {why}"
+    return "; ".join([reason, *_traces_of_a_run(run)])
 
 
 def _from_events(run: Path) -> str:
@@ -116,7 +119,8 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
     notes = []
     if costs is None:
         notes.append(
-            f"There are no costs: no {COSTS} here. A run writes it while it goes on, unless it was killed early."
+            f"There are no costs: no {COSTS} here. A run writes it while it goes on, unless it was killed "
+            "early."
         )
     elif not costs.complete:
         notes.append(f"The run is under way, or was killed: {COSTS} is as it was written last.")
@@ -126,7 +130,8 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
         )
     if costs is not None and costs.first_iter:
         notes.append(
-            f"The costs are of the iterations from {costs.first_iter:,} on: those before were another process's."
+            f"The costs are of the iterations from {costs.first_iter:,} on: those before were another "
+            "process's."
         )
     if costs is not None and log is not None and (last := _last_step(log)) > _last_iteration(costs):
         notes.append(f"The costs go up to iteration {_last_iteration(costs):,}, the log goes to {last:,}.")
@@ -139,7 +144,8 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
     if log.resumed_at:
         at = ", ".join(f"{iteration:,}" for iteration in log.resumed_at)
         notes.append(
-            f"Iterations were run again from {at} on: {log.superseded:,} records that others have replaced are left out."
+            f"Iterations were run again from {at} on: {log.superseded:,} records that others have replaced "
+            "are left out."
         )
     if log.cut_short:
         lines = "line is" if log.cut_short == 1 else "lines are"
@@ -152,5 +158,5 @@ def _last_iteration(costs: RunCosts) -> int:
 
 
 def _last_step(log: RunLog) -> int:
-    """Of the training; a step is the number of completed iterations."""
+    """Return the last logged step of the training, a number of completed iterations."""
     return max((curve.last_step for curve in log.curves if curve.mode == "train"), default=0)

@@ -1,4 +1,7 @@
-"""The tables of a report, the same for the terminal and for the page; also of several runs side by side."""
+"""Make the tables of a report, of one run or of several runs side by side.
+
+`text` draws them on a terminal, `html` on the page.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ from collections.abc import Callable, Sequence
 from eventloop.costs.records import PHASES, RunCosts
 from eventloop.reporting.cells import Table, milliseconds, percentiles, step
 from eventloop.reporting.downsample import Curve
-from eventloop.reporting.facts import lossy, medians, trend, usual_wall
+from eventloop.reporting.facts import lossy, median_wall, medians, trend
 from eventloop.reporting.handlers import (
     OVER,
-    a_call,
-    an_iteration,
     budget_of,
     handlers_table,
+    microseconds_per_iteration,
     outside_table,
+    seconds_per_call,
     without_budgets,
 )
 from eventloop.reporting.report import Report
@@ -30,16 +33,16 @@ from eventloop.util.formatting import (
 )
 
 IN_SECONDS = frozenset({"time", "data_time", "step_time", "hook_time"})
-"""Scalars of IterTimerHook."""
+"""Scalars of IterTimerHook, which are in seconds."""
 NOT_ALL = "it did not get, or did not manage, all of its events"
 WAIT = (
-    "Wait is from the emit of an event to the begin of its delivery: 0.1 to 0.2 s are normal, because events are "
-    "collected in batches."
+    "Wait is from the emit of an event to the begin of its delivery: 0.1 to 0.2 s are normal, because events "
+    "are collected in batches."
 )
 
 
-def of_run(report: Report) -> list[Table]:
-    """All tables of one run."""
+def run_tables(report: Report) -> list[Table]:
+    """Return all tables of one run that have rows."""
     costs, log = report.costs, report.log
     found = []
     if costs is not None:
@@ -50,7 +53,7 @@ def of_run(report: Report) -> list[Table]:
 
 
 def phases_table(costs: RunCosts) -> Table:
-    """Where an iteration's time goes, and how that changed; without iterations there are no rows."""
+    """Return the table of an iteration's phases and their trend; without iterations it has no rows."""
     usual, phases = medians(costs), costs.phases
     header = ["phase", "mean, ms/iteration", "share"]
     header += ["median, ms/iteration", "share"] if usual is not None else []
@@ -60,7 +63,7 @@ def phases_table(costs: RunCosts) -> Table:
         seconds, name = getattr(phases, phase), "all" if phase == "wall" else phase
         row = [name, milliseconds(seconds, phases), share(seconds, phases.wall)]
         if usual is not None:
-            wall = usual_wall(costs)
+            wall = median_wall(costs)
             of_usual = wall if phase == "wall" else getattr(usual, phase)
             row += [milliseconds(of_usual, usual), share(of_usual, wall)]
         if costs.device is not None:
@@ -68,19 +71,22 @@ def phases_table(costs: RunCosts) -> Table:
             row.append(milliseconds(on_device, costs.device) if on_device else ABSENT)
         rows.append(row)
     lines = [trend(costs, phase) for phase in (*PHASES, "wall")]
-    return Table("Step time", header, rows, lines=lines, note=_of_medians(costs))
+    return Table("Step time", header, rows, lines=lines, note=_median_note(costs))
 
 
-def _of_medians(costs: RunCosts) -> str:
+def _median_note(costs: RunCosts) -> str:
     if not costs.trend:
         return ""
     stretch = costs.trend[0].phases.iterations
     of = "the single iterations" if stretch == 1 else f"the means of {stretch:,} iterations each"
-    return f"The median is over {of}: what is long but rare is in the mean alone. Medians need not add up to that of all."
+    return (
+        f"The median is over {of}: what is long but rare is in the mean alone. Medians need not add up to "
+        "that of all."
+    )
 
 
 def subscribers_table(costs: RunCosts) -> Table:
-    """What each background subscriber was given, and how it kept up."""
+    """Return the table of the background subscribers: their events, waits and deliveries."""
     header = [
         "subscriber", "event", "runs on", "delivered", "dropped", "failed", "left", "backlog", "spilled",
         "wait p50", "p99", "busy p50", "p99", "busy in all", "budget",
@@ -104,24 +110,24 @@ def subscribers_table(costs: RunCosts) -> Table:
 
 
 def _some_events(names: str) -> str:
-    """The first of several events, and how many more there are."""
+    """Return the first of several event names, and how many more there are."""
     first, *others = names.split(", ")
     return f"{first} and {len(others)} more" if others else first
 
 
-def in_unit(name: str) -> str:
-    """A scalar's name with its unit, where that is known."""
+def with_unit(name: str) -> str:
+    """Return a scalar's name with its unit, if the unit is known."""
     return f"{name}, s" if name in IN_SECONDS else name
 
 
 def curves_table(curves: Sequence[Curve]) -> Table:
-    """What was logged, a row a scalar and mode."""
+    """Return the table of the logged scalars, with a row for each scalar and mode."""
     header = ["scalar", "mode", "records", "first", "last", "least", "at", "greatest", "at"]
     rows = [
         [
-            in_unit(curve.name), curve.mode, f"{curve.count:,}", value_text(curve.first), value_text(curve.last),
-            value_text(curve.least), step(curve.least_step), value_text(curve.greatest),
-            step(curve.greatest_step),
+            with_unit(curve.name), curve.mode, f"{curve.count:,}", value_text(curve.first),
+            value_text(curve.last), value_text(curve.least), step(curve.least_step),
+            value_text(curve.greatest), step(curve.greatest_step),
         ]
         for curve in curves
     ]  # fmt: skip
@@ -139,11 +145,11 @@ def curves_table(curves: Sequence[Curve]) -> Table:
 # --- side by side ------------------------------------------------------------------------------------------
 
 
-def side_by_side(reports: Sequence[Report], names: Sequence[str]) -> list[Table]:
-    """Tables of several runs, with ratios to the first."""
+def comparison_tables(reports: Sequence[Report], names: Sequence[str]) -> list[Table]:
+    """Return the tables of several runs side by side, with ratios to the first run."""
     costs = [report.costs for report in reports]
     phases, usual = [_phase_numbers(c) for c in costs], [_usual_numbers(c) for c in costs]
-    inside, outside = [an_iteration(c) for c in costs], [a_call(c) for c in costs]
+    inside, outside = [microseconds_per_iteration(c) for c in costs], [seconds_per_call(c) for c in costs]
     background, last = [_subscriber_numbers(c) for c in costs], [_curve_numbers(r) for r in reports]
     found = [
         _compare("Step time, mean ms/iteration", "phase", names, phases, three_digits),
@@ -167,10 +173,10 @@ def _compare(
     *,
     zeros: bool = True,
 ) -> Table:
-    """A row for each name in any of `numbers`: a column a run, then one a ratio.
+    """Return a table with a row for each name in any of `numbers`: a column for each run, then the ratios.
 
     Args:
-        zeros: with the rows that are zero in all runs.
+        zeros: whether to keep rows that are zero in all runs.
     """
     header = [what, *names, *(f"{name} / {names[0]}" for name in names[1:])]
     rows = []
@@ -201,11 +207,11 @@ def _usual_numbers(costs: RunCosts | None) -> dict[str, float]:
     usual = medians(costs) if costs is not None else None
     if costs is None or usual is None:
         return {}
-    return {phase: getattr(usual, phase) * 1e3 for phase in PHASES} | {"all": usual_wall(costs) * 1e3}
+    return {phase: getattr(usual, phase) * 1e3 for phase in PHASES} | {"all": median_wall(costs) * 1e3}
 
 
 def _subscriber_numbers(costs: RunCosts | None) -> dict[str, float]:
-    """Counts are ints."""
+    """Return the numbers of each background subscriber by name; counts are ints, times are floats."""
     found: dict[str, float] = {}
     for s in costs.subscribers if costs is not None else []:
         found |= {
@@ -223,4 +229,4 @@ def _subscriber_numbers(costs: RunCosts | None) -> dict[str, float]:
 def _curve_numbers(report: Report) -> dict[str, float]:
     if report.log is None:
         return {}
-    return {f"{curve.mode}/{in_unit(curve.name)}": curve.last for curve in report.log.curves}
+    return {f"{curve.mode}/{with_unit(curve.name)}": curve.last for curve in report.log.curves}

@@ -1,4 +1,4 @@
-"""Reports on a terminal: tables, and curves as lines of blocks."""
+"""Draw reports on a terminal: tables, and curves as lines of block characters."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from eventloop.bus.table import table
 from eventloop.reporting.cells import Table
 from eventloop.reporting.facts import facts, labels, trend
 from eventloop.reporting.report import Report
-from eventloop.reporting.tables import of_run, side_by_side
+from eventloop.reporting.tables import comparison_tables, run_tables
 from eventloop.util.formatting import ASCII_BLOCKS, BLOCKS, on_a_line, sparkline
 
 ALERT = "!"
-"""Before a row that somebody should look at."""
+"""Marks a highlighted row."""
 WIDE = 32
-"""Characters of a text that is no name; JSON and the page have all of it."""
+"""Characters shown of a text in a table, except names; JSON and the page have the whole text."""
 
 
 def as_text(reports: Sequence[Report], *, encoding: str = "utf-8") -> str:
-    """One run in full; of several the facts of each, and their tables side by side, with ratios to the first.
+    """Draw one run in full, or several runs side by side with ratios to the first.
 
     Args:
-        encoding: what the text must be expressible in; where it has no blocks, plainer characters are used.
+        encoding: that of the output; if it lacks block characters, plainer ones are used.
     """
     blocks = BLOCKS if _has(encoding, BLOCKS) else ASCII_BLOCKS
     names = labels(reports)
     parts = [_head(report, name) for report, name in zip(reports, names, strict=True)]
     if len(reports) == 1:
-        parts += [_table(each, blocks) for each in of_run(reports[0])]
+        parts += [_table(each, blocks) for each in run_tables(reports[0])]
     else:
         parts += [
             _trends(reports, names, blocks),
-            *(_table(each, blocks) for each in side_by_side(reports, names)),
+            *(_table(each, blocks) for each in comparison_tables(reports, names)),
         ]
     text = "\n\n".join(part for part in parts if part)
     return (
@@ -50,7 +50,7 @@ def _has(encoding: str, text: str) -> bool:
 
 
 def _head(report: Report, name: str) -> str:
-    """What there is to say of a run in some lines."""
+    """Draw the name of a run, its facts and its notes."""
     where = "" if name == report.run else f"  ({report.run})"
     rows = table_lines([[fact.name, fact.value] for fact in facts(report)])
     lines = [f"Run {name}{where}", *(f"  {row}" for row in rows), *(f"  {note}" for note in report.notes)]
@@ -58,7 +58,7 @@ def _head(report: Report, name: str) -> str:
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Pairs of a name and a value, one a line."""
+    """Draw pairs of a name and a value, one pair a line."""
     width = max((len(row[0]) for row in rows), default=0)
     return [f"{name.ljust(width)}  {value}" for name, value in rows]
 
@@ -85,7 +85,7 @@ def _table(each: Table, blocks: str) -> str:
 
 
 def _trends(reports: Sequence[Report], names: Sequence[str], blocks: str) -> str:
-    """How long an iteration took over each run, a line a run."""
+    """Draw the time of an iteration over each run, a line for each run."""
     rows = [
         [name, sparkline(trend(report.costs, "wall"), from_zero=True, blocks=blocks)]
         for name, report in zip(names, reports, strict=True)

@@ -11,7 +11,7 @@ from eventloop.costs.records import TrendPoint, write_costs
 from eventloop.reporting.facts import facts
 from eventloop.reporting.handlers import handlers_table, outside_table, unexplained
 from eventloop.reporting.report import load_report
-from eventloop.reporting.tables import phases_table, side_by_side, subscribers_table
+from eventloop.reporting.tables import comparison_tables, phases_table, subscribers_table
 from tests.cli.reported_runs import (
     TIMES,
     costs,
@@ -236,7 +236,7 @@ def test_those_are_compared_by_the_call(tmp_path: Path) -> None:
         for name, calls in (("short", 10), ("long", 20))
     ]
 
-    tables = {table.title: table for table in side_by_side(runs, ["short", "long"])}
+    tables = {table.title: table for table in comparison_tables(runs, ["short", "long"])}
 
     assert tables["Handlers, mean µs/iteration"].rows == [
         ["EMAHook.after_train_iter", "25.0", "25.0", "1.00×"]
@@ -264,7 +264,9 @@ def test_a_row_with_other_phases_in_it_says_so(tmp_path: Path) -> None:
     name = "OptimizerHook.after_train_iter (backward, optimizer in it)"
 
     assert handlers_table(costs()).rows[0][0] == name
-    assert [row[0] for table in side_by_side([run, run], ["a", "b"]) for row in table.rows].count(name) == 1
+    assert [row[0] for table in comparison_tables([run, run], ["a", "b"]) for row in table.rows].count(
+        name
+    ) == 1
 
 
 def test_names_are_not_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +282,7 @@ def test_subscribers_side_by_side(tmp_path: Path) -> None:
     second = load_report(make_run(tmp_path / "second", subscribers=[subscriber(queued=4)]))
 
     (table,) = [
-        t for t in side_by_side([first, second], ["first", "second"]) if t.title.startswith("Background")
+        t for t in comparison_tables([first, second], ["first", "second"]) if t.title.startswith("Background")
     ]
 
     assert [row[0].partition(": ")[2] for row in table.rows] == [

@@ -217,12 +217,12 @@ def test_what_is_no_number_is_left_out(value: object, tmp_path: Path) -> None:
 
 def test_a_file_of_something_else(tmp_path: Path) -> None:
     """It is not taken for an empty run; an empty file is."""
-    with pytest.raises(ValueError, match=r"metrics\.jsonl holds no line that JSONLWriter writes"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl has no line that JSONLWriter writes"):
         read_curves(write_lines(tmp_path, {"epoch": 1, "mode": "train", "step": "one"}))
-    with pytest.raises(ValueError, match=r"metrics\.jsonl holds no whole line: it is torn"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl has no complete line: it is torn"):
         read_curves(write_lines(tmp_path, torn=b"\x00\xff\x00"))
     with pytest.raises(
-        ValueError, match=r"metrics\.jsonl is no log of scalars: expected JSON objects, got the line b'hel"
+        ValueError, match=r"metrics\.jsonl is not a log of scalars: expected JSON objects, got the line b'hel"
     ):
         read_curves(write_lines(tmp_path, torn=b"hello\n"))
 

@@ -68,7 +68,7 @@ def spoil_costs(path: Path, how: str) -> None:
 
 
 NOTHING = (
-    "{run} has nothing to tell yet: there is no metrics.jsonl, and no costs.json; the run was killed before its first "
+    "{run} has nothing to report yet: there is no metrics.jsonl, and no costs.json; the run was killed before its first "
     "cost record, or is about to write it"
 )
 
@@ -87,11 +87,11 @@ NOTHING = (
         ("checkpoint", "{run} is a checkpoint: expected a run's directory, with costs.json or metrics.jsonl in it; is it {up}?"),
         ("torn costs", "{run}/costs.json is torn or no cost record: "),
         ("newer costs", "{run}/costs.json has version 7, newer than this eventloop reads (1): update torch-eventloop"),
-        ("torn metrics", "{run}/metrics.jsonl holds no whole line: it is torn"),
-        ("other metrics", "{run}/metrics.jsonl holds no line that JSONLWriter writes"),
-        ("no metrics", "{run} has nothing to tell yet: metrics.jsonl is empty, and there is no costs.json; the run was"),
-        ("text", "{run}/metrics.jsonl is no log of scalars: expected JSON objects, got the line b'hello' (--traceback"),
-        ("arrays", "{run}/metrics.jsonl is no log of scalars: expected JSON objects, got the line b'[1, 2]' (--traceback"),
+        ("torn metrics", "{run}/metrics.jsonl has no complete line: it is torn"),
+        ("other metrics", "{run}/metrics.jsonl has no line that JSONLWriter writes"),
+        ("no metrics", "{run} has nothing to report yet: metrics.jsonl is empty, and there is no costs.json; the run was"),
+        ("text", "{run}/metrics.jsonl is not a log of scalars: expected JSON objects, got the line b'hello' (--traceback"),
+        ("arrays", "{run}/metrics.jsonl is not a log of scalars: expected JSON objects, got the line b'[1, 2]' (--traceback"),
         ("flipped costs", "{run}/costs.json is torn or no cost record: 'utf-8' codec can't decode byte 0xff"),
         ("deep costs", "{run}/costs.json is torn or no cost record: maximum recursion depth exceeded"),
         ("negative costs", "{run}/costs.json is no cost record: dropped -3 cannot be a count (--traceback"),

@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from eventloop.reporting.downsample import POINTS, Envelope
+from eventloop.reporting.downsample import POINTS, Downsampler
 
 NAN, INF = math.nan, math.inf
 
 
-def envelope(steps: list[int], values: list[float], *, each: int = 1000) -> Envelope:
+def envelope(steps: list[int], values: list[float], *, each: int = 1000) -> Downsampler:
     """Of records that come in pieces."""
-    made = Envelope()
+    made = Downsampler()
     for start in range(0, len(steps), each):
         made.add(steps[start : start + each], values[start : start + each])
     return made
