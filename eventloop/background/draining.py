@@ -1,4 +1,7 @@
-"""Waiting for what was emitted, and the end of it: what a flush and a close do, on any thread but the background's."""
+"""Flush and close the background side: wait, on any thread except its own, for what was emitted.
+
+`eventloop.background.loop` builds on it. A wait ends at its deadline, whatever a subscriber does.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,20 @@ from eventloop.util.waiting import Latch
 logger = logging.getLogger("eventloop")
 
 POLL_SECONDS = 0.2
-"""How often the loop looks at its inbox, where nobody asks it to; and who waits for it at what it cannot do itself."""
+"""How often the loop looks at its inbox without being woken.
+
+Also the longest slice of a wait for the loop.
+"""
 HELD_SECONDS = 3 * POLL_SECONDS
-"""A loop that has not looked for so long may be held, by a coroutine that does not come back."""
+"""A loop that has not looked at its inbox for so long may be blocked by a coroutine that never awaits."""
 REST_SECONDS = 1.0
-"""How long a close waits, at most, for filters to be asked about what it routes itself."""
+"""The longest time that a close spends on the filters of events that it routes itself."""
 REST_AT_LEAST_SECONDS = 0.1
-"""What they get where its time is over."""
+"""Time for these filters if the deadline has passed."""
 
 
 class Draining(ABC):
-    """The inbox and the lanes, as who waits for them sees them; `Background` feeds them."""
+    """The inbox and the subscribers' queues, with flush and close; `Background` feeds them."""
 
     def __init__(self) -> None:
         self.inbox: deque[Item] = deque()
@@ -43,7 +49,7 @@ class Draining(ABC):
         self.closed = False  # it takes no more subscribers
         self.finished = False  # it delivers no more: `close` has come to its end
         self.tells_losses = True
-        """A close logs what was lost; False while somebody else does."""
+        """Whether a close logs what was lost; False while its caller logs it."""
         self._router = Router(self.health.latest)
         self._doorbell = Doorbell(self.inbox, self._ring)
         self._thread: threading.Thread | None = None  # the loop's
@@ -60,24 +66,26 @@ class Draining(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Make the loop look at its inbox now."""
+        """Make the loop look at its inbox now; safe from any thread."""
 
     @abstractmethod
     def _ring(self) -> None:
-        """Make it look soon; on a subscriber's thread."""
+        """Make the loop look at its inbox soon; called on a subscriber's thread."""
 
     @abstractmethod
     def _call_soon(self, fn: Callable[[], object]) -> None:
-        """Have the loop call something."""
+        """Have the loop call `fn` on its thread."""
 
     def on_background_thread(self) -> bool:
-        """True on the loop's thread and on the lanes' threads: nobody may wait for the background there."""
+        """Return whether this is the loop's thread or a subscriber's; such a thread must not wait here."""
         current = threading.current_thread()
         return current is self._thread or current.name.startswith("eventloop ")
 
     def route_now(self, timeout: float) -> bool:
-        """Wait until everything handed over so far has reached the lanes' queues; False where it has not, as on a thread
-        of the background, which does not wait."""
+        """Wait until everything handed over so far is in the subscribers' queues; return False if it is not.
+
+        A thread of the background does not wait, and gets False if anything is left.
+        """
         if self._thread is None or self._stopping or self.on_background_thread():
             return not self._router.left(self.inbox)
         reached = Latch()
@@ -90,8 +98,11 @@ class Draining(ABC):
             self._awaited.discard(reached)
 
     def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
-        """Wait until everything emitted so far is delivered and flushed; False when that took too long. What subscribers
-        emit meanwhile is waited for, too: while `noting` is entered, events come by `hand_over_noted`."""
+        """Wait until everything emitted so far is delivered and flushed; return False on a timeout.
+
+        Waits also for what subscribers emit meanwhile: while `noting` is entered, events come by
+        `hand_over_noted`.
+        """
         return self._flush_until(monotonic() + timeout, timeout, noting)
 
     def _flush_until(self, deadline: float, timeout: float, noting: AbstractContextManager[None]) -> bool:
@@ -109,7 +120,12 @@ class Draining(ABC):
     def flush_while_delivering(
         self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
     ) -> bool:
-        """`flush` again and again, as long as less is left each time; see `Overtime`."""
+        """Repeat `flush` as long as fewer events are left each time, and return whether all were delivered.
+
+        Args:
+            noting: makes the context in which events come by `hand_over_noted`.
+            allowed: whether there is time to go on.
+        """
         deadline = monotonic() + timeout
         self.route_now(timeout)
         overtime = Overtime(self.lanes, timeout, allowed)
@@ -122,17 +138,22 @@ class Draining(ABC):
 
     @property
     def _may_be_held(self) -> bool:
-        """True where a coroutine was given up that may hold the loop, for which nobody waits."""
+        """True if a coroutine that was given up may block the loop; then flushes do not wait for the loop."""
         return any(lane.ended_by == "stalled" for lane in self._coroutines.copy())
 
     def _fed_since(self, flushed: dict[Lane, int], deadline: float) -> bool:
-        """True where lanes were given something since they were `flushed`: what the loop has taken during a delivery
-        nobody noticed. The others may emit too, of whom a flush need not know."""
+        """Return whether queues were fed since they were `flushed`, also by other threads.
+
+        The loop may have taken events from its inbox that a subscriber emitted, without `wakeup` noticing.
+        """
         routed = not self._may_be_held and self.route_now(deadline - monotonic())
         return routed and any(not lane.done and lane.routed != flushed.get(lane, 0) for lane in self.lanes)
 
     def _quieten(self, deadline: float, timeout: float) -> bool:
-        """Wait until nothing more is emitted here; False when that took too long, or the loop may be held."""
+        """Wait until subscribers emit nothing more.
+
+        Returns False after the deadline, or if the loop may be blocked.
+        """
         emission = None
         while emission is not self._emission:
             emission = self._emission
@@ -141,7 +162,7 @@ class Draining(ABC):
         return True
 
     def _flush_lanes(self, flushed: dict[Lane, int] | None, deadline: float, timeout: float) -> bool:
-        """Flush the lanes that were given something since they were `flushed`; with None only wait for all of them."""
+        """Flush the queues that were fed since they were `flushed`; with None only wait for all of them."""
         complete = self.route_now(deadline - monotonic())
         if self.health.tell_drops(self.lanes):
             complete = self.route_now(deadline - monotonic()) and complete
@@ -167,13 +188,15 @@ class Draining(ABC):
     def close(
         self, timeout: float, allowed: Callable[[], bool] = lambda: False, *, advises: bool = False
     ) -> bool:
-        """Deliver what was handed over, close every lane, stop the thread; False when the deadline came first.
+        """Deliver what was handed over, close every queue and stop the thread; return False on a timeout.
+
+        If a signal interrupted a call, the next call continues it. A call during another thread's call waits
+        for that one.
 
         Args:
-            allowed: whether the deadline moves while less and less is left; see `Overtime`.
-            advises: say what would have got the rest delivered.
-
-        What a signal has interrupted the next call goes on with; a call during another thread's waits for that one."""
+            allowed: whether the deadline may move while fewer and fewer events are left.
+            advises: whether to log what would have got the rest delivered.
+        """
         deadline = monotonic() + timeout
         self.closed = True
         try:
@@ -187,7 +210,7 @@ class Draining(ABC):
                 self._closer.release()
 
     def _drain(self, deadline: float, timeout: float, allowed: Callable[[], bool], *, advises: bool) -> None:
-        """A signal may end this anywhere: what it has done does no harm a second time."""
+        """Close the queues; a signal may interrupt this anywhere, and repeating a step does no harm."""
         with self._starting:
             if self._thread is None:
                 self.finished = True
@@ -215,7 +238,8 @@ class Draining(ABC):
         listening = {*self._router.lanes_of((HandlerFailed, EventsDropped))}
         ending = Ending(
             list(self.lanes), listening, deadline, timeout,
-            left=lambda: bool(self._tidings) or self._router.left(self.inbox), tell_drops=lambda: self.health.tell_drops(self.lanes),
+            left=lambda: bool(self._tidings) or self._router.left(self.inbox),
+            tell_drops=lambda: self.health.tell_drops(self.lanes),
         )  # fmt: skip
         if monotonic() - self._looked_at > HELD_SECONDS:
             waits = [ending.until(lane) for lane in self._coroutines.copy() if lane.waited]
@@ -236,7 +260,11 @@ class Draining(ABC):
         return complete and not any(lane.queued for lane in ending.lanes)
 
     def _wait_closed(self, lane: Lane, ending: Ending, *, held: bool) -> bool:
-        """As `_wait`, of a lane that is told by the loop when it may end, or here where the loop is held."""
+        """Wait until a queue is closed, up to its own deadline.
+
+        The loop tells queues when to end; if a coroutine blocks the loop, this thread does it, and routes
+        what is left.
+        """
         if lane in ending.blocked_by_caller:
             return not lane.queued
         while True:
@@ -258,17 +286,20 @@ class Draining(ABC):
         losses = [text for lane in self.lanes if (text := lane.new_losses())]
         if losses and self.tells_losses:
             logger.warning(
-                "the bus is closed, and not everything was delivered: %s. bus.stats() tells more",
+                "the bus is closed, and not everything was delivered: %s. bus.stats() has the details",
                 "; ".join(losses),
             )
 
     def forget_losses(self) -> None:
-        """Somebody has told of what was lost so far."""
+        """Do not log the losses so far again: the caller has logged them."""
         for lane in list(self.lanes):
             lane.new_losses()
 
     def _wait(self, wait: Callable[[float], bool], deadline: float) -> bool:
-        """Wait in slices: whoever waits for a coroutine that holds the loop has to find it stalled himself."""
+        """Wait in slices of `POLL_SECONDS`, and look for stalled subscribers between them.
+
+        A blocked loop cannot find the coroutine that blocks it.
+        """
         while not wait(max(0.0, min(POLL_SECONDS, deadline - monotonic()))):
             self._check_stalls()
             if monotonic() >= deadline:
@@ -276,7 +307,10 @@ class Draining(ABC):
         return True
 
     def _route_rest(self, route: Callable[[deque[Item]], None], deadline: float) -> None:
-        """A filter is foreign code, and who closes has a deadline: where it does not return, nobody's is asked."""
+        """Route or drop what is left, on a thread that has a deadline.
+
+        A filter is foreign code that may never return: after one that does not, no filter is called.
+        """
         router = self._router
         left = bool(self._tidings) or router.left(self.inbox)
         if left and router.asks and (router.filters or router.coming):
@@ -286,12 +320,12 @@ class Draining(ABC):
             lane.end_asking()
 
     def _give_rest(self, inbox: deque[Item], until: float) -> None:
-        """What a loop that is held leaves."""
+        """Route what a blocked loop has not routed."""
         self._route_tidings()
         self._router.route_rest(inbox, until)
 
     def _lose_rest(self, inbox: deque[Item]) -> None:
-        """All are charged, and nobody is given anything: a lane may be held by its disk."""
+        """Count everything that is left as dropped, without feeding a queue: its disk may block."""
         while self._tidings:
             with suppress(IndexError):
                 self._router.lose(*self._tidings.popleft())
@@ -312,7 +346,7 @@ class Draining(ABC):
         return not thread.is_alive()
 
     def _tell(self, event: Event, but: Lane | None) -> None:
-        """Have a health event routed; any thread."""
+        """Have a health event routed; safe from any thread."""
         self._tidings.append((event, but))
         if self._router.routes.get(type(event)):
             self._emission = object()
@@ -343,8 +377,8 @@ def _tell_end(ending: Ending, seconds: float, *, advises: bool) -> None:
     names, text = _names(ending.lanes), advice(ending.lanes) if advises else ""
     if ending.cut_short and not names:
         logger.warning(
-            "closed after %g s; what had not reached its subscribers by then was dropped: they, or others, went on "
-            "emitting, or something held the loop", seconds,
+            "closed after %g s; events that had not reached their subscribers by then were dropped: "
+            "subscribers or other threads went on emitting, or the background loop was blocked", seconds,
         )  # fmt: skip
         return
     more = f". {text}" if text else ""

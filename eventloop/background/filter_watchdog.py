@@ -1,4 +1,7 @@
-"""A filter that is asked on behalf of a subscriber: foreign code, which may never return."""
+"""Call the filters of a subscriber, and notice a filter that does not return.
+
+The queue of a subscriber uses it (`eventloop.background.queues.queue`); a filter is foreign code.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,24 @@ from eventloop.events import Event
 from eventloop.events.filters import Passes
 
 HANGS_SECONDS = 0.05
-"""A filter that has been at one event for so long is asked by no other thread: a thread that has a deadline, or a
-training to go on with, would hang in it as well."""
+"""No other thread calls a filter that has been at one event for so long.
+
+A thread that has a deadline, or a training to continue, would hang in it as well.
+"""
 
 
 class Asking:
-    """Who is inside one subscriber's filters, about what, and since when."""
+    """The calls of one subscriber's filter that are under way: their events, and when they began."""
 
     def __init__(self) -> None:
         self.asked: dict[object, tuple[float, Event]] = {}
-        """One entry a call, which whoever takes it out accounts for."""
+        """One entry for each call; the thread that takes it out accounts for the event."""
 
     def ask(self, passes: Passes, event: Event) -> bool | BaseException | None:
-        """What the filter says, or raises; None when it was given up meanwhile, and the event is accounted for."""
+        """Call the filter; return its answer or its error, None if the call was given up meanwhile.
+
+        In the latter case the event is accounted for.
+        """
         key = object()  # not the thread: a filter may emit what it is asked about
         self.asked[key] = perf_counter(), event
         answer: bool | BaseException
@@ -35,14 +43,14 @@ class Asking:
         return answer if self.asked.pop(key, None) is not None else None
 
     def hangs(self) -> bool:
-        """True when a thread is in there that may never come back."""
+        """Return whether a call has lasted longer than `HANGS_SECONDS`."""
         if not self.asked:
             return False
         now = perf_counter()
         return any(now - began > HANGS_SECONDS for began, _ in self.asked.copy().values())
 
     def give_up(self, now: float, limit: float) -> list[tuple[float, Event]]:
-        """Those that have taken longer than `limit` seconds: their seconds and events, each told once."""
+        """Return the seconds and events of calls that have lasted longer than `limit` seconds, each once."""
         if not self.asked:
             return []
         over = [key for key, (began, _) in self.asked.copy().items() if now - began > limit]
@@ -51,8 +59,10 @@ class Asking:
 
 
 def is_signal(error: BaseException) -> bool:
-    """True for what may come from a signal's handler: on the main thread a Ctrl-C is not the fault of the subscriber
-    whose code it ends."""
+    """Return whether an error may come from a signal's handler, as Ctrl-C on the main thread does.
+
+    The subscriber whose code it ends has not failed.
+    """
     return (
         isinstance(error, KeyboardInterrupt | SystemExit)
         and threading.current_thread() is threading.main_thread()

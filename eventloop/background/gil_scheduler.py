@@ -1,4 +1,7 @@
-"""Turns at the interpreter, for the threads that work behind a training."""
+"""Spread the turns of background threads at the interpreter over time.
+
+The loop and the subscribers' threads ask for a turn, so that a training step meets at most one of them.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,28 @@ import threading
 from time import perf_counter
 
 HOLD_SECONDS = 0.0006
-"""How long a thread may hold the interpreter at a stretch: a part of a short step. With less it is spent on waking up:
-after each sleep nothing of its work is in a cache any more, nor, after each turn, of the training's."""
+"""How long a thread may hold the interpreter at a stretch: a part of a short step.
+
+With less, the time is spent on waking up: after each sleep the caches hold nothing of its work, nor of the
+training's after each turn.
+"""
 EVERY_SECONDS = 0.004
-"""From the begin of one turn to the begin of the next, whosever they are."""
+"""Seconds from the begin of one turn to the begin of the next, of any thread."""
 
 
 LONGEST_SECONDS = 0.04
-"""The longest wait for a turn: with very many subscribers some begin together."""
+"""The longest wait for a turn: with very many subscribers some turns begin together."""
 
 
 class Pace:
-    """Spreads the turns of the loop and of the subscribers' threads over time.
+    """Spread the turns of the loop and of the subscribers' threads over time.
 
-    What a training emits comes in bursts, when the loop looks, and wakes several threads at once. Each holds the
-    interpreter for a fraction of a step; all of them in one step would be another step. So they begin `EVERY_SECONDS`
-    apart: a step meets one of them, and the burst is spread over many steps.
+    The loop takes a burst of events at each look and wakes several threads at once. Each holds the
+    interpreter for a fraction of a training step; all of them in one step would take as long as a step. So
+    their turns begin `EVERY_SECONDS` apart.
 
-    It only says when, and who is in a hurry does not ask. Nobody waits for another's turn to end: a writer that waits for
-    its disk holds up no other.
+    It only schedules begins: no thread waits for the end of another's turn, so a writer that waits for its
+    disk delays no other. A thread in a hurry does not ask.
     """
 
     def __init__(self) -> None:
@@ -32,7 +38,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def next_turn(self) -> float:
-        """Reserve a turn; returns the seconds until it begins."""
+        """Reserve a turn and return the seconds until it begins."""
         now = perf_counter()
         with self._lock:
             turn = min(max(now, self._free), now + LONGEST_SECONDS)

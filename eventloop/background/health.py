@@ -1,4 +1,7 @@
-"""What goes wrong in the background, on its way to whoever asked to know."""
+"""Report failures, drops and slow handlers as events.
+
+Background subscribers get them at once, synchronous ones by mail when the training thread polls.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 MAIL_LIMIT = 1024
-"""Events and errors kept for a training thread that does not poll. Each is in its lane's account too."""
+"""Events and errors kept for a training thread that does not poll.
+
+The account of the subscriber counts each of them, too.
+"""
 
 
 class Health:
-    """Tells of failures and drops: the background subscribers at once, the synchronous ones by mail.
+    """Report failures and drops: to background subscribers at once, to synchronous ones by `mail`.
 
     Args:
-        route: puts an event into the lanes of its subscribers, all but one; may be called from any thread.
+        route: puts an event into the queues of its subscribers, all except one; called from any thread.
     """
 
     def __init__(self, route: Callable[[Event, Lane | None], None]) -> None:
@@ -33,7 +39,7 @@ class Health:
         self._route = route
 
     def report(self, lane: Lane, error: BaseException, item: Delivery | None, cost: float) -> None:
-        """A lane's `Report`: tell of one failure, everybody but the lane itself."""
+        """Report one failure to every subscriber except the failed one."""
         items = item if isinstance(item, list) else [] if item is None else [item]
         if lane.options.on_error == "raise":
             if items:
@@ -41,12 +47,15 @@ class Health:
             self.errors.append(error)
         text = error_text(error)
         event = HandlerFailed(handler=lane.name, error=text, count=max(1, lane.failed), cost=cost)
-        # who fails on a report is reported to no lane: two such would keep each other busy for ever
+        # a failure on a report goes by mail only: two such subscribers would keep each other busy for ever
         self._tell(event, lane, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
 
     def tell_drops(self, lanes: Iterable[Lane], every: float = 0.0) -> bool:
-        """Tell of what was dropped since it was last told, of one lane at most once in `every` seconds; True where there
-        was something to tell."""
+        """Report events dropped since the last report; return whether there were any.
+
+        Args:
+            every: the least time between two reports on one subscriber, in seconds.
+        """
         now, told = perf_counter(), False
         for lane in lanes:
             if count := lane.new_drops(now, every):
@@ -55,10 +64,10 @@ class Health:
         return told
 
     def tell_slow(self, name: str, event: str, budget: float, p99: float, calls: int) -> None:
-        """Tell of a handler over its budget, both in seconds; `calls` were sampled."""
+        """Report a handler whose p99 exceeds its budget, both in seconds; `calls` were sampled."""
         logger.warning(
-            "handler %s exceeds its budget_us=%g on %s: the p99 of its calls is %s us (%d were sampled); the event "
-            "slow_handler tells it too",
+            "handler %s exceeds its budget_us=%g on %s: the p99 of its calls is %s us (%d were sampled); the "
+            "event slow_handler reports it, too",
             name, budget * 1e6, event, f"{p99 * 1e6:,.4g}" if p99 < 1e-3 else f"{p99 * 1e6:,.0f}", calls,
         )  # fmt: skip
         self._tell(SlowHandler(handler=name, count=calls, cost=p99))
@@ -72,6 +81,6 @@ class Health:
 
 
 def _note(lane: Lane, events: list[Event]) -> str:
-    """Whose error it is, as those of synchronous handlers say."""
+    """Return a note that names the subscriber and the event, as on errors of synchronous handlers."""
     batch = f", the first of a batch of {len(events)}" if len(events) > 1 else ""
     return f"raised by background subscriber {lane.name} ({lane.runs_on}) on {events[0]!r}{batch}"

@@ -1,9 +1,10 @@
-"""The background side of a bus: one thread running anyio, which routes events to the subscribers' lanes.
+"""Run the background side of a bus: one thread routes events to subscribers' queues.
 
-The emitting thread appends an event to `inbox` and is done: no lock, no wake-up, no I/O. The loop looks at the
-inbox every `POLL_SECONDS` (or at once when somebody flushes), and routes what it finds (`eventloop.background.router`), in turn
-with the subscribers' threads (`eventloop.background.gil_scheduler`). `asyncio` wakes it at 26 us a call, which is why nobody does so per
-event; a subscriber that has emitted itself does when its delivery is over (`eventloop.background.wakeup`).
+The emitting thread appends an event to `inbox` and returns: no lock, no wake-up, no I/O. The thread's asyncio
+loop looks at the inbox every `POLL_SECONDS`, or at once during a flush, and routes what it finds
+(`eventloop.background.router`), in turns with the subscribers' threads
+(`eventloop.background.gil_scheduler`). Waking an asyncio loop costs 26 us, too much for each event; a
+subscriber that emitted during a delivery wakes it after that delivery (`eventloop.background.wakeup`).
 """
 
 from __future__ import annotations
@@ -35,31 +36,34 @@ from eventloop.util.waiting import Latch
 logger = logging.getLogger("eventloop")
 
 RING_SECONDS = 0.01
-"""The least time between two looks of which a subscriber's own events bring about the second."""
+"""The least time between two looks at the inbox if events emitted by subscribers cause the second."""
 DEVICE_POLL_SECONDS = 0.002
-"""How often the loop asks whether a value has left the device."""
+"""How often the loop checks whether a value has left the device."""
 CHUNK = 512
-"""Events from which on an emitting thread looks whether the loop keeps up."""
+"""Length of the inbox from which on an emitting thread checks whether the loop keeps up."""
 HURRY = 8 * CHUNK
-"""Events from which on the loop takes no breath: it does not keep up."""
+"""Length of the inbox from which on the loop routes without pauses, because it does not keep up."""
 STRIDE = 8
-"""Events that the loop takes out of its inbox between two looks at the time."""
+"""Events that the loop takes out of its inbox between two looks at the clock."""
 INBOX_LIMIT = 1_048_576
-"""Events the inbox holds, some 100 MB, while the loop cannot run, or lags behind a thread that does nothing but emit.
-What comes beyond is dropped, and counted."""
+"""The largest number of events in the inbox, about 100 MB.
+
+It is reached while the loop cannot run, or cannot keep up with a thread that only emits. Then the oldest
+events are dropped, and counted.
+"""
 DROP_REPORT_SECONDS = 1.0
 
 
 class Background(Draining):
-    """The loop's thread, the inbox, and the lanes it feeds."""
+    """The loop's thread, the inbox, and the queues it feeds."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.latest = self.health.latest  # of the events that are born here
+        self.latest = self.health.latest  # the last event of each type that the background emits
         self.never_waits = False
-        """Nobody has time any more: a blocking subscriber that is full takes what comes all the same."""
+        """True once emits no longer wait for a blocking subscriber; a full queue exceeds its limit."""
         self.inert = False
-        """This is a forked child, which has none of the threads."""
+        """True in a forked child, which has none of the threads."""
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
         self._looked: Callable[[], None] | None = None
@@ -83,14 +87,15 @@ class Background(Draining):
         offload: Offload | None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> Lane:
-        """Start a subscriber's lane; the first one starts the loop.
+        """Start the queue and the runner of a subscriber; the first subscriber starts the loop.
 
         Args:
-            loop: of the caller, which runs a coroutine function in place of this one.
+            loop: an event loop of the caller, which runs a coroutine function in place of this one.
 
         Raises:
-            TypeError: offload="process", and no process could import the subscriber.
-            RuntimeError: the background side is closed, or no thread can be started, as at the exit of Python 3.12.
+            TypeError: offload="process", and a worker process could not import the subscriber.
+            RuntimeError: the background side is closed, or no thread can be started, as at the exit of Python
+                3.12.
         """
         closed = RuntimeError(
             f"cannot subscribe {name}: the bus is closed and delivers no more; bus.reopen() opens it again"
@@ -135,7 +140,7 @@ class Background(Draining):
         return lane
 
     def remove_lane(self, lane: Lane) -> None:
-        """End a lane whose subscription was cancelled."""
+        """End the queue of a subscriber whose subscription was cancelled."""
         lane.give_up("cancelled")
         lane.release()
         self.health.tell_drops([lane])  # nobody looks at it any more
@@ -143,11 +148,12 @@ class Background(Draining):
             self.lanes.remove(lane)
 
     def set_routes(self, routes: dict[type[Event], tuple[Route, ...]], *, in_turn: bool = False) -> None:
-        """Publish the whole routing table at once, so that the loop never sees half of it.
+        """Replace the whole routing table at once, so that the loop never sees a part of it.
 
         Args:
-            in_turn: behind what is on its way, which a loop that is held has not routed, or a subscriber cannot wait
-                for. Not in a filter: what is subscribed there is for the event that is being asked about, and all after
+            in_turn: whether events on their way are still routed by the old table, because the caller could
+                not wait for them: the loop is blocked, or the caller is a subscriber. Ignored within a
+                filter: a subscription made there gets the event that the filter is called with, and all after
                 it.
         """
         in_turn = in_turn or self._router.coming  # behind a table that waits, its successor does too
@@ -158,29 +164,32 @@ class Background(Draining):
             publish()
 
     def in_turn(self, call: Callable[[], None]) -> None:
-        """Make a call when everything that was emitted before is routed."""
+        """Call `call` once everything emitted before is routed."""
         self.inbox.append(call)
 
     @property
     def asks_here(self) -> bool:
-        """See `Router.asks_here`."""
+        """Return whether this thread is within a filter."""
         return self._router.asks_here
 
     def on_the_way(self) -> Counter[Lane]:
-        """See `Router.on_the_way`."""
+        """Return how many unrouted events each subscriber without a filter will get."""
         return self._router.on_the_way(self.inbox)
 
     # --- recording (any thread) ----------------------------------------------------------------------------
 
     def record(self, recorder: SpanRecorder | None, looked: Callable[[], None] | None = None) -> None:
-        """Leave spans of deliveries and depths of queues with a recorder, or with none; `looked` is called whenever
-        the loop has looked at its inbox."""
+        """Record deliveries and queue depths with `recorder`, or stop with None.
+
+        Args:
+            looked: called each time the loop has looked at its inbox.
+        """
         self.recorder, self._looked = recorder, looked
         for lane in self.lanes:
             lane.recorder = recorder
 
     def after_routing(self, call: Callable[[], None]) -> bool:
-        """Have the loop call something once all that was emitted so far is routed; False where no loop runs."""
+        """Have the loop call `call` once everything emitted so far is routed; return False without a loop."""
         if self.closed or self._stopping or self._thread is None:
             return False
         self.inbox.append(call)
@@ -189,7 +198,10 @@ class Background(Draining):
     # --- handing over (the emitting thread) ----------------------------------------------------------------
 
     def gate(self, lane: Lane, passes: Passes | None) -> Callable[[Event], None]:
-        """The hand-over of a subscriber with overflow="block": straight into its queue, or wait."""
+        """Return the function that feeds a subscriber with overflow="block": it waits for room in the queue.
+
+        It does not wait on a thread of the background.
+        """
 
         def feed(event: Event) -> None:
             if self.on_background_thread():
@@ -204,18 +216,21 @@ class Background(Draining):
         return feed
 
     def hand_over_noted(self, event: Event) -> None:
-        """Hand over an event while somebody flushes, who waits also for what subscribers emit."""
+        """Hand over an event during a flush, which also waits for what subscribers emit."""
         self.inbox.append(event)
         if self.on_background_thread():
             self._emission = object()
             self.wake()
 
     def hand_over_stamped(self, event: Event) -> None:
-        """Hand over an event whose wait is to be measured."""
+        """Hand over an event with the time, to measure how long it waits."""
         self.inbox.append(Stamped(event, perf_counter()))
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
-        """Hand over events that are still to be made; a full blocking subscriber to `types` holds the caller."""
+        """Hand over events that are made later, when their values are ready.
+
+        Waits for room in the queue of each blocking subscriber to one of `types`.
+        """
         posted = Posted(deferred, tuple(types), perf_counter())
         blocking = [lane for lane in self._router.lanes_of(posted.types) if lane.options.overflow == "block"]
         if blocking and not (self.never_waits or self.on_background_thread()):
@@ -226,8 +241,11 @@ class Background(Draining):
         self.inbox.append(posted)
 
     def relieve(self) -> None:
-        """Keep the inbox bounded. Called now and then by the emitting thread, it wakes a loop that lags behind
-        and, when the loop cannot run at all, drops the oldest events and charges their subscribers."""
+        """Keep the inbox bounded; an emitting thread calls it now and then.
+
+        Wakes a loop that lags behind. If the loop cannot run at all, drops the oldest events and counts them
+        as dropped by their subscribers.
+        """
         if self.recorder is not None:
             self.recorder.depth(INBOX, len(self.inbox))
         if len(self.inbox) < CHUNK:
@@ -243,18 +261,21 @@ class Background(Draining):
             self._router.drop(self.inbox.popleft(), ask=ask)
 
     def wake(self) -> None:
-        """Make the loop look at its inbox now."""
+        """Make the loop look at its inbox now; safe from any thread."""
         self._stirred.set()
         self._call_soon(self._look)
 
     # --- at the edges of a process --------------------------------------------------------------------------
 
     def become_inert(self) -> None:
-        """In a forked child, where the threads are missing: forget all that was to be delivered."""
+        """In a forked child, where the threads are missing, forget all events and subscribers."""
         vars(self).update(vars(Background()), closed=True, finished=True, inert=True)
 
     def end_soon(self) -> None:
-        """Nobody holds the bus any more: deliver what is left, then end, without anyone waiting."""
+        """Deliver the rest, then end, without making a thread wait.
+
+        Called when the last reference to the bus is gone.
+        """
         if self._thread is None:
             self.closed = self.finished = True
         else:
@@ -264,7 +285,9 @@ class Background(Draining):
     # --- the loop's thread ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the loop's thread, unless it runs, or the bus is closed, and wait until it can be called; any thread.
+        """Start the loop's thread and wait until it accepts calls; safe from any thread.
+
+        Does nothing if it runs, or if the bus is closed.
 
         Raises:
             RuntimeError: no thread, or no loop, can be started.
@@ -313,7 +336,7 @@ class Background(Draining):
             self._wake.set()
 
     def _ring(self) -> None:
-        """Look soon, at something that a subscriber has emitted; on its thread."""
+        """Make the loop look soon at events that a subscriber emitted; called on the subscriber's thread."""
         if not self._rung:
             self._rung = True
             self._call_soon(self._look_in_turn)
@@ -358,9 +381,11 @@ class Background(Draining):
             lane.closed.set()  # also where the fork interrupted a delivery
 
     async def _breathe(self) -> None:
-        """Leave the interpreter to the training thread until the loop's turn, or until somebody wakes the loop; not at all
-        where somebody waits. Where no coroutine needs the loop its thread itself waits: in the middle of a training the
-        timers of asyncio take 300 us for that, more than the events between two breaths."""
+        """Leave the interpreter to the training thread until the loop's next turn, or until a wake-up.
+
+        Returns at once during a flush. If no coroutine needs the loop, its thread itself waits: asyncio's
+        timers take 300 us for that during a training, more than the events between two pauses.
+        """
         stirred = self._stirred.is_set()
         self._stirred.clear()
         if stirred or self._awaited or self._ending or len(self.inbox) > HURRY:  # asked after the clear

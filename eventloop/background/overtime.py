@@ -1,4 +1,7 @@
-"""Extend a flush or close while subscribers still deliver."""
+"""Extend a flush or close while subscribers still deliver.
+
+`eventloop.background.draining` uses it; a wait that makes no progress is not extended.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ class Overtime:
     """Extend the wait if fewer events are queued than at the last check.
 
     Args:
-        lanes: those that are waited for.
-        seconds: how long the wait lasts, and goes on each time.
-        allowed: whether there is time; asked each time.
+        lanes: the queues to wait for.
+        seconds: the length of the wait, and of each extension.
+        allowed: returns whether there is time; called at each check.
     """
 
     def __init__(self, lanes: Iterable[Lane], seconds: float, allowed: Callable[[], bool]) -> None:
@@ -31,7 +34,7 @@ class Overtime:
         self._left = {lane: lane.queued for lane in self._lanes}
 
     def extension(self) -> float:
-        """Return the extra seconds, or 0.0; log the subscribers that are waited for."""
+        """Return the extra seconds, or 0.0; log which subscribers the wait is for."""
         now, before = monotonic(), self._left
         self._left = {lane: lane.queued for lane in self._lanes}
         took, self._asked = now - self._asked, now
@@ -47,7 +50,8 @@ class Overtime:
             rate = (before[lane] - left) / took
             if left and rate > 0:
                 texts.append(
-                    f"{lane.name} has {left:,} left and delivers {rate:,.3g} a second: about {left / rate:,.0f} s more"
+                    f"{lane.name} has {left:,} left and delivers {rate:,.3g} a second: "
+                    f"about {left / rate:,.0f} s more"
                 )
         if texts:  # else what they do when they are flushed, or closed, is under way
             logger.warning(

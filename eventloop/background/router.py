@@ -1,4 +1,4 @@
-"""Who is given which events, on the background loop's thread."""
+"""Route events to the queues of their subscribers, on the background loop's thread."""
 
 from __future__ import annotations
 
@@ -22,46 +22,51 @@ logger = logging.getLogger("eventloop")
 
 T = TypeVar("T")
 Item = Event | Stamped | Posted | Callable[[], None]
-"""What is handed over: an event, one whose wait is measured, one that is made later, or a call in its turn."""
+"""What the inbox holds: an event, a stamped event, events made later, or a call in its turn."""
 Routes = dict[type[Event], tuple[Route, ...]]
 
 
 RUN = 64
-"""Events that are routed together, at most."""
+"""The largest number of events routed together."""
 
 
 class Router:
-    """Puts events into the lanes of their subscribers, in the order of the emits.
+    """Put events into the queues of their subscribers, in the order of the emits.
 
-    Events that are there together make a run: a lane takes all of its own at once, at a fifth of the time. Before
-    foreign code is asked, a filter or a deferred that may take its time, what came before it has been handed over.
+    Events that are available together make a run: a queue takes all of its own at once, at a fifth of the
+    time. Before foreign code is called, a filter or a deferred that may take its time, everything before it
+    has been handed over.
 
-    A bus that closes at its deadline takes what is left in `run`, `asking` and `waiting` from another thread.
+    A bus that closes at its deadline takes the rest of `run`, `asking` and `waiting` from another thread.
 
     Args:
-        latest: where the last event of each type that is born in the background is kept.
+        latest: receives the last event of each type that the background emits.
     """
 
     def __init__(self, latest: dict[type[Event], Event]) -> None:
         self.routes: Routes = {}
-        """By event; replaced as a whole, so that nobody sees half of it."""
+        """Routes by type of event; replaced as a whole, so that no thread sees a part of a table."""
         self.run: deque[Event] = deque()
         """Events that are about to be routed."""
         self.asking: deque[tuple[Event, Route, float]] = deque()
-        """Who is still to be asked about the event under way, or given one that may have to wait for a disk, with its
-        `emitted`."""
+        """Routes still to be served for the event under way, with its `emitted`.
+
+        They have filters to call, or a queue that may wait for a disk.
+        """
         self.waiting: deque[Item] = deque()
-        """Events whose values are still on their way, and all that came after them."""
+        """Events whose values are not ready, and everything after them."""
         self._askers: list[int] = []  # the threads that are in a filter
         self._published = self._in_use = 0  # routing tables, by number
         self.asks = True
-        """False at the end of a close: filters are asked no more, and all who have one are charged instead."""
+        """False at the end of a close: filters are not called, and their subscribers count drops."""
         self._latest = latest
         self._read = 0  # deferreds whose events were made
 
     def publish(self, routes: Routes) -> Callable[[], None]:
-        """What puts this table to use, when it is called: at once, or in its turn behind events that were emitted before.
-        One that was overtaken by a newer does nothing, as none does after `close`."""
+        """Return the call that puts a routing table to use, at once or in its turn behind earlier events.
+
+        It does nothing if a newer table is in use, or after `close`.
+        """
         self._published += 1
         return partial(self._use, routes, self._published)
 
@@ -71,20 +76,22 @@ class Router:
 
     @property
     def coming(self) -> bool:
-        """True while a table waits for its turn, which may have filters that this one has not."""
+        """Return whether a table waits for its turn; it may have filters that this one has not."""
         return self._in_use < self._published
 
     def close(self) -> None:
-        """Let go of everybody."""
+        """Drop all routes."""
         self._use({}, sys.maxsize)
 
     def lanes_of(self, types: Iterable[type[Event]]) -> Iterator[Lane]:
-        """The lanes of those who subscribed to any of the events; any thread."""
+        """Return the queues of the subscribers to any of the types; safe from any thread."""
         return (route.lane for event_type in types for route in self.routes.get(event_type, ()))
 
     def take(self) -> None:
-        """Move what waits to the run, up to something whose values are not there yet; a call, as the mark of
-        `route_now`, waits for all before it."""
+        """Move waiting items to the run, up to the first whose values are not ready.
+
+        A call, such as the mark of `route_now`, waits for everything before it.
+        """
         while (item := _next(self.waiting)) is not None:
             if isinstance(item, Event):
                 self.run.append(item)
@@ -105,9 +112,11 @@ class Router:
                 return
 
     def _make(self, posted: Posted) -> bool:
-        """Add the events of a deferred that is ready to the run; one that fails is dropped, and holds nobody up.
+        """Add the events of a deferred to the run; return False if its values are not ready.
 
-        Like the deliveries, the waits of the first and of one in some are measured."""
+        A deferred that fails is dropped. Waits are measured for the first deferreds and then for some, as
+        deliveries are.
+        """
         try:
             if not posted.deferred.ready():
                 return False
@@ -126,7 +135,7 @@ class Router:
         return True
 
     def route_run(self) -> None:
-        """Route the run: as `route` does with each event, in their order."""
+        """Route the events of the run in their order, with the same result as `route` for each."""
         pending: dict[Lane, list[Event]] = {}
         while (event := _next(self.run)) is not None:
             if event.background_born:
@@ -151,8 +160,10 @@ class Router:
         self._ask()
 
     def route(self, event: Event, but: Lane | None = None, emitted: float = 0.0) -> None:
-        """Put an event into the queue of everyone who subscribed to it; `emitted` is when that was, for one whose wait
-        is to be measured."""
+        """Put an event into the queue of each of its subscribers except `but`.
+
+        `emitted` is the time of the emit, for an event whose wait is measured.
+        """
         if event.background_born:
             self._latest[type(event)] = event
         routes = [route for route in self.routes.get(type(event), ()) if route.lane is not but]
@@ -161,7 +172,7 @@ class Router:
         self._ask()
 
     def _ask(self) -> None:
-        """Come last those with filters: who has none gets the event also where a filter never returns."""
+        """Serve the routes of `asking`; those with filters come last, as a filter may never return."""
         asking = self.asking
         while asking:
             try:  # another thread may take them too
@@ -181,25 +192,25 @@ class Router:
 
     @property
     def asks_here(self) -> bool:
-        """True in a filter that is asked about an event on its way."""
+        """Return whether this thread is within a filter."""
         return get_ident() in self._askers
 
     @property
     def filters(self) -> bool:
-        """True when anybody has one."""
+        """Return whether any route has a filter."""
         return bool(self._filtered())
 
     @property
     def stuck(self) -> bool:
-        """True when a thread is in a filter that may never return: another thread's may as little."""
+        """Return whether a thread is in a filter that may never return, as another filter may."""
         return any(route.lane.hangs_in_filter for routes in self.routes.values() for route in routes)
 
     def left(self, inbox: deque[Item]) -> bool:
-        """True when there is something to route."""
+        """Return whether anything remains to be routed."""
         return bool(self.run or self.asking or self.waiting or inbox)
 
     def route_rest(self, inbox: deque[Item], until: float = inf) -> None:
-        """Route what a loop that is held leaves, up to a time by `monotonic`; any thread."""
+        """Route what a blocked loop left, until a time by `monotonic`; safe from any thread."""
         self._ask()
         for item in self._rest(inbox):
             if isinstance(item, Event):
@@ -210,7 +221,10 @@ class Router:
                 return
 
     def on_the_way(self, inbox: deque[Item]) -> Counter[Lane]:
-        """How many events each lane will be given that has no filter to ask; of a loop that is held, from any thread."""
+        """Return how many events each queue without a filter will get of those a blocked loop left.
+
+        Safe from any thread.
+        """
         counts = Counter(
             route.lane
             for _, route, _ in _copy_of(self.asking)
@@ -229,8 +243,11 @@ class Router:
         return counts
 
     def lose_rest(self, inbox: deque[Item]) -> None:
-        """Charge everybody with what is left once nobody takes anything any more; any thread. Where no filter is asked
-        events are counted together: there may be as many as the inbox holds, and who closes has a deadline."""
+        """Count everything left as dropped, once queues take no more events; safe from any thread.
+
+        Events that no filter is called for are counted by type: there may be as many as the inbox holds, and
+        a close has a deadline.
+        """
         while (entry := _next(self.asking)) is not None:
             charge(entry[0], entry[1], ask=self.asks)
         counts: Counter[type[Event]] = Counter()
@@ -249,7 +266,7 @@ class Router:
         return {kind for kind, routes in self.routes.items() if any(r.passes is not None for r in routes)}
 
     def _rest(self, inbox: deque[Item]) -> Iterator[Item]:
-        """What there is now; not what is emitted meanwhile, which may never end."""
+        """Yield the items present now, and not what is emitted meanwhile, which may never end."""
         left = len(self.run) + len(self.waiting) + len(inbox)
         while left > 0 and (queue := self.run or self.waiting or inbox):
             left -= 1
@@ -260,14 +277,16 @@ class Router:
             yield item.event if isinstance(item, Stamped) else item
 
     def lose(self, event: Event, but: Lane | None = None) -> None:
-        """Charge everyone who would have been given an event; any thread."""
+        """Count an event as dropped for each of its subscribers except `but`; safe from any thread."""
         for route in self.routes.get(type(event), ()):
             if route.lane is not but:
                 charge(event, route, ask=self.asks)
 
     def drop(self, item: Item, *, ask: bool = True) -> None:
-        """Charge those who would have been given it, or make the call; any thread. Without `ask` all who have a filter
-        are charged, and it is not asked."""
+        """Count an item as dropped for its subscribers, or make the call; safe from any thread.
+
+        Without `ask`, filters are not called, and each subscriber with a filter counts a drop.
+        """
         if isinstance(item, Stamped):
             item = item.event
         if isinstance(item, Event):
@@ -283,13 +302,13 @@ class Router:
             item()
 
     def _lose(self, posted: Posted) -> None:
-        """How many events it would have become nobody knows: one of a type."""
+        """Count one drop of each type for a deferred; how many events it would have made is unknown."""
         for lane in self.lanes_of(posted.types):
             lane.lose()
 
 
 def _made_of(posted: Posted) -> list[Event] | None:
-    """What a deferred becomes, so that it can be counted; None where its values are not there, or it fails."""
+    """Return the events of a deferred, to be counted; None if its values are not ready, or it fails."""
     try:
         return [*posted.deferred.events()] if posted.deferred.ready() else None
     except (Exception, SystemExit):  # of foreign code, on a thread that emits or closes
@@ -298,8 +317,10 @@ def _made_of(posted: Posted) -> list[Event] | None:
 
 
 def charge(event: Event, route: Route, *, ask: bool) -> bool:
-    """Count an event that a subscriber is not given as dropped; False where it did not want it. Without `ask` its filter
-    is not asked whether it did."""
+    """Count an event as dropped by a subscriber; return False if the subscriber did not want it.
+
+    Without `ask`, its filter is not called, and the event counts.
+    """
     return not route.lane.paused and route.lane.lose(event, route.passes if ask else None)
 
 
@@ -326,7 +347,7 @@ def _copy_of(items: deque[T]) -> list[T]:
 
 
 def _next(items: deque[T]) -> T | None:
-    """The oldest, None where there is none: a closing bus may take them too."""
+    """Remove and return the oldest item, None without any: a closing bus may take items, too."""
     try:
         return items.popleft()
     except IndexError:

@@ -1,4 +1,7 @@
-"""What takes events out of a lane: a task of the background loop, or a thread."""
+"""Take events out of a queue and deliver them: in a task of an event loop, or on a thread.
+
+`eventloop.background.loop` makes one for each subscriber.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ logger = logging.getLogger("eventloop")
 
 
 class TaskLane(Lane):
-    """A coroutine function, run as a task of the background loop."""
+    """Deliver to a coroutine function in a task of the background loop."""
 
     runs_on = "loop"
     _fn: Callable[..., Awaitable[object]]
@@ -43,7 +46,7 @@ class TaskLane(Lane):
         self._task: asyncio.Task[Any] | None = None
 
     def wake(self) -> None:
-        """Let the task look at its queue; one that has ended is also torn out of its delivery."""
+        """Make the task look at its queue; cancel its delivery if the subscriber has been ended."""
         self._call_soon(self._look)
 
     def _look(self) -> None:
@@ -53,7 +56,7 @@ class TaskLane(Lane):
             self._scope.cancel()
 
     async def run(self) -> None:
-        """Deliver until closed or given up."""
+        """Deliver until the queue is closed or given up."""
         self._task = _current_task()
         while not self.ended_by:
             self._ready = anyio.Event()
@@ -90,8 +93,11 @@ class TaskLane(Lane):
         self._delivered(failure)
 
     def _torn_out(self, error: BaseException) -> bool:
-        """True for what the loop throws in, not the subscriber: a cancellation that was asked of this task (False where it
-        awaited something cancelled, a failure like any other), and the end of a coroutine that no task runs any more."""
+        """Return whether an error was thrown in by the loop rather than raised by the subscriber.
+
+        That is a cancellation of this task, and the end of a coroutine that no task runs any more. A
+        cancellation that the subscriber awaited is a failure like any other.
+        """
         running = _current_task()
         if isinstance(error, GeneratorExit):
             return running is None or running is not self._task
@@ -100,13 +106,13 @@ class TaskLane(Lane):
 
 
 class CallersLane(TaskLane):
-    """A coroutine function, run as a task of an event loop that the caller runs.
+    """Deliver to a coroutine function in a task of an event loop that the caller runs.
 
-    The whole lane is a task of that loop, so what waits while the loop is busy waits in the queue, and only the delivery
-    itself counts for `stall_timeout`.
+    What waits while that loop is busy waits in the queue; only the delivery itself counts for
+    `stall_timeout`.
 
     Args:
-        loop: the caller's, which the bus neither starts nor stops.
+        loop: the caller's loop, which the bus neither starts nor stops.
     """
 
     def __init__(
@@ -127,12 +133,15 @@ class CallersLane(TaskLane):
 
     @property
     def blocked_by_caller(self) -> bool:
-        """True where it delivers nothing while this thread waits: this thread runs its loop, or no thread does."""
+        """Return whether nothing is delivered while this thread waits.
+
+        True if this thread runs the loop itself, or no thread does.
+        """
         return _running_loop() is self._loop or not self._loop.is_running()
 
     @property
     def stuck(self) -> str:
-        """Name what the events wait for, if that is this thread or a loop that does not run."""
+        """Name the reason why events wait, if it is this thread or a loop that does not run."""
         if self.ended_by not in ("", "closed") or not (self.queued and self.blocked_by_caller):
             return super().stuck
         if _running_loop() is self._loop:
@@ -169,8 +178,8 @@ class CallersLane(TaskLane):
         self.last_error = error_text(error)
         if left:
             logger.error(
-                "%s: %d events are counted as failed or dropped. Flush the bus before the loop ends, and let the loop run "
-                "meanwhile: `await asyncio.to_thread(bus.flush)`", error, left,
+                "%s: %d events are counted as failed or dropped. Flush the bus before the loop ends, and let "
+                "the loop run meanwhile: `await asyncio.to_thread(bus.flush)`", error, left,
             )  # fmt: skip
             self._report(self, error, None, 0.0)
         self.give_up("error")
@@ -192,9 +201,9 @@ def _current_task() -> asyncio.Task[Any] | None:
 
 
 class ThreadLane(Lane):
-    """A plain function, run on a daemon thread of its own: one that hangs can be left behind.
+    """Deliver to a plain function on a daemon thread of its own, which can be abandoned if it hangs.
 
-    anyio's worker threads are no daemons, so a hung one would keep the interpreter from exiting.
+    anyio's worker threads are not daemons: a hung one would keep the interpreter from exiting.
     """
 
     runs_on = "thread"
@@ -218,7 +227,7 @@ class ThreadLane(Lane):
         self._thread.start()
 
     def wake(self) -> None:
-        """Let the thread look at its queue."""
+        """Make the thread look at its queue."""
         self._ready.set()
 
     def _run(self) -> None:
@@ -252,7 +261,7 @@ class ThreadLane(Lane):
             self._ready.wait()
 
     def _wait_for_turn(self) -> None:
-        """Leave the interpreter to others; who is in a hurry, or gets into one meanwhile, only lets go of it."""
+        """Leave the interpreter to other threads until the next turn; in a hurry only release it once."""
         if self._in_a_hurry():
             sleep(0.0)
             return
@@ -264,7 +273,7 @@ class ThreadLane(Lane):
             self._ready.wait(left)
 
     def _in_a_hurry(self) -> bool:
-        """Somebody waits for what is queued, or it grows faster than it is taken out."""
+        """Return whether a flush or close waits for the queue, or it grows faster than it is delivered."""
         wanted = self._closing or bool(self._flushes) or bool(self.ended_by)
         return wanted or len(self.buffer) > self._capacity // 4 or self._spill.count > 0
 
@@ -281,6 +290,6 @@ class ThreadLane(Lane):
         super()._flush(number, calls=calls)
 
     def _look_back(self) -> None:
-        """Ring for what was emitted by the deliveries of this turn so far."""
+        """Wake the loop for events emitted by the deliveries of this turn."""
         self.doorbell.look(self._newest)
         self._newest = self.doorbell.newest()

@@ -1,4 +1,7 @@
-"""The end of a bus's background side: which lanes may end when, and how long each is waited for."""
+"""Decide in which order subscribers end at a close, and how long each is waited for.
+
+`eventloop.background.draining` makes an `Ending` for each close.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,25 @@ from eventloop.background.queues.subscriber import Lane
 GRACE_SECONDS = 0.5
 """How long a close still waits for a delivery that a flush has waited for as long as the close would."""
 SPARE_SECONDS = 0.5
-"""What of its time, at most, a close keeps for the end of those that have nothing left, beside one that has; and as much
-again for those that hear of failures. Of a short time it is a quarter."""
+"""Time that a close reserves for ending idle subscribers while another one still delivers.
+
+As much again is reserved for the subscribers to failures. It is at most a quarter of the timeout.
+"""
 
 
 class Ending:
-    """One close.
+    """One close of the background.
 
-    While a lane has something left its subscriber may emit, and that may be for any other. So all of them end when none
-    has anything left, and nothing is on its way to them; or when time is nearly over. Those who hear of failures and drops
-    end last: the others may fail when they are closed.
+    A subscriber with events left may emit for any other. So all of them end together, when none has events
+    left and none are on their way, or shortly before the deadline. Subscribers to failures and drops end
+    last: the others may fail when they are closed.
 
     Args:
-        lanes: all there are.
-        listening: those of them that end last.
+        lanes: all queues.
+        listening: the queues that end last.
         deadline, timeout: when the close has to be over, and the seconds it had.
-        left: whether anything is on its way to the lanes.
-        tell_drops: tells of drops nobody was told of; whether there were any.
+        left: returns whether events are on their way to the queues.
+        tell_drops: reports drops not yet reported; returns whether there were any.
     """
 
     def __init__(
@@ -46,21 +51,24 @@ class Ending:
         self.lanes = [*first, *last]
         self.deadline = deadline
         self.held_until = inf
-        """When the lanes of coroutines are given up, as one of them holds the loop."""
+        """When the queues of coroutines are given up because a coroutine blocks the loop."""
         self._groups = ((first, 2 * spare), (last, spare))  # and how long before the deadline they end
         self.overtime: Overtime | None = None
         """Extends the deadline while fewer events are left each time."""
         self._may_end = 0  # how many of the groups
         self.timeout = timeout
         self.blocked_by_caller = {lane for lane in lanes if lane.blocked_by_caller}
-        """Lanes blocked by the waiting thread."""
+        """Queues that deliver nothing while the waiting thread waits."""
         self._left = left
         self._tell_drops = tell_drops
         self._told = False
         self._dropped_by_then: int | None = None  # when the first had to end, whatever was left
 
     def until(self, lane: Lane) -> float:
-        """When a lane is waited for no more. What was waited in vain for the delivery that it is still at counts."""
+        """Return until when a queue is waited for.
+
+        Time that was waited in vain for the delivery still under way counts.
+        """
         if lane in self.blocked_by_caller:
             return -inf
         until = self.deadline
@@ -71,15 +79,15 @@ class Ending:
         return min(until, self.deadline)
 
     def next_look(self) -> float:
-        """When a group has to end, whatever is left."""
+        """Return when the next group has to end, whatever is left."""
         return self.deadline - self._groups[self._may_end][1] if self._may_end < len(self._groups) else inf
 
     def look(self, *, certain: bool, closing: bool = False) -> bool:
-        """Let lanes end that may; True when there will be more to look at soon.
+        """End the queues that may end; return True when there will be more to look at soon.
 
         Args:
-            certain: nothing is just being routed, as only the loop's thread can tell.
-            closing: on the thread that closes, which alone knows when time is over.
+            certain: whether routing is at rest, which only the loop's thread can know.
+            closing: whether this is the closing thread, which alone ends queues because of the deadline.
         """
         stage = self._may_end
         if stage == len(self._groups):
@@ -106,16 +114,22 @@ class Ending:
 
     @property
     def cut_short(self) -> bool:
-        """True when time was over while subscribers emitted, and what they emitted then was dropped."""
+        """Return whether the deadline passed while subscribers emitted, and those events were dropped."""
         return self._dropped_by_then is not None and self._dropped() > self._dropped_by_then
 
     def _ready(self, stage: int, now: float) -> bool:
-        """Nothing is left, and those before have ended; of lanes that are not waited for any more nobody asks."""
+        """Return whether nothing is left and the group before has ended.
+
+        Queues that are not waited for any more do not count.
+        """
         before = self._groups[0][0] if stage else []
         return all(lane.ended or now >= self.until(lane) for lane in before) and self._quiet(now)
 
     def _quiet(self, now: float) -> bool:
-        """What a lane was given between two looks at it the one at its account tells."""
+        """Return whether all queues are idle and nothing is on its way to them.
+
+        Two looks at their accounts show whether a queue was fed in between.
+        """
         came = [lane.accepted for lane in self.lanes]
         idle = all(lane.idle or now >= self.until(lane) for lane in self.lanes)
         return idle and not self._left() and came == [lane.accepted for lane in self.lanes]

@@ -1,12 +1,15 @@
-"""overflow="spill": what a subscriber's queue has no room for waits in a temporary file, and comes back in order.
+"""Keep the events that exceed a subscriber's queue in a temporary file (overflow="spill").
+
+They come back in order:
 
     bus.subscribe(slow, "after_train_iter", offload="thread")      # the default
     subscription.stats.spilled                                     # how many events took this way
 
-Events are encoded one by one into a chunk of `CHUNK_BYTES`, and a full chunk is written with one system call, by
-the thread that routes: never by the emitting one. The file is in `tempfile.gettempdir()` (the environment variable
-TMPDIR chooses another place) and has no name, so that a killed process leaves nothing behind. It is a row of
-segments, each closed once all of it was read; thus a subscriber that stays behind for hours does not make it grow.
+Events are encoded one by one into a chunk of `CHUNK_BYTES`, and a full chunk is written with one system call
+by the thread that routes, never by the emitting one. The file is in `tempfile.gettempdir()`, which the
+environment variable TMPDIR changes, and has no name, so that a killed process leaves nothing behind. It
+consists of segments, each closed once all of it was read; thus it does not grow for a subscriber that stays
+behind for hours.
 """
 
 from __future__ import annotations
@@ -26,17 +29,22 @@ from eventloop.events.codec import Frames
 logger = logging.getLogger("eventloop")
 
 SPILL_BYTES = 2**30
-"""What may wait for one subscriber in its file. What comes beyond is dropped, the newest first, and counted."""
+"""The largest size of one subscriber's waiting events.
+
+Beyond it, the newest events are dropped and counted.
+"""
 SEGMENT_BYTES = 64 * 2**20
 CHUNK_BYTES = 64 * 2**10
-"""About 800 events of an iteration. Reading a chunk back takes half a millisecond, so it is small enough not to
-hold up the loop; writing it costs 30 us."""
+"""Size of about 800 events of an iteration.
+
+Reading a chunk takes half a millisecond, short enough for the loop; writing it costs 30 us.
+"""
 RETRY_SECONDS = 1.0
 """How long after a failed write the next one is tried."""
 
 
 class Segment:
-    """A part of the file. It is closed when nobody refers to it any more: a read under way keeps it open."""
+    """A part of the file, closed when no reference is left: a read under way keeps it open."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -44,10 +52,10 @@ class Segment:
         self._lock = threading.Lock()  # one position for reading and writing
 
     def append(self, data: bytes | bytearray) -> int:
-        """Write `data` at the end; returns where it begins. A write that failed has added nothing.
+        """Write `data` at the end and return its offset; a failed write adds nothing.
 
         Raises:
-            OSError: the disk is full, or the like.
+            OSError: the data cannot be written, as to a full disk.
         """
         with self._lock:
             self._file.seek(self.end)
@@ -58,10 +66,10 @@ class Segment:
         return start
 
     def read(self, start: int, size: int) -> bytes:
-        """The bytes at a place.
+        """Return `size` bytes from the offset `start`.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: the bytes cannot be read.
         """
         parts = []
         with self._lock:
@@ -80,7 +88,7 @@ class Segment:
 
 
 class Chunk:
-    """Some frames, in memory until they are in the file."""
+    """Encoded events, in memory until they are written to the file."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -92,17 +100,17 @@ class Chunk:
 
 
 class Spill:
-    """The events beyond a lane's queue, first in, first out.
+    """The events beyond a queue's capacity, first in, first out.
 
-    Three parties call it: who feeds the lane (`frame`, `add`, `write_out`; one at a time), the lane's own side
-    (`refill`), and who ends it (`discard`, `release`). `add` and `discard` are called under the lane's lock, and
-    neither encode nor touch a file; the others take it for a moment.
+    Three parties call it: the feeding threads (`frame`, `add`, `write_out`; one at a time), the delivering
+    side (`refill`), and the thread that ends the queue (`discard`, `release`). `add` and `discard` are called
+    under the queue's lock, and neither encode nor touch a file; the others take the lock for a moment.
 
     Args:
-        name: of the subscriber.
-        capacity: of its queue, which is refilled to no more. As many events that cannot be encoded are kept in
-            memory, in their places.
-        lock: under which the lane keeps its account.
+        name: the subscriber's name.
+        capacity: the capacity of its queue, which limits a refill. As many events that cannot be encoded are
+            kept in memory, in their order.
+        lock: guards the subscriber's account.
     """
 
     def __init__(self, name: str, capacity: int, lock: threading.Lock) -> None:
@@ -123,10 +131,10 @@ class Spill:
         self._told: set[object] = set()
         self._retry_at = float("-inf")
 
-    # --- who feeds it --------------------------------------------------------------------------------------
+    # --- the feeding threads -------------------------------------------------------------------------------
 
     def frame(self, event: Event) -> bytes | None:
-        """Encode an event that is about to be added. None: there is no room, and it is to be dropped."""
+        """Encode an event to be added; return None if there is no room, and the event is to be dropped."""
         if self._full is not None and not self.write_out():
             return None
         try:
@@ -134,8 +142,8 @@ class Spill:
         except Exception as error:
             self._tell(
                 type(event),
-                "%s: events %s cannot be written to a file (%s: %s). Up to %d of them wait in memory, more are "
-                "dropped; give the event plain fields", self._name, event_name(type(event)),
+                "%s: events %s cannot be written to a file (%s: %s). Up to %d of them wait in memory, more "
+                "are dropped; give the event plain fields", self._name, event_name(type(event)),
                 type(error).__name__, error, self._capacity,
             )  # fmt: skip
             frame = Frames.ELSEWHERE
@@ -143,7 +151,8 @@ class Spill:
                 return None
         if self._bytes + len(frame) > SPILL_BYTES:
             self._tell(
-                "limit", "%s is %d bytes of events behind, the limit; the newest are dropped until it has caught up",
+                "limit",
+                "%s is %d bytes of events behind, the limit; the newest are dropped until it has caught up",
                 self._name, SPILL_BYTES,
             )  # fmt: skip
             return None
@@ -152,11 +161,11 @@ class Spill:
     def _encode(self, event: Event) -> bytes:
         try:
             return self._frames.encode(event)
-        except UnicodeEncodeError:  # as of a path that is no UTF-8
+        except UnicodeEncodeError:  # a path need not be UTF-8
             return self._frames.pickled(event)
 
     def add(self, frame: bytes, event: Event) -> None:
-        """Append a frame."""
+        """Append an encoded event."""
         chunk = self._open
         if chunk is None:
             chunk = self._open = Chunk()
@@ -174,8 +183,10 @@ class Spill:
             self._full, self._open = chunk, None
 
     def write_out(self) -> bool:
-        """Write the chunk that is full, if there is one. False as long as that fails: it stays in memory then, and
-        nothing can be added."""
+        """Write the full chunk, if there is one; return False if that fails.
+
+        The chunk then stays in memory, and nothing can be added.
+        """
         chunk = self._full
         if chunk is None:
             return True
@@ -187,7 +198,8 @@ class Spill:
             except OSError as error:
                 self._retry_at = perf_counter() + RETRY_SECONDS
                 self._tell(
-                    "disk", "%s cannot spill to %s (%s); events beyond its queue are dropped until there is room",
+                    "disk",
+                    "%s cannot spill to %s (%s); events beyond its queue are dropped until there is room",
                     self._name, tempfile.gettempdir(), error,
                 )  # fmt: skip
                 return False
@@ -214,7 +226,7 @@ class Spill:
     # --- the lane's own side -------------------------------------------------------------------------------
 
     def refill(self, queue: deque[Event]) -> int:
-        """Move the next events to the empty queue, decoding them; returns how many could not be read."""
+        """Decode the next events into the empty queue; return how many could not be read."""
         with self._lock:
             if not self._chunks:
                 return 0
@@ -258,15 +270,15 @@ class Spill:
         except Exception:  # the disk, or what it gave back
             logger.exception("%s cannot read its spill file", self._name)
 
-    # --- who ends it ---------------------------------------------------------------------------------------
+    # --- the thread that ends it ---------------------------------------------------------------------------
 
     def discard(self) -> None:
-        """Forget what waits. The file is there until `release`: closing a large one takes its time."""
+        """Drop the waiting events; the file stays until `release`, because closing a large one takes time."""
         self._garbage += [*self._chunks, self._segment]
         self._chunks.clear()
         self._open = self._segment = None
         self.count = self._bytes = self._kept = 0
 
     def release(self) -> None:
-        """Close the file of what was discarded."""
+        """Close the file of the dropped events."""
         self._garbage.clear()

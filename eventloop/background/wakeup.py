@@ -1,4 +1,4 @@
-"""How the background's own threads bring the loop to its inbox, which nobody does who emits."""
+"""Wake the loop when a subscriber has emitted events; emitting itself never wakes it."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ Newest = tuple[object, int]
 
 
 class Doorbell:
-    """What a subscriber emits lies in the inbox when its delivery is over, and did not when that began.
+    """Notice events that arrived in the inbox during a delivery, and wake the loop for them.
 
-    So the subscriber's thread looks before and after a delivery, or several short ones, and an emit knows nothing of it.
-    Whose an event is that came meanwhile cannot be seen. Where others emit too, and something of theirs lies there
-    already, nobody rings: the loop comes as often as it does anyway.
+    The subscriber's thread looks at the inbox before and after a delivery, or several short ones, so that an
+    emit costs nothing more. It cannot see which thread emitted what came meanwhile. If other threads emit,
+    and one of their events already lies in the inbox, it does not wake the loop, which looks soon anyway.
 
     Args:
-        inbox: what the loop looks at.
-        ring: has the loop look soon.
+        inbox: the inbox of the loop.
+        ring: makes the loop look soon.
     """
 
     def __init__(self, inbox: deque[Any] | None = None, ring: Callable[[], object] | None = None) -> None:
         self.looks = 0
         """How often the loop has looked."""
         self.noticed = object()
-        """Another one whenever something has come during a delivery: threads that count would miss each other."""
+        """A new object whenever events arrived during a delivery.
+
+        A counter could lose updates of several threads.
+        """
         self._inbox: deque[Any] = deque() if inbox is None else inbox
         self._ring = ring
 
     def newest(self) -> Newest:
-        """What to give to `look` when the deliveries that begin now are over."""
+        """Return the newest event and the number of looks; `look` takes the result after the deliveries."""
         try:
             return (self._inbox[-1] if self._inbox else None), self.looks
         except IndexError:  # the loop has just emptied it
             return None, self.looks
 
     def look(self, before: Newest) -> None:
-        """Ring if something has come since."""
+        """Wake the loop if events have arrived since `before`."""
         (then, looks), (now, _) = before, self.newest()
         if now is None or now is then:
             return
@@ -46,6 +49,6 @@ class Doorbell:
             self.ring()
 
     def ring(self) -> None:
-        """Have the loop look soon."""
+        """Make the loop look soon."""
         if self._ring is not None:
             self._ring()

@@ -233,7 +233,7 @@ def test_a_handler_over_its_budget_is_named_once(
 
     assert [r.getMessage() for r in caplog.records] == [
         "handler slow exceeds its budget_us=500 on after_train_iter: the p99 of its calls is 1,000 us (4 were "
-        + "sampled); the event slow_handler tells it too"
+        + "sampled); the event slow_handler reports it, too"
     ]
     assert [(e.handler, e.count) for e in told] == [("slow", 4)]
     assert told[0].cost == pytest.approx(0.001, rel=0.05)

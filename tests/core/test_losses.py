@@ -42,7 +42,7 @@ def test_a_close_names_who_lost_something(caplog: pytest.LogCaptureFixture) -> N
     (line,) = warnings_of(caplog)
     assert line == (
         "the bus is closed, and not everything was delivered: disabled: 1,199 dropped, 1 failed of 1,200; "
-        "fails: 0 dropped, 1,200 failed of 1,200. bus.stats() tells more"
+        "fails: 0 dropped, 1,200 failed of 1,200. bus.stats() has the details"
     )
 
 
@@ -89,7 +89,7 @@ def test_a_forgotten_bus_tells(caplog: pytest.LogCaptureFixture) -> None:
         thread.join(DEADLINE)
 
     assert warnings_of(caplog) == [
-        "the bus is closed, and not everything was delivered: fails: 0 dropped, 2 failed of 2. bus.stats() tells more"
+        "the bus is closed, and not everything was delivered: fails: 0 dropped, 2 failed of 2. bus.stats() has the details"
     ]
 
 
@@ -105,7 +105,7 @@ def test_who_tells_himself_is_not_doubled(caplog: pytest.LogCaptureFixture) -> N
     bus.close(DEADLINE)
 
     assert [line.partition(": ")[2] for line in warnings_of(caplog)] == [
-        "fails: 0 dropped, 3 failed of 3. bus.stats() tells more"
+        "fails: 0 dropped, 3 failed of 3. bus.stats() has the details"
     ]
 
 

@@ -247,7 +247,7 @@ def test_what_no_worker_can_import_is_refused(bus: Bus, monkeypatch: pytest.Monk
         (lambda event: None, r"is a lambda, which has no name to import it by"),
         (main_function, r"main_function is defined in __main__, the program itself"),
         (orphan, r"orphan is defined in made_by_hand, which no import finds"),
-        (changed, r"note is another object by now"),
+        (changed, r"note is a different object now"),
         (Unpicklable().method, r"Unpicklable.method cannot be sent to a worker process: .*lock"),
     ]
     for fn, reason in refused:

@@ -90,7 +90,7 @@ def test_event_that_kills_every_worker_disables_the_subscriber(
     stats = far.stats
     assert (stats.delivered, stats.failed, stats.dropped, stats.queued) == (2, 3, 10, 0)
     assert [report.handler for report in told] == ["far"]
-    assert "died 3 times without a sign of life over after_train_iter of iteration 2" in told[0].error
+    assert "died 3 times in a row over after_train_iter of iteration 2" in told[0].error
     assert "(the last: killed by SIGKILL); 3 events lost" in told[0].error
     assert stats.error.startswith("[error]")
 
@@ -126,7 +126,7 @@ def test_worker_that_dies_at_its_start_is_a_failure(
     bus.flush(DEADLINE)
     bus.poll()
 
-    assert "died 3 times without a sign of life before it was ready (the last: exit code 9)" in told[0].error
+    assert "died 3 times in a row before it was ready (the last: exit code 9)" in told[0].error
     assert adds_up(far, 4)
     assert far.stats.queued == 0
 
@@ -142,7 +142,7 @@ def test_worker_that_never_starts_says_how_much_is_lost(
     bus.flush(DEADLINE)
     bus.poll()
 
-    assert "died 3 times without a sign of life before it was ready" in told[0].error
+    assert "died 3 times in a row before it was ready" in told[0].error
     assert "(the last: exit code 9); 40 events lost" in told[0].error
     assert far.stats.dropped == 40
 

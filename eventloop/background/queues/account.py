@@ -1,6 +1,7 @@
-"""What became of a background subscriber's events: at any moment `accepted == delivered + failed + dropped + queued`.
+"""Account for a background subscriber's events.
 
-`queued` includes the delivery under way, and what has spilled to a file.
+At any moment `accepted == delivered + failed + dropped + queued`; `queued` includes the delivery under way
+and the events in the spill file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from eventloop.events.encoding_errors import bad_events
 
 
 class Account(NamedTuple):
-    """The counters at one moment, in events, but for `calls` and their `seconds`."""
+    """The counters at one moment: numbers of events, except `calls` and their `seconds`."""
 
     calls: int
     seconds: float
@@ -26,7 +27,7 @@ class Account(NamedTuple):
 
 
 class LaneAccount:
-    """The counters of a lane; its lock is held where more than one of them changes."""
+    """The counters of a queue; its lock is held while more than one of them changes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,27 +41,27 @@ class LaneAccount:
 
     @property
     def spilled(self) -> int:
-        """How many were more than the queue could take, and waited encoded."""
+        """Return how many events exceeded the queue's capacity and waited encoded."""
         return 0
 
     @property
     def queued(self) -> int:
-        """Accepted and not yet accounted for."""
+        """Return how many accepted events are not yet delivered, failed or dropped."""
         return self.accepted - self.delivered - self.failed - self.dropped
 
     @property
     def routed(self) -> int:
-        """How many have come that are not turned away before older ones."""
+        """Return how many events have come, except those turned away before older ones were delivered."""
         return self.accepted - self._turned_away
 
     @property
     def handled(self) -> int:
-        """How many of those are accounted for."""
+        """Return how many of the `routed` events are delivered, failed or dropped."""
         return self.delivered + self.failed + self.dropped - self._turned_away
 
     @property
     def account(self) -> Account:
-        """The account of this moment."""
+        """Return a copy of the counters."""
         with self._account:
             return Account(
                 self.calls, self.seconds, self.delivered, self.dropped, self.failed, self.queued, self.peak,
@@ -68,7 +69,7 @@ class LaneAccount:
             )  # fmt: skip
 
     def go_on_from(self, former: LaneAccount) -> None:
-        """Continue the account of a lane that has ended.
+        """Continue the account of a subscriber that has ended.
 
         Its undelivered events count as dropped and are not logged again.
         """
@@ -80,7 +81,7 @@ class LaneAccount:
         self._drops_told, self._losses_told = self.dropped, (self.dropped, self.failed)
 
     def new_losses(self) -> str:
-        """What was dropped or has failed, in words, where that is more than when this was last asked; else ""."""
+        """Describe the dropped and failed events if there are more than at the last call, else return ""."""
         now = self.account
         lost, told = (now.dropped, now.failed), self._losses_told
         self._losses_told = lost
@@ -88,7 +89,7 @@ class LaneAccount:
         return "" if lost == told else f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {came:,}"
 
     def lose_many(self, event_type: type[Event | None], count: int) -> None:
-        """Charge the lane with so many events of a type that it wanted, and that were dropped before they reached its queue."""
+        """Count `count` wanted events of a type as dropped before they reached the queue."""
         with self._account:
             self.accepted += count
             self._turn_away(event_type, count)
@@ -96,24 +97,27 @@ class LaneAccount:
     def _turn_away(self, event_type: type[Event | None], count: int) -> None:
         self.dropped += count
         self._turned_away += count
-        if event_type is EventsDropped:  # told, they would be dropped here again, and that told, for ever
+        if event_type is EventsDropped:  # a report of these drops would be dropped here again, for ever
             self._drops_told += count
 
     def _charge_failure(self) -> None:
-        """Of an event that did not come as far as the queue; a flush that waits for older ones goes on waiting."""
+        """Count an event as failed before it reached the queue; a flush of older events still waits."""
         with self._account:
             self.accepted += 1
             self.failed += 1
             self._turned_away += 1
 
     def _charge(self, error: BaseException, count: int) -> None:
-        """Enter a delivery of so many events that failed; of one with events that cannot be encoded these alone have."""
+        """Count a failed delivery of `count` events.
+
+        If the error names events that cannot be encoded, only these have failed.
+        """
         failed = len(bad_events(error, count)) or count
         self.failed += failed
         self.delivered += count - failed
 
     def new_drops(self, now: float, every: float) -> int:
-        """How many events were dropped since this last said so, at most once in `every` seconds."""
+        """Return the number of events dropped since the last report, 0 within `every` seconds after it."""
         with self._account:
             count = self.dropped - self._drops_told
             if not count or now - self._drops_told_at < every:

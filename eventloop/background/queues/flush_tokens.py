@@ -1,4 +1,4 @@
-"""Flushes of a subscriber that somebody waits for, each by its number."""
+"""Number the flushes of a subscriber, so that each caller waits for its own."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from eventloop.util.waiting import Bell
 
 
 class InVain:
-    """How long somebody has waited in vain for what a subscriber is at, told by when that began: the next one waits only
-    for the rest of his time."""
+    """Remember how long callers waited for a delivery that is still under way.
+
+    The next caller waits only for the rest of its time. A delivery is identified by its begin.
+    """
 
     def __init__(self) -> None:
         self._began = self._seconds = 0.0
 
     def add(self, began: float, seconds: float) -> None:
-        """A wait of so many seconds is over, and what began then is not."""
+        """Add a wait of `seconds` for the delivery that began at `began`, which has not ended."""
         self._seconds = seconds + self.waited(began)
         self._began = began
 
     def waited(self, began: float) -> float:
-        """Seconds, for what began then."""
+        """Return the seconds waited for the delivery that began at `began`."""
         return self._seconds if began == self._began else 0.0
 
 
 class Flushes:
-    """Asked for by any thread, made by the subscriber's own.
+    """Flushes that any thread asks for, and the subscriber's own thread makes.
 
-    One flag for all of them would let a flush that timed out, and ends later, speak for the next.
+    With a single flag, a flush that timed out and ended later would complete the next one.
     """
 
     def __init__(self) -> None:
@@ -38,24 +40,29 @@ class Flushes:
         self._bell = Bell()
 
     def __bool__(self) -> bool:
-        """True while there is one that nobody has begun with."""
+        """Return whether a flush has been asked for and not begun."""
         return bool(self._due)
 
     @property
     def asked(self) -> int:
-        """The number of the last."""
+        """Return the number of the last flush that was asked for."""
         return self._asked
 
     def ask(self, routed: int, *, calls: bool = True) -> int:
-        """Ask for one, once `routed` events are handled; returns its number. One thread at a time. Unless it `calls`
-        back, it is complete by then."""
+        """Ask for a flush once `routed` events are handled, and return its number; one thread at a time.
+
+        Args:
+            calls: whether to call `on_flush`; else the flush is complete by then.
+        """
         self._asked += 1
         self._due.append((routed, self._asked, calls))
         return self._asked
 
     def take(self, handled: int) -> tuple[int, bool]:
-        """The number of the last one that is due, which stands for those before it, and whether any of them calls back;
-        0 where none is."""
+        """Return the number of the last flush that is due, and whether one of those due calls back.
+
+        It stands for those before it. The number is 0 if no flush is due.
+        """
         number, calls = 0, False
         while self._due and handled >= self._due[0][0]:
             _, number, calls_back = self._due.popleft()
@@ -63,14 +70,14 @@ class Flushes:
         return number, calls
 
     def made(self, number: int) -> None:
-        """That one, and those before it, are complete."""
+        """Mark this flush and those before it as complete."""
         self._made = max(self._made, number)
         self._bell.ring()
 
     def let_go(self) -> None:
-        """Let everybody look whether there is still something to wait for."""
+        """Make waiting threads check again whether their wait is over."""
         self._bell.ring()
 
     def wait(self, number: int, over: Callable[[], bool], timeout: float) -> bool:
-        """Wait until that one is complete, or all is `over`; False when neither happens within `timeout` seconds."""
+        """Wait until a flush is complete or `over` returns True; return False on a timeout."""
         return self._bell.wait_for(lambda: self._made >= number or over(), timeout)

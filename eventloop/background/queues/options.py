@@ -1,4 +1,4 @@
-"""How a background subscriber is fed; the words are those of `bus.on`."""
+"""Define how a background subscriber is fed, in the words of `bus.on`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Offload = Literal["thread", "process"]
 
 @dataclass(frozen=True, slots=True)
 class LaneOptions:
-    """Checked by `bus.subscribe`, which says what each of them means.
+    """Options of a background subscriber, explained and checked by `bus.subscribe`.
 
-    `on_flush` and `on_close` are called on the subscriber's own thread, after what was emitted before.
+    `on_flush` and `on_close` are called on the subscriber's own thread, after the events emitted before.
     """
 
     queue: int = 1024
@@ -29,10 +29,13 @@ class LaneOptions:
 
     @property
     def capacity(self) -> int:
-        """How many events may wait."""
+        """Return how many events the queue may hold."""
         return 1 if self.overflow == "latest" else self.queue
 
     @property
     def most(self) -> int:
-        """How many events a batch may have, as many as wait with `batch=True`; 0 where they are delivered one by one."""
+        """Return the largest number of events in a batch, 0 if events are delivered one by one.
+
+        With `batch=True` a batch has all waiting events.
+        """
         return sys.maxsize if self.batch is True else int(self.batch)

@@ -1,4 +1,7 @@
-"""What waits for a background subscriber: its bounded queue, and what happens when that is full."""
+"""Hold the events that wait for a background subscriber, up to the capacity of its queue.
+
+When the queue is full, the overflow policy decides. `eventloop.background.queues.subscriber` builds on it.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,17 @@ from eventloop.events.filters import Passes
 from eventloop.util.waiting import Bell, Latch
 
 _LOOK_SECONDS = 0.05
-"""How often a thread that waits for room looks whether there will ever be any."""
+"""How often a thread that waits for room checks whether there will ever be any."""
 
 Delivery = Event | list[Event]
 
 
 class LaneQueue(LaneAccount, ABC):
-    """The queue of a lane, and its spill file. Whoever emits puts events in, the lane's own side takes them out."""
+    """The bounded queue of a subscriber, with its spill file and account.
+
+    The router, or with overflow="block" the emitting thread, puts events in; the delivering side takes them
+    out.
+    """
 
     def __init__(self, name: str, options: LaneOptions) -> None:
         super().__init__(name)
@@ -48,25 +55,30 @@ class LaneQueue(LaneAccount, ABC):
 
     @property
     def spilled(self) -> int:
-        """How many were more than the queue could take, and waited encoded."""
+        """Return how many events exceeded the queue's capacity and waited encoded."""
         return self._spill.total
 
     @property
     def done(self) -> bool:
-        """True when it takes no more events."""
+        """Return whether the queue takes no more events."""
         return bool(self.ended_by) or self.closed.is_set()
 
-    # --- putting in: the router, or with overflow="block" the producer ---------------------------------------
+    # --- putting in: the router, or with overflow="block" the emitting thread ------------------------------
 
     def put(self, event: Event, passes: Passes | None, emitted: float = 0.0) -> None:
-        """Accept an event, applying the filter and the overflow policy. Never waits for the subscriber.
-        `emitted` is when that was, by `perf_counter`, for an event whose wait is to be measured."""
+        """Accept an event, applying the filter and the overflow policy, without waiting for the subscriber.
+
+        `emitted` is the time of the emit by `perf_counter`, for an event whose wait is measured.
+        """
         if self._asked(event, passes):
             self._accept(event, emitted)
 
     def put_many(self, events: list[Event]) -> bool:
-        """Accept events that no filter is asked about, in their order, with one look at the account; False where there is
-        no room for all of them, and each has to be `put`, which may wait for a disk."""
+        """Accept events without a filter in their order, locking the account once.
+
+        Returns False if there is no room for all of them: then each has to be `put`, which may wait for a
+        disk.
+        """
         if self.paused:
             return True
         with self._feeding, self._account:  # see `_accept`
@@ -82,7 +94,7 @@ class LaneQueue(LaneAccount, ABC):
         if not self._spills:
             self._enter(event, emitted)
             return
-        with self._feeding:  # not the account's lock: who looks at that waits for no disk
+        with self._feeding:  # not the account's lock: readers of the account must not wait for a disk
             with self._account:  # else a refill might move the last events from the file while this looks
                 full = self._full()
             frame = self._spill.frame(event) if full and not self.done else None
@@ -107,7 +119,7 @@ class LaneQueue(LaneAccount, ABC):
                 self.waits.begin(emitted, waiting - 1)
 
     def lose(self, event: Event | None = None, passes: Passes | None = None) -> bool:
-        """Charge the lane with an event that was dropped before it reached the queue; False where it did not want it."""
+        """Count an event as dropped before it reached the queue; return False if the filter rejects it."""
         if event is not None and not self._asked(event, passes):
             return False
         self.lose_many(type(event), 1)
@@ -115,17 +127,19 @@ class LaneQueue(LaneAccount, ABC):
 
     @property
     def being_fed(self) -> bool:
-        """True while a thread puts an event in, which it may do for as long as the disk under the spill file takes."""
+        """Return whether a thread is putting an event in, which may wait for the disk of the spill file."""
         return self._feeding.locked()
 
     @property
     def hangs_in_filter(self) -> bool:
-        """True when a thread is in the filter that may never come back."""
+        """Return whether a thread is in a filter that may never return."""
         return self._asking.hangs()
 
     def _asked(self, event: Event, passes: Passes | None) -> bool:
-        """As `_concerned`, of a filter that may hang: whoever looks for stalls finds it. Where one does, the lane is
-        charged with what the filter is not asked about, as nobody knows whether it wanted that."""
+        """Return whether the filter accepts an event, under the watch for filters that hang.
+
+        While a call of the filter hangs, other events count as dropped without a call, wanted or not.
+        """
         if self.paused or passes is None:
             return not self.paused
         if self._mute or (self._asking.asked and self._asking.hangs()):
@@ -137,7 +151,7 @@ class LaneQueue(LaneAccount, ABC):
         return answer is True
 
     def _concerned(self, event: Event, passes: Passes | None) -> bool:
-        """On the producer's thread, which nobody could free from a filter that hangs."""
+        """Return whether the filter accepts an event, on the emitting thread, without watching the call."""
         if self.paused or passes is None:
             return not self.paused
         try:
@@ -167,15 +181,14 @@ class LaneQueue(LaneAccount, ABC):
     def put_or_wait(
         self, event: Event, passes: Passes | None, wake: Callable[[], None], look: Callable[[], None]
     ) -> None:
-        """overflow="block", on the producer's thread: accept an event once there is room for it."""
+        """Accept an event once there is room for it; called on the emitting thread with overflow="block"."""
         if self._concerned(event, passes):
             emitted = perf_counter()
             self.wait_for_room(wake, look)
             self._accept(event, emitted)
 
     def wait_for_room(self, wake: Callable[[], None], look: Callable[[], None]) -> None:
-        """Hold the caller while the queue is full. A lane that gives up or closes lets it go; `look` is called
-        meanwhile, to give up the lanes that stalled."""
+        """Wait while the queue is full and open, calling `look` meanwhile to end stalled subscribers."""
         if self._has_room():
             return
         wake()
@@ -188,7 +201,7 @@ class LaneQueue(LaneAccount, ABC):
     # --- taking out: the lane's own side -------------------------------------------------------------------
 
     def _take(self) -> Delivery | None:
-        """The next delivery, None when there is nothing to do."""
+        """Return the next delivery, None if there is nothing to deliver."""
         while self._spill.count and not self.buffer and not self.ended_by:
             lost = self._spill.refill(self.buffer)
             with self._account:
@@ -217,4 +230,4 @@ class LaneQueue(LaneAccount, ABC):
 
     @abstractmethod
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
-        """Tell of an error that an event brought about."""
+        """Report an error that an event caused."""

@@ -1,4 +1,7 @@
-"""One background subscriber: what is delivered to it, what becomes of its errors, and how it ends."""
+"""Deliver to one background subscriber: handle its errors, flush it and end it.
+
+`eventloop.background.runners` and `workers` add the task, thread or process that delivers.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ from eventloop.util.text import UnavailableError, error_text
 logger = logging.getLogger("eventloop")
 
 STUCK_SECONDS = 1.0
-"""A delivery that has lasted so long, and for which somebody has waited in vain, is told of."""
+"""A delivery of so many seconds that a thread has waited for in vain is logged as stuck."""
 
 
 class Lane(LaneQueue, ABC):
-    """The queue, its account, and what is delivered of it; `TaskLane` and `ThreadLane` say what takes events out of it."""
+    """The queue of a subscriber, its account, and its deliveries; subclasses take the events out."""
 
     runs_on: ClassVar[RunsOn]
 
@@ -50,7 +53,7 @@ class Lane(LaneQueue, ABC):
         self._named: set[tuple[str, str]] = set()  # kinds of events that cannot be encoded, which the log has
 
     def succeed(self, former: Lane) -> None:
-        """Take the place of a lane that has ended, before there is anything to deliver: its account goes on."""
+        """Continue the account and the timings of a subscriber that has ended, before the first delivery."""
         self.go_on_from(former)
         self._spill.total = former.spilled
         self.busy, self.waits.timing, self.budget = former.busy, former.waits.timing, former.budget
@@ -62,75 +65,78 @@ class Lane(LaneQueue, ABC):
 
     @property
     def idle(self) -> bool:
-        """True when nothing is in its queue or under way."""
+        """Return whether nothing is queued or under way."""
         return self.done or not (self.queued or self._calling)
 
     @property
     def blocked_by_caller(self) -> bool:
-        """True where it delivers nothing while this thread waits."""
+        """Return whether nothing is delivered while this thread waits."""
         return False
 
     @property
     def ended(self) -> bool:
-        """True when nobody waits for it any more."""
+        """Return whether a close need not wait for it any more."""
         return self.ended_by == "stalled" or self.closed.is_set()
 
     # --- draining and ending -------------------------------------------------------------------------------
 
     def flush_soon(self, *, calls: bool = True) -> int:
-        """Ask the lane to run `on_flush` once all that was accepted so far is out of its queue; returns the number of
-        this flush. Unless it `calls` back it is only waited for."""
+        """Ask for a flush once everything accepted so far is out of the queue; return its number.
+
+        Args:
+            calls: whether to call `on_flush`; else the flush only marks that point.
+        """
         with self._account:
             number = self._flushes.ask(self.routed, calls=calls)
         self.wake()
         return number
 
     def wait_flushed(self, timeout: float, number: int | None = None) -> bool:
-        """Wait for that, of the last flush that was asked for or of one; False when it did not happen in time."""
+        """Wait for a flush, by default the last one; return False on a timeout."""
         wanted = self._flushes.asked if number is None else number
         return self._flushes.wait(wanted, lambda: self.done, timeout)
 
     def hurry(self) -> None:
-        """Somebody waits for the end: ring whenever the queue is empty."""
+        """Deliver without pauses, and wake the loop whenever the queue is empty: a close waits."""
         self._closing = True
         self.wake()
 
     def close_soon(self) -> None:
-        """Finish once the queue is empty."""
+        """End once the queue is empty."""
         self._closing = self._no_more = True
         self.wake()
 
     def waited_in_vain(self, seconds: float) -> None:
-        """Somebody has waited so long for this lane, and waits no more."""
+        """Note that a caller waited so many seconds for the delivery under way, and gave up."""
         began, took = self._under_way()
         if began:
             self._in_vain.add(began, min(took, seconds))
 
     @property
     def waited(self) -> float:
-        """How many seconds somebody has waited in vain for what is still under way; 0.0 where nobody has."""
+        """Return how many seconds callers waited in vain for the delivery still under way."""
         began, _ = self._under_way()
         return self._in_vain.waited(began) if began else 0.0
 
     @property
     def stuck(self) -> str:
-        """What it does not come back from, for who has waited in vain."""
-        if not self.waited or self.ended_by == "stalled":  # which is told already
+        """Describe the delivery or callback that a caller waited for in vain, "" if it is not stuck."""
+        if not self.waited or self.ended_by == "stalled":  # then it is reported already
             return ""
         _, took = self._under_way()
         return f"stuck for {took:.1f} s in {self._calling or 'one delivery'}" if took >= STUCK_SECONDS else ""
 
     def _under_way(self) -> tuple[float, float]:
-        """When the delivery, or the callback, under way began, and its seconds up to now; zeros where there is none."""
+        """Return the begin and the seconds of the delivery or callback under way, zeros without one."""
         began = self._began
         return (began, perf_counter() - began) if began else (0.0, 0.0)
 
     def wait_closed(self, timeout: float) -> bool:
-        """Wait until the queue is empty and `on_close` has run; a stalled lane is not waited for."""
+        """Wait until the queue is empty and `on_close` has run; a stalled subscriber is not waited for."""
         return self.ended or self.closed.wait(timeout)
 
     def abandon(self) -> None:
-        """Stop at the deadline of a close: what is queued stays in the account as left."""
+        """Stop at the deadline of a close; queued events stay in the account as left."""
         if not self.done:
             self.ended_by = "closed"
             self._notify()
@@ -139,12 +145,12 @@ class Lane(LaneQueue, ABC):
         self.release()
 
     def release(self) -> None:
-        """Let go of the file of a lane that has ended."""
+        """Close the spill file of a subscriber that has ended."""
         if self.done:
             self._spill.release()
 
     def give_up(self, reason: str) -> None:
-        """Take no more events, count what is queued as dropped, and let nobody wait."""
+        """Take no more events, count queued ones as dropped, and release all waiting threads."""
         with self._account:
             if self.ended_by:
                 return
@@ -155,8 +161,10 @@ class Lane(LaneQueue, ABC):
         self._notify()
 
     def check(self, now: float) -> None:
-        """Give the lane up where its code has lasted longer than its `stall_timeout`: a delivery, `on_flush`, `on_close`,
-        or the filter, in which another thread hangs."""
+        """Give up the subscriber if its code has run longer than its `stall_timeout`.
+
+        That may be a delivery, `on_flush`, `on_close`, or the filter, in which another thread hangs.
+        """
         limit = self.options.stall_timeout
         for took, event in self._asking.give_up(now, limit):
             self._filter_hangs(event, took, f"spent more than stall_timeout={limit:g} s in its when=")
@@ -164,17 +172,17 @@ class Lane(LaneQueue, ABC):
         self.check_stall(now)
 
     def end_asking(self) -> None:
-        """At the end of a close a filter that has not returned is told, and asked no more."""
+        """Report a filter that has not returned at the end of a close, and do not call it again."""
         for took, event in self._asking.give_up(perf_counter(), HANGS_SECONDS):
             self._filter_hangs(event, took, f"was still in its when= when the bus closed, after {took:.2g} s")
 
     def _filter_hangs(self, event: Event, took: float, what: str) -> None:
         self._mute = True
         self._charge_failure()
-        self._stalled_in(f"subscriber {self.name} {what}; it is asked no more", event, took)
+        self._stalled_in(f"subscriber {self.name} {what}; the filter is not called again", event, took)
 
     def check_stall(self, now: float) -> None:
-        """Give up a lane whose delivery, or callback, has lasted longer than its `stall_timeout`."""
+        """Give up a subscriber whose delivery or callback has lasted longer than its `stall_timeout`."""
         began, limit = self._began, self.options.stall_timeout
         if not began or now - began <= limit or (self.ended_by and not self._calling):
             return
@@ -187,7 +195,8 @@ class Lane(LaneQueue, ABC):
             item = self._item
         self._stalled_in(
             f"subscriber {self.name} spent more than stall_timeout={limit:g} s "
-            f"{f'in {calling}' if calling else 'on one delivery'}; it is no longer waited for", item, now - began,
+            f"{f'in {calling}' if calling else 'on one delivery'}; it is no longer waited for",
+            item, now - began,
         )  # fmt: skip
         self.give_up("stalled")
         if calling:
@@ -199,7 +208,7 @@ class Lane(LaneQueue, ABC):
         self._report(self, TimeoutError(text), item, took)
 
     def break_off(self, error: BaseException) -> None:
-        """End the lane where delivering itself has failed: over an error that cannot be printed, say."""
+        """End the subscriber because delivering itself failed, e.g. over an error that cannot be printed."""
         logger.error("background subscriber %s cannot go on; please report this", self.name, exc_info=error)
         with self._account:
             self.failed += self._in_flight
@@ -212,7 +221,7 @@ class Lane(LaneQueue, ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Let the lane look at its queue; safe from any thread."""
+        """Make the delivering side look at the queue; safe from any thread."""
 
     def _notify(self) -> None:
         self._flushes.let_go()
@@ -222,7 +231,7 @@ class Lane(LaneQueue, ABC):
     # --- the lane's own side -------------------------------------------------------------------------------
 
     def _delivered(self, error: BaseException | None) -> float:
-        """Enter the delivery that just ended into the account; returns its seconds."""
+        """Account for the delivery that just ended, and return its seconds."""
         with self._account:
             began, took = self._began, perf_counter() - self._began
             count, self._in_flight, self._began = self._in_flight, 0, 0.0
@@ -260,7 +269,7 @@ class Lane(LaneQueue, ABC):
             recorder.delivered(self.name, self.runs_on, item, began, now - began, "(under way)")
 
     def _took(self, seconds: float, weight: int = 1) -> None:
-        """Enter the time of one delivery, which stands for `weight` of them, into the distribution."""
+        """Add the time of one delivery, which stands for `weight` deliveries, to the distribution."""
         self.busy.add(seconds, weight)
         if self.budget is not None:
             self.budget.look(seconds, self.busy)
@@ -288,14 +297,15 @@ class Lane(LaneQueue, ABC):
         logger.warning("background subscriber %s failed %s: %s%s", self.name, what, error, rest)
 
     def _name(self, events: list[BadEvent]) -> list[BadEvent]:
-        """Log each kind of event, and its field, once; returns those that are new."""
+        """Log each kind of event and field once, and return those that are new."""
         new = [bad for bad in events if (bad.event, bad.field) not in self._named]
         for bad in new:
             if (bad.event, bad.field) not in self._named:
                 self._named.add((bad.event, bad.field))
                 logger.error(
-                    "%s: %s. It has failed, as others like it will, and the rest goes on. Give the event plain fields: "
-                    "numbers, texts, bytes, and lists and mappings of them", self.name, bad,
+                    "%s: %s. This event failed, and others like it will; all others are delivered. Give the "
+                    "event plain fields: numbers, texts, bytes, and lists and mappings of them",
+                    self.name, bad,
                 )  # fmt: skip
         return new
 
@@ -340,7 +350,7 @@ class Lane(LaneQueue, ABC):
             self.complain(failure, what)
 
     def complain(self, error: BaseException, what: str) -> None:
-        """Tell of an error that is no event's."""
+        """Report an error of a callback, which no event caused."""
         self.last_error = f"{error_text(error)} (in {what})"
         if self.options.on_error == "raise":
             error.add_note(f"raised by background subscriber {self.name} ({self.runs_on}) in {what}")
@@ -349,11 +359,11 @@ class Lane(LaneQueue, ABC):
 
 
 Report = Callable[[Lane, BaseException, Delivery | None, float], None]
-"""Told of each failure: the lane, the error, what was being delivered, the seconds it took."""
+"""Called for each failure with the subscriber's queue, the error, the delivery and its seconds."""
 
 
 class Route:
-    """One subscriber's interest in one type of event."""
+    """The interest of one subscriber in one type of event."""
 
     __slots__ = ("lane", "passes")
 

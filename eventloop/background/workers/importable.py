@@ -1,9 +1,9 @@
-"""What a worker process is to call: a function and its callbacks, as bytes that name what the worker imports.
+"""Pack a handler and its callbacks as bytes that name what a worker process imports.
 
-    data = pack(fn, on_flush, on_close)      # here, when it is subscribed: refused unless a worker can import it
-    fn, on_flush, on_close = unpack(data)    # there
+    data = pack(fn, on_flush, on_close)      # in this process: TypeError unless a worker can import it
+    fn, on_flush, on_close = unpack(data)    # in the worker
 
-They are pickled together, so that three methods of one object are three methods of one object there, too.
+They are pickled together, so that three methods of one object are methods of one object in the worker, too.
 """
 
 from __future__ import annotations
@@ -23,21 +23,28 @@ Callback = Callable[[], object] | None
 
 @runtime_checkable
 class Remade(Protocol):
-    """An object whose methods may be handlers in a process although it does not pickle: it is made anew there."""
+    """An object whose methods may be handlers in a worker although it does not pickle.
+
+    The worker makes an object like it instead; writers are such objects.
+    """
 
     def worker_recipe(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        """What to call in the worker, and with which arguments, for an object like this one; both must pickle."""
+        """Return what the worker calls, and with which arguments, to make the object; both must pickle."""
 
     def worker_facts(self) -> object:
-        """What the new object is told before its first event; asked for when there is one, and pickled."""
+        """Return facts for the new object, to be pickled; called when the first event is sent."""
 
     def begin_in_worker(self, facts: Any, *, restarts: int, first: Any) -> None:
-        """Called there, on the new object. `restarts` says how many workers died before, `first` is the event that
-        is about to be delivered."""
+        """Take the facts; called in the worker on the new object before its first event.
+
+        Args:
+            restarts: how many workers died before.
+            first: the event about to be delivered.
+        """
 
 
 class Target(NamedTuple):
-    """What the worker calls."""
+    """The functions that the worker calls."""
 
     fn: Callable[..., object]
     on_flush: Callback
@@ -45,10 +52,10 @@ class Target(NamedTuple):
 
 
 def pack(fn: Callable[..., object], on_flush: Callback = None, on_close: Callback = None) -> bytes:
-    """The bytes of a handler.
+    """Pack a handler and its callbacks as bytes.
 
     Raises:
-        TypeError: a worker could not import it.
+        TypeError: a worker process could not import them.
     """
     buffer = io.BytesIO()
     try:
@@ -58,19 +65,19 @@ def pack(fn: Callable[..., object], on_flush: Callback = None, on_close: Callbac
         name = handler_name(fn) if owner is None else type(owner).__name__  # of a writer: its method is ours
         raise TypeError(
             f"{name} cannot be sent to a worker process: {error}. A worker imports what it calls and "
-            "knows nothing else of this process: pass a function of a module, or a writer whose class is in a "
-            "module and whose arguments pickle; or use offload='thread'"
+            "shares nothing else with this process: pass a function of a module, or a writer whose class is "
+            "in a module and whose arguments pickle; or use offload='thread'"
         ) from error
     return buffer.getvalue()
 
 
 def unpack(data: bytes) -> Target:
-    """The handler again, in the worker. What importing it raises, this raises."""
+    """Return the packed functions, in the worker; raises whatever importing them raises."""
     return Target(*pickle.loads(data))
 
 
 def owner_of(fn: Callable[..., object]) -> Remade | None:
-    """The object that `fn` is a method of, where it has something to say to its worker."""
+    """Return the object that `fn` is a method of if it is `Remade`, else None."""
     owner = getattr(fn, "__self__", None)
     return owner if isinstance(owner, Remade) else None
 
@@ -87,7 +94,7 @@ class _Pickler(pickle.Pickler):
 
 
 def why_not_importable(thing: Any) -> str:
-    """Why another process cannot import a function or a class by its name; nothing if it can."""
+    """Return why another process cannot import a function or a class by its name, "" if it can."""
     module, name = thing.__module__, thing.__qualname__
     if module == "builtins":
         return ""
@@ -96,18 +103,18 @@ def why_not_importable(thing: Any) -> str:
     if "<lambda>" in name:
         return f"{name} is a lambda, which has no name to import it by"
     if "<locals>" in name:
-        return f"{name} is defined inside a function, where nobody can import it"
+        return f"{name} is defined inside a function, where no import finds it"
     if not _can_be_found(module):
         return f"{name} is defined in {module}, which no import finds"
     try:
         found = find(module, name)
     except (ImportError, AttributeError):
         return f"{module} has no {name}"
-    return "" if found is thing else f"{module}.{name} is another object by now"
+    return "" if found is thing else f"{module}.{name} is a different object now"
 
 
 def find(module: str, name: str) -> Any:
-    """The object of a qualified name in a module, which is imported if need be."""
+    """Return the object of a qualified name in a module, importing the module if needed."""
     found = import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
@@ -115,7 +122,7 @@ def find(module: str, name: str) -> Any:
 
 
 def _can_be_found(module: str) -> bool:
-    """Look where an import would: a module may have been made by hand, and only be known to this process."""
+    """Return whether an import finds the module: one made by hand is known to this process alone."""
     package, _, _ = module.rpartition(".")
     if package and (package not in sys.modules or not _can_be_found(package)):
         return False

@@ -1,9 +1,13 @@
-"""What goes over the two pipes between a lane and its worker process: frames of kind, number, length and body.
+"""Encode the messages between a subscriber and its worker process.
 
-Down go `SETUP`, then `BEGIN`, events (a `TYPE` ahead of the first of each class), `FLUSH`, and `CLOSE`; up come
-`READY` or `REFUSED`, then `DONE` and `FAILED`, which acknowledge events in the order they went down, `FLUSHED` and
-`CLOSED`. Events are msgpack; one that msgpack would give back changed (a numpy number, a tuple in an `Any`) is pickled.
-An event whose class no worker can import, as it is of the program itself, becomes one of a class that looks like it.
+They are frames of kind, number, length and body over two pipes (`eventloop.processes.channel`). The worker
+receives `SETUP`, then `BEGIN`, events (a `TYPE` ahead of the first of each class), `FLUSH`, and `CLOSE`. It
+answers `READY` or `REFUSED`, then `DONE` and `FAILED`, which acknowledge events in the order they were sent,
+`FLUSHED` and `CLOSED`.
+
+Events are msgpack; an event that msgpack would change (a numpy number, a tuple in an `Any`) is pickled. For
+an event class that a worker cannot import, because the program itself defines it, the worker makes a class
+that looks like it.
 """
 
 from __future__ import annotations
@@ -27,29 +31,31 @@ from eventloop.util.text import error_text
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first message to a worker."""
+    """The first message to a worker: module path, handler, and whether an error stops it."""
 
     path: list[bytes]
-    """As the file system has it: the name of a folder need not be a text."""
+    """As the file system has it: the name of a folder need not be UTF-8."""
     target: bytes
     stop_on_error: bool
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Of a worker, since it began."""
+    """Calls and times of a worker since it began."""
 
     calls: int
     seconds: float
     longest: float = 0.0
     sampled: list[tuple[float, int]] = []
-    """Seconds of single deliveries since the last acknowledgement, and for how many each stands."""
+    """Seconds of single deliveries since the last acknowledgement, and how many each stands for."""
     spans: list[tuple[float, float]] = []
-    """Begin and seconds of the deliveries since the last acknowledgement, while they are recorded; `perf_counter` is
-    one clock for all processes of a POSIX system."""
+    """Begin and seconds of the deliveries since the last acknowledgement, while they are recorded.
+
+    `perf_counter` is one clock for all processes of a POSIX system.
+    """
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An exception, on its way out of a worker."""
+    """An exception of a worker, encoded."""
 
     text: str
     traceback: str
@@ -58,7 +64,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class WorkerTraceback(Exception):
-    """Stands as the cause of an exception that was raised in a worker: its text is where that was."""
+    """The cause of an exception raised in a worker; its text is the traceback there."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -68,17 +74,20 @@ class WorkerTraceback(Exception):
 
 
 class _Type(msgspec.Struct, frozen=True):
-    """How a worker comes by the class of an event: it imports it, or makes one that looks like it."""
+    """How a worker gets the class of an event: it imports it, or makes one that looks like it."""
 
     module: str
     name: str
     like: str = ""
-    """The name of a class of the program itself, whose fields the worker adds to the nearest base it can import."""
+    """The name of a class that the program itself defines, "" for others.
+
+    The worker adds its fields to the nearest base class it can import.
+    """
     fields: tuple[str, ...] = ()
 
 
 class EventEncoder:
-    """Encodes events for one worker."""
+    """Encode events for one worker."""
 
     def __init__(self) -> None:
         self._frames = Frames()
@@ -86,10 +95,10 @@ class EventEncoder:
         self._likenesses: dict[type[Event], int] = {}
 
     def encode(self, event: Event, into: list[bytes]) -> None:
-        """Append the frames of an event.
+        """Append the frames of an event to `into`.
 
         Raises:
-            Unencodable: it neither encodes nor pickles, or its pickle would be of no use to a worker.
+            Unencodable: it neither encodes nor pickles, or a worker could not use its pickle.
         """
         try:
             self._encode(event, into)
@@ -119,7 +128,7 @@ class EventEncoder:
                 self._frames.enter(kind)
             except (
                 Exception
-            ):  # a field that msgpack knows nothing of, or whose type is nowhere: its events are pickled
+            ):  # msgpack does not support a field, or its type is not found: events are pickled
                 self._announced.add(kind)
                 return
         self._announced.add(kind)
@@ -127,14 +136,14 @@ class EventEncoder:
 
 
 class EventDecoder:
-    """Decodes them there."""
+    """Decode events in a worker."""
 
     def __init__(self) -> None:
         self._frames = Frames()
         self._likenesses: list[type[Event]] = []
 
     def learn(self, message: Frame) -> None:
-        """Take in a `TYPE`. What importing it raises, this raises."""
+        """Import or make the class that a `TYPE` message describes; raises what importing it raises."""
         described = msgspec.msgpack.decode(message.body, type=_Type)
         if described.like:
             self._likenesses.append(_likeness(described))
@@ -142,7 +151,7 @@ class EventDecoder:
             self._frames.enter(find(described.module, described.name))
 
     def decode(self, message: Frame) -> Event:
-        """The event of a message."""
+        """Return the event of a message."""
         if message.kind == Kind.LIKENESS:
             return self._likenesses[message.number](**pickle.loads(message.body))
         if message.kind == Kind.PICKLED:
@@ -162,7 +171,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _pickled(value: object) -> bytes:
-    """What a worker can unpickle: nothing of the program itself, which it does not run again."""
+    """Pickle a value for a worker, which cannot import anything that the program itself defines."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
@@ -187,19 +196,19 @@ def _likeness(described: _Type) -> type[Event]:
 
 
 def pack_error(error: BaseException, seconds: float = 0.0) -> bytes:
-    """An exception as the body of a message."""
+    """Encode an exception as the body of a message."""
     pickled = b""
     with suppress(Exception):  # many do not pickle, or do not come back
         candidate = pickle.dumps(error)
         pickle.loads(candidate)
         pickled = candidate
     text = "".join(traceback.format_exception(error)).rstrip()
-    said = escaped(error_text(error))  # it may name a file whose path is no UTF-8
-    return msgspec.msgpack.encode(Failure(said, escaped(text), pickled, seconds))
+    message = escaped(error_text(error))  # it may name a file whose path is not UTF-8
+    return msgspec.msgpack.encode(Failure(message, escaped(text), pickled, seconds))
 
 
 def unpack_error(body: bytes) -> tuple[BaseException, float]:
-    """The exception again, its cause a `WorkerTraceback`, and the seconds that its delivery took."""
+    """Return the exception, caused by a `WorkerTraceback`, and the seconds of its delivery."""
     failure = msgspec.msgpack.decode(body, type=Failure)
     error: object = None
     with suppress(Exception):  # it may be of a module that this process cannot import

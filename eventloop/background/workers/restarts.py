@@ -1,4 +1,7 @@
-"""What is done about a worker process that dies or hangs; `process_lane` says what follows for the subscriber."""
+"""Restart a worker process that dies, kill a worker that hangs, and stop after too many deaths.
+
+`eventloop.background.workers.subscriber` feeds the worker, and describes what follows for the subscriber.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,19 @@ logger = logging.getLogger("eventloop")
 DEATHS_IN_A_ROW = 3
 DEATHS = 20
 RESTART_SECONDS = 0.1
-"""Pause before a restart, twice as long after each further death in a row; after the first there is none."""
+"""Pause before the second restart in a row, doubled for each further one; the first has none."""
 START_SECONDS = 120.0
-"""How long a worker may take to import what it needs."""
+"""How long a worker may take to import its handler."""
 _ACK_SLACK = 0.1
-"""An acknowledgement comes by so much later than the delivery ended."""
+"""How much later than the end of a delivery its acknowledgement may come."""
 _LOOK_SECONDS = 1.0
 
 
 class SupervisedLane(Lane):
-    """A lane with a worker; everything here is for the lane's thread."""
+    """The queue of a subscriber with a worker process.
+
+    All methods here are for the subscriber's own thread.
+    """
 
     runs_on = "process"
 
@@ -74,7 +80,7 @@ class SupervisedLane(Lane):
         return (since, monotonic() - since) if self._ready and self._busy else (0.0, 0.0)
 
     def _overdue(self) -> float:
-        """Seconds until the worker has been at one thing for too long."""
+        """Return the seconds until the worker has spent too long on one thing."""
         if self._ready and not self._busy:
             return float("inf")
         limit = self.options.stall_timeout + _ACK_SLACK if self._ready else START_SECONDS
@@ -93,8 +99,8 @@ class SupervisedLane(Lane):
             return
         flight, took = self._flights.waiting[0], monotonic() - self._since
         error = TimeoutError(
-            f"subscriber {self.name} spent more than stall_timeout={limit:g} s on one delivery; its worker process "
-            "was killed"
+            f"subscriber {self.name} spent more than stall_timeout={limit:g} s on one delivery; its worker "
+            "process was killed"
         )
         self._land(len(flight))
         with self._account:
@@ -114,7 +120,7 @@ class SupervisedLane(Lane):
             self._lost("killed for stalling")
 
     def _lost(self, how: str) -> None:
-        """The worker is dead: start another one, and send again what was not acknowledged, unless it is no use."""
+        """Handle the death of the worker: end the subscriber, or restart and send events again."""
         self.worker = None
         if self._unflushed:
             self._complain_of_death(how, "on_flush")
@@ -143,15 +149,16 @@ class SupervisedLane(Lane):
         return self._in_a_row >= DEATHS_IN_A_ROW or self.deaths >= DEATHS
 
     def _bury(self, how: str) -> None:
-        """What it died over has failed; unless errors are only logged, it was the last worker."""
+        """Count the delivery that workers die of as failed.
+
+        Ends the subscriber unless errors are only logged and there may be more deaths.
+        """
         flight = self._flights.waiting[0] if self._ready and self._flights.sent else None
         last = self.options.on_error == "disable" or self.deaths >= DEATHS or flight is None
         under_way = self._flights.waiting if last else [flight or []]
         lost = [event for flight in under_way for event in flight]
         waited = self.account.queued - len(lost) if last else 0  # in the queue, which `_end_by` drops
-        times = (
-            f"{self._in_a_row} times without a sign of life" if self._in_a_row > 1 else f"{self.deaths} times"
-        )
+        times = f"{self._in_a_row} times in a row" if self._in_a_row > 1 else f"{self.deaths} times"
         over = f" over {_describe(flight[0])}" if flight else "" if self._ready else " before it was ready"
         error = ChildProcessError(
             f"its worker process died {times}{over} (the last: {how}); {len(lost) + waited} events lost"
@@ -169,7 +176,7 @@ class SupervisedLane(Lane):
             self._moved()
 
     def _end_by(self, error: Exception, item: Delivery | None) -> None:
-        """Whatever `on_error` says, nothing more can be delivered."""
+        """End the subscriber for an error, whatever `on_error` says."""
         self.last_error = error_text(error)
         logger.error("background subscriber %s failed and is disabled", self.name, exc_info=error)
         self._drop_flights()  # first: who waits for the lane to end finds them counted
@@ -178,7 +185,7 @@ class SupervisedLane(Lane):
         self._finished = True
 
     def _drop_flights(self) -> None:
-        """What was sent, and is not delivered any more."""
+        """Count the unacknowledged events as dropped."""
         with self._account:
             self.dropped += self._flights.events
         self._flights.clear()
@@ -193,7 +200,7 @@ class SupervisedLane(Lane):
         self._in_a_row = 0
 
     def _record_spans(self, recorder: SpanRecorder, count: int, spans: list[tuple[float, float]]) -> None:
-        """Record the last of the deliveries that make up the `count` events which are about to land."""
+        """Record the last of the deliveries that make up the `count` events to be acknowledged."""
         landing: list[list[Event]] = []
         for flight in self._flights.waiting:
             if count <= 0:
@@ -205,7 +212,7 @@ class SupervisedLane(Lane):
             self._record(recorder, self._item_of(flight), began, seconds)
 
     def tell_under_way(self, recorder: SpanRecorder, now: float) -> None:
-        """Record what the worker is at."""
+        """Record the delivery that the worker has not ended."""
         with suppress(IndexError):  # it lands meanwhile
             flight = self._flights.waiting[0]
             if self._flights.sent and (item := self._item_of(flight)) is not None:
@@ -217,7 +224,7 @@ class SupervisedLane(Lane):
             self._room.ring()
 
     def _complain_of_death(self, how: str, what: str) -> None:
-        """Not where it had nothing to call, and everything else was acknowledged: its death costs nothing."""
+        """Report a death during a callback, unless the worker had no callback to call."""
         if what in self._calls_back:
             self.complain(ChildProcessError(f"its worker process died: {how}"), what)
 

@@ -1,15 +1,16 @@
-"""A subscriber in a process of its own: fed with encoded events, supervised, and never waited for by the training.
+"""Deliver to a subscriber in a process of its own, for which the training never waits.
 
     bus.subscribe(my_module.draw, "image_logged", offload="process")
 
-A thread of the lane takes events out of the queue, encodes them and sends them; at most `IN_FLIGHT` are on their way,
-the others stay in the queue, where the overflow policy applies. An event is acknowledged when its delivery has
-returned, and is then never sent again. What is not acknowledged when the worker dies is sent to the next one: *at
-least once*, so that a handler may see an event a second time, after the death of the worker that saw it first.
+A thread takes events out of the queue, encodes and sends them. At most `IN_FLIGHT` are unacknowledged; the
+others stay in the queue, where the overflow policy applies. An event is acknowledged when its delivery has
+returned, and is then never sent again. If the worker dies, unacknowledged events are sent to the next one:
+*at least once*, so that a handler may see an event a second time after the death of the first worker.
 
-What is sent again is sent one delivery at a time, so that it is known what a worker dies of. When `DEATHS_IN_A_ROW`
-workers have died without acknowledging anything, the first delivery has failed, and `on_error` says what follows.
-After `DEATHS` in all the subscriber is disabled. What it had been sent then counts as failed, what waited as dropped.
+They are sent again one delivery at a time, so that it is known which one a worker dies of. When
+`DEATHS_IN_A_ROW` workers have died without an acknowledgement, the first delivery has failed, and `on_error`
+decides what follows. After `DEATHS` deaths the subscriber is disabled: its unacknowledged events count as
+failed, its queued ones as dropped.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from eventloop.processes.launch import Home
 from eventloop.util.text import error_text
 
 IN_FLIGHT = 64
-"""Events that were sent and are not acknowledged."""
+"""The largest number of unacknowledged events."""
 BACKLOG_BYTES = 1 << 20
 """No event is encoded while so many bytes wait for room in the pipe: large images are sent one by one."""
 
 
 class ProcessLane(SupervisedLane):
-    """Feeds a worker from the queue.
+    """The queue of a subscriber in a worker process, with the thread that feeds it.
 
     Raises:
-        TypeError: no worker could import the handler.
+        TypeError: a worker could not import the handler.
     """
 
     def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
@@ -75,17 +76,20 @@ class ProcessLane(SupervisedLane):
         self._thread.start()
 
     def wake(self) -> None:
-        """Let the thread look at its queue."""
+        """Make the thread look at its queue; safe from any thread."""
         with self._wake_lock, suppress(BlockingIOError):  # a full pipe wakes it too
             if self._ringer >= 0:
                 os.write(self._ringer, b"\0")
 
     def wait_ready(self, timeout: float) -> bool:
-        """Wait until the worker has imported what it needs. Nobody has to: until then events stay in the queue."""
+        """Wait until the worker has imported its handler; return False on a timeout.
+
+        Events stay in the queue until then.
+        """
         return self._worker_ready.wait(timeout)
 
     def abandon(self) -> None:
-        """At the deadline of a close the worker is killed: what it has not acknowledged is left."""
+        """Kill the worker at the deadline of a close; unacknowledged events stay in the account as left."""
         super().abandon()
         self._abandoned = True
         worker = self.worker
@@ -94,7 +98,7 @@ class ProcessLane(SupervisedLane):
         self.wake()
 
     def check_stall(self, now: float) -> None:
-        """Left to the lane's thread, which never waits for the worker."""
+        """Do nothing: the subscriber's own thread checks, as it never waits for the worker."""
 
     # --- the lane's thread ---------------------------------------------------------------------------------
 
@@ -174,7 +178,7 @@ class ProcessLane(SupervisedLane):
             self._close_sent = True
 
     def _next_flight(self) -> bool:
-        """True when there is a delivery that this worker has not been sent."""
+        """Return whether there is a delivery to send, taking one out of the queue if needed."""
         if self._flights.unsent:
             return True
         room = self._limit - self._flights.events

@@ -1,8 +1,9 @@
-"""The process of a subscriber with `offload="process"`, started by `worker_process`.
+"""Run the process of a subscriber with `offload="process"`.
 
-It imports what it is told to call and nothing else of the program, no torch unless that needs it. Commands come on
-standard input, which the handler then finds empty; what it prints goes where the program's prints go. It ends by a
-word, when its commands end, or when the program is gone, whoever else may hold the pipe.
+`eventloop.processes.child` starts it. It imports the handler and nothing else of the program, and torch only
+if the handler does. Commands come on standard input, which the handler then finds empty; what it prints goes
+where the program's prints go. It ends at a `CLOSE`, when the pipe of commands ends, or when the program is
+gone, even if another process holds the pipe.
 """
 
 from __future__ import annotations
@@ -29,18 +30,21 @@ from eventloop.processes.channel import Frame, Inbox, Kind, frame
 from eventloop.processes.launch import ASK_TO_END
 
 ACK_SECONDS = 0.05
-"""How long a delivery that ended may go unacknowledged while the next one is under way."""
+"""How long a finished delivery may stay unacknowledged while the next one is under way."""
 LOOK_SECONDS = 1.0
-"""How often it looks whether the program is still there."""
+"""How often the worker checks whether the program still runs."""
 ORPHAN_SECONDS = 10.0
-"""How long it may go on without it, with what it had been sent."""
+"""How long the worker may go on without the program, with the events it had been sent."""
 NICENESS = 10
-"""The training comes first: where there are more threads than processors, a worker waits."""
+"""The training comes first: with more threads than processors, a worker waits."""
 
 
 def main() -> None:
-    """Deliver what comes; the arguments are the descriptor for the answers and the program's process id."""
-    # Ctrl-C and a scheduler's signals reach the whole group: the program decides, and tells
+    """Deliver the events that come.
+
+    The arguments are the file descriptor for answers and the program's process id.
+    """
+    # Ctrl-C and a scheduler's signals reach the whole group: the program decides when this process ends
     for signum in ASK_TO_END:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
@@ -59,11 +63,11 @@ def main() -> None:
 
 
 class Worker:
-    """Takes commands, calls the handler, acknowledges.
+    """Take commands, call the handler, and acknowledge events.
 
     Args:
         commands, answers: the ends of the two pipes.
-        program: the process id of who sends the commands.
+        program: the process id of the program.
     """
 
     def __init__(self, commands: int, answers: int, program: int) -> None:
@@ -79,7 +83,7 @@ class Worker:
         self._begin: Frame | None = None  # to be done at the first event
 
     def run(self) -> None:
-        """Until the end; a handler that cannot be imported is the end, too."""
+        """Obey commands until the end; a handler that cannot be imported ends it at once."""
         if not self._set_up():
             return
         threading.Thread(target=self._acks.watch, name="eventloop acks", daemon=True).start()
@@ -156,7 +160,7 @@ class Worker:
             owner.begin_in_worker(pickle.loads(message.body), restarts=message.number, first=first)
 
     def _call(self, callback: Callable[[], Any] | None) -> bytes:
-        """Call back; returns the error as it is sent, or nothing."""
+        """Call a callback; return its error encoded, or b""."""
         try:
             if callback is not None:
                 callback()
@@ -167,7 +171,7 @@ class Worker:
         return b""
 
     def _next(self) -> Frame | None:
-        """The next command; None when there will be none. Before it waits, it acknowledges."""
+        """Return the next command, None at the end; acknowledge events before waiting."""
         while not self._frames:
             if not _readable(self._commands, 0.0):
                 self._acks.tell()
@@ -184,8 +188,11 @@ class Worker:
 
 
 class _Acks:
-    """What goes back. Deliveries are acknowledged several at a time, as each message wakes the program; but none
-    waits for the next one to end, which may hang."""
+    """Send acknowledgements and other messages.
+
+    Deliveries are acknowledged several at a time, because each message wakes the program. An acknowledgement
+    does not wait for the next delivery to end, which may hang.
+    """
 
     def __init__(self, fd: int, orphaned: Callable[[], bool]) -> None:
         self._fd = fd
@@ -201,7 +208,7 @@ class _Acks:
         self._spans: list[tuple[float, float]] = []
 
     def done(self, count: int, began: float, seconds: float) -> None:
-        """A delivery of so many events ended well."""
+        """Note that a delivery of `count` events succeeded."""
         with self._lock:
             self._finished += count
             self._calls += 1
@@ -214,12 +221,12 @@ class _Acks:
         self._news.set()
 
     def tell(self) -> None:
-        """Acknowledge what has ended."""
+        """Acknowledge the deliveries that have ended."""
         with self._lock:
             self._tell()
 
     def send(self, message: bytes, failed: int = 0) -> None:
-        """Send another message, behind the acknowledgement of what has ended."""
+        """Send a message, after the acknowledgement of the deliveries that have ended."""
         with self._lock:
             self._tell()
             _write_all(self._fd, message)
@@ -227,7 +234,10 @@ class _Acks:
             self._told += failed
 
     def watch(self) -> None:
-        """On a thread of its own: acknowledge while a delivery is under way, and look for the program."""
+        """Acknowledge while a delivery is under way, and end the worker if the program is gone.
+
+        Runs on a thread of its own.
+        """
         while True:
             if self._news.wait(LOOK_SECONDS):
                 self._news.clear()
@@ -258,7 +268,7 @@ def _readable(fd: int, seconds: float) -> bool:
 
 
 def _keep_torch_small() -> None:
-    """A handler's module that imports torch brings a thread for each processor, all of which the training has."""
+    """Limit torch to one thread: by default it takes one for each processor, which the training needs."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
