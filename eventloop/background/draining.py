@@ -17,10 +17,10 @@ from time import monotonic, perf_counter
 from eventloop.background.health import Health
 from eventloop.background.overtime import Overtime, advice
 from eventloop.background.queues.subscriber import Lane
+from eventloop.background.queues.wakeup import Doorbell
 from eventloop.background.router import Item, Router
 from eventloop.background.runners import TaskLane
 from eventloop.background.shutdown_order import Ending
-from eventloop.background.wakeup import Doorbell
 from eventloop.events import Event, EventsDropped, HandlerFailed
 from eventloop.util.waiting import Latch
 

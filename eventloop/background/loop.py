@@ -4,7 +4,7 @@ The emitting thread appends an event to `inbox` and returns: no lock, no wake-up
 loop looks at the inbox every `POLL_SECONDS`, or at once during a flush, and routes what it finds
 (`eventloop.background.router`), in turns with the subscribers' threads
 (`eventloop.background.gil_scheduler`). Waking an asyncio loop costs 26 us, too much for each event; a
-subscriber that emitted during a delivery wakes it after that delivery (`eventloop.background.wakeup`).
+subscriber that emitted during a delivery wakes it after that delivery (`eventloop.background.queues.wakeup`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.background import spill
+from eventloop.background.queues import spill
 
 
 @pytest.fixture

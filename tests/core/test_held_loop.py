@@ -13,10 +13,10 @@ from eventloop.background import draining
 from eventloop.background.gil_scheduler import HOLD_SECONDS, Pace
 from eventloop.background.loop import HURRY
 from eventloop.background.queues.options import LaneOptions
+from eventloop.background.queues.spill import Segment
 from eventloop.background.queues.subscriber import Route
 from eventloop.background.router import Router
 from eventloop.background.runners import ThreadLane
-from eventloop.background.spill import Segment
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, AfterValIter, BeforeRun, Event, EventsDropped, HandlerFailed
@@ -205,7 +205,7 @@ def test_what_a_hanging_disk_holds_up_is_left(monkeypatch: pytest.MonkeyPatch, b
         return 0
 
     monkeypatch.setattr(Segment, "append", slow)
-    monkeypatch.setattr("eventloop.background.spill.CHUNK_BYTES", 100)
+    monkeypatch.setattr("eventloop.background.queues.spill.CHUNK_BYTES", 100)
     monkeypatch.setattr("eventloop.bus.subscribers._ROUTE_SECONDS", 0.01)
     bus, leave = Bus(), threading.Event()
     for number in range(before):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from eventloop.background import spill
 from eventloop.background.gil_scheduler import Pace
+from eventloop.background.queues import spill
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.runners import ThreadLane
 from eventloop.bus import Bus

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.background import spill
+from eventloop.background.queues import spill
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, EventsDropped
 from tests.conftest import DEADLINE, Held
@@ -159,7 +159,7 @@ def test_a_real_limit_of_the_system_is_survived(python: Callable[..., CompletedP
     """RLIMIT_FSIZE fails a write as a full disk does, after a part of it; lifted, spilling goes on."""
     program = """
 import resource, threading
-from eventloop.background import spill
+from eventloop.background.queues import spill
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-from eventloop.background.filter_watchdog import Asking, is_signal
 from eventloop.background.queues.account import LaneAccount
+from eventloop.background.queues.filter_watchdog import Asking, is_signal
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.spill import Spill
+from eventloop.background.queues.spill import Spill
 from eventloop.costs.sampling import Waits
 from eventloop.events import Event
 from eventloop.events.filters import Passes

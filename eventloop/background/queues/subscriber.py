@@ -11,11 +11,11 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, ClassVar
 
-from eventloop.background.filter_watchdog import HANGS_SECONDS
+from eventloop.background.queues.filter_watchdog import HANGS_SECONDS
 from eventloop.background.queues.flush_tokens import Flushes, InVain
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery, LaneQueue
-from eventloop.background.wakeup import Doorbell
+from eventloop.background.queues.wakeup import Doorbell
 from eventloop.costs.counting import DELIVERY_PERIOD, WARM_UP
 from eventloop.costs.records import RunsOn
 from eventloop.costs.sampling import Budget, Timing
