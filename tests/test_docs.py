@@ -1,4 +1,4 @@
-"""docs/checkpoints.md does what it says."""
+"""The pages of docs/ do what they say: their Python blocks run, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -12,18 +12,54 @@ from eventloop.checkpoint.listing import Stock
 from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent
-TEXT = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+DOCS = ROOT / "docs"
+MADE_FROM_CODE = {"events.md", "api", "dev"}
+PAGES = sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in MADE_FROM_CODE)
+CHECKPOINTS = (DOCS / "checkpoints.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str) -> list[str]:
+    """Return the Python blocks of a page; those of a page go on from each other."""
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def name_of(page: Path) -> str:
+    """Return the name of a page as pytest shows it."""
+    return page.relative_to(DOCS).as_posix()
+
+
+def run(page: Path, where: Path) -> str:
+    """Run the blocks of a page one after the other, as one program, and return what they print."""
+    program = "\n".join(blocks(page.read_text(encoding="utf-8")))
+    ended = forked.run(["-c", program], cwd=where, env={**os.environ, "PYTHONPATH": forked.ROOT})
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+WITH_BLOCKS = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", [p for p in WITH_BLOCKS if p.name != "checkpoints.md"], ids=name_of)
+def test_blocks_run(page: Path, tmp_path: Path) -> None:
+    """Every Python block of a page runs as it is printed, after those before it."""
+    run(page, tmp_path)
+
+
+@pytest.mark.skipif(not (ROOT / "eventloop").is_dir(), reason="needs the checkout")
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files(page: Path) -> None:
+    """A relative link of a page names a file of the repository."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text)
+
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The blocks, run one after the other: where, and what they printed."""
+    """Run the blocks of checkpoints.md: where, and what they printed."""
     where = tmp_path_factory.mktemp("docs")
-    program = "\n".join(BLOCKS)
-    ended = forked.run(["-c", program], cwd=where, env={**os.environ, "PYTHONPATH": forked.ROOT})
-    assert ended.returncode == 0, ended.stderr
-    return where / "runs" / "kept", ended.stdout
+    return where / "runs" / "kept", run(DOCS / "checkpoints.md", where)
 
 
 def test_what_is_printed(ran: tuple[Path, str]) -> None:
@@ -44,7 +80,7 @@ def test_the_keys_are_those_of_the_file(ran: tuple[Path, str]) -> None:
     """The table has each of a checkpoint; the one beside them is of an average."""
     import torch
 
-    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE)[:4])))
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", CHECKPOINTS, re.MULTILINE)[:4])))
     state = torch.load(ran[0] / "epoch_6" / "state.pth", weights_only=True)
 
     assert named == {*state, "ema_state_dict"}

@@ -1,4 +1,4 @@
-"""docs/parity.md names tests that exist, one at least a row, and everything public in hooks and writers."""
+"""docs/dev/parity.md names tests that exist, one at least a row, and everything public in hooks and writers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from eventloop import hooks, writers
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "dev" / "parity.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
 COMPARED, _, ABSENT = TEXT.partition("\n## Not here, and why\n")
 
