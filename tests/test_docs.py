@@ -1,4 +1,4 @@
-"""The pages of docs/ do what they say: their Python blocks run, and their links lead somewhere."""
+"""Run the Python blocks of every page under docs/, and check what docs/checkpoints.md says of its files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ PAGES = sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).par
 CHECKPOINTS = (DOCS / "checkpoints.md").read_text(encoding="utf-8")
 
 
+BLOCK = re.compile(r"^(<!-- not run: .+? -->\n)?```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
 def blocks(text: str) -> list[str]:
-    """Return the Python blocks of a page; those of a page go on from each other."""
-    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    """Return the Python blocks of a page, without those that are marked `<!-- not run: why -->`."""
+    return [code for not_run, code in BLOCK.findall(text) if not not_run]
 
 
 def name_of(page: Path) -> str:
@@ -43,16 +46,6 @@ WITH_BLOCKS = [page for page in PAGES if blocks(page.read_text(encoding="utf-8")
 def test_blocks_run(page: Path, tmp_path: Path) -> None:
     """Every Python block of a page runs as it is printed, after those before it."""
     run(page, tmp_path)
-
-
-@pytest.mark.skipif(not (ROOT / "eventloop").is_dir(), reason="needs the checkout")
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_to_files(page: Path) -> None:
-    """A relative link of a page names a file of the repository."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text)
-
-    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.fixture(scope="module")
