@@ -23,6 +23,7 @@ version = release = eventloop.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_generate"]
 templates_path: list[str] = []
+smartquotes = False
 html_theme = "furo"
 html_title = f"eventloop {version}"
 

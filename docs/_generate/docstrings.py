@@ -21,7 +21,10 @@ def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
     paragraphs = _paragraphs(lines)
     lines[:] = [line for kind, block in paragraphs for line in (*_RENDER[kind](block), "")]
     if what in ("attribute", "data", "property"):
-        lines.insert(0, "")  # napoleon reads a first line with a colon as "type: description"
+        lines[:0] = [
+            "..",
+            "",
+        ]  # an empty comment: napoleon reads a first line with a colon as "type: description"
 
 
 def _paragraphs(lines: list[str]) -> list[tuple[str, list[str]]]:
