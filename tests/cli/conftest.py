@@ -18,7 +18,7 @@ from eventloop import Trainer
 from eventloop.hooks import CheckpointHook
 from tests import forked
 from tests.forked import Forked
-from tests.trainer.conftest import batches, tiny_model
+from tests.support.trainers import batches, tiny_model
 
 torch.set_num_threads(1)
 ENVIRONMENT = {

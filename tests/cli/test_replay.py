@@ -21,7 +21,7 @@ from eventloop.events import Event
 from eventloop.events.run import Run
 from eventloop.writers import CSVWriter, JSONLWriter, TensorBoardWriter, Writer, read_jsonl
 from eventloop.writers.event_log_writer import EventLogWriter
-from tests.trainer.conftest import batches, tiny_model
+from tests.support.trainers import batches, tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from tests.cli.reported_runs import (
     subscriber,
     write_lines,
 )
-from tests.trainer.conftest import batches, tiny_model
+from tests.support.trainers import batches, tiny_model
 
 
 @pytest.fixture

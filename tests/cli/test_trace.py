@@ -23,7 +23,7 @@ from eventloop.hooks import TraceHook
 from eventloop.tracing.chrome import chrome_trace, nested_rows
 from eventloop.tracing.file import Window, read_trace
 from tests.cli.traced_runs import traced
-from tests.trainer.conftest import batches, tiny_model
+from tests.support.trainers import batches, tiny_model
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]

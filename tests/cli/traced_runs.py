@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, TraceHook
 from eventloop.writers import CSVWriter, JSONLWriter
-from tests.trainer.conftest import batches, tiny_model
+from tests.support.trainers import batches, tiny_model
 
 
 def traced(directory: Path, *windows: tuple[int, int]) -> Trainer:

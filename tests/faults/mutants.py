@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 STORE = (
     "tests/faults/test_system.py", "tests/faults/test_crash_states.py", "tests/faults/test_operations.py",
-    "tests/trainer/test_disk.py", "tests/trainer/test_checkpoint_store.py",
+    "tests/checkpoint/test_disk.py", "tests/checkpoint/test_checkpoint_store.py",
 )  # fmt: skip
 READ = (
-    "tests/faults/test_damage.py", "tests/trainer/test_verify.py", "tests/trainer/test_manifest.py",
-    "tests/trainer/test_checkpoint_found.py",
+    "tests/faults/test_damage.py", "tests/checkpoint/test_verify.py", "tests/checkpoint/test_manifest.py",
+    "tests/checkpoint/test_checkpoint_found.py",
 )  # fmt: skip
 COPY = (
-    "tests/faults/test_copies.py", "tests/trainer/test_snapshot.py", "tests/trainer/test_copying.py",
-    "tests/trainer/test_saver.py", "tests/trainer/test_saver_process.py",
+    "tests/faults/test_copies.py", "tests/checkpoint/test_snapshot.py", "tests/checkpoint/test_copying.py",
+    "tests/checkpoint/test_saver.py", "tests/checkpoint/test_saver_process.py",
 )  # fmt: skip
 PUBLISHED = ("tests/hooks/test_published_safetensors.py",)
-LINE = ("tests/faults/test_line.py", "tests/trainer/test_line.py")
+LINE = ("tests/faults/test_line.py", "tests/checkpoint/test_line.py")
 
 
 class Mutant(NamedTuple):
@@ -362,7 +362,7 @@ MUTANTS = (
         "checkpoint/saving/saver.py",
         "            task.written.wait()\n",
         "            pass\n",
-        tests=("tests/trainer/test_saver_patience.py",),
+        tests=("tests/checkpoint/test_saver_patience.py",),
         after="def close",
     ),
     Mutant(

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from tests.trainer.conftest import build_trainer
-from tests.trainer.test_preemption import precise_trainer
+from tests.stops.test_preemption import precise_trainer
+from tests.support.trainers import build_trainer
 
 BATCHES = 9
 """In three passes."""

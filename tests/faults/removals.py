@@ -22,15 +22,15 @@ NAMES = frozenset({
 COPIES = frozenset({"copy", "clone", "deepcopy"})
 """Those that are asked for what they return."""
 
-_SAVER = (*COPY, "tests/trainer/test_saver_patience.py", "tests/trainer/test_second_interrupt.py")
+_SAVER = (*COPY, "tests/checkpoint/test_saver_patience.py", "tests/stops/test_second_interrupt.py")
 BY_VALUE = "tests/faults/test_by_value.py"
 _RESUMED = (
-    BY_VALUE, "tests/trainer/test_resume_refused.py", "tests/trainer/test_resume_settings.py",
-    "tests/trainer/test_resume.py", "tests/trainer/test_resume_samplers.py", "tests/trainer/test_resume_exact.py",
-    "tests/trainer/test_resume_late.py",
+    BY_VALUE, "tests/resume/test_resume_refused.py", "tests/resume/test_resume_settings.py",
+    "tests/resume/test_resume.py", "tests/resume/test_resume_samplers.py", "tests/resume/test_resume_exact.py",
+    "tests/resume/test_resume_late.py",
 )  # fmt: skip
 _AVERAGED = (
-    "tests/trainer/test_copying.py", "tests/hooks/test_ema_checkpoint.py", "tests/hooks/test_ema.py",
+    "tests/checkpoint/test_copying.py", "tests/hooks/test_ema_checkpoint.py", "tests/hooks/test_ema.py",
 )  # fmt: skip
 TESTS = {
     "checkpoint/saving/buffers.py": COPY,
@@ -43,27 +43,27 @@ TESTS = {
     "hooks/ema.py": _AVERAGED,
     "checkpoint/saving/publish.py": PUBLISHED,
     "checkpoint/retention/pending.py": COPY,
-    "data/index_reader.py": (BY_VALUE, "tests/trainer/test_resume_samplers.py"),
+    "data/index_reader.py": (BY_VALUE, "tests/resume/test_resume_samplers.py"),
     "checkpoint/lineage.py": LINE,
     "checkpoint/manifest.py": STORE,
     "optim/optimizers.py": _RESUMED,
     "checkpoint/saving/save_timeout.py": ("tests/faults/test_waits.py", *_SAVER[-2:]),
-    "data/position.py": (BY_VALUE, "tests/trainer/test_resume_samplers.py"),
+    "data/position.py": (BY_VALUE, "tests/resume/test_resume_samplers.py"),
     "checkpoint/prune.py": ("tests/cli/test_checkpoints_prune.py",),
-    "resume/ranks.py": ("tests/trainer/test_resume_ranks.py",),
+    "resume/ranks.py": ("tests/resume/test_resume_ranks.py",),
     "resume/state.py": COPY,
-    "data/rng.py": (BY_VALUE, "tests/trainer/test_resume_samplers.py"),
+    "data/rng.py": (BY_VALUE, "tests/resume/test_resume_samplers.py"),
     "checkpoint/saving/saver.py": _SAVER,
     "checkpoint/saving/saver_client.py": _SAVER,
     "checkpoint/saving/saver_process.py": _SAVER,
     "checkpoint/saving/saver_thread.py": _SAVER,
     "resume/settings.py": _RESUMED,
     "checkpoint/directory.py": STORE,
-    "checkpoint/saving/snapshot.py": (BY_VALUE, *COPY[:3], "tests/trainer/test_cuda_path.py"),
+    "checkpoint/saving/snapshot.py": (BY_VALUE, *COPY[:3], "tests/metrics/test_cuda_path.py"),
     "state/rollback.py": _RESUMED,
     "checkpoint/cleanup.py": STORE,
     "checkpoint/verify.py": STORE,
-    "checkpoint/weights.py": (*_RESUMED, "tests/trainer/test_weights_refused.py"),
+    "checkpoint/weights.py": (*_RESUMED, "tests/checkpoint/test_weights_refused.py"),
 }
 """The checkpoint code, and what is to turn red where something of a file is left out."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tests.trainer.interrupted import Case, difference, interrupted, random_stops, uninterrupted
+from tests.support.interrupted import Case, difference, interrupted, random_stops, uninterrupted
 
 CASES = [
     *(

@@ -20,7 +20,7 @@ from eventloop.data.index_reader import IndexReader
 from eventloop.data.rng import rng_state, samplers_state, set_generators, set_rng_state, set_samplers
 from eventloop.hooks import Hook
 from tests.checkpoints import rewrite
-from tests.trainer.conftest import build_trainer, samples, tiny_model
+from tests.support.trainers import build_trainer, samples, tiny_model
 
 
 def test_a_tensor_that_does_not_lie_in_a_row_is_copied_late() -> None:

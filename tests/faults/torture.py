@@ -26,9 +26,9 @@ from tests.faults.damage import BY_CHANCE, FILES, HOSTILE, ON_PURPOSE, Damaged, 
 from tests.faults.in_memory import directory_in_memory
 from tests.faults.mutation import all_faults, survivors
 from tests.faults.operations import CASES, all_tries, check_training, check_try, training_tries
-from tests.trainer.conftest import build_trainer
-from tests.trainer.preempted import PLACES, Trials
-from tests.trainer.signals import hearing
+from tests.support.preempted import PLACES, Trials
+from tests.support.signals import hearing
+from tests.support.trainers import build_trainer
 
 POINTS, MOMENTS, PROCESSES, FLIPS, DAMAGES, RESUMES, SIGNALS = 340, 110, 30, 520, 240, 50, 40
 BATCH = 20

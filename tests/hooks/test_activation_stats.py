@@ -11,7 +11,7 @@ from torch import nn
 
 from eventloop.hooks import LoggerHook
 from eventloop.hooks.activation_stats import ActivationStats
-from tests.trainer.conftest import MakeTrainer, batches
+from tests.support.trainers import MakeTrainer, batches
 
 
 def net() -> nn.Module:

@@ -13,7 +13,7 @@ from eventloop.hooks import Hook, LoggerHook, PeriodicWriter
 from eventloop.metrics.reduce import LAST, Reduced, Reducer
 from eventloop.metrics.rows import Packet
 from eventloop.training.trainer import Trainer
-from tests.trainer.meeting import Meeting, Present
+from tests.support.meeting import Meeting, Present
 
 Record = Callable[[Trainer], list[ScalarsLogged]]
 Make = Callable[..., Trainer]

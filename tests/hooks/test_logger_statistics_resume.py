@@ -14,7 +14,7 @@ from eventloop.hooks import CheckpointHook, Hook, LoggerHook
 from eventloop.metrics import EventStorage
 from eventloop.metrics.statistics import LogStatistics
 from eventloop.training.trainer import Trainer
-from tests.trainer.meeting import Meeting, Rank, look_in_turn
+from tests.support.meeting import Meeting, Rank, look_in_turn
 
 Make = Callable[..., Trainer]
 Logged = list[tuple[int, dict[str, float]]]

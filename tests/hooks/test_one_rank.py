@@ -1,4 +1,4 @@
-"""on_rank: handlers of one rank; two ranks are in tests/trainer/test_two_ranks.py."""
+"""on_rank: handlers of one rank; two ranks are in tests/training/test_two_ranks.py."""
 
 from __future__ import annotations
 

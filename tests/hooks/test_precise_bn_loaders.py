@@ -17,7 +17,7 @@ from eventloop.hooks import CheckpointHook
 from eventloop.hooks.precise_bn import PreciseBN
 from eventloop.model.batchnorm_statistics import update_bn_stats
 from eventloop.training.trainer import Trainer
-from tests.trainer.test_resume_samplers import Counted, Passes, Placed, Saving
+from tests.resume.test_resume_samplers import Counted, Passes, Placed, Saving
 
 Make = Callable[..., Trainer]
 

@@ -1,4 +1,4 @@
-"""SyncBuffersHook in one process; what it does in two is in tests/trainer/test_two_ranks.py."""
+"""SyncBuffersHook in one process; what it does in two is in tests/training/test_two_ranks.py."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from eventloop.util.append_file import write_all
 from eventloop.writers import JSONLWriter, TensorBoardWriter
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.writer import Writer
-from tests.trainer.conftest import batches, tiny_model
+from tests.support.trainers import batches, tiny_model
 
 WRITERS: dict[str, tuple[Callable[[], Writer], int]] = {
     "jsonl": (lambda: JSONLWriter(events="*"), 2),

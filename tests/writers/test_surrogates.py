@@ -41,7 +41,7 @@ from eventloop.writers import (
     read_jsonl,
 )
 from tests.conftest import DEADLINE
-from tests.core.process_handlers import MealServed
+from tests.support.process_handlers import MealServed
 from tests.writers.csv_rows import rows
 
 Attach = Callable[..., Bus]

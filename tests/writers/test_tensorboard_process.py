@@ -34,7 +34,7 @@ from eventloop.events.run import Run
 from eventloop.hooks import LoggerHook, VisualizationHook
 from eventloop.writers import TensorBoardWriter
 from tests.conftest import DEADLINE
-from tests.trainer.conftest import batches, tiny_model
+from tests.support.trainers import batches, tiny_model
 
 Attach = Callable[..., Bus]
 PROCESS = "TensorBoardWriter, in a process"

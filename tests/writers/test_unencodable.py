@@ -19,7 +19,7 @@ from eventloop.events.encoding_errors import Unencodable
 from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter, JSONLWriter, Writer, read_jsonl
 from tests.conftest import DEADLINE
-from tests.core.process_handlers import MealServed
+from tests.support.process_handlers import MealServed
 
 Attach = Callable[..., Bus]
 Account = Callable[[Bus], SubscriptionStats]

@@ -17,7 +17,7 @@ from eventloop.events.run import Run
 from eventloop.writers import JSONLWriter, TensorBoardWriter, Writer
 from eventloop.writers.handover import Handover
 from tests.conftest import DEADLINE
-from tests.trainer.conftest import build_trainer
+from tests.support.trainers import build_trainer
 from tests.writers.conftest import Account, Attach
 
 

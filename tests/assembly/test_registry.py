@@ -1,0 +1,466 @@
+"""Hooks and writers by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD
+
+from eventloop import register
+from eventloop.checkpoint import find_checkpoints
+from eventloop.hooks import CheckpointHook, Hook, LoggerHook, PeriodicWriter
+from eventloop.migration.names import CLASSES
+from eventloop.optim.schedulers import SCHEDULERS, StepLR
+from eventloop.registry import HOOKS, WRITERS, build, find_class
+from eventloop.writers import JSONLWriter, Writer
+from tests.support.trainers import MakeTrainer
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """What a test registers is forgotten after it."""
+    known = [(registry, set(registry.names())) for registry in (HOOKS, WRITERS)]
+    yield
+    for registry, names in known:
+        for name in {*registry.names()} - names:
+            registry.forget(name)
+
+
+class Named(Hook):
+    """A hook with one argument."""
+
+    def __init__(self, n: int = 1) -> None:
+        self.n = n
+
+
+class Anything(Hook):
+    """A hook that takes whatever it is given."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+
+def test_own_classes_are_known() -> None:
+    """eventloop's hooks and writers are known by their names."""
+    assert find_class("CheckpointHook") is CheckpointHook
+    assert find_class("JSONLWriter") is JSONLWriter
+
+
+def test_registered_classes_are_known() -> None:
+    """`@register` makes a class known, and returns it."""
+    assert register(Named) is Named
+    assert find_class("Named") is Named
+
+
+def test_mmengines_register_module() -> None:
+    """As a decorator with and without parentheses and names, and as a call; each returns the class."""
+
+    @HOOKS.register_module()
+    class First(Hook): ...
+
+    @HOOKS.register_module(name=["Second", "Zweiter"])
+    class Other(Hook): ...
+
+    @HOOKS.register_module
+    class Third(Hook): ...
+
+    assert HOOKS.register_module("Fourth", module=Named) is Named
+    assert [HOOKS.get(name) for name in ("First", "Second", "Zweiter", "Third", "Fourth", "Other")] == [
+        First, Other, Other, Third, Named, None,
+    ]  # fmt: skip
+
+
+def test_a_name_that_is_taken_needs_force() -> None:
+    """`register_module(force=True)` gives a name of eventloop's own to another class, which configs then build."""
+    with pytest.raises(ValueError, match="'LoggerHook' is registered already"):
+        HOOKS.register_module("LoggerHook", module=Named)
+    HOOKS.register_module("LoggerHook", force=True, module=Named)
+    try:
+        assert type(build({"type": "LoggerHook"})) is Named
+    finally:
+        HOOKS.forget("LoggerHook")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"module": build}, "@register goes on a class, got <function build"),
+        ({"name": 3, "module": Named}, "the name of a hook must be a str, got 3"),
+        ({"force": "no", "module": Named}, "force must be True or False, got 'no'"),
+    ],
+)
+def test_what_cannot_be_registered(arguments: dict[str, Any], message: str) -> None:
+    """A function, a name that is no text, a `force` that is no bool."""
+    with pytest.raises(TypeError, match=message):
+        HOOKS.register_module(**arguments)
+
+
+def test_mmengines_build() -> None:
+    """`HOOKS.build(config)` makes the object; `default_args` are what the config lacks, and it stays as it was."""
+    HOOKS.register(Named)
+    config = {"type": "Named"}
+
+    assert HOOKS.build(config, default_args={"n": 2}).n == 2
+    assert HOOKS.build({**config, "n": 3}, default_args={"n": 2}).n == 3
+    assert config == {"type": "Named"}
+    with pytest.raises(ValueError, match="unknown type 'Nammed': did you mean 'Named'"):
+        HOOKS.build({"type": "Nammed"})
+    with pytest.raises(TypeError, match=r"expected an object or a config dict\(type=...\), got 3"):
+        HOOKS.build(3)  # type: ignore[arg-type]
+
+
+def test_each_registry_builds_its_own_kind() -> None:
+    """A scheduler is known to `SCHEDULERS` alone."""
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    config = {"type": "StepLR", "step_size": 2}
+
+    assert type(SCHEDULERS.build(config, default_args={"optimizer": optimizer})) is StepLR
+    with pytest.raises(ValueError, match="unknown type 'StepLR'"):
+        HOOKS.build(config)
+
+
+def test_build_by_name_or_class() -> None:
+    """`type` is a name or the class itself; the rest are arguments."""
+    register(Named)
+
+    assert build({"type": "Named", "n": 3}).n == build({"type": Named, "n": 3}).n == 3
+
+
+def test_a_config_is_left_as_it_was() -> None:
+    """A config can be built from twice."""
+    config = {"type": Named, "n": 3, "priority": "LOW"}
+    build(config)
+
+    assert config == {"type": Named, "n": 3, "priority": "LOW"}
+
+
+def test_priority_and_name_are_set_on_the_object() -> None:
+    """A hook's priority and name need not be arguments of its constructor."""
+    hook = build({"type": Named, "priority": "VERY_LOW", "name": "mine"})
+
+    assert (hook.priority, hook.name) == ("VERY_LOW", "mine")
+
+
+def test_the_name_of_a_config_is_the_name_of_its_state(make_trainer: MakeTrainer) -> None:
+    """Two hooks of one class with a state are told apart by the names in their configs."""
+    configs = [
+        {"type": CheckpointHook, "name": name, "filename_tmpl": f"{name}_{{}}"}
+        for name in ("often", "seldom")
+    ]
+
+    trainer = make_trainer(hooks=configs)
+
+    assert {"often", "seldom"} <= {hook.name for hook in trainer.hooks}
+
+
+def test_a_bad_priority_in_a_config(make_trainer: MakeTrainer) -> None:
+    """A priority that is none is an error when the trainer is built."""
+    with pytest.raises(ValueError, match="unknown priority name 'LOWW'"):
+        make_trainer(hooks=[{"type": "LoggerHook", "priority": "LOWW"}])
+
+
+def test_a_writer_has_no_priority() -> None:
+    """A priority on a writer would do nothing: it is refused."""
+    with pytest.raises(ValueError, match="JSONLWriter has no argument 'priority'"):
+        build({"type": "JSONLWriter", "priority": 3})
+
+
+def test_a_class_that_takes_anything() -> None:
+    """A constructor with **options is given what the config has."""
+    assert build({"type": Anything, "colour": "red"}).options == {"colour": "red"}
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        (
+            {"type": "ChekpointHook"},
+            ValueError,
+            "unknown type 'ChekpointHook': did you mean 'CheckpointHook'",
+        ),
+        ({"type": Named, "m": 1, "n": 2}, ValueError, "Named has no argument 'm'"),
+        (
+            {"type": "CheckpointHook", "intreval": 1},
+            ValueError,
+            "no argument 'intreval': did you mean 'interval'",
+        ),
+        ({"n": 1}, TypeError, r"expected an object or a config dict\(type=...\), got {'n': 1}"),
+        ({"type": None}, TypeError, "type must be a class or its name, got None"),
+        (3, TypeError, "expected an object or a config .*, got 3"),
+    ],
+)
+def test_wrong_configs(config: Any, error: type[Exception], message: str) -> None:
+    """A config that cannot be built says what is wrong with it, with a suggestion for a misspelling."""
+    with pytest.raises(error, match=message):
+        build(config)
+
+
+def test_registered_classes_are_suggested() -> None:
+    """A misspelled class of the user's own is suggested too."""
+    register(Named)
+
+    with pytest.raises(ValueError, match="did you mean 'Named'"):
+        find_class("Nammed")
+
+
+def test_a_name_of_eventloops_own() -> None:
+    """A class may not take the name of one of eventloop's."""
+
+    class LoggerHook(Hook):
+        pass
+
+    with pytest.raises(ValueError, match=r"'LoggerHook' is registered already, by eventloop\.hooks\.logger"):
+        register(LoggerHook)
+
+
+def test_a_notebook_cell_run_twice() -> None:
+    """A class defined anew in the same module takes the place of the one before."""
+
+    def define() -> type:
+        class Cell(Hook):
+            pass
+
+        return register(Cell)
+
+    first, second = define(), define()
+
+    assert first is not second
+    assert find_class("Cell") is second
+
+
+def test_two_classes_of_one_module_under_one_name() -> None:
+    """A name given to another class of the same module is taken, too."""
+    HOOKS.register(name="mine")(Named)
+
+    with pytest.raises(ValueError, match="'mine' is registered already"):
+        HOOKS.register(name="mine")(Anything)
+
+
+def test_register_on_something_else() -> None:
+    """Only classes are registered."""
+    with pytest.raises(TypeError, match="@register goes on a class, got"):
+        register(LoggerHook())  # type: ignore[type-var]
+
+
+def test_a_registry_of_each_kind() -> None:
+    """`@HOOKS.register`, with or without a name of its own, and `@WRITERS.register`."""
+
+    @HOOKS.register(name="mine")
+    class MyHook(Hook):
+        pass
+
+    @WRITERS.register
+    class MyWriter(Writer):
+        pass
+
+    assert (find_class("mine"), find_class("MyWriter")) == (MyHook, MyWriter)
+    assert HOOKS.find("MyWriter") is None
+    assert "JSONLWriter" in WRITERS.names()
+
+
+def test_only_what_can_be_built_is_listed(make_trainer: MakeTrainer) -> None:
+    """Hooks where a hook is expected, writers where a writer is: no base, and nothing that is beside them."""
+    register(Named)
+    for names, kind in ((HOOKS.names(), Hook), (WRITERS.names(), Writer)):
+        found = [find_class(name) for name in names]
+        own = [
+            cls for cls in found if cls.__module__.startswith("eventloop.")
+        ]  # other tests register theirs too
+        assert len(own) > 5
+        assert all(issubclass(cls, kind) and cls is not kind for cls in own)
+    hooks, writers = ", ".join(sorted(HOOKS.names())), ", ".join(sorted(WRITERS.names()))
+
+    with pytest.raises(
+        ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register makes your own"
+    ):
+        make_trainer(hooks=[{"type": "Slow"}])
+    with pytest.raises(
+        ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register makes your own"
+    ):
+        make_trainer(default_hooks={"mine": {"type": "Slow"}})
+    with pytest.raises(
+        ValueError, match=f"^unknown type 'Slow': known are {writers}; @register makes your own"
+    ):
+        make_trainer(writers=[{"type": "Slow"}])
+    with pytest.raises(
+        ValueError, match=f"^unknown type 'Slow': known are {writers}; @register makes your own"
+    ):
+        PeriodicWriter([{"type": "Slow"}])
+
+
+def test_a_name_of_the_other_kind_is_suggested(make_trainer: MakeTrainer) -> None:
+    """What was meant comes before where it goes, which the next error says."""
+    with pytest.raises(ValueError, match="unknown type 'JSONLWritr': did you mean 'JSONLWriter'"):
+        make_trainer(hooks=[{"type": "JSONLWritr"}])
+    with pytest.raises(TypeError, match=r"got JSONLWriter, which is a writer: it goes to writers=\[...\]"):
+        make_trainer(hooks=[{"type": "JSONLWriter"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("EvalHook", "the Trainer validates: val_loader="),
+        ("PeriodicCheckpointer", r"CheckpointHook\(interval="),
+    ],
+)
+def test_a_name_of_another_system_is_explained(make_trainer: MakeTrainer, name: str, here: str) -> None:
+    """What does that here need not have a name that is near, or be a hook at all."""
+    with pytest.raises(ValueError, match=f"^unknown type '{name}': what it does elsewhere is here {here}"):
+        make_trainer(hooks=[{"type": name}])
+
+
+def test_names_of_other_systems_are_none_of_eventloop() -> None:
+    """What is explained is not there under that name."""
+    assert not set(CLASSES) & {*HOOKS.names(), *WRITERS.names()}
+
+
+@pytest.mark.parametrize("name", ["on_rank", "get_bn_modules", "read_jsonl"])
+def test_a_function_is_no_type(name: str) -> None:
+    """Also where it is exported beside hooks and writers."""
+    with pytest.raises(ValueError, match=f"unknown type '{name}'"):
+        build({"type": name})
+
+
+PLUGIN = """
+from pathlib import Path
+
+from eventloop.hooks import Hook
+from eventloop.writers import Writer
+
+class PluginHook(Hook):
+    def __init__(self, n=1):
+        self.n = n
+
+class PluginWriter(Writer):
+    events = ("scalars_logged",)
+
+    def __init__(self, filename="plugin.txt"):
+        self.filename = filename
+
+    def open(self, run):
+        self.file = open(Path(run.work_dir, self.filename), "w")
+
+    def write(self, event):
+        print(event.step, file=self.file)
+
+    def close(self):
+        self.file.close()
+
+not_a_class = 3
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package of somebody else's, installed: its module, and the metadata that pip would write."""
+    (tmp_path / "a_plugin.py").write_text(PLUGIN)
+    metadata = tmp_path / "a_plugin-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: a-plugin\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[eventloop.hooks]\nPluginHook = a_plugin:PluginHook\nGoneHook = a_plugin:GoneHook\n"
+        "NumberHook = a_plugin:not_a_class\n[eventloop.writers]\nPluginWriter = a_plugin:PluginWriter\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("a_plugin", None)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_hooks_of_installed_packages() -> None:
+    """A package makes its hooks known by an entry point; it is imported when one of them is used."""
+    assert "a_plugin" not in sys.modules
+    assert build({"type": "PluginHook", "n": 2}).n == 2
+    with pytest.raises(ValueError, match="did you mean 'PluginHook'"):
+        find_class("PlugnHook")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_writers_of_installed_packages(make_trainer: MakeTrainer) -> None:
+    """A package makes its writers known in the group of their own; one is built by its name, and writes the run."""
+    assert "a_plugin" not in sys.modules
+    trainer = make_trainer(writers=[{"type": "PluginWriter", "filename": "steps.txt"}])
+
+    trainer.train()
+    trainer.close()
+
+    assert (trainer.work_dir / "steps.txt").read_text().split() == ["3", "6"]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_misspelled_writer_of_an_installed_package() -> None:
+    """The names in the writers' group are suggested as eventloop's own are."""
+    with pytest.raises(ValueError, match="unknown type 'PluginWritr': did you mean 'PluginWriter'"):
+        find_class("PluginWritr")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_entry_points_that_do_not_hold() -> None:
+    """A package whose entry point is broken is named."""
+    with pytest.raises(
+        ImportError, match="the hook 'GoneHook' of an installed package cannot be loaded from 'a_plug"
+    ):
+        find_class("GoneHook")
+    with pytest.raises(TypeError, match="the entry point 'a_plugin:not_a_class' must name a class, got 3"):
+        find_class("NumberHook")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_two_packages_with_one_name(tmp_path: Path) -> None:
+    """Which of two packages' hooks is meant nobody can tell."""
+    other = tmp_path / "b_plugin-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: b-plugin\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[eventloop.hooks]\nPluginHook = b_plugin:PluginHook\n")
+
+    with pytest.raises(
+        ValueError, match=r"several packages have a hook 'PluginHook': a_plugin:.*, b_plugin:"
+    ):
+        find_class("PluginHook")
+
+
+def test_a_default_hooks_config_needs_no_type(make_trainer: MakeTrainer) -> None:
+    """A default hook is configured by its arguments alone, as in MMEngine."""
+    trainer = make_trainer(default_hooks={"checkpoint": {"interval": 2}, "timer": None})
+
+    trainer.train()
+
+    assert [path.name for path in find_checkpoints(trainer.work_dir)] == ["epoch_2"]
+
+
+def test_a_default_hook_more(make_trainer: MakeTrainer) -> None:
+    """A name that is no default hook's adds one, where a type is given; MMEngine's `custom_hooks` are hooks too."""
+    register(Named)
+    trainer = make_trainer(
+        default_hooks={"mine": {"type": "Named", "n": 2}}, custom_hooks=[{"type": "Named", "n": 3}]
+    )
+
+    assert [(hook.name, hook.n) for hook in trainer.hooks if isinstance(hook, Named)] == [
+        ("mine", 2),
+        ("Named", 3),
+    ]
+    with pytest.raises(
+        ValueError, match=r"default_hooks has no 'loger': did you mean 'logger'.*needs its type"
+    ):
+        make_trainer(default_hooks={"loger": {"interval": 3}})
+
+
+def test_a_run_from_configs(make_trainer: MakeTrainer) -> None:
+    """A trainer built from configs runs as one built from objects."""
+    register(Named)
+    trainer = make_trainer(
+        hooks=[{"type": "Named"}, {"type": "CheckpointHook", "interval": 1, "priority": "VERY_LOW"}],
+        writers=[{"type": "JSONLWriter", "filename": "log.jsonl"}],
+        default_hooks={"logger": {"type": "LoggerHook", "interval": 1}, "timer": None},
+    )
+
+    trainer.train()
+
+    assert (trainer.work_dir / "epoch_2").exists()
+    assert (trainer.work_dir / "log.jsonl").read_text().count('{"mode":"train"') == 6
+    assert "timer" not in {hook.name for hook in trainer.hooks}

@@ -1,0 +1,379 @@
+"""Background subscribers that emit themselves: it is delivered at once, and before a flush or a close is over."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from eventloop.background import loop as background
+from eventloop.background.queues.options import Overflow
+from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
+from eventloop.events import AfterTrainIter, Event, EventsDropped, HandlerFailed
+from tests.conftest import DEADLINE
+from tests.support.spilling import total
+
+PROMPT = DEADLINE / 2
+"""Seconds that mean somebody waited to the end of his time."""
+in_both_kinds = pytest.mark.parametrize("kind", ["loop", "thread"])
+fed_both_ways = pytest.mark.parametrize("overflow", ["spill", "block"])
+"""From the inbox, or at the emit."""
+
+
+class Hop(Event):
+    """One of a chain."""
+
+    n: int
+
+
+class Echo(Event):
+    """What another subscriber answers."""
+
+    n: int
+
+
+class Chain:
+    """A subscriber that emits the next hop when it is given one."""
+
+    def __init__(self, bus: Bus, kind: str, last: float = 5, **options: Any) -> None:
+        self.seen: list[int] = []
+        self.emitted = 1
+        self._bus, self._last = bus, last
+        fn, offload = (self.hop, "thread") if kind == "thread" else (self.in_a_task, None)
+        self.subscription = bus.subscribe(fn, Hop, offload=offload, name="chain", **options)
+
+    def begin(self) -> None:
+        self._bus.emit(Hop(n=1))
+
+    def hop(self, event: Hop) -> None:
+        self.seen.append(event.n)
+        if event.n < self._last:
+            self.emitted += 1
+            self._bus.emit(Hop(n=event.n + 1))
+
+    async def in_a_task(self, event: Hop) -> None:
+        self.hop(event)
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = monotonic() + DEADLINE
+    while not true():
+        assert monotonic() < deadline
+        sleep(0.001)
+
+
+@in_both_kinds
+@fed_both_ways
+def test_close_delivers_what_subscribers_emit(kind: str, overflow: Overflow) -> None:
+    """A close is over when nothing is left, also of what its own deliveries have emitted."""
+    bus = Bus()
+    chain = Chain(bus, kind, overflow=overflow)
+    chain.begin()
+    report = bus.close(DEADLINE)
+
+    assert chain.seen == [1, 2, 3, 4, 5]
+    assert (report.complete, report.stats[0].delivered, report.stats[0].dropped) == (True, 5, 0)
+
+
+@in_both_kinds
+@fed_both_ways
+def test_flush_delivers_what_subscribers_emit(bus: Bus, kind: str, overflow: Overflow) -> None:
+    """So is a flush, and the bus goes on."""
+    chain = Chain(bus, kind, overflow=overflow)
+    for lap in range(1, 3):
+        chain.begin()
+
+        assert bus.flush(DEADLINE).complete
+        assert chain.seen == [1, 2, 3, 4, 5] * lap
+
+
+def test_close_delivers_from_one_subscriber_to_another() -> None:
+    """No subscriber is ended while another may still emit for it, be it one that had nothing to do."""
+    bus = Bus()
+    seen: list[Event] = []
+    bus.subscribe(lambda event: seen.append(event), Echo, offload="thread", name="idle")
+    bus.subscribe(lambda event: bus.emit(Echo(n=event.n)), Hop, offload="thread", name="answers")
+    bus.subscribe(lambda event: seen.append(event), "*", offload="thread", name="all")
+    bus.emit(Hop(n=1))
+    report = bus.close(DEADLINE)
+
+    assert report.complete
+    assert seen.count(Echo(n=1)) == 2
+    assert [stats.dropped for stats in report.stats] == [0, 0, 0]
+
+
+def test_exit_delivers_what_subscribers_emit(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """The interpreter's exit is a close."""
+    ran = python(
+        "from eventloop.bus import Bus\n"
+        "from eventloop.events import AfterTrainIter\n"
+        "bus = Bus(drain_timeout=50)\n"
+        "def hop(event):\n"
+        "    print(event.iter, flush=True)\n"
+        "    if event.iter < 4: bus.emit(AfterTrainIter(iter=event.iter + 1))\n"
+        "bus.subscribe(hop, 'after_train_iter', offload='thread')\n"
+        "bus.emit(AfterTrainIter(iter=0))\n"
+    )
+
+    assert (ran.returncode, ran.stderr, ran.stdout.split()) == (0, "", ["0", "1", "2", "3", "4"])
+
+
+@in_both_kinds
+@fed_both_ways
+def test_nobody_has_to_ask_for_what_a_subscriber_emits(
+    bus: Bus, kind: str, overflow: Overflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop is brought to it, and does not wait for its next look."""
+    chain = Chain(bus, kind, overflow=overflow)
+    monkeypatch.setattr(background, "POLL_SECONDS", 10 * DEADLINE)
+    bus.stats()  # which the loop answers, and then sleeps as long as that
+    chain.begin()
+    bus.stats()
+    wait_until(lambda: chain.seen == [1, 2, 3, 4, 5])
+
+
+def test_what_is_emitted_while_another_delivery_begins(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the loop has looked in the middle of a delivery that began beside somebody else's event."""
+    monkeypatch.setattr(background, "POLL_SECONDS", 10 * DEADLINE)
+    entered, gate, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def answers(event: Event) -> None:
+        entered.set()
+        gate.wait(DEADLINE)
+        bus.emit(Echo(n=1))
+
+    bus.subscribe(answers, Hop, offload="thread")
+    bus.subscribe(lambda event: answered.set(), Echo, offload="thread")
+    bus.emit(Hop(n=1))
+    bus.stats()
+    assert entered.wait(DEADLINE)
+    bus.emit(AfterTrainIter(iter=0))
+    bus.stats()  # the loop looks
+    gate.set()
+
+    assert answered.wait(DEADLINE)
+
+
+def test_the_emitting_thread_pays_nothing_for_it(bus: Bus) -> None:
+    """On an open bus an emit appends to the inbox, and does nothing else, also after a flush that had to know more."""
+    chain = Chain(bus, "thread")
+    chain.begin()
+    bus.flush(DEADLINE)
+    append = bus._background.inbox.append
+
+    assert bus.signal(Hop)._hand_overs == (append,)
+    with bus._subscribers.noting():
+        assert bus.signal(Hop)._hand_overs == (bus._background.hand_over_noted,)
+    assert bus.signal(Hop)._hand_overs == (append,)
+
+
+# --- without end -------------------------------------------------------------------------------------------
+
+
+@in_both_kinds
+def test_a_chain_without_end_is_cut_at_the_close(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """At the end of its time a close drops what is still emitted; the account adds up, and the report says so."""
+    bus = Bus()
+    chain = Chain(bus, kind, last=float("inf"))
+    chain.begin()
+    report = bus.close(0.4)
+    stats = chain.subscription.stats
+
+    assert not report.complete
+    assert stats.dropped > 0
+    assert (total(stats), stats.queued) == (chain.emitted, 0)
+    assert "; events that had not reached their subscribers by then were dropped: " in caplog.text
+
+
+@in_both_kinds
+def test_a_chain_without_end_is_left_by_a_flush(bus: Bus, kind: str) -> None:
+    """At the end of its time a flush goes; what had been emitted before it is delivered, and nothing is lost."""
+    chain = Chain(bus, kind, last=float("inf"))
+    chain.begin()
+
+    assert bus.flush(0.2).complete
+    assert len(chain.seen) > 1
+    chain._last = 0
+    assert bus.flush(DEADLINE).complete
+    assert (chain.subscription.stats.dropped, chain.subscription.stats.delivered) == (0, chain.emitted)
+
+
+def test_who_emits_on_and_on_can_look_at_the_bus() -> None:
+    """`bus.closed` is true from the begin of a close on."""
+    bus = Bus()
+    emitted = [0]
+
+    def beats(event: Hop) -> None:
+        if not bus.closed:
+            emitted[0] = event.n + 1
+            bus.emit(Hop(n=event.n + 1))
+
+    beat = bus.subscribe(beats, Hop, offload="thread")
+    bus.emit(Hop(n=0))
+    report = bus.close(DEADLINE)
+
+    assert report.complete
+    assert (beat.stats.delivered, beat.stats.dropped) == (emitted[0] + 1, 0)
+
+
+@pytest.fixture
+def others(bus: Bus) -> Iterator[Subscription]:
+    """Another thread that emits all the time, for a subscriber that is always busy with it."""
+    stop = threading.Event()
+
+    def emit() -> None:
+        while not stop.wait(0.001):
+            bus.emit(AfterTrainIter(iter=0))
+
+    slow = bus.subscribe(
+        lambda event: stop.wait(0.02), "after_train_iter", offload="thread", queue=4, overflow="drop_oldest"
+    )
+    thread = threading.Thread(target=emit)
+    thread.start()
+    yield slow
+    stop.set()
+    thread.join()
+
+
+def test_flush_does_not_wait_for_what_others_emit(bus: Bus, others: Subscription) -> None:
+    """Another thread's events do not keep it, although those of subscribers do."""
+    chain = Chain(bus, "thread")
+    wait_until(lambda: others.lane and others.lane.delivered)
+    chain.begin()
+    began = monotonic()
+
+    assert bus.flush(DEADLINE).complete
+    assert monotonic() - began < PROMPT
+    assert chain.seen == [1, 2, 3, 4, 5]
+
+
+# --- callbacks, failures and drops -------------------------------------------------------------------------
+
+
+def test_flush_delivers_what_is_emitted_when_it_flushes(bus: Bus) -> None:
+    """`on_flush` may emit, too; it is called once, as nothing more comes for it."""
+    calls: list[int] = []
+    seen: list[Event] = []
+
+    def flushed() -> None:
+        calls.append(1)
+        bus.emit(Echo(n=len(calls)))
+
+    bus.subscribe(lambda event: None, Hop, offload="thread", on_flush=flushed)
+    bus.subscribe(seen.append, Echo, offload="thread")
+    bus.emit(Hop(n=1))
+
+    assert bus.flush(DEADLINE).complete
+    assert (calls, seen) == ([1], [Echo(n=1)])
+
+
+def test_two_whose_flushes_fail_do_not_keep_each_other_busy(bus: Bus) -> None:
+    """The report of one's failure brings the other to flush once more, and that is all."""
+    calls: list[str] = []
+
+    def fails_as(name: str) -> Callable[[], None]:
+        def flush() -> None:
+            calls.append(name)
+            raise OSError("disk full")
+
+        return flush
+
+    for name in ("a", "b"):
+        bus.subscribe(lambda event: None, "*", offload="thread", name=name, on_flush=fails_as(name))
+    bus.emit(Hop(n=1))
+
+    assert bus.flush(DEADLINE).complete
+    assert sorted(calls) == ["a", "a", "b", "b"]
+    assert [stats.queued for stats in bus.stats()] == [0, 0]
+
+
+def fails(event: Any) -> None:
+    raise ValueError(f"no {event.iter}")
+
+
+@in_both_kinds
+def test_flush_delivers_the_reports_of_what_went_wrong(bus: Bus, kind: str) -> None:
+    """Failures and drops that happen meanwhile are told before it returns: nothing is left that is delivered later."""
+    told: list[Event] = []
+
+    async def in_a_task(event: Event) -> None:
+        told.append(event)
+
+    fn, offload = (told.append, "thread") if kind == "thread" else (in_a_task, None)
+    watch = bus.subscribe(fn, "handler_failed", "events_dropped", offload=offload)
+    bus.subscribe(fails, "after_train_iter", offload="thread", name="fails")
+    for i in range(5):
+        bus.emit(AfterTrainIter(iter=i))
+    report = bus.flush(DEADLINE)
+
+    assert [type(event) for event in told] == [HandlerFailed, EventsDropped]
+    assert (report.stats[0].queued, watch.account().queued) == (0, 0)
+
+
+def test_close_delivers_the_reports_of_what_went_wrong() -> None:
+    """Who hears of failures and drops is ended last, after all that the others leave is told."""
+    bus = Bus()
+    told: list[Any] = []
+
+    def fails_at_the_end() -> None:
+        raise OSError("disk full")
+
+    bus.subscribe(
+        told.append, "*", offload="thread", name="watch", when=lambda event: not hasattr(event, "iter")
+    )
+    bus.subscribe(fails, "after_train_iter", offload="thread", name="fails")
+    bus.subscribe(
+        lambda event: None, "after_train_iter", offload="thread", name="ends", on_close=fails_at_the_end
+    )
+    for i in range(5):
+        bus.emit(AfterTrainIter(iter=i))
+    report = bus.close(DEADLINE)
+
+    assert report.complete
+    assert {(type(event), event.handler) for event in told} == {
+        (HandlerFailed, "fails"), (HandlerFailed, "ends"), (EventsDropped, "fails"),
+    }  # fmt: skip
+    assert {stats.name: (stats.dropped, stats.queued) for stats in report.stats}["watch"] == (0, 0)
+
+
+def test_a_report_that_is_dropped_is_not_reported(bus: Bus) -> None:
+    """A subscriber to everything that was disabled drops the report of its drops: counted, but not told for ever."""
+    told: list[EventsDropped] = []
+    bus.subscribe(told.append, "events_dropped", offload="thread", name="watch")
+    failed = bus.subscribe(fails, "*", offload="thread", name="fails")
+    for i in range(5):
+        bus.emit(AfterTrainIter(iter=i))
+    for _ in range(3):
+        assert bus.flush(DEADLINE).complete
+
+    assert [(event.handler, event.count) for event in told] == [("fails", 4)]
+    assert failed.stats.dropped == 5
+
+
+@fed_both_ways
+def test_flush_delivers_what_a_long_delivery_emits(bus: Bus, overflow: Overflow) -> None:
+    """Also where the loop has taken that long before the delivery is over."""
+    flushed, taken, seen = threading.Event(), threading.Event(), list[Event]()
+
+    def answers(event: Event) -> None:
+        bus.emit(Echo(n=1))
+        assert taken.wait(DEADLINE)
+
+    def takes_its_time(event: Event) -> None:
+        taken.set()
+        if not flushed.wait(0.2):  # unless nobody waits for it
+            seen.append(event)
+
+    bus.subscribe(answers, Hop, offload="thread")
+    bus.subscribe(takes_its_time, Echo, offload="thread", overflow=overflow)
+    bus.emit(Hop(n=1))
+    report = bus.flush(DEADLINE)
+    flushed.set()
+
+    assert seen == [Echo(n=1)]
+    assert [(stats.delivered, stats.queued) for stats in report.stats] == [(1, 0), (1, 0)]

@@ -1,0 +1,206 @@
+"""What is emitted after a close: counted as dropped, and said once."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from eventloop.background.queues.options import Overflow
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, BeforeTrainIter, Event, ScalarsLogged
+from eventloop.events.deferred import Stamped
+from tests.conftest import DEADLINE
+from tests.support.spilling import emit, total
+
+
+async def in_a_task(event: Event) -> None:
+    pass
+
+
+def ignores(event: Event) -> None:
+    pass
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("overflow", ["spill", "block"])
+def test_it_is_counted_for_each_who_wanted_it(overflow: Overflow, caplog: pytest.LogCaptureFixture) -> None:
+    """Every background subscriber's account adds up to what was emitted for it, before the close and after."""
+    bus = Bus()
+    bus.subscribe(ignores, "after_train_iter", offload="thread", name="thread", overflow=overflow)
+    bus.subscribe(in_a_task, "*", name="task")
+    bus.subscribe(ignores, "after_train_iter", offload="thread", name="even", when=lambda e: e.iter % 2 == 0)
+    bus.subscribe(ignores, "before_train_iter", offload="thread", name="other")
+    bus.subscribe(ignores, "after_train_iter", offload="thread", name="paused").pause()
+    bus.subscribe(ignores, "after_train_iter", offload="thread", name="cancelled").cancel()
+    emit(bus, 2)
+    bus.close(DEADLINE)
+    emit(bus, 3, start=2)
+    accounts = {stats.name: (total(stats), stats.delivered, stats.dropped) for stats in bus.stats()}
+
+    assert accounts == {
+        "thread": (5, 2, 3), "task": (5, 2, 3), "even": (3, 1, 2), "other": (0, 0, 0), "paused": (0, 0, 0),
+    }  # fmt: skip
+
+
+def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """One line a bus names the event, who does not get it, and what to do; nothing where nobody would have got it."""
+    for name in ("first", "second"):
+        bus = Bus()
+        bus.subscribe(ignores, "after_train_iter", offload="thread", name=name)
+        bus.close(DEADLINE)
+        bus.emit(BeforeTrainIter(iter=0))
+        assert name not in caplog.text
+        emit(bus, 3)
+
+    (said, _) = warnings_of(caplog)
+    assert said == (
+        "after_train_iter was emitted after the bus was closed: it is dropped and counted for first, as is all that "
+        "follows. Close the bus when everything is emitted, or look at bus.closed before"
+    )
+
+
+def test_sync_handlers_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    """They are called as ever; and nobody wants an event for those who do not get it any more."""
+    bus = Bus()
+    seen: list[Any] = []
+    bus.subscribe(ignores, "after_train_iter", "before_train_iter", offload="thread")
+    bus.subscribe(seen.append, "after_train_iter")
+    bus.close(DEADLINE)
+    emit(bus, 2)
+
+    assert [event.iter for event in seen] == [0, 1]
+    assert (bus.wants(AfterTrainIter), bus.wants(BeforeTrainIter)) == (True, False)
+    assert bus.latest(AfterTrainIter) == seen[-1]
+
+
+def test_it_is_counted_whenever_the_event_is_known() -> None:
+    """Also an event that is emitted for the first time then, and one of a subscriber that is cancelled no more."""
+    bus = Bus()
+
+    class BornLate(Event):
+        pass
+
+    everything = bus.subscribe(ignores, "*", offload="thread")
+    bus.close(DEADLINE)
+    bus.emit(BornLate())
+    assert everything.stats.dropped == 1
+    everything.cancel()
+    bus.emit(BornLate())
+
+    assert everything.stats.dropped == 1
+
+
+def test_what_comes_in_the_moment_of_the_end_is_counted() -> None:
+    """An emit that was under way while the bus was closed hands over to nobody: the next look at the account finds it."""
+    bus = Bus()
+    subscription = bus.subscribe(ignores, "after_train_iter", "scalars_logged", offload="thread")
+    bus.close(DEADLINE)
+    called: list[int] = []
+    bus._background.inbox.append(AfterTrainIter(iter=0))
+    bus._background.inbox.append(Stamped(AfterTrainIter(iter=1), 0.0))
+    bus._background.inbox.append(lambda: called.append(1))
+    bus._background.post(Late(), [ScalarsLogged])
+
+    assert subscription.stats.dropped == 3
+    assert called == [1]
+
+
+def test_what_comes_in_the_moment_of_the_end_is_counted_once() -> None:
+    """A blocking subscriber has had it at the emit, which others find in the inbox."""
+    bus = Bus()
+    gated = bus.subscribe(ignores, "after_train_iter", offload="thread", overflow="block")
+    routed = bus.subscribe(ignores, "after_train_iter", offload="thread")
+    signal = bus.signal("after_train_iter")
+    emit(bus, 1)
+    under_way = signal.dispatch  # of an emit on another thread
+    bus.close(DEADLINE)
+    under_way(AfterTrainIter(iter=1), None)
+
+    for subscription in (gated, routed):
+        stats = subscription.stats
+        assert (stats.delivered, stats.dropped, total(stats)) == (1, 1, 2)
+
+
+def test_what_comes_in_the_moment_of_the_end_is_counted_as_things_were_then() -> None:
+    """A pause changes nothing for what came before it, nor a resume."""
+    bus = Bus()
+    subscription = bus.subscribe(ignores, "after_train_iter", offload="thread")
+    bus.close(DEADLINE)
+    inbox = bus._background.inbox
+    inbox.extend([AfterTrainIter(iter=0), AfterTrainIter(iter=1)])
+    subscription.pause()
+    inbox.append(AfterTrainIter(iter=2))
+    subscription.resume()
+    inbox.append(AfterTrainIter(iter=3))
+
+    assert subscription.stats.dropped == 3
+
+
+class Late:
+    """A deferred that nobody will ask."""
+
+    def ready(self) -> bool:
+        raise AssertionError
+
+    def events(self) -> Iterable[Event]:
+        raise AssertionError
+
+
+def test_what_is_posted_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """One event of each type, as nobody knows how many it would have become."""
+    bus = Bus()
+    subscription = bus.subscribe(ignores, "scalars_logged", offload="thread", name="reads")
+    bus.close(DEADLINE)
+    bus.post(Late(), ScalarsLogged)
+
+    assert (subscription.stats.dropped, total(subscription.stats)) == (1, 1)
+    assert "scalars_logged was emitted after the bus was closed" in caplog.text
+
+
+def test_a_subscriber_may_post_while_the_bus_is_closed() -> None:
+    """What is posted before the end is delivered."""
+    bus = Bus()
+    seen: list[Event] = []
+
+    class Ready:
+        def ready(self) -> bool:
+            return True
+
+        def events(self) -> list[ScalarsLogged]:
+            return [ScalarsLogged()]
+
+    def posts(event: Event) -> None:
+        while not bus.closed:
+            pass
+        bus.post(Ready(), ScalarsLogged)
+
+    bus.subscribe(posts, "after_train_iter", offload="thread")
+    bus.subscribe(seen.append, "scalars_logged", offload="thread")
+    emit(bus, 1)
+
+    assert bus.close(DEADLINE).complete
+    assert seen == [ScalarsLogged()]
+
+
+def test_the_exit_is_a_close(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """What is emitted behind the drain at the interpreter's exit is said, too."""
+    ran = python(
+        "import atexit\n"
+        "atexit.register(lambda: bus.emit(AfterTrainIter(iter=1)))\n"
+        "from eventloop.events import AfterTrainIter\n"
+        "from eventloop.bus import Bus\n"
+        "bus = Bus()\n"
+        "bus.subscribe(print, 'after_train_iter', offload='thread', name='prints')\n"
+        "bus.emit(AfterTrainIter(iter=0))\n"
+    )
+
+    assert (ran.returncode, ran.stdout.count("AfterTrainIter")) == (0, 1)
+    assert ran.stderr.startswith(
+        "after_train_iter was emitted after the bus was closed: it is dropped and counted for prints"
+    )

@@ -1,0 +1,327 @@
+"""The edges of a process: exit, fork, pickling."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.bus import process_exit as lifetime
+from eventloop.events import AfterTrainIter
+from tests import no_threads
+from tests.conftest import DEADLINE
+from tests.no_threads import AT_EXIT
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+SETUP = """
+import os, sys, threading, time, warnings
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, AfterVal
+bus = Bus(drain_timeout=float(os.environ.get("DRAIN", 20)))
+async def task(event):
+    print("task", event.iter, flush=True)
+def function(event):
+    print("thread", event.iter, flush=True)
+"""
+
+
+def test_the_exit_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bus has its own time, and all of them no more than the longest: while one is waited for the others deliver.
+    The last ones get what a close needs."""
+    now, given = 0.0, list[float]()
+
+    class Hangs:
+        finished = False
+
+        def close(self, timeout: float) -> None:
+            nonlocal now
+            given.append(timeout)
+            now += timeout
+
+    buses = {Hangs(): (timeout, lambda: None) for timeout in (3.0, 10.0, 10.0, 2.0)}
+    monkeypatch.setattr(lifetime, "_open", buses)
+    monkeypatch.setattr(lifetime, "monotonic", lambda: now)
+
+    lifetime._drain_all()
+
+    assert given == [3.0, 7.0, lifetime.EXIT_AT_LEAST_SECONDS, lifetime.EXIT_AT_LEAST_SECONDS]
+
+
+def lines(ran: subprocess.CompletedProcess[str]) -> list[str]:
+    """What it printed, once it is clear that it ended well."""
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("drain_timeout", "error", "message"),
+    [
+        ("10", TypeError, "drain_timeout must be a number of seconds, got '10'"),
+        (True, TypeError, "drain_timeout must be a number of seconds, got True"),
+        (-1, ValueError, "drain_timeout must be at least 0 seconds, got -1"),
+        (float("nan"), ValueError, "drain_timeout must be at least 0 seconds, got nan"),
+    ],
+)
+def test_a_deadline_that_is_none_is_refused(drain_timeout: Any, error: type[Exception], message: str) -> None:
+    """Where it is given, and not when the bus is closed."""
+    with pytest.raises(error, match=message):
+        Bus(drain_timeout=drain_timeout)
+
+
+def test_exit_without_close_still_drains(python: Run) -> None:
+    """Interpreter exit delivers what was emitted, to tasks and threads, and calls `on_close`."""
+    program = (
+        SETUP
+        + """
+bus.subscribe(task, "after_train_iter", on_close=lambda: print("task closed", flush=True))
+bus.subscribe(function, "after_train_iter", offload="thread")
+for i in range(100):
+    bus.emit(AfterTrainIter(iter=i))
+print("end of program", flush=True)
+"""
+    )
+
+    printed = lines(python(program))
+
+    assert [line for line in printed if line.startswith("task")] == [
+        *(f"task {i}" for i in range(100)),
+        "task closed",
+    ]
+    assert [line for line in printed if line.startswith("thread")] == [f"thread {i}" for i in range(100)]
+
+
+def test_exit_by_an_exception_still_drains(python: Run) -> None:
+    """A program that dies of an error delivers what it emitted before."""
+    program = (
+        SETUP
+        + """
+bus.subscribe(task, "after_train_iter")
+bus.emit(AfterTrainIter(iter=1))
+raise KeyError("mine")
+"""
+    )
+
+    ran = python(program)
+
+    assert ran.stdout.splitlines() == ["task 1"]
+    assert ran.returncode == 1
+    assert ran.stderr.endswith("KeyError: 'mine'\n")
+
+
+@pytest.mark.parametrize("how", ["threading.Event().wait()", "time.sleep(3600)"])
+def test_exit_does_not_wait_for_a_hung_subscriber(python: Run, how: str) -> None:
+    """A thread that hangs costs the exit its timeout, and is named."""
+    program = (
+        SETUP
+        + f"""
+bus.subscribe(lambda event: {how}, "after_train_iter", offload="thread", name="hung")
+bus.emit(AfterTrainIter())
+"""
+    )
+
+    ran = python(program, DRAIN="0.2")
+
+    assert ran.returncode == 0
+    assert "events left undelivered: hung (1)" in ran.stderr
+
+
+def test_exit_does_not_wait_for_a_coroutine_that_blocks(python: Run) -> None:
+    """Neither does a coroutine that holds the loop."""
+    program = (
+        SETUP
+        + """
+async def blocks(event):
+    time.sleep(3600)
+bus.subscribe(blocks, "after_train_iter")
+bus.emit(AfterTrainIter())
+"""
+    )
+
+    ran = python(program, DRAIN="0.2")
+
+    assert ran.returncode == 0
+    assert "events left undelivered" in ran.stderr
+
+
+def test_exit_inside_an_open_block_closes_once(python: Run) -> None:
+    """`sys.exit` inside `with Bus()` closes it on the way out; the exit finds nothing left to do."""
+    program = (
+        SETUP
+        + """
+with bus:
+    bus.subscribe(task, "after_train_iter", on_close=lambda: print("closed", flush=True))
+    bus.emit(AfterTrainIter(iter=1))
+    sys.exit(0)
+"""
+    )
+
+    assert lines(python(program)) == ["task 1", "closed"]
+
+
+FORK = (
+    SETUP
+    + """
+bus.subscribe(task, "after_train_iter", on_close=lambda: print("closed in", os.getpid() == parent, flush=True))
+bus.subscribe(function, "after_train_iter", offload="thread", overflow="block")
+bus.subscribe(lambda event: print("sync", event.iter, flush=True), "after_train_iter")
+parent = os.getpid()
+bus.emit(AfterTrainIter(iter=1))
+warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)  # Python 3.12's, of any fork
+child = os.fork()
+bus.emit(AfterTrainIter(iter=2))
+"""
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)"])
+def test_forked_child_writes_nothing_twice(python: Run, leave: str) -> None:
+    """A forked child's copy is inert: what was queued and what it emits is delivered by nobody, and it exits."""
+    program = (
+        FORK
+        + f"""
+if not child:
+    {leave}
+status = os.waitpid(child, 0)[1]
+bus.close()
+print("status", status, flush=True)
+"""
+    )
+
+    printed = lines(python(program))
+
+    assert sorted(printed) == [
+        "closed in True", "status 0", "sync 1", "sync 2", "task 1", "task 2", "thread 1", "thread 2",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_forked_child_may_use_its_bus(python: Run) -> None:
+    """Every method of an inert bus returns at once; a sync handler subscribed there works."""
+    program = (
+        FORK
+        + """
+if not child:
+    assert not bus.wants(AfterTrainIter) and bus.stats() == [] and bus.plan(AfterTrainIter) == []
+    assert bus.signal("after_train_iter").send(event=AfterTrainIter()) == []
+    bus.subscribe(lambda event: print("child", event.iter, flush=True), "after_train_iter")
+    for i in range(200):
+        bus.emit(AfterTrainIter(iter=i))
+    assert bus.flush() and bus.close()
+    try:
+        bus.subscribe(task, "after_train_iter")
+    except RuntimeError as error:
+        print("child:", error, flush=True)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    )
+
+    printed = [line for line in lines(python(program)) if line.startswith("child")]
+
+    assert printed[:-1] == [f"child {i}" for i in range(200)]
+    assert printed[-1].startswith("child: cannot subscribe task: the bus is closed")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_fork_with_a_full_inbox_and_locks_held(python: Run) -> None:
+    """A child forked while the loop is held and a lane is mid-delivery neither hangs nor reports for the parent."""
+    program = (
+        SETUP
+        + """
+release = threading.Event()
+entered = threading.Event()
+async def blocks(event):
+    entered.set()
+    release.wait(20)
+bus.subscribe(blocks, "after_train_iter", stall_timeout=0.05, queue=10000)
+bus.subscribe(lambda event: None, "after_val")
+bus.emit(AfterTrainIter())
+entered.wait(20)
+for i in range(2000):
+    bus.emit(AfterTrainIter(iter=i)) if not i % 3 else None
+lane = bus._subscribers._subscriptions[0].lane
+with lane._account:
+    child = os.fork()
+    if not child:
+        for i in range(2000):
+            bus.emit(AfterVal())
+        sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+release.set()
+print("parent ends", flush=True)
+"""
+    )
+
+    ran = python(program)
+
+    assert (ran.returncode, ran.stdout) == (0, "parent ends\n")
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.copy, copy.deepcopy], ids=lambda send: send.__name__)
+def test_bus_cannot_be_pickled(bus: Bus, send: Callable[[object], object]) -> None:
+    """A Dataset that holds the bus fails loudly before it reaches a worker."""
+    with pytest.raises(TypeError, match="a Bus cannot be pickled: it belongs to the process that made it"):
+        send(bus)
+
+
+def test_what_holds_a_bus_cannot_be_pickled(bus: Bus) -> None:
+    """The error comes through whatever holds it."""
+    with pytest.raises(TypeError, match="a Bus cannot be pickled"):
+        pickle.dumps({"dataset": SimpleNamespace(bus=bus)})
+
+
+# --- where no thread can be started ------------------------------------------------------------------------
+
+
+def test_exit_drains_where_no_thread_starts(python: Run, tmp_path: Path) -> None:
+    """As from its main thread's end on in Python 3.12: tasks, threads and processes are served, also one whose
+    worker starts only then."""
+    program = (
+        SETUP
+        + AT_EXIT
+        + """
+from tests.support import process_handlers
+bus.subscribe(task, "after_train_iter")
+bus.subscribe(function, "after_train_iter", offload="thread", queue=16)
+bus.subscribe(process_handlers.note, "after_train_iter", offload="process")
+for i in range(100):
+    bus.emit(AfterTrainIter(iter=i))
+"""
+    )
+
+    printed = lines(python(program, LOG=str(tmp_path / "log")))
+
+    for kind in ("task", "thread"):
+        assert [line for line in printed if line.startswith(kind)] == [f"{kind} {i}" for i in range(100)]
+    assert (tmp_path / "log").read_text().split() == [str(i) for i in range(100)]
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_subscriber_without_a_thread_is_refused(monkeypatch: pytest.MonkeyPatch, running: bool) -> None:
+    """The line that subscribed it says why, and a close has nothing to wait for, whether the loop ran or not."""
+    seen: list[int] = []
+
+    async def task(event: AfterTrainIter) -> None:
+        seen.append(event.iter)
+
+    bus = Bus(drain_timeout=DEADLINE)
+    if running:
+        bus.subscribe(task, "after_train_iter")
+    no_threads.refuse(monkeypatch)
+    with pytest.raises(RuntimeError, match="can't create new thread at interpreter shutdown"):
+        bus.subscribe(print, "after_train_iter", offload="thread")
+    bus.emit(AfterTrainIter(iter=3))
+
+    assert bus.close(DEADLINE).complete
+    assert seen == ([3] if running else [])
+    assert [stats.name for stats in bus.stats()] == (["task"] if running else [])

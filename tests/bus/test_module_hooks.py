@@ -1,0 +1,207 @@
+"""PyTorch's module hooks, subscribed to on the bus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from eventloop.bus import Bus
+from eventloop.training.loops import SkipIteration
+from eventloop.training.trainer import Trainer
+from tests.support.trainers import MakeTrainer, batches
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2)])
+        self.head = nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def hooks_of(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._backward_hooks) for m in model.modules())
+
+
+@pytest.fixture
+def trainer(make_trainer: MakeTrainer) -> Trainer:
+    model = Net()
+    return make_trainer(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_loader=batches(6),
+        max_epochs=1, train_step=lambda trainer, batch: trainer.model(batch[0]).square().mean(),
+    )  # fmt: skip
+
+
+def test_forward_hook_fires_in_the_iterations_that_are_due(trainer: Trainer) -> None:
+    """With `every` the hook sees those iterations; in all others the modules carry none."""
+    seen: list[int] = []
+    installed: list[int] = []
+
+    @trainer.bus.on_module(trainer.model, "layers.*", "forward", every=3)
+    def look(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        seen.append(trainer.iter)
+
+    trainer.bus.subscribe(lambda trainer, event: installed.append(hooks_of(trainer.model)), "before_train_iter",
+                          priority="LOWEST")  # fmt: skip
+    trainer.train()
+
+    assert seen == [2, 2, 5, 5]
+    assert installed == [0, 0, 2, 0, 0, 2]
+    assert hooks_of(trainer.model) == 0
+
+
+def test_backward_hook_sees_gradients(trainer: Trainer) -> None:
+    """A backward hook fires within the optimizer hook's backward, and is gone after the iteration."""
+    shapes: list[tuple[str, torch.Size]] = []
+
+    @trainer.bus.on_module(trainer.model, "head", "backward", every=6)
+    def look(name: str, module: nn.Module, grad_inputs: Any, grad_outputs: Any) -> None:
+        shapes.append((name, grad_outputs[0].shape))
+
+    trainer.train()
+
+    assert shapes == [("head", torch.Size([len(batches(6)[0][0]), 1]))]
+    assert hooks_of(trainer.model) == 0
+
+
+def test_what_a_hook_returns_is_ignored(trainer: Trainer) -> None:
+    """A hook looks; it cannot change the output by returning something."""
+    trainer.bus.on_module(trainer.model, "head")(lambda module, inputs, outputs: torch.zeros(1))
+
+    trainer.train()
+
+    assert trainer.iter == 6
+
+
+def test_evaluation_is_not_looked_at(trainer: Trainer, make_trainer: MakeTrainer) -> None:
+    """The hooks are on during training's own forward pass alone."""
+    seen: list[bool] = []
+    trainer.val_loader = batches(2)
+    trainer.bus.on_module(trainer.model, "head")(lambda m, i, o: seen.append(m.training))
+    trainer.bus.subscribe(lambda trainer, event: trainer.model(torch.zeros(1, 2)), "after_train_iter")
+
+    trainer.train()
+
+    assert seen == [True] * 6
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("head", ["head"]),
+        ("layers.*", ["layers.0", "layers.1"]),
+        ("layers.*.0", ["layers.0.0", "layers.1.0"]),
+        (
+            "layers.**",
+            ["layers", "layers.0", "layers.0.0", "layers.0.1", "layers.1", "layers.1.0", "layers.1.1"],
+        ),
+        ("**.1", ["layers.0.1", "layers.1", "layers.1.1"]),
+        (["head", "layers.1"], ["head", "layers.1"]),
+    ],
+)
+def test_patterns(pattern: str | list[str], expected: list[str]) -> None:
+    """`*` stands within one part of a name, `**` for any number of parts."""
+    bus = Bus()
+    subscription = bus.subscribe_module(lambda m, i, o: None, Net(), pattern)
+
+    assert [*subscription.modules] == expected
+
+
+def test_off_and_cancel_end_it(trainer: Trainer) -> None:
+    """`bus.off(fn)` works as for any handler, in mid-iteration too; so does the subscription's own `cancel`."""
+    seen: list[str] = []
+
+    def look(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        seen.append("look")
+        trainer.bus.off(look)
+
+    trainer.bus.on_module(trainer.model, "head")(look)
+    with trainer.bus.subscribe_module(lambda m, i, o: seen.append("other"), trainer.model, "head") as other:
+        pass
+    trainer.train()
+
+    assert seen == ["look"]
+    assert not other.installed
+    with pytest.raises(ValueError, match="look is not subscribed to this bus"):
+        trainer.bus.off(look)
+
+
+def test_a_skipped_iteration_leaves_no_hook(trainer: Trainer) -> None:
+    """An iteration skipped after all has no hook left on the modules for the next one."""
+    seen: list[int] = []
+    trainer.bus.on_module(trainer.model, "head", every=2)(lambda m, i, o: seen.append(trainer.batch_idx))
+
+    def skip(trainer: Trainer, event: Any) -> None:
+        if event.batch_idx == 1:
+            raise SkipIteration
+
+    trainer.bus.subscribe(skip, "before_train_iter", priority="VERY_LOW")
+    trainer.train()
+
+    assert seen == [2, 4]
+    assert hooks_of(trainer.model) == 0
+
+
+def test_an_error_in_a_step_leaves_no_hook(trainer: Trainer) -> None:
+    """A forward pass that raises leaves the modules as they were."""
+
+    def look(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        raise RuntimeError("too much")
+
+    trainer.bus.on_module(trainer.model, "head")(look)
+    with pytest.raises(RuntimeError, match="too much"):
+        trainer.train()
+
+    assert hooks_of(trainer.model) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((nn.Linear, "head"), TypeError, "bus.on_module needs a torch.nn.Module, got <class"),
+        ((Net(), "heat"), ValueError, "no module of Net matches 'heat': did you mean 'head'"),
+        (
+            (Net(), []),
+            ValueError,
+            r"no module is chosen: the pattern is \[\]; give the name of one, a pattern such",
+        ),
+        (
+            (nn.Linear(2, 1), "*"),
+            ValueError,
+            r"no module of Linear matches '\*': it has none inside it; give the model that it is a part of$",
+        ),
+        (
+            (Net(), "head", "foward"),
+            ValueError,
+            "unknown kind of module hook 'foward': did you mean 'forward'",
+        ),
+    ],
+)
+def test_bad_arguments(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    """Refused at the line that registers."""
+    with pytest.raises(error, match=message):
+        Bus().on_module(*arguments)(lambda m, i, o: None)
+
+
+def test_bad_signatures() -> None:
+    """A function that cannot be called either way is refused, and so is a coroutine function."""
+
+    def two(a: Any, b: Any) -> None: ...
+
+    async def later(a: Any, b: Any, c: Any) -> None: ...
+
+    with pytest.raises(
+        TypeError, match=r"cannot be a backward hook: write it as \(module, grad_inputs, grad_outp"
+    ):
+        Bus().on_module(Net(), "head", "backward")(two)
+    with pytest.raises(TypeError, match="later is a coroutine function: a module hook sees tensors"):
+        Bus().on_module(Net(), "head")(later)
+    with pytest.raises(ValueError, match="every must be"):
+        Bus().on_module(Net(), "head", every=0)(lambda m, i, o: None)

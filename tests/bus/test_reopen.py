@@ -1,0 +1,300 @@
+"""A bus that is opened again after its close: the same subscribers, in the same order, with their accounts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.bus import process_exit as lifetime
+from eventloop.costs.spans import SpanRecorder
+from eventloop.events import AfterTrainIter, Event, HandlerFailed, ScalarsLogged
+from tests.conftest import DEADLINE, Held
+from tests.support import process_handlers as handlers
+from tests.support.process_support import Lines, Start
+from tests.support.spilling import emit
+
+pytest_plugins = ["tests.support.process_fixtures"]
+
+
+def close_and_reopen(bus: Bus) -> None:
+    """Close it, and open it again."""
+    bus.close(DEADLINE)
+    bus.reopen()
+
+
+def iters(seen: list[Any]) -> list[int]:
+    """Which events they were."""
+    return [event.iter for event in seen]
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+def test_it_delivers_again(bus: Bus, kind: str) -> None:
+    """What is emitted while it is closed is dropped and counted; the account goes on."""
+    seen: list[Any] = []
+
+    async def take(event: Event) -> None:
+        seen.append(event)
+
+    taking = bus.subscribe(
+        take if kind == "loop" else seen.append,
+        "after_train_iter",
+        offload=None if kind == "loop" else "thread",
+    )
+    emit(bus, 3)
+    bus.close()
+    emit(bus, 2, start=10)
+    bus.reopen()
+    emit(bus, 2, start=20)
+
+    assert bus.flush(DEADLINE)
+    assert iters(seen) == [0, 1, 2, 20, 21]
+    assert not bus.closed
+    assert (taking.stats.delivered, taking.stats.dropped, taking.stats.calls) == (5, 2, 5)
+    assert taking.stats.queued == 0
+
+
+def test_a_worker_process_begins_anew(bus: Bus, start: Start, lines: Lines) -> None:
+    """It is given what comes from then on."""
+    subscription = start(handlers.note)
+    emit(bus, 2)
+    close_and_reopen(bus)
+    emit(bus, 2, start=2)
+
+    assert bus.close(DEADLINE).ok
+    assert lines() == ["0", "1", "2", "3"]
+    assert subscription.stats.delivered == 4
+
+
+def test_order_filters_once_and_pauses_stay() -> None:
+    """A filter that counts goes on counting, and what fired once does not fire again."""
+    with Bus() as bus:
+        seen: dict[str, list[Any]] = {name: [] for name in ("every", "once", "paused", "sync", "gone")}
+        bus.subscribe(seen["sync"].append, "handler_failed", name="sync", every=2)
+        bus.subscribe(seen["every"].append, "handler_failed", name="every", every=2, offload="thread")
+        bus.subscribe(seen["once"].append, "handler_failed", name="once", once=True, offload="thread")
+        paused = bus.subscribe(seen["paused"].append, "handler_failed", name="paused", offload="thread")
+        gone = bus.subscribe(seen["gone"].append, "handler_failed", name="gone", offload="thread")
+        before = [row.name for row in bus.plan("handler_failed")]
+        bus.emit(HandlerFailed(count=1))
+        paused.pause()
+        gone.cancel()
+        close_and_reopen(bus)
+        bus.emit(HandlerFailed(count=2))
+        assert bus.flush(DEADLINE)
+
+        assert [row.name for row in bus.plan("handler_failed")] == [n for n in before if n != "gone"]
+        counts = {name: [event.count for event in events] for name, events in seen.items()}
+        assert counts | {"gone": []} == {"sync": [2], "every": [2], "once": [1], "paused": [1], "gone": []}
+        paused.resume()
+        bus.emit(HandlerFailed(count=3))
+        assert bus.flush(DEADLINE)
+        assert [event.count for event in seen["paused"]] == [1, 3]
+
+
+def test_one_that_an_error_disabled_begins_anew(bus: Bus) -> None:
+    """What it was not given stays in the account."""
+    seen: list[int] = []
+
+    def fails_first(event: AfterTrainIter) -> None:
+        if event.iter == 0:
+            raise OSError("disk full")
+        seen.append(event.iter)
+
+    failing = bus.subscribe(fails_first, "after_train_iter", offload="thread")
+    emit(bus, 3)
+    close_and_reopen(bus)
+    emit(bus, 2, start=3)
+
+    assert bus.flush(DEADLINE)
+    assert seen == [3, 4]
+    assert (failing.stats.failed, failing.stats.dropped, failing.stats.delivered) == (1, 2, 2)
+
+
+def test_what_a_close_has_left_counts_as_dropped(held: Held) -> None:
+    """The one that is still in its delivery is waited for; nothing is delivered twice."""
+    bus = Bus(drain_timeout=DEADLINE)
+    holding = bus.subscribe(held, "after_train_iter", offload="thread")
+    emit(bus, 3)
+    assert held.entered.wait(DEADLINE)
+    bus.close(0.01)
+    assert holding.stats.queued == 3
+
+    held.let_go()
+    bus.reopen()
+    emit(bus, 1, start=9)
+
+    assert bus.close(DEADLINE).complete
+    assert iters(held.seen) == [0, 9]
+    assert (holding.stats.delivered, holding.stats.dropped) == (2, 2)
+
+
+def test_one_that_hangs_is_given_nothing_more(
+    no_thread_left: None, held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its thread is in foreign code, which a second one must not enter; the log names it, and the others go on."""
+    bus, seen = Bus(drain_timeout=0.05), list[Any]()
+    bus.subscribe(held, "after_train_iter", offload="thread", name="hung")
+    bus.subscribe(seen.append, "after_train_iter", offload="thread", name="fine")
+    emit(bus, 1)
+    assert held.entered.wait(DEADLINE)
+    bus.close()
+
+    bus.reopen()
+    emit(bus, 2, start=1)
+    report = bus.close(DEADLINE)
+
+    assert iters(seen) == [0, 1, 2]
+    assert "subscriber hung is given nothing more: it has not come back from a delivery" in caplog.text
+    assert [(stats.name, stats.dropped) for stats in report.stats] == [("hung", 2), ("fine", 0)]
+
+
+def test_while_another_thread_closes(no_thread_left: None, held: Held) -> None:
+    """It is refused, as what that delivers would be lost; afterwards the bus opens, and the exit knows of one side."""
+    bus = Bus(drain_timeout=0.01)
+    holding = bus.subscribe(held, "after_train_iter", offload="thread")
+    emit(bus, 5)
+    assert held.entered.wait(DEADLINE)
+    known = len(lifetime._open)
+    closing = threading.Thread(target=bus.close, args=(DEADLINE,))
+    closing.start()
+    while not bus.closed:
+        pass
+
+    with pytest.raises(RuntimeError, match=r"drain_timeout=0\.01 s for another thread.*closing"):
+        bus.reopen()
+    held.let_go()
+    closing.join(DEADLINE)
+    bus.reopen()
+    emit(bus, 1, start=5)
+
+    assert len(lifetime._open) == known
+    assert bus.close(DEADLINE).ok
+    assert iters(held.seen) == [*range(6)]
+    assert (holding.stats.delivered, holding.stats.queued) == (6, 0)
+
+
+def test_one_on_the_callers_loop(bus: Bus) -> None:
+    """It goes on there, also where the loop could not end its task meanwhile."""
+
+    async def main() -> None:
+        seen: list[Any] = []
+
+        async def take(event: Event) -> None:
+            seen.append(event)
+
+        bus.subscribe(take, "after_train_iter", loop=asyncio.get_running_loop())
+        emit(bus, 1)
+        assert await asyncio.to_thread(bus.flush, DEADLINE)
+        close_and_reopen(bus)
+        emit(bus, 1, start=1)
+        assert await asyncio.to_thread(bus.flush, DEADLINE)
+        assert iters(seen) == [0, 1]
+
+    asyncio.run(main())
+
+
+def test_the_last_events_are_known(bus: Bus) -> None:
+    """Also those that are born in the background."""
+    bus.subscribe(print, "scalars_logged", offload="thread", when=lambda event: False)
+    bus.emit(AfterTrainIter(iter=4))
+    bus.emit(ScalarsLogged(step=5))
+
+    close_and_reopen(bus)
+
+    iteration, scalars = bus.latest(AfterTrainIter), bus.latest(ScalarsLogged)
+    assert iteration is not None
+    assert scalars is not None
+    assert (iteration.iter, scalars.step) == (4, 5)
+
+
+def test_a_recorder_goes_on(bus: Bus) -> None:
+    """It has the deliveries of both."""
+    bus.subscribe(lambda event: None, "after_train_iter", offload="thread", name="taking")
+    recorder = SpanRecorder()
+    with bus.record(recorder) as recording:
+        emit(bus, 1)
+        close_and_reopen(bus)
+        emit(bus, 1, start=1)
+        assert bus.flush(DEADLINE)
+    recording.wait(DEADLINE)
+
+    assert [span.track for span in recorder.spans if span.kind == "delivery"] == ["taking", "taking"]
+
+
+def test_an_open_bus_stays_as_it_is(bus: Bus) -> None:
+    """Nothing is begun anew."""
+    seen: list[Any] = []
+    closed: list[str] = []
+    bus.subscribe(seen.append, "after_train_iter", offload="thread", on_close=lambda: closed.append("closed"))
+    emit(bus, 1)
+
+    bus.reopen()
+
+    assert bus.flush(DEADLINE)
+    assert (iters(seen), closed) == ([0], [])
+
+
+def test_a_second_close(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    """It closes the subscribers once more, and repeats nothing of the first one's losses."""
+    closed: list[str] = []
+
+    def fails(event: Event) -> None:
+        raise OSError("disk full")
+
+    bus.subscribe(
+        fails, "after_train_iter", on_error="log", offload="thread", on_close=lambda: closed.append("closed")
+    )
+    emit(bus, 1)
+    bus.close()
+    caplog.clear()
+    bus.reopen()
+    bus.close()
+
+    assert closed == ["closed"] * 2
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_in_a_background_subscriber_it_is_refused(bus: Bus) -> None:
+    """It would wait for itself."""
+    errors: list[str] = []
+
+    def reopens(event: Event) -> None:
+        while not bus.closed:
+            pass
+        try:
+            bus.reopen()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    bus.subscribe(reopens, "after_train_iter", offload="thread")
+    emit(bus, 1)
+    bus.close(DEADLINE)
+
+    assert len(errors) == 1
+    assert errors[0].startswith("bus.reopen was called by a background subscriber")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_in_a_forked_process_it_is_refused(python: Any) -> None:
+    """The subscribers are the parent's."""
+    ran = python("""
+import os, sys
+from eventloop.bus import Bus
+bus = Bus()
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    bus.reopen()
+except RuntimeError as error:
+    print(error, flush=True)
+os._exit(7)
+""")
+
+    assert ran.returncode == 7
+    assert ran.stdout.startswith("bus.reopen was called in a forked process")

@@ -1,0 +1,179 @@
+"""What a checkpoint holds: plain values of every part, the model inside what wraps it, and the random state."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint.weights import unwrap
+from eventloop.data.plain_values import plain
+from eventloop.data.rng import rng_state, set_rng_state
+from eventloop.hooks import Hook
+from tests.support.trainers import MakeTrainer
+
+
+def test_unwrap_a_compiled_model() -> None:
+    """A compiled model's checkpoint is that of the model inside."""
+    model = torch.nn.Linear(1, 1)
+    compiled: Any = torch.compile(model, backend="eager")
+
+    assert unwrap(compiled) is model
+    assert unwrap(torch.nn.DataParallel(model)) is model
+    assert unwrap(model) is model
+
+
+# --- meta --------------------------------------------------------------------------------------------------
+
+
+def test_meta_says_where_the_run_was_and_how_it_was_built(make_trainer: MakeTrainer) -> None:
+    """Counters and maxima, the classes of optimizer and schedulers, the names of what is optimized, the place in the
+    loader, the settings, when it was saved and by which torch: no config, seed or name of an experiment, which nobody told
+    the trainer."""
+    trainer = make_trainer()
+    trainer.schedulers.append(torch.optim.lr_scheduler.StepLR(trainer.optimizer, 3))
+    trainer.train()
+
+    meta = load_checkpoint(trainer.work_dir / "epoch_1")["meta"]
+
+    assert time.strptime(meta.pop("time"), "%Y-%m-%dT%H:%M:%S%z")
+    assert meta.pop("position").keys() >= {"batch_idx", "passes"}
+    assert meta.pop("settings").keys() == {"optimizer", "param_schedulers", "run", "hooks", "hook_options"}
+    assert meta.pop("parameters") == {"": ["\n".join(dict(trainer.model.named_parameters()))]}
+    assert meta == {
+        "schema": 1, "iter": 3, "epoch": 1, "max_iters": 6, "max_epochs": 2,
+        "optimizer": "SGD", "param_schedulers": ["StepLR"], "torch": str(torch.__version__),
+    }  # fmt: skip
+
+
+def test_facts_of_ones_own_in_meta(make_trainer: MakeTrainer) -> None:
+    """What a handler of before_save_checkpoint puts into meta, after_load_checkpoint finds there."""
+    facts = {"seed": 7, "cfg": "lr = 0.1", "experiment_name": "tiny", "dataset_meta": {"classes": ["a", "b"]}}
+    first = make_trainer()
+    first.bus.subscribe(
+        lambda trainer, event: trainer.checkpoint["meta"].update(facts), "before_save_checkpoint"
+    )
+    first.train()
+    second = make_trainer()
+    found: list[Any] = []
+    second.bus.subscribe(
+        lambda trainer, event: found.append(trainer.checkpoint["meta"]), "after_load_checkpoint"
+    )
+
+    second.resume()
+
+    assert {name: found[0][name] for name in facts} == facts
+
+
+# --- random state ------------------------------------------------------------------------------------------
+
+
+def draw() -> tuple[Any, ...]:
+    """One number from each generator; the gaussians too, of which one of two is kept for later."""
+    return (
+        random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn()),
+        torch.rand(1).item(), torch.randn(1).item(),
+    )  # fmt: skip
+
+
+def test_rng_round_trip_through_a_file(tmp_path: Path) -> None:
+    """Saved, loaded and put back, the random state of Python, NumPy and torch gives the same numbers again."""
+    random.gauss(0, 1)
+    np.random.randn()
+    torch.save({"before": torch.zeros(3, dtype=torch.uint8), "rng": rng_state()}, tmp_path / "rng.pt")
+    expected = draw()
+
+    set_rng_state(torch.load(tmp_path / "rng.pt", weights_only=True)["rng"])
+
+    assert draw() == expected
+
+
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "OneCycleLR": {"max_lr": 1.0, "total_steps": 100},
+    "CosineAnnealingWarmRestarts": {"T_0": 4},
+    "ReduceLROnPlateau": {},
+    "LambdaLR": {"lr_lambda": lambda step: 1.0},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_kind_of_scheduler_is_loadable(make_trainer: MakeTrainer, name: str) -> None:
+    """Whatever the scheduler keeps, the checkpoint is readable with `weights_only=True`."""
+    trainer = make_trainer()
+    kind = getattr(torch.optim.lr_scheduler, name)
+    trainer.schedulers.append(kind(trainer.optimizer, **SCHEDULERS[name]))
+
+    save_checkpoint(trainer.state.gather(""), trainer.work_dir / "a")
+
+    assert len(load_checkpoint(trainer.work_dir / "a")["param_schedulers"]) == 1
+
+
+def test_numpy_numbers_are_saved_as_plain_ones(make_trainer: MakeTrainer) -> None:
+    """A learning rate of NumPy's does not make the checkpoint unreadable."""
+    model = torch.nn.Linear(2, 3)
+    trainer = make_trainer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=np.float64(0.25)))
+
+    save_checkpoint(trainer.state.gather(""), trainer.work_dir / "a")
+
+    assert load_checkpoint(trainer.work_dir / "a")["optimizer"]["param_groups"][0]["lr"] == 0.25
+
+
+class Named(torch.Tensor):
+    """A class that no reader knows, as those of torchvision's boxes and masks."""
+
+
+def test_a_tensor_of_another_class_is_saved_as_a_tensor(make_trainer: MakeTrainer) -> None:
+    """`weights_only=True` would refuse the class; the values are what counts."""
+    trainer = make_trainer(model=torch.nn.Linear(2, 3))
+    trainer.model.register_buffer("boxes", torch.ones(3).as_subclass(Named))
+
+    save_checkpoint(trainer.state.gather(""), trainer.work_dir / "a")
+
+    boxes = load_checkpoint(trainer.work_dir / "a")["state_dict"]["boxes"]
+    assert type(boxes) is torch.Tensor
+    assert torch.equal(boxes, torch.ones(3))
+
+
+def test_sets_of_plain_values_are_saved(tmp_path: Path) -> None:
+    """With NumPy's numbers in them made Python's."""
+    save_checkpoint({"state_dict": {}, "seen": plain({np.int64(1), (2, "b")}, "seen")}, tmp_path / "a")
+
+    assert load_checkpoint(tmp_path / "a")["seen"] == {1, (2, "b")}
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({Path("a")}, r"PosixPath\('a'\), a PosixPath"),
+        (np.datetime64("2026-01-01"), r".*, a datetime64"),
+        (np.longdouble(1), r".*, a longdouble"),
+    ],
+    ids=["a path in a set", "a date of NumPy's", "a number of more digits"],
+)
+def test_what_only_looks_plain(value: object, found: str) -> None:
+    """What `weights_only=True` would refuse is refused wherever it is."""
+    with pytest.raises(
+        TypeError, match=rf"the checkpoint's hooks\['seen'\] is {found}: a state_dict must be of"
+    ):
+        plain({"seen": value}, "hooks")
+
+
+def test_a_state_that_could_not_be_loaded(make_trainer: MakeTrainer) -> None:
+    """A hook's state that `weights_only=True` would refuse is refused when it is saved, by its place."""
+
+    class Careless(Hook):
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": [range(3)]}
+
+    trainer = make_trainer(hooks=[Careless()])
+
+    with pytest.raises(
+        TypeError, match=r"the checkpoint's hooks\['Careless'\]\['seen'\]\[0\] is range\(0, 3\), a range"
+    ):
+        trainer.state.gather("")

@@ -1,0 +1,370 @@
+"""Checkpoints on disk: whole or absent, durable when they have their name, nothing older gone before."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.checkpoint import CheckpointError, find_checkpoints, load_checkpoint, save_checkpoint
+from eventloop.checkpoint.directory import PAYLOAD
+from eventloop.checkpoint.disk import SaveGivenUp
+from eventloop.checkpoint.store import Serialized, leftovers, remove_checkpoint
+from eventloop.checkpoint.verify import verify_checkpoint
+from tests.support.recording_disk import RecordingDisk
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+OLD, NEW = {"state_dict": {"w": torch.zeros(3)}}, {"state_dict": {"w": torch.ones(3)}}
+OPERATIONS_OF_A_NEW_NAME = [
+    "make .a.tmp",
+    "create .a.tmp/state.pth", "write .a.tmp/state.pth", "sync .a.tmp/state.pth",
+    "create .a.tmp/manifest.json", "write .a.tmp/manifest.json", "sync .a.tmp/manifest.json",
+    "sync directory .a.tmp",
+    "rename .a.tmp -> a",
+    "sync directory .",
+]  # fmt: skip
+OPERATIONS_OF_A_TAKEN_NAME = [
+    *OPERATIONS_OF_A_NEW_NAME[:-2],
+    "rename .a.tmp -> a-1",
+    "sync directory .",
+    "rename a -> .a.old",
+    "rename a-1 -> a",
+    "sync directory .",
+    "remove .a.old",
+]
+
+
+def weights(path: Path) -> list[float]:
+    return [*load_checkpoint(path)["state_dict"]["w"].tolist()]
+
+
+def listing(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+# --- saving ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [NEW, Serialized(NEW)], ids=["mapping", "bytes"])
+def test_round_trip(tmp_path: Path, state: Any) -> None:
+    """What was saved is read again, and the size that is returned is the payload's."""
+    size = save_checkpoint(state, tmp_path / "a")
+
+    assert weights(tmp_path / "a") == [1.0] * 3
+    assert size == (tmp_path / "a" / PAYLOAD).stat().st_size
+    assert listing(tmp_path) == ["a"]
+    assert listing(tmp_path / "a") == ["manifest.json", "state.pth"]
+
+
+def test_plain_torch_reads_the_payload(tmp_path: Path) -> None:
+    """Nobody needs eventloop to read a checkpoint."""
+    save_checkpoint(NEW, tmp_path / "a")
+
+    loaded = torch.load(tmp_path / "a" / "state.pth", weights_only=True)
+    assert torch.equal(loaded["state_dict"]["w"], torch.ones(3))
+
+
+def test_durable_before_it_has_its_name(tmp_path: Path) -> None:
+    """Each file is synced, the manifest after the payload, then the directory they are in; then it is renamed, and
+    the directory it is in is synced."""
+    disk = RecordingDisk(tmp_path)
+    save_checkpoint(NEW, tmp_path / "a", disk=disk)
+
+    assert disk.calls == OPERATIONS_OF_A_NEW_NAME
+
+
+def test_directories_above_are_durable_too(tmp_path: Path) -> None:
+    """A directory that had to be made is synced in the one above it before anything is written into it."""
+    disk = RecordingDisk(tmp_path)
+    save_checkpoint(NEW, tmp_path / "runs" / "x" / "a", disk=disk)
+
+    assert disk.calls[:5] == [
+        "make runs", "sync directory .", "make runs/x", "sync directory runs", "make runs/x/.a.tmp",
+    ]  # fmt: skip
+
+
+def test_a_taken_name(tmp_path: Path) -> None:
+    """The former one keeps the name until the new one is durable beside it, and is removed last."""
+    save_checkpoint(OLD, tmp_path / "a")
+    disk = RecordingDisk(tmp_path)
+
+    save_checkpoint(NEW, tmp_path / "a", disk=disk)
+
+    assert disk.calls == OPERATIONS_OF_A_TAKEN_NAME
+    assert weights(tmp_path / "a") == [1.0] * 3
+    assert listing(tmp_path) == ["a"]
+
+
+def test_a_name_whose_holder_goes_meanwhile(tmp_path: Path) -> None:
+    """Somebody prunes by hand: the new one has the name, and nothing is left beside it."""
+    save_checkpoint(OLD, tmp_path / "a")
+    disk = RecordingDisk(tmp_path)
+    disk.before = lambda call: shutil.rmtree(tmp_path / "a") if call == "rename a -> .a.old" else None
+
+    save_checkpoint(NEW, tmp_path / "a", disk=disk)
+
+    assert weights(tmp_path / "a") == [1.0] * 3
+    assert listing(tmp_path) == ["a"]
+
+
+def test_a_path_may_be_a_text(tmp_path: Path) -> None:
+    """As where one is loaded."""
+    save_checkpoint(NEW, f"{tmp_path}/a")
+
+    assert weights(tmp_path / "a") == [1.0] * 3
+
+
+def test_a_name_that_a_file_has(tmp_path: Path) -> None:
+    """It makes no difference what has the name."""
+    (tmp_path / "a").touch()
+    save_checkpoint(NEW, tmp_path / "a")
+
+    assert weights(tmp_path / "a") == [1.0] * 3
+    assert listing(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_whole_one_is_found_at_every_moment(tmp_path: Path, taken: bool) -> None:
+    """Before each operation of a save under a taken name a whole checkpoint is found: the older one, or the new."""
+    save_checkpoint(OLD, tmp_path / ("a" if taken else "older"))
+    disk = RecordingDisk(tmp_path)
+    found: list[list[float]] = []
+
+    def look(call: str) -> None:
+        paths = find_checkpoints(tmp_path)
+        for path in paths:
+            verify_checkpoint(path)
+        found.append([weights(path)[0] for path in paths])
+
+    disk.before = look
+    save_checkpoint(NEW, tmp_path / "a", disk=disk)
+
+    assert all(found)
+    assert found[0] == [0.0]
+
+
+# --- failures ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(len(OPERATIONS_OF_A_NEW_NAME)))
+def test_after_a_failure_nothing_is_left(tmp_path: Path, number: int) -> None:
+    """Whichever operation fails: the error is raised, and the directory is as it was."""
+    save_checkpoint(OLD, tmp_path / "older")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        save_checkpoint(NEW, tmp_path / "a", disk=RecordingDisk(tmp_path, number))
+
+    assert listing(tmp_path) == ["older"]
+    save_checkpoint(NEW, tmp_path / "a")
+    assert weights(tmp_path / "a") == [1.0] * 3
+
+
+@pytest.mark.parametrize("number", range(len(OPERATIONS_OF_A_TAKEN_NAME) - 2))
+def test_after_a_failure_under_a_taken_name_the_former_one_has_it(tmp_path: Path, number: int) -> None:
+    """Whichever operation fails until the new one has the name: the error is raised, and the former one is there."""
+    save_checkpoint(OLD, tmp_path / "a")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        save_checkpoint(NEW, tmp_path / "a", disk=RecordingDisk(tmp_path, number))
+
+    assert weights(tmp_path / "a") == [0.0] * 3
+    assert listing(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("number", [len(OPERATIONS_OF_A_TAKEN_NAME) - 2, len(OPERATIONS_OF_A_TAKEN_NAME) - 1])
+def test_a_former_one_that_cannot_be_removed(
+    tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The save has succeeded by then: it is said in the log, and what is left is not looked for."""
+    save_checkpoint(OLD, tmp_path / "a")
+
+    save_checkpoint(NEW, tmp_path / "a", disk=RecordingDisk(tmp_path, number))
+
+    assert f"{tmp_path / 'a'} is saved, but what had the name before could not be removed: " in caplog.text
+    assert weights(tmp_path / "a") == [1.0] * 3
+    assert find_checkpoints(tmp_path) == [tmp_path / "a"]
+
+
+class Unpicklable:
+    """Fails in the middle of being written."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("cannot be pickled")
+
+
+def test_a_state_that_cannot_be_written(tmp_path: Path) -> None:
+    """An error of torch's own is raised as it is."""
+    with pytest.raises(RuntimeError, match="cannot be pickled"):
+        save_checkpoint({**NEW, "bad": Unpicklable()}, tmp_path / "a")
+
+    assert listing(tmp_path) == []
+
+
+GARBAGE = """
+import gc, torch
+from eventloop.checkpoint.store import Serialized
+kept = [Serialized({"state_dict": {"w": torch.ones(3)}})]
+kept.append(kept)
+del kept
+gc.collect()
+"""
+
+
+def test_bytes_that_are_garbage_go_without_a_word(python: Run) -> None:
+    """As after a save that failed: its error, what the frames of it hold, and the bytes are a cycle."""
+    ran = python(GARBAGE, PYTHONDEVMODE="1")  # which prints what 3.13 always does
+
+    assert (ran.returncode, [line for line in ran.stderr.splitlines() if "BytesIO" in line]) == (0, [])
+
+
+def test_the_error_of_the_disk_is_not_hidden_by_torch(tmp_path: Path) -> None:
+    """Where the disk fails in the middle of `torch.save`, which would say that its file is too short, the disk's own
+    error is raised."""
+    with pytest.raises(OSError, match="No space left on device"):
+        save_checkpoint(NEW, tmp_path / "a", disk=RecordingDisk(tmp_path, 2))
+
+
+def test_given_up(tmp_path: Path) -> None:
+    """`given_up` ends a save in the middle, and nothing of it is left."""
+    given_up = threading.Event()
+    disk = RecordingDisk(tmp_path)
+    disk.before = lambda call: given_up.set() if call.startswith("write") else None
+    large = {"state_dict": {"w": torch.zeros(5 << 20)}}
+
+    with pytest.raises(SaveGivenUp, match="the save was given up"):
+        save_checkpoint(large, tmp_path / "a", disk=disk, given_up=given_up)
+
+    assert disk.calls[-1] == "remove .a.tmp"
+    assert listing(tmp_path) == []
+
+
+# --- leftovers ---------------------------------------------------------------------------------------------
+
+
+def test_the_remains_of_a_killed_save(tmp_path: Path) -> None:
+    """They are not found, are named by `leftovers`, and are in nobody's way: in a container every run is process 1."""
+    mine = [tmp_path / f".a.{os.getpid()}-{number}.tmp" for number in range(2000)]
+    for path in mine:
+        path.mkdir()
+    (mine[0] / PAYLOAD).write_bytes(b"half")
+    other = tmp_path / f".b.{os.getpid() + 1}-1.old"
+    save_checkpoint(OLD, other)
+    (tmp_path / ".hidden").mkdir()
+
+    save_checkpoint(NEW, tmp_path / "a")
+
+    assert find_checkpoints(tmp_path) == [tmp_path / "a"]
+    assert sorted(leftovers(tmp_path)) == sorted([*mine, other])
+    assert leftovers(tmp_path, os.getpid() + 1) == [other]
+
+
+def test_removing(tmp_path: Path) -> None:
+    """A checkpoint loses its name before anything of it is removed; a single file is removed at once."""
+    save_checkpoint(NEW, tmp_path / "a")
+    (tmp_path / "b.pth").touch()
+    disk = RecordingDisk(tmp_path)
+
+    remove_checkpoint(tmp_path / "a", disk)
+    remove_checkpoint(tmp_path / "b.pth", disk)
+
+    assert disk.calls == ["rename a -> .a.old", "sync directory .", "remove .a.old", "remove b.pth"]
+    assert listing(tmp_path) == []
+
+
+# --- loading -----------------------------------------------------------------------------------------------
+
+
+def test_a_warning_that_is_to_be_an_error_is_no_damage(tmp_path: Path) -> None:
+    """Where the program wants warnings to be errors, one that comes from the loading is raised as it is."""
+    save_checkpoint(NEW, tmp_path / "a")
+
+    def warn(storage: Any, location: str) -> None:
+        warnings.warn("mine", stacklevel=2)
+
+    with pytest.raises(UserWarning, match="mine"):
+        load_checkpoint(tmp_path / "a", map_location=warn)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".ckpt"])
+def test_a_single_file_is_loaded(tmp_path: Path, suffix: str) -> None:
+    """Another program's checkpoint, or a published one, is one file and has no manifest."""
+    torch.save(NEW, tmp_path / f"theirs{suffix}")
+
+    assert weights(tmp_path / f"theirs{suffix}") == [1.0] * 3
+    assert find_checkpoints(tmp_path) == [tmp_path / f"theirs{suffix}"]
+
+
+def test_mmengines_name_of_a_checkpoint(tmp_path: Path) -> None:
+    """`epoch_1.pth` is `epoch_1`, where there is no such file."""
+    save_checkpoint(NEW, tmp_path / "epoch_1")
+
+    assert weights(tmp_path / "epoch_1.pth") == [1.0] * 3
+
+
+def test_no_such_checkpoint(tmp_path: Path) -> None:
+    """The name that was asked for is in the message, with a near one, or that there is none at all."""
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*/epoch_1\.pth: .* holds no checkpoint"):
+        load_checkpoint(tmp_path / "epoch_1.pth")
+
+    save_checkpoint(NEW, tmp_path / "epoch_1")
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*/epoch_11: did you mean 'epoch_1'"):
+        load_checkpoint(tmp_path / "epoch_11")
+
+
+def test_no_file_of_torch(tmp_path: Path) -> None:
+    """A single file that is something else is refused."""
+    (tmp_path / "a.pth").write_bytes(b"half a file")
+
+    with pytest.raises(CheckpointError, match=r"a\.pth cannot be read as a checkpoint: "):
+        load_checkpoint(tmp_path / "a.pth")
+
+
+def test_something_else_than_a_state(tmp_path: Path) -> None:
+    """A file of torch that holds something else is refused as what it is."""
+    torch.save([1, 2], tmp_path / "list.pth")
+    save_checkpoint({"weights": {}}, tmp_path / "a")
+
+    for name in ("list.pth", "a"):
+        with pytest.raises(
+            CheckpointError, match=f"{name} is no checkpoint of eventloop: expected a mapping"
+        ):
+            load_checkpoint(tmp_path / name)
+
+
+class Hostile:
+    """Executes something when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda state, path: path.write_bytes(pickle.dumps(state))])
+def test_nothing_is_executed(tmp_path: Path, write: Any) -> None:
+    """A pickle that would run something is refused, in a file of torch's and in a plain one."""
+    write({"state_dict": Hostile(tmp_path / "executed")}, tmp_path / "bad.pth")
+
+    with pytest.raises(CheckpointError, match=r"bad\.pth cannot be read as a checkpoint: "):
+        load_checkpoint(tmp_path / "bad.pth")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_nothing_is_executed_of_a_directory(tmp_path: Path) -> None:
+    """A manifest that fits a hostile payload does not help it."""
+    save_checkpoint({"state_dict": Hostile(tmp_path / "executed")}, tmp_path / "bad")
+
+    with pytest.raises(CheckpointError, match="bad cannot be read as a checkpoint: "):
+        load_checkpoint(tmp_path / "bad")
+    assert not (tmp_path / "executed").exists()

@@ -1,0 +1,229 @@
+"""Files that are written durably, and hashed while they are."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from eventloop.checkpoint.disk import BESIDE, PIECE, Disk, SaveGivenUp, Sink, make_directories, write_file
+from tests import no_threads
+from tests.support.recording_disk import RecordingDisk
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Slow(Disk):
+    """Takes so many bytes at a time."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.writes: list[int] = []
+
+    def write(self, file: FileIO, data: memoryview) -> int:
+        self.writes.append(len(data))
+        return super().write(file, data[: self.most])
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> Iterator[Callable[..., Sink]]:
+    """Make sinks into a file."""
+    made: list[Sink] = []
+
+    def make(disk: Disk | None = None, given_up: threading.Event | None = None) -> Sink:
+        made.append(Sink(disk or Disk(), FileIO(tmp_path / "file", "xb"), given_up))
+        return made[-1]
+
+    yield make
+    for sink in made:
+        sink.close()
+        sink._file.close()
+
+
+def pattern(size: int) -> bytes:
+    return (bytes(range(251)) * (size // 251 + 1))[:size]
+
+
+@pytest.mark.parametrize(
+    "sizes", [(), (0,), (1, 2, 3), (BESIDE,), (BESIDE - 1, BESIDE + 1), (PIECE + 3,), (10, 2 * BESIDE, 10)]
+)
+def test_the_hash_is_that_of_the_file(
+    sink: Callable[..., Sink], tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    """Of small pieces and of large ones, which are hashed on another thread, in any order."""
+    into = sink()
+    data = [pattern(size) for size in sizes]
+
+    assert [into.write(part) for part in data] == list(sizes)
+
+    raw = (tmp_path / "file").read_bytes()
+    assert raw == b"".join(data)
+    assert (into.entry().bytes, into.entry().sha256) == (len(raw), hashlib.sha256(raw).hexdigest())
+
+
+def test_views_of_other_types(sink: Callable[..., Sink]) -> None:
+    """torch hands over views; they are counted in bytes."""
+    view = memoryview(bytearray(16)).cast("d")
+
+    assert sink().write(cast(Any, view)) == 16
+
+
+def test_an_advice_that_the_system_does_not_take(
+    sink: Callable[..., Sink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To write back early is an advice: where it is refused the file is written all the same."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
+    sink().write(pattern(2 * BESIDE))
+
+    assert (tmp_path / "file").read_bytes() == pattern(2 * BESIDE)
+
+
+def test_short_writes_are_completed(sink: Callable[..., Sink], tmp_path: Path) -> None:
+    """A system may take fewer bytes than it was given: the rest is written then."""
+    disk = Slow(4)
+    into = sink(disk)
+
+    into.write(b"0123456789")
+
+    assert (tmp_path / "file").read_bytes() == b"0123456789"
+    assert disk.writes == [10, 6, 2]
+    assert into.entry().sha256 == hashlib.sha256(b"0123456789").hexdigest()
+
+
+@pytest.mark.parametrize("size", [1, BESIDE])
+def test_a_file_that_takes_nothing(sink: Callable[..., Sink], size: int) -> None:
+    """A write of no bytes is an error, not a loop without end; it is kept for who called torch."""
+    into = sink(Slow(0))
+
+    with pytest.raises(OSError, match="the file takes no more bytes"):
+        into.write(pattern(size))
+    assert isinstance(into.failure, OSError)
+
+
+AT_EXIT = """
+import atexit, hashlib, sys
+from pathlib import Path
+from eventloop.checkpoint.disk import BESIDE, write_file
+data = [bytes([i]) * (2 * BESIDE) for i in range(3)]
+def save():
+    entry = write_file(Path("state"), lambda sink: [sink.write(part) for part in data])
+    print(entry.bytes == 6 * BESIDE, entry.sha256 == hashlib.sha256(b"".join(data)).hexdigest())
+atexit.register(save)
+"""
+
+
+@pytest.mark.parametrize("threads", ["", no_threads.AT_EXIT])
+def test_a_file_that_is_written_at_the_exit(python: Run, tmp_path: Path, threads: str) -> None:
+    """It is hashed before it is written where nobody hashes beside: once the main thread has ended executors take nothing
+    more, and Python 3.12 starts no thread."""
+    ran = python(AT_EXIT + threads)
+
+    assert (ran.stdout, ran.stderr) == ("True True\n", "")
+
+
+def test_a_piece_that_no_thread_hashes_is_hashed_once(
+    sink: Callable[..., Sink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the system has threads again for the next piece."""
+    into = sink()
+    with monkeypatch.context() as patched:
+        no_threads.refuse(patched)
+        into.write(pattern(BESIDE))
+    into.write(pattern(2 * BESIDE))
+
+    assert into.entry().sha256 == hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest()
+
+
+def test_given_up_between_pieces(sink: Callable[..., Sink]) -> None:
+    """A large write ends soon after nobody waits for it any more."""
+    given_up = threading.Event()
+    disk = Slow(PIECE)
+    into = sink(disk, given_up)
+    into.write(b"a")
+    given_up.set()
+
+    with pytest.raises(SaveGivenUp, match="the save was given up"):
+        into.write(pattern(PIECE * 2))
+    assert disk.writes == [1]
+    assert isinstance(into.failure, SaveGivenUp)
+
+
+def test_write_file(tmp_path: Path) -> None:
+    """A file is synced before its size and hash are returned."""
+    disk = RecordingDisk(tmp_path)
+    entry = write_file(tmp_path / "file", lambda sink: sink.write(b"abc"), disk=disk)
+
+    assert disk.calls == ["create file", "write file", "sync file"]
+    assert (entry.bytes, entry.sha256) == (3, hashlib.sha256(b"abc").hexdigest())
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    """A name that is taken is an error."""
+    (tmp_path / "file").write_bytes(b"old")
+
+    with pytest.raises(FileExistsError, match="file"):
+        write_file(tmp_path / "file", lambda sink: sink.write(b"new"))
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_make_directories(tmp_path: Path) -> None:
+    """Each is durable in the one above it before the next is made; what is there is left alone."""
+    disk = RecordingDisk(tmp_path)
+    make_directories(tmp_path / "a" / "b", disk)
+    make_directories(tmp_path / "a" / "b", disk)
+
+    assert disk.calls == ["make a", "sync directory .", "make a/b", "sync directory a"]
+
+
+def test_directories_that_are_there_are_made_durable_once(tmp_path: Path) -> None:
+    """One may have been made a moment ago, by somebody who did not sync it."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    disk = RecordingDisk(tmp_path)
+
+    make_directories(tmp_path / "a" / "b", disk)
+    make_directories(tmp_path / "a" / "b", disk)
+
+    assert disk.calls == ["sync directory .", "sync directory a"]
+
+
+def test_a_directory_above_that_may_not_be_listed(tmp_path: Path) -> None:
+    """Nobody can sync it, so it is not waited for."""
+    disk = RecordingDisk(tmp_path, 1, PermissionError)
+
+    make_directories(tmp_path / "a", disk)
+
+    assert (tmp_path / "a").is_dir()
+
+
+def test_a_directory_that_somebody_else_makes(tmp_path: Path) -> None:
+    """Two runs may make one at the same moment."""
+    disk = RecordingDisk(tmp_path)
+
+    def make_first(call: str) -> None:
+        if call == "make a":
+            (tmp_path / "a").mkdir()
+
+    disk.before = make_first
+    make_directories(tmp_path / "a", disk)
+
+    assert disk.calls == ["make a", "sync directory ."]
+
+
+def test_a_file_where_a_directory_should_be(tmp_path: Path) -> None:
+    """It is an error, not a directory."""
+    (tmp_path / "a").touch()
+
+    with pytest.raises(FileExistsError, match="a"):
+        make_directories(tmp_path / "a")

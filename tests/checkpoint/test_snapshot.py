@@ -1,0 +1,428 @@
+"""Copies of a state: of its moment, into memory that is used again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.checkpoint.saving.buffers import Buffer, pin
+from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
+from eventloop.data.rng import rng_state, set_rng_state
+from eventloop.state.tensors import bytes_of, tensors_of
+from tests.support.trainers import DEADLINE
+
+needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
+OLD, NEW = {"state_dict": {"w": torch.zeros(3)}}, {"state_dict": {"w": torch.ones(3)}}
+
+
+def sparse(layout: torch.layout) -> torch.Tensor:
+    """A tensor that holds only the ones of a diagonal."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        made = torch.eye(4).to_sparse(layout=layout)
+    return made.coalesce() if made.is_sparse else made
+
+
+def pointers(state: dict[str, Any]) -> set[int]:
+    """Where the tensors of a state lie."""
+    return {tensor.untyped_storage().data_ptr() for tensor in state["state_dict"].values()}
+
+
+def rest_of(packed: Packed) -> Rest:
+    """What is still to come of a snapshot."""
+    assert packed.rest is not None
+    return packed.rest
+
+
+def test_a_snapshot_is_a_copy() -> None:
+    """What is changed in place afterwards is not changed in the snapshot."""
+    live: dict[str, Any] = {
+        "state_dict": {"w": torch.zeros(3)},
+        "nested": [{"n": 1, "t": (torch.ones(()), None)}],
+        "odd": torch.device("cpu"),
+    }
+
+    taken = Snapshot().take(live)
+    live["state_dict"]["w"].add_(1)
+
+    assert torch.equal(taken["state_dict"]["w"], torch.zeros(3))
+    assert taken["nested"] == [{"n": 1, "t": (torch.ones(()), None)}]
+    assert taken["odd"] == torch.device("cpu")
+
+
+def test_a_set_is_copied() -> None:
+    """One that a hook adds to while its state is written is written as it was."""
+    seen = {1, 2}
+    taken = Snapshot().take({"hooks": {"mine": {"seen": seen, "nested": [(seen,)]}}})
+
+    seen.add(3)
+
+    assert taken == {"hooks": {"mine": {"seen": {1, 2}, "nested": [({1, 2},)]}}}
+
+
+def test_a_snapshot_reuses_its_buffers() -> None:
+    """The second snapshot of a state goes where the first one was."""
+    snapshot = Snapshot()
+    first = pointers(snapshot.take(OLD))
+
+    second = snapshot.take(NEW)
+
+    assert pointers(second) == first
+    assert torch.equal(second["state_dict"]["w"], torch.ones(3))
+
+
+@pytest.mark.parametrize("changed", [torch.ones(2, 2), torch.ones(3, dtype=torch.float64)])
+def test_a_snapshot_of_another_shape(changed: torch.Tensor) -> None:
+    """A state whose shapes or types have changed gets new buffers."""
+    snapshot = Snapshot()
+    snapshot.take(OLD)
+
+    taken = snapshot.take({"state_dict": {"w": changed}})["state_dict"]["w"]
+
+    assert torch.equal(taken, changed)
+    assert taken.dtype == changed.dtype
+
+
+def test_names_that_look_alike_are_kept_apart() -> None:
+    """Two tensors whose places read the same when joined by slashes, or as text, do not share a buffer."""
+    state: dict[str, Any] = {
+        "a/b": torch.tensor(1.0),
+        "a": {"b": torch.tensor(2.0), 0: torch.tensor(3.0), "0": torch.tensor(4.0)},
+    }
+
+    taken = Snapshot().take(state)
+
+    assert (taken["a/b"].item(), [t.item() for t in taken["a"].values()]) == (1.0, [2.0, 3.0, 4.0])
+
+
+def test_tensors_of_one_key_and_type_share_a_buffer() -> None:
+    """So torch writes one storage for them, and not one each."""
+    state = {
+        "a": {"x": torch.zeros(2), "y": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int64)},
+        "b": {"x": torch.zeros(2)},
+    }
+    taken = Snapshot().take(state)
+    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors_of(taken)]
+
+    assert storages[0] == storages[1]
+    assert len(set(storages)) == 3
+
+
+def test_parameters_with_grad_are_copied_as_values() -> None:
+    """A snapshot takes no part in autograd."""
+    taken = Snapshot().take({"state_dict": {"w": torch.nn.Parameter(torch.ones(2))}})
+
+    assert not taken["state_dict"]["w"].requires_grad
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_tensor_is_copied(layout: torch.layout) -> None:
+    """Beside the buffers, in whose slots it does not fit."""
+    weight = sparse(layout)
+    taken = Snapshot().take({"state_dict": {"s": weight, "w": torch.ones(3)}})["state_dict"]
+
+    weight.values().zero_()
+
+    assert taken["s"].layout is layout
+    assert torch.equal(taken["s"].to_dense(), torch.eye(4))
+    assert torch.equal(taken["w"], torch.ones(3))
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_tensor_is_sent_in_the_structure(layout: torch.layout) -> None:
+    """The process that writes has it from there."""
+    packed = Snapshot().pack({"state_dict": {"s": sparse(layout)}})
+    structure, waiting = pickle.loads(pickle.dumps((packed.structure, packed.layout)))
+
+    assert torch.equal(Packed(structure, waiting).unpack()["state_dict"]["s"].to_dense(), torch.eye(4))
+
+
+def test_bytes_of() -> None:
+    """Those of a sparse tensor are those of its indices and its values."""
+    assert bytes_of([torch.ones(3), torch.zeros(2, dtype=torch.int64), sparse(torch.sparse_coo)]) == 108
+
+
+def test_random_state_goes_through_a_snapshot() -> None:
+    """A snapshot packs states into shared buffers, from whose middle they are put back all the same."""
+    taken = Snapshot().take({"all": [torch.zeros(3, dtype=torch.uint8), rng_state()]})
+    expected = torch.rand(2).tolist()
+
+    set_rng_state(taken["all"][1])
+
+    assert torch.rand(2).tolist() == expected
+
+
+def test_tensors_of() -> None:
+    """Of nested mappings, lists and tuples, in order."""
+    one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+
+    assert [*map(len, tensors_of({"a": one, "b": [(two, 3), {"c": three}], "d": None}))] == [1, 2, 3]
+
+
+# --- what comes later --------------------------------------------------------------------------------------
+
+
+def late(weight: torch.Tensor, at_once: torch.Tensor) -> tuple[Packed, Rest]:
+    """A snapshot of which the weight is still to be copied."""
+    packed = Snapshot().pack({"state_dict": {"w": weight, "n": at_once}}, {weight.data_ptr()})
+    return packed, rest_of(packed)
+
+
+def test_what_comes_later_is_copied_by_copy() -> None:
+    """Everything else is a copy when `pack` returns."""
+    weight, at_once = torch.ones(3), torch.ones(3)
+    packed, rest = late(weight, at_once)
+    at_once.add_(1)
+    before = rest.left
+    rest.copy()
+
+    assert (before, rest.left) == (True, False)
+    assert [t.tolist() for t in packed.unpack()["state_dict"].values()] == [[1.0] * 3] * 2
+
+
+def test_nothing_comes_later_unless_it_is_said() -> None:
+    """There is nothing left to do, and nobody waits."""
+    rest = rest_of(Snapshot().pack(NEW))
+
+    assert not rest.left
+    rest.join()
+    rest.wait()
+
+
+def test_a_detached_view_is_the_parameter() -> None:
+    """A state_dict's tensors are known by where they lie, and their changes by the parameter's own version."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    packed = Snapshot().pack({"state_dict": {"w": parameter.detach()}}, {parameter.data_ptr()})
+    with torch.no_grad():
+        parameter.add_(1)
+
+    with pytest.raises(ChangedWhileCopiedError, match="1 tensors of the parameters"):
+        rest_of(packed).copy()
+
+
+@pytest.mark.parametrize("wait", ["join", "wait"])
+def test_waiting_for_the_copy(wait: str) -> None:
+    """`join` and `wait` return when `copy` has."""
+    _, rest = late(torch.ones(3), torch.ones(3))
+    order: list[str] = []
+
+    def waits() -> None:
+        getattr(rest, wait)()
+        order.append("waited")
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    order.append("copy")
+    rest.copy()
+    thread.join(DEADLINE)
+
+    assert order == ["copy", "waited"]
+
+
+def test_a_change_meanwhile() -> None:
+    """The copy is refused with what to do; who waits for it is let go."""
+    weight = torch.ones(3)
+    _, rest = late(weight, torch.ones(3))
+    weight.add_(1)
+
+    with pytest.raises(
+        ChangedWhileCopiedError,
+        match=r"1 tensors of .* were changed while they were copied, .*: change them in a handler before the "
+        r"checkpoint's, or use CheckpointHook\(overlap=False\)",
+    ):
+        rest.copy()
+    rest.join()
+
+
+# --- tensors of odd kinds ----------------------------------------------------------------------------------
+
+
+def test_tied_tensors_are_copied_once() -> None:
+    """What is one tensor under two names, under two keys too, is one in the copy; a view of it that shows something else
+    is another."""
+    weight = torch.arange(6.0).view(2, 3)
+    state = {"state_dict": {"a": weight, "tied": weight.detach()}, "hooks": [weight, weight.t(), weight[0]]}
+    packed = Snapshot().pack(state)
+    taken = packed.unpack()
+    first, *views = taken["hooks"]
+
+    assert len(packed.layout.views) == 3
+    assert taken["state_dict"]["tied"].data_ptr() == taken["state_dict"]["a"].data_ptr() == first.data_ptr()
+    assert [t.tolist() for t in views] == [weight.t().tolist(), [0.0, 1.0, 2.0]]
+
+
+def test_empty_tensors_are_no_tied_ones() -> None:
+    """They have no place in memory to tell them by, but a shape and a type."""
+    empty = {"a": torch.empty(0), "b": torch.empty(0, 2), "c": torch.empty(0, dtype=torch.int64)}
+
+    assert {key: (t.shape, t.dtype) for key, t in Snapshot().take(empty).items()} == {
+        key: (t.shape, t.dtype) for key, t in empty.items()
+    }
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8),
+        lambda: torch.empty(3, device="meta"),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    ],
+    ids=["quantized", "meta", "nested"],
+)
+def test_what_fits_no_flat_memory_is_copied_beside(make: Callable[[], torch.Tensor]) -> None:
+    """As sparse tensors are."""
+    odd = make()
+    taken = Snapshot().take({"w": torch.ones(2), "odd": odd})
+
+    assert type(taken["odd"]) is type(odd)
+    assert taken["odd"] is not odd
+    assert (taken["odd"].is_quantized, taken["odd"].is_meta, taken["odd"].is_nested) == (
+        odd.is_quantized, odd.is_meta, odd.is_nested,
+    )  # fmt: skip
+
+
+# --- memory ------------------------------------------------------------------------------------------------
+
+
+@needs_shared_memory
+def test_shared_memory_has_no_name() -> None:
+    """Nothing is left behind under a name, however the processes end."""
+    before = set(os.listdir("/dev/shm"))
+    Snapshot(shared=True).pack(NEW)
+
+    assert set(os.listdir("/dev/shm")) == before
+
+
+@needs_shared_memory
+def test_a_pickled_layout_stands_for_its_memory() -> None:
+    """Who unpickles it sees what is copied there afterwards, and the structure is sent without tensors."""
+    snapshot = Snapshot(shared=True)
+    packed = snapshot.pack({"a": torch.zeros(2), "none": torch.empty(0), "b": (torch.tensor(1), "text")})
+    structure, layout = pickle.loads(pickle.dumps((packed.structure, packed.layout)))
+    snapshot.pack({"a": torch.ones(2), "none": torch.empty(0), "b": (torch.tensor(2), "text")})
+    seen = Packed(structure, layout).unpack()
+
+    assert packed.layout.shared
+    assert seen["a"].tolist() == [1.0, 1.0]
+    assert seen["none"].shape == (0,)
+    assert (seen["b"][0].item(), seen["b"][1]) == (2, "text")
+
+
+@needs_shared_memory
+def test_the_layout_stays_the_same() -> None:
+    """It is sent to the process once: a second snapshot of such a state has the very same."""
+    snapshot = Snapshot(shared=True)
+
+    assert snapshot.pack(OLD).layout is snapshot.pack(NEW).layout
+    assert snapshot.pack({"state_dict": {"w": torch.ones(4)}}).layout is not snapshot.pack(NEW).layout
+
+
+@needs_shared_memory
+def test_memory_is_given_back() -> None:
+    """A buffer's file is closed with it."""
+    buffer = Buffer(1000, torch.float32, shared=True)
+    number = buffer._file
+    assert number is not None
+    os.fstat(number)
+    del buffer
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+
+
+class FakeRuntime:
+    """The part of CUDA's runtime that locks memory."""
+
+    def __init__(self, error: int) -> None:
+        self.error = error
+        self.calls: list[str] = []
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
+        self.calls.append(f"register {size}")
+        return self.error
+
+    def cudaHostUnregister(self, pointer: int) -> int:
+        self.calls.append("unregister")
+        return 0
+
+
+@needs_shared_memory
+def test_shared_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made known to CUDA after it was mapped, and is no longer when it is given back."""
+    runtime = FakeRuntime(0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    buffer = Buffer(10, torch.float32, pinned=True, shared=True)
+
+    assert buffer.shared
+    del buffer
+    assert runtime.calls == ["register 40", "unregister"]
+
+
+@needs_shared_memory
+def test_shared_memory_that_cannot_be_pinned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is pinned and not shared then, and the log says why."""
+    asked: list[bool] = []
+    empty = torch.empty
+
+    def fake_empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        asked.append(pin_memory)
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeRuntime(2))
+    monkeypatch.setattr(torch, "empty", fake_empty)
+    buffer = Buffer(10, torch.float32, pinned=True, shared=True)
+
+    assert not buffer.shared
+    assert asked[-1]
+    assert "the memory for checkpoints could not be pinned: CUDA's error 2" in caplog.text
+
+
+def test_an_error_of_pinning_is_not_the_next_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is launched at once, which CUDA's last error is taken for; it fails, and nobody else does."""
+    launched: list[str] = []
+
+    def launch(size: int, *, device: str) -> torch.Tensor:
+        launched.append(device)
+        raise RuntimeError("CUDA error: operation not supported")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeRuntime(801))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch, "ones", launch)
+
+    assert not pin(torch.zeros(3))
+    assert launched == ["cuda"]
+
+
+@needs_shared_memory
+def test_a_forked_process_leaves_pinned_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA cannot be asked there; the memory goes with the process that pinned it."""
+    runtime = FakeRuntime(0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    buffer = Buffer(10, torch.float32, pinned=True, shared=True)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    del buffer
+
+    assert runtime.calls == ["register 40"]
+
+
+def test_pinning_without_cuda(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where there is no CUDA nothing can be pinned."""
+
+    def missing() -> None:
+        raise RuntimeError("no CUDA here")
+
+    monkeypatch.setattr(torch.cuda, "cudart", missing)
+    with caplog.at_level(logging.WARNING):
+        assert not pin(torch.zeros(3))
+    assert "the memory for checkpoints could not be pinned: no CUDA here" in caplog.text

@@ -1,0 +1,221 @@
+"""Weights and models that do not fit, and what only seems not to."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
+
+from eventloop.checkpoint import CheckpointError, load_checkpoint
+from eventloop.checkpoint.weights import load_model_state
+from tests.support.other_weights import has, put, weights
+from tests.support.trainers import MakeTrainer, tiny_model
+
+
+def topped(head: nn.Module) -> nn.Sequential:
+    """The tiny model with another last layer."""
+    return nn.Sequential(*[*tiny_model().children()][:3], head)
+
+
+def test_refusals_say_what_to_do(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """And it does: a handler takes out what has another shape, `strict=False` leaves the rest as it was."""
+    path = put(tmp_path / "w.pth", weights())
+    model = topped(nn.Linear(8, 5))
+    trainer = make_trainer(model=model)
+    advice = (
+        r"\nGive the Trainer that model, or let a handler of after_load_checkpoint rename or remove what is in "
+        r"trainer\.checkpoint\['state_dict'\]; where only names differ, load_checkpoint\(path, strict=False\) takes"
+    )
+    for strict in (True, False):
+        with pytest.raises(CheckpointError, match=rf"\(3,\), the model \(5,\){advice}"):
+            trainer.load_checkpoint(path, strict=strict)
+
+    @trainer.bus.on("after_load_checkpoint")
+    def without_head(trainer: Any, event: Any) -> None:
+        for name in ("3.weight", "3.bias"):
+            del trainer.checkpoint["state_dict"][name]
+
+    with pytest.raises(
+        CheckpointError, match=rf"3\.bias: \(5,\) in the model, not in the checkpoint{advice}"
+    ):
+        trainer.load_checkpoint(path)
+    trainer.load_checkpoint(path, strict=False)
+    assert torch.equal(model.state_dict()["0.weight"], weights()["0.weight"])
+
+
+def test_names_that_differ_are_logged(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where they are no error."""
+    state = {**weights(), "4.bias": torch.ones(2)}
+    del state["0.bias"]
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        make_trainer().load_checkpoint(put(tmp_path / "w.pth", state), strict=False)
+
+    (told,) = caplog.messages
+    assert told == (
+        f"{tmp_path / 'w.pth'} has other names than the model, and the rest was loaded:\n"
+        "  0.bias: (8,) in the model, not in the checkpoint\n  4.bias: (2,) in the checkpoint, not in the model"
+    )
+
+
+def test_no_name_in_common(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Nothing would be loaded: it is an error without `strict`, too."""
+    path = put(tmp_path / "w.pth", {f"backbone.{name}": value for name, value in weights().items()})
+
+    with pytest.raises(
+        CheckpointError, match=r"backbone\.0\.weight: \(8, 2\) in the checkpoint, not in the model"
+    ):
+        make_trainer().load_checkpoint(path, strict=False)
+
+
+class Picky(nn.Linear):
+    """A layer that counts, and finds only while it is loaded what it does not take."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 3)
+        self.seen: list[int] = [1]
+
+    def get_extra_state(self) -> list[int]:
+        return self.seen
+
+    def set_extra_state(self, state: list[int]) -> None:
+        self.seen = state
+        if not isinstance(state, list):
+            raise TypeError("expected a list")
+
+
+@pytest.mark.parametrize("state", [None, {"a": 1}, torch.ones(3)])
+def test_a_module_that_refuses_its_state(make_trainer: MakeTrainer, tmp_path: Path, state: object) -> None:
+    """What was loaded before it is put back; what was said is in the message."""
+    model = topped(Picky())
+    path = put(tmp_path / "w.pth", {"state_dict": {**weights(), "3._extra_state": state}})
+    trainer = make_trainer(model=model)
+    before = copy.deepcopy(model.state_dict())
+
+    message = re.escape(
+        f"{path} does not fit the model; nothing was loaded: TypeError: expected a list\nGive the Trainer "
+    )
+    with pytest.raises(CheckpointError, match=message):
+        trainer.load_checkpoint(path)
+
+    after = model.state_dict()
+    assert after.pop("3._extra_state") == before.pop("3._extra_state") == [1]
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_load_that_is_interrupted_is_put_back() -> None:
+    """Ctrl-C in the middle of it."""
+    model = topped(Picky())
+    before = copy.deepcopy(model.state_dict())
+
+    def interrupted(self: nn.Module, *arguments: Any) -> None:
+        handle.remove()
+        raise KeyboardInterrupt
+
+    handle = model[3].register_load_state_dict_pre_hook(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_model_state(model, {**weights(), "3._extra_state": [2]}, strict=True, source="it")
+
+    assert torch.equal(model.state_dict()["0.weight"], before["0.weight"])
+
+
+def test_a_module_that_cannot_be_put_back(caplog: pytest.LogCaptureFixture) -> None:
+    """It is said, and the first error is told."""
+
+    class Never(Picky):
+        def set_extra_state(self, state: object) -> None:
+            raise ValueError("never")
+
+    model = topped(Never())
+    with pytest.raises(CheckpointError, match=r"it does not fit the model; .*ValueError: never"):
+        load_model_state(model, {**weights(), "3._extra_state": [2]}, strict=True, source="it")
+
+    assert caplog.messages == ["the model could not be put back to what it was before it"]
+
+
+def test_tensors_of_another_layout(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Torch finds that out while it copies, after others were loaded."""
+    path = put(tmp_path / "w.pth", {**weights(), "3.weight": torch.ones(3, 8).to_sparse()})
+    trainer = make_trainer()
+    before = copy.deepcopy(trainer.model.state_dict())
+
+    with pytest.raises(CheckpointError, match=r'(?s)nothing was loaded: RuntimeError: .*named "3.weight"'):
+        trainer.load_checkpoint(path)
+
+    assert has(trainer, before)
+
+
+def quantized() -> nn.Module:
+    """Prepared for quantization: its observers have no channels before the first batch."""
+    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)).train()
+    model.qconfig = get_default_qat_qconfig("fbgemm")
+    prepared: nn.Module = prepare_qat(model)
+    return prepared
+
+
+class Growing(nn.Module):
+    """What it says of itself becomes longer, and is none at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_model()
+        self.seen: torch.Tensor | None = None
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        one = inputs.new_ones(1)
+        self.seen = one if self.seen is None else torch.cat([self.seen, one])
+        scaled: torch.Tensor = self.inner(inputs) * self.seen.mean()
+        return scaled
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*reduce_range:UserWarning")
+@pytest.mark.parametrize("build", [quantized, Growing])
+def test_state_whose_shape_is_that_of_what_was_seen(
+    make_trainer: MakeTrainer, build: Callable[[], nn.Module]
+) -> None:
+    """A model that is prepared for quantization, and one that says more of itself with each batch, resume."""
+    first = make_trainer(model=build())
+    first.train()
+
+    second = make_trainer(model=build(), max_epochs=3)
+    second.resume()
+
+    own, saved = second.model.state_dict(), first.model.state_dict()
+    assert all(torch.equal(own[name], saved[name]) for name in saved)
+    second.train()
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*reduce_range:UserWarning")
+def test_a_quantized_model_that_refuses(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Its observers have the size again that they had, though they were loaded before what does not fit."""
+    first = make_trainer(model=quantized())
+    first.train()
+    state = load_checkpoint(first.work_dir / "epoch_2")["state_dict"]
+    state["2.weight_fake_quant.fake_quant_enabled"] = torch.ones(7)
+    trainer = make_trainer(model=quantized(), work_dir=tmp_path / "other")
+    before = copy.deepcopy(trainer.model.state_dict())
+
+    with pytest.raises(
+        CheckpointError, match=r"(?s)nothing was loaded: .*size mismatch for .*fake_quant_enabled"
+    ):
+        trainer.load_checkpoint(put(tmp_path / "w.pth", state))
+
+    assert has(trainer, before)

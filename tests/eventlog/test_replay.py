@@ -1,0 +1,390 @@
+"""replay: a run's events again, onto a bus or into writers."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop.bus import Bus
+from eventloop.eventlog.format import EventLogError
+from eventloop.eventlog.reader import read_events
+from eventloop.eventlog.replay import replay
+from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrain, Event, ImageLogged, ScalarsLogged
+from eventloop.events.run import Run
+from eventloop.writers.event_log_writer import EventLogWriter
+from eventloop.writers.writer import Writer
+from tests.conftest import DEADLINE, Held
+from tests.support.process_support import until
+
+EVENTS: list[Event] = [
+    BeforeTrain(max_epochs=2),
+    AfterTrainIter(iter=0),
+    ScalarsLogged(step=1, scalars={"loss": float("inf")}),
+    AfterTrainIter(iter=1),
+    ScalarsLogged(step=2, scalars={"loss": 0.5}),
+    AfterValEpoch(metrics={"accuracy": 0.5}),
+]
+Record = Callable[..., Path]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Write the log of a run with these events."""
+
+    def record(events: Sequence[Event] = EVENTS, **facts: Any) -> Path:
+        with Bus() as bus:
+            run = Run(work_dir=str(tmp_path), **facts)
+            EventLogWriter().attach(bus, lambda: run)
+            for event in events:
+                bus.emit(event)
+        return tmp_path
+
+    return record
+
+
+class Kept(Writer):
+    """Notes how it is driven."""
+
+    events: tuple[str | type[Event], ...] = (ScalarsLogged, AfterValEpoch)
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def open(self, run: Run) -> None:
+        self.calls.append(run)
+
+    def write(self, event: Event) -> None:
+        self.calls.append(event)
+
+    def flush(self) -> None:
+        self.calls.append("flush")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class Everything(Kept):
+    """Takes every event, several at once."""
+
+    events = ("*",)
+    batch = True
+
+    def write_batch(self, events: list[Event]) -> None:
+        self.calls.append(events)
+
+
+# --- a bus ------------------------------------------------------------------------------------------------
+
+
+def test_a_bus_hears_the_run_again(record: Record, bus: Bus) -> None:
+    """Sync handlers in the order of the run, and background ones all of it, background-born events too."""
+    heard: list[Event] = []
+    in_background: list[Event] = []
+    bus.subscribe(heard.append, "*")
+    bus.subscribe(in_background.append, "*", offload="thread")
+
+    report = replay(record(), bus)
+
+    assert heard == [event for event in EVENTS if not isinstance(event, ScalarsLogged)]
+    assert in_background == EVENTS
+    assert (report.emitted, report.left_out, report.torn) == (6, 0, None)
+
+
+def test_a_handler_of_trainers_is_given_none(record: Record, bus: Bus) -> None:
+    """There is no trainer any more; filters count as in the run."""
+    given: list[Any] = []
+    bus.subscribe(lambda trainer, event: given.append((trainer, event.iter)), "after_train_iter", every=2)
+
+    replay(record(), bus)
+
+    assert given == [(None, 1)]
+
+
+def test_capture_and_latest_work_on_a_replay(record: Record, bus: Bus) -> None:
+    """A test of one's own handlers can be fed with a real run."""
+    with bus.capture("scalars_logged") as seen:
+        replay(record(), bus, only="scalars_logged")
+
+    assert seen == [event for event in EVENTS if isinstance(event, ScalarsLogged)]
+    assert bus.latest(ScalarsLogged) == EVENTS[4]
+    assert bus.latest(AfterValEpoch) is None
+
+
+def test_only_names_events(record: Record, bus: Bus) -> None:
+    """By name or class; the others are counted."""
+    heard: list[Event] = []
+    bus.subscribe(heard.append, "*", offload="thread")
+
+    report = replay(record() / "events.evl", bus, only=("scalars_logged", AfterValEpoch))
+
+    assert heard == [EVENTS[2], *EVENTS[4:]]
+    assert (report.emitted, report.left_out) == (3, 3)
+    assert str(report) == "3 events replayed, 3 left out"
+
+
+def test_a_long_replay_overflows_no_queue(record: Record, bus: Bus) -> None:
+    """However slow a subscriber is, one with a queue of 256 gets everything."""
+    events = [ScalarsLogged(step=step) for step in range(2000)]
+    heard: list[Event] = []
+    bus.subscribe(heard.append, "scalars_logged", offload="thread", queue=256, overflow="drop_oldest")
+
+    replay(record(events), bus)
+
+    assert heard == events
+
+
+def test_a_log_can_be_replayed_onto_the_bus_that_writes_it(record: Record, bus: Bus) -> None:
+    """The replay ends where the log ended when it began."""
+    directory = record()
+    EventLogWriter().attach(bus, lambda: Run(work_dir=str(directory)))
+
+    assert replay(directory, bus).emitted == len(EVENTS)
+
+    assert [r.event for r in read_events(directory)] == EVENTS * 2
+
+
+def test_a_handlers_error_is_raised(record: Record, bus: Bus) -> None:
+    """As on any emit, with its note."""
+    bus.subscribe(lambda event: 1 // 0, "after_val_epoch", name="divide")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        replay(record(), bus)
+
+    assert "divide" in "\n".join(caught.value.__notes__)
+
+
+def test_a_background_error_is_raised_where_it_was_asked_for(record: Record, bus: Bus) -> None:
+    """on_error="raise" is honoured, although nobody trains."""
+
+    def fail(event: Event) -> None:
+        raise ValueError("no luck")
+
+    bus.subscribe(fail, "after_val_epoch", offload="thread", on_error="raise")
+
+    with pytest.raises(ValueError, match="no luck"):
+        replay(record(), bus)
+
+
+def test_a_bus_that_is_closed_meanwhile_ends_it(record: Record, bus: Bus, held: Held) -> None:
+    """With what nobody was given, which it does not wait for."""
+
+    def close() -> None:
+        held.entered.wait(DEADLINE)
+        bus.close(0.05)
+
+    bus.subscribe(held, "scalars_logged", offload="thread", name="held")
+    directory = record([ScalarsLogged(step=1)])
+    closing = threading.Thread(target=close)
+    closing.start()
+
+    expected = (
+        "replay ends after 1 events, because the bus was closed meanwhile; undelivered of those: held (1)"
+    )
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        replay(directory, bus)
+    closing.join(DEADLINE)
+
+
+def test_a_handler_that_closes_the_bus_ends_it(record: Record, bus: Bus) -> None:
+    """What comes later in the log nobody would be given."""
+    bus.subscribe(lambda event: bus.close() and None, "after_train_iter", name="closes")
+    heard: list[Event] = []
+    bus.subscribe(heard.append, "*", offload="thread")
+
+    with pytest.raises(RuntimeError, match=r"replay ends after 2 events, .* undelivered of those: none"):
+        replay(record(), bus)
+
+    assert heard[0] == EVENTS[0]
+
+
+def test_a_close_that_delivers_everything_costs_a_replay_nothing(
+    record: Record, bus: Bus, held: Held
+) -> None:
+    """It waits for whoever closes the bus."""
+
+    def close() -> None:
+        held.entered.wait(DEADLINE)
+        bus.close(DEADLINE)
+
+    def let_go() -> None:
+        until(lambda: bus.closed)
+        held.let_go()
+
+    bus.subscribe(held, "scalars_logged", offload="thread")
+    directory = record([ScalarsLogged(step=1)])
+    threads = [threading.Thread(target=target) for target in (close, let_go)]
+    for thread in threads:
+        thread.start()
+
+    assert replay(directory, bus).emitted == len(held.seen) == 1
+    for thread in threads:
+        thread.join(DEADLINE)
+
+
+# --- writers ----------------------------------------------------------------------------------------------
+
+
+def test_a_writer_is_opened_driven_flushed_and_closed(record: Record) -> None:
+    """With the facts of the run, its own events, and a directory beside the run's own files."""
+    writer = Kept()
+    directory = record(max_epochs=2, iters_per_epoch=7)
+
+    report = replay(directory, writer)
+
+    run = Run(work_dir=str(directory / "replay"), max_epochs=2, iters_per_epoch=7)
+    assert writer.calls == [run, EVENTS[2], *EVENTS[4:], "flush", "close"]
+    assert (report.emitted, report.left_out) == (3, 3)
+    assert (directory / "replay").is_dir()
+
+
+def test_several_writers_are_driven_at_once(record: Record, tmp_path: Path) -> None:
+    """Each gets what it takes; one that takes batches gets batches, and is given none of a resumed run with those
+    of the run before."""
+    some, everything = Kept(), Everything()
+    record()
+
+    report = replay(record(start_iter=2), [some, everything], work_dir=tmp_path / "again")
+
+    assert everything.calls[1:] == [EVENTS, EVENTS, "flush", "close"]
+    assert some.calls[1:-2] == [EVENTS[2], *EVENTS[4:]] * 2
+    assert some.calls[0] == Run(work_dir=str(tmp_path / "again"))
+    assert (report.emitted, report.left_out) == (12, 0)
+
+
+def test_large_events_are_not_gathered(record: Record) -> None:
+    """A batch holds no more than a block of the file, or one event."""
+    images: list[Event] = [ImageLogged(data=bytes(200_000), shape=(200_000,)) for _ in range(5)]
+    writer = Everything()
+
+    replay(record(images), writer)
+
+    assert [len(batch) for batch in writer.calls[1:-2]] == [1] * 5
+
+
+def test_a_log_without_facts_is_replayed(record: Record) -> None:
+    """What the first event says is what the writer is told."""
+    directory = record([])
+    log = directory / "events.evl"
+    EventLogWriter(log).close()
+    with Bus() as bus:
+        EventLogWriter().attach(bus, lambda: Run(work_dir=str(directory)))
+        bus.emit(ScalarsLogged(step=1, max_iters=9))
+    data = log.read_bytes()
+    starts = [i for i in range(len(data)) if data.startswith(b"\xc1evl", i)]
+    log.write_bytes(data[: starts[0]] + data[starts[1] :])
+    writer = Kept()
+
+    replay(directory, writer)
+
+    assert writer.calls[0] == Run(work_dir=str(directory / "replay"), max_iters=9)
+
+
+def test_a_writer_of_batches_is_given_no_larger_ones(record: Record) -> None:
+    """Lists of at most as many events as it says, all of them, in order."""
+    sizes: list[int] = []
+
+    class Batches(Kept):
+        batch = 2
+
+        def write_batch(self, events: list[Event]) -> None:
+            sizes.append(len(events))
+            super().write_batch(events)
+
+    one, batches = Kept(), Batches()
+    directory = record()
+    replay(directory, one)
+    replay(directory, batches)
+
+    assert max(sizes) == 2
+    assert batches.calls[1:] == one.calls[1:]
+
+
+def test_a_writers_error_is_raised_after_it_was_closed(record: Record) -> None:
+    """Nobody has to look for it in an account."""
+
+    class Faulty(Kept):
+        def write(self, event: Event) -> None:
+            raise OSError(28, "No space left on device")
+
+    writer = Faulty()
+
+    with pytest.raises(OSError, match="No space left on device"):
+        replay(record(), writer)
+
+    assert writer.calls[1:] == ["close"]
+
+
+def test_a_writer_may_name_one_event_alone(record: Record) -> None:
+    """A text is one name."""
+    writer = Kept()
+    writer.events = "after_val_epoch"  # type: ignore[assignment]
+
+    replay(record(), writer)
+
+    assert writer.calls[1:] == [EVENTS[5], "flush", "close"]
+
+
+# --- what is reported and refused -------------------------------------------------------------------------
+
+
+def test_a_torn_tail_is_reported(record: Record, bus: Bus) -> None:
+    """Everything before it is replayed; a warning, nothing, or an error, as one likes."""
+    directory = record()
+    log = directory / "events.evl"
+    os.truncate(log, log.stat().st_size - 3)
+
+    with pytest.warns(UserWarning, match="bytes are no whole record"):
+        report = replay(directory, bus)
+    assert report.emitted == 5
+    assert report.torn is not None
+    assert str(report).endswith(f"the last {report.torn.size} bytes are a torn record")
+    assert replay(directory, bus, on_torn="ignore") == report
+    with pytest.raises(EventLogError, match="bytes are no whole record"):
+        replay(directory, bus, on_torn="raise")
+
+
+def test_what_cannot_be_replayed_onto_is_refused(record: Record, bus: Bus) -> None:
+    """Before anything is emitted."""
+    directory = record()
+    with pytest.raises(TypeError, match="replay drives a Bus, a writer or several writers, got <class"):
+        replay(directory, Kept)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="replay drives a Bus, a writer or several writers, got 'jsonl'"):
+        replay(directory, ["jsonl"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="replay needs a bus or at least one writer, got none"):
+        replay(directory, [])
+    with pytest.raises(ValueError, match="work_dir is for writers that replay opens"):
+        replay(directory, bus, work_dir="x")
+    with pytest.raises(ValueError, match="unknown event 'scalars_loged': did you mean 'scalars_logged'"):
+        replay(directory, bus, only="scalars_loged")
+    bus.close()
+    with pytest.raises(RuntimeError, match="the bus is closed and delivers no more: replay onto a new one"):
+        replay(directory, bus)
+
+
+def test_reading_and_replaying_load_no_torch(python: Callable[..., Any]) -> None:
+    """A log is read where nothing was trained."""
+    ran = python(
+        "import sys, eventloop.eventlog.reader, eventloop.eventlog.replay; print(*{'torch', 'numpy'} & {*sys.modules})"
+    )
+
+    assert (ran.stdout.split(), ran.stderr) == ([], "")
+
+
+@pytest.mark.parametrize(
+    "before", ["", "import eventloop.eventlog.replay", "from eventloop.eventlog.replay import ReplayReport"]
+)
+def test_replay_is_the_function_whatever_was_imported_before(before: str, python: Callable[..., Any]) -> None:
+    """`from eventloop import replay` is the function of the module, which has the rest."""
+    ran = python(
+        f"{before}\nimport eventloop\nfrom eventloop import replay\n"
+        "from eventloop.eventlog import replay as module\n"
+        "print(replay is module.replay is eventloop.replay)"
+    )
+
+    assert (ran.stdout, ran.stderr) == ("True\n", "")

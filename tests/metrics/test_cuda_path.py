@@ -1,0 +1,429 @@
+"""Getting values off a device: with a fake of CUDA everywhere, with the real one where there is one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint.saving.saver import Saver
+from eventloop.checkpoint.saving.saver_client import Job
+from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
+from eventloop.metrics import EventStorage
+from eventloop.metrics.device import HostCopy, PinnedPool
+from tests.support.trainers import DEADLINE
+
+CUDA = torch.device("cuda", 0)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+class OnCuda(torch.Tensor):
+    """A tensor of the host that says it is on a CUDA device."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return CUDA
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+
+class Odd(OnCuda):
+    """One of a layout that PyTorch cannot reshape."""
+
+    def reshape(self, *shape: Any) -> torch.Tensor:
+        raise NotImplementedError("reshape is not implemented for this layout")
+
+
+def on_cuda(value: complex, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A number on the fake device."""
+    return torch.tensor(value, dtype=dtype).as_subclass(OnCuda)
+
+
+class Device:
+    """What is asked of the fake device, in order; its copies are done when `done` says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.done = False
+        self.waited: list[str] = []  # the threads that did
+        self.current: Any = None
+
+
+class Stream:
+    """A stream of the fake device."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        self._device, self._name = device, name
+
+    def __str__(self) -> str:
+        return self._name
+
+    def wait_stream(self, other: object) -> None:
+        """What comes on this stream comes after what is on the other by now."""
+        self._device.calls.append(f"{self} waits for {other}")
+
+    def wait_event(self, event: object) -> None:
+        """What comes on this stream comes after an event."""
+        self._device.calls.append(f"{self} waits for {event}")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Put a fake in the place of CUDA's streams, events and page-locked memory."""
+    device = Device()
+    empty = torch.empty
+
+    class Event:
+        def __init__(self, *, blocking: bool) -> None:
+            assert blocking, "who waits for another would keep a CPU busy"
+            self._name = "an event"
+
+        def __str__(self) -> str:
+            return self._name
+
+        def record(self, stream: object) -> None:
+            self._name = f"the event of {stream}"
+            device.calls.append(f"record on {stream}")
+
+        def query(self) -> bool:
+            device.calls.append("query")
+            return device.done
+
+        def synchronize(self) -> None:
+            device.calls.append("synchronize")
+            device.waited.append(threading.current_thread().name)
+
+    def fake_empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        if pin_memory:
+            device.calls.append("pin")
+        return empty(*size, **options)
+
+    def side_stream(where: torch.device) -> Stream:
+        device.calls.append("a stream more")
+        return Stream(device, "the copies' stream")
+
+    @contextmanager
+    def on_stream(stream: Stream) -> Iterator[None]:
+        device.current, before = stream, device.current
+        yield
+        device.current = before
+
+    device.current = Stream(device, "the stream of cuda:0")
+    monkeypatch.setattr(torch, "empty", fake_empty)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", side_stream)
+    monkeypatch.setattr(torch.cuda, "stream", on_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda where: device.current)
+    monkeypatch.setattr(
+        OnCuda,
+        "record_stream",
+        lambda tensor, stream: device.calls.append(f"in use by {stream}"),
+        raising=False,
+    )
+    return device
+
+
+def test_a_copy_starts_at_once_and_waits_for_nothing(device: Device) -> None:
+    """Taking values off a device pins a buffer, copies, and records an event behind the copy; nothing waits."""
+    HostCopy([on_cuda(1.0), on_cuda(2.0)], PinnedPool())
+
+    assert device.calls == ["pin", "record on the stream of cuda:0"]
+
+
+def test_ready_asks_the_event(device: Device) -> None:
+    """`ready` asks, and does not wait."""
+    copy = HostCopy([on_cuda(1.0)], PinnedPool())
+    before = copy.ready()
+    device.done = True
+
+    assert (before, copy.ready()) == (False, True)
+    assert device.calls[2:] == ["query", "query"]
+
+
+def test_values_wait_for_the_event(device: Device) -> None:
+    """`values` synchronizes with the copy's own event before it reads the buffer."""
+    copy = HostCopy([on_cuda(1.0), on_cuda(2.0)], PinnedPool())
+
+    assert copy.values() == [1.0, 2.0]
+    assert device.calls[-1] == "synchronize"
+
+
+def test_values_come_in_the_order_they_were_given(device: Device) -> None:
+    """Tensors of several types and devices are copied by kind, and given back in their order."""
+    tensors = [
+        on_cuda(1), torch.tensor(2.0), on_cuda(3, torch.int64), on_cuda(4), torch.tensor(5), on_cuda(6, torch.int64),
+    ]  # fmt: skip
+
+    assert HostCopy(tensors, PinnedPool()).values() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert device.calls.count("record on the stream of cuda:0") == 2
+
+
+def test_pinned_buffers_are_used_again(device: Device) -> None:
+    """A buffer goes back to the pool when it was read; the next copy of about that size pins nothing."""
+    pool = PinnedPool()
+    HostCopy([on_cuda(float(i)) for i in range(5)], pool).values()
+
+    values = HostCopy([on_cuda(float(i)) for i in range(8)], pool).values()
+
+    assert values == [float(i) for i in range(8)]
+    assert device.calls.count("pin") == 1
+
+
+def test_two_copies_under_way_have_two_buffers(device: Device) -> None:
+    """A buffer that was not read yet is nobody else's."""
+    pool = PinnedPool()
+    first, second = HostCopy([on_cuda(1.0)], pool), HostCopy([on_cuda(2.0)], pool)
+
+    assert (first.values(), second.values()) == ([1.0], [2.0])
+    assert device.calls.count("pin") == 2
+
+
+def test_one_copy_for_an_interval(device: Device) -> None:
+    """However many values an interval has, they leave the device in one copy."""
+    storage = EventStorage()
+    for storage.iter in range(10):
+        storage.put_scalar("loss", on_cuda(float(storage.iter)))
+        storage.put_scalar("score", on_cuda(1.0))
+    before = list(device.calls)
+
+    packet = storage.collect()
+
+    assert before == []
+    assert not packet.ready()
+    assert device.calls == ["pin", "record on the stream of cuda:0", "query"]
+    assert packet.events()[0].scalars == {"loss": 4.5, "score": 1.0}  # type: ignore[attr-defined]
+
+
+def test_a_value_of_a_device_that_cannot_be_read_is_lost_alone(device: Device) -> None:
+    """The others are read one by one, once the copies of all are there; nothing is read where it is collected."""
+    storage = EventStorage()
+    storage.put_scalars({"loss": 1.0, "z": 1.0})
+    storage.put_scalars({"loss": on_cuda(3.0), "z": on_cuda(1j, torch.complex64)})
+    packet = storage.collect()
+    started = list(device.calls)
+
+    assert packet.events()[0].scalars == {"loss": 2.0, "z": 1.0}  # type: ignore[attr-defined]
+    assert storage.unreadable == {"z": 1}
+    assert started == ["pin", "record on the stream of cuda:0"] * 2
+    assert device.calls[-2:] == ["synchronize", "synchronize"]
+
+
+def test_what_cannot_be_stacked_on_a_device_fails_no_step(device: Device) -> None:
+    """A number of an odd layout under a name that was seen before is collected as the others, and read by itself."""
+    storage = EventStorage()
+    storage.put_scalars({"loss": 1.0, "z": 1.0})
+    storage.put_scalars({"loss": on_cuda(3.0), "z": torch.tensor(3.0).as_subclass(Odd)})
+    packet = storage.collect()
+
+    assert packet.events()[0].scalars == {"loss": 2.0, "z": 2.0}  # type: ignore[attr-defined]
+    assert device.waited
+
+
+def test_a_packet_read_early_does_not_wait_for_later_ones(device: Device) -> None:
+    """Making the events of values that somebody has read already waits for nothing."""
+    storage = EventStorage()
+    storage.put_scalar("loss", on_cuda(1.0))
+    first = storage.collect()
+    storage.latest()
+    storage.put_scalar("loss", on_cuda(2.0))
+    storage.collect()
+    device.calls.clear()
+
+    first.events()
+
+    assert device.calls == []
+
+
+# --- checkpoints -------------------------------------------------------------------------------------------
+
+SIDE = "the copies' stream"
+
+
+def rest_of(packed: Packed) -> Rest:
+    """What is still to come of a snapshot."""
+    assert packed.rest is not None
+    return packed.rest
+
+
+def test_a_snapshot_of_a_device_waits_where_it_is_written(device: Device) -> None:
+    """`pack` copies into pinned memory and records an event; `wait`, on the writing thread, synchronizes."""
+    packed = Snapshot().pack({"state_dict": {"a": on_cuda(1.0), "b": on_cuda(2.0)}})
+    taken = list(device.calls)
+    rest_of(packed).wait()
+
+    assert taken == ["pin", "record on the stream of cuda:0"]
+    assert device.calls[2:] == ["synchronize"]
+    assert packed.unpack()["state_dict"] == {"a": 1.0, "b": 2.0}
+
+
+def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> None:
+    """It comes after what the device was given so far; its memory is kept until it is read; nobody waits, and no
+    thread has anything to do for it."""
+    now, later = on_cuda(1.0), on_cuda(2.0)
+    packed = Snapshot().pack({"state_dict": {"now": now, "later": later}}, {later.data_ptr()})
+
+    assert device.calls == [
+        "pin", "record on the stream of cuda:0",
+        "a stream more", f"{SIDE} waits for the stream of cuda:0", f"in use by {SIDE}", f"record on {SIDE}",
+    ]  # fmt: skip
+    assert not rest_of(packed).left
+    assert packed.unpack()["state_dict"] == {"now": 1.0, "later": 2.0}
+
+
+def test_join_lets_the_device_wait(device: Device) -> None:
+    """`join` orders what the device is given from then on after the copy; the thread does not wait."""
+    later = on_cuda(2.0)
+    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
+    device.calls.clear()
+    rest.join()
+
+    assert device.calls == [f"the stream of cuda:0 waits for the event of {SIDE}"]
+
+
+def test_both_copies_are_waited_for_where_they_are_written(device: Device) -> None:
+    """`wait` synchronizes with the copy on the stream of the training and with that beside it."""
+    now, later = on_cuda(1.0), on_cuda(2.0)
+    rest = rest_of(Snapshot().pack({"state_dict": {"now": now, "later": later}}, {later.data_ptr()}))
+    device.calls.clear()
+    rest.wait()
+
+    assert device.calls == ["synchronize", "synchronize"]
+
+
+def test_a_device_has_one_stream_for_copies(device: Device) -> None:
+    """The second snapshot uses that of the first, and its memory."""
+    snapshot, later = Snapshot(), on_cuda(2.0)
+    for _ in range(2):
+        snapshot.pack({"state_dict": {"later": later}}, {later.data_ptr()})
+
+    assert (device.calls.count("a stream more"), device.calls.count("pin")) == (1, 1)
+
+
+def test_the_training_thread_never_synchronizes(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Saving, joining and saving once more waits for the device on the writing thread alone."""
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.AT_ONCE", 0)
+    saver = Saver(lambda state, job, given_up: save_checkpoint(state, job.path), start_after=None)
+    weight = on_cuda(2.0)
+    for number in range(2):
+        state = {"state_dict": {"now": on_cuda(1.0), "later": weight}}
+        written = saver.save(state, Job(tmp_path / f"{number}"), later=lambda: {weight.data_ptr()})
+        saver.join()
+        written.result(DEADLINE)
+    saver.close()
+
+    assert set(device.waited) == {"eventloop checkpoint"}
+    assert load_checkpoint(tmp_path / "1")["state_dict"] == {"now": 1.0, "later": 2.0}
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor of the host that says it is on an accelerator that is not CUDA's."""
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[torch.Tensor], bool]]:
+    """The sources of each copy, with whether it may be under way still when it returns."""
+    copies: list[tuple[list[torch.Tensor], bool]] = []
+    foreach_copy = torch._foreach_copy_
+
+    def copy(views: list[torch.Tensor], sources: list[torch.Tensor], *, non_blocking: bool) -> None:
+        copies.append((sources, non_blocking))
+        foreach_copy(views, sources, non_blocking=non_blocking)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copy)
+    return copies
+
+
+def test_what_only_a_flag_conjugates_is_made_so_before_it_leaves_the_device(
+    device: Device, copied: list[tuple[list[torch.Tensor], bool]]
+) -> None:
+    """PyTorch would look at the flag before the numbers have arrived."""
+    conj, neg = on_cuda(1j, torch.complex64).conj(), on_cuda(1 + 2j, torch.complex64).conj().imag
+    packed = Snapshot().pack({"state_dict": {"conj": conj, "neg": neg}})
+
+    assert (conj.is_conj(), neg.is_neg()) == (True, True)
+    assert [(t.is_conj(), t.is_neg()) for sources, _ in copied for t in sources] == [(False, False)] * 2
+    assert packed.unpack()["state_dict"] == {"conj": -1j, "neg": -2.0}
+
+
+def test_another_accelerator_is_copied_at_once(copied: list[tuple[list[torch.Tensor], bool]]) -> None:
+    """Its memory is not the host's to read, and it has no events here: it is waited for, whatever may come later."""
+    weight = torch.ones(3).as_subclass(Elsewhere)
+    packed = Snapshot().pack({"state_dict": {"w": weight}}, {weight.data_ptr()})
+
+    assert not rest_of(packed).left
+    assert [non_blocking for _, non_blocking in copied] == [False]
+    assert packed.unpack()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_change_beside_the_device(device: Device) -> None:
+    """Who changes what a device is still copying without `join` is told where the copy is waited for."""
+    later = on_cuda(2.0)
+    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
+    later.add_(1)
+    rest.join()
+
+    with pytest.raises(ChangedWhileCopiedError, match="1 tensors of the parameters or of the optimizer's"):
+        rest.wait()
+
+
+def test_a_change_after_the_join_is_the_next_step(device: Device) -> None:
+    """It does not count, for the device makes it when it has copied."""
+    later = on_cuda(2.0)
+    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
+    rest.join()
+    later.add_(1)
+
+    rest.wait()
+
+
+def test_memory_is_pinned_on_a_device_of_the_state(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the current one, where the training may have nothing."""
+    entered: list[torch.Tensor] = []
+
+    @contextmanager
+    def device_of(tensor: torch.Tensor) -> Iterator[None]:
+        entered.append(tensor)
+        device.calls.append("on its device")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    weight = on_cuda(2.0)
+    Snapshot().pack({"n": torch.ones(()), "state_dict": {"w": weight}})
+
+    assert entered == [weight]
+    assert device.calls[:2] == ["on its device", "pin"]
+
+
+@needs_cuda
+def test_values_of_a_real_device() -> None:
+    """On a real device the values are those at the point of the program where the copy was started."""
+    tensor = torch.ones((), device="cuda")
+    copy = HostCopy([tensor], PinnedPool())
+    tensor.add_(1)
+
+    assert copy.values() == [1.0]
+
+
+@needs_cuda
+def test_a_snapshot_of_a_real_device() -> None:
+    """On a real device a snapshot is a copy of the state at that point of the program."""
+    tensor, snapshot = torch.ones(3, device="cuda"), Snapshot()
+    packed = snapshot.pack({"state_dict": {"w": tensor}})
+    tensor.add_(1)
+    rest_of(packed).wait()
+
+    assert packed.unpack()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]

@@ -1,0 +1,359 @@
+"""Metrics of a training reduced over the ranks: what is logged, and that no rank crashes another, whatever it has."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+
+from eventloop.metrics.reduce import LAST, ROWS_LIMIT
+from eventloop.metrics.statistics import LogStatistics
+from tests.support.meeting import ROUNDS, Meeting, Rank, look_in_turn, look_on
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture
+def meeting() -> Meeting:
+    """Two ranks'."""
+    return Meeting(2)
+
+
+@pytest.fixture
+def ranks(meeting: Meeting) -> list[Rank]:
+    """Two, that take the maximum of `data_time` and of a group `memory`."""
+    return [Rank(meeting, number, ["data_time", "memory"]) for number in range(2)]
+
+
+# --- what is logged ----------------------------------------------------------------------------------------
+
+
+def test_means_of_each_iteration(ranks: list[Rank]) -> None:
+    """What is logged of a value is the mean of the ranks' in its iteration, on all of them."""
+    for number, rank in enumerate(ranks):
+        for iteration in range(3):
+            rank.put(iteration, loss=iteration + 10.0 * number)
+        rank.post(2)
+
+    look_in_turn(*ranks)
+
+    assert ranks[0].scalars == [(0, {"loss": 5.0}), (1, {"loss": 6.0}), (2, {"loss": 7.0})]
+    assert ranks[1].logged == ranks[0].logged
+
+
+def test_maxima(ranks: list[Rank]) -> None:
+    """Names, and groups, that were named take the maximum; a name that only begins alike does not."""
+    names = ["data_time", "memory", "memory/resident", "memory_share"]
+    for number, rank in enumerate(ranks):
+        rank.storage.put_scalars(dict.fromkeys(names, float(2 * number)))
+        rank.post(0)
+
+    look_in_turn(*ranks)
+
+    assert ranks[0].scalars == [(0, dict(zip(names, [2.0, 2.0, 2.0, 1.0], strict=True)))]
+    assert ranks[1].logged == ranks[0].logged
+
+
+def test_mean_of_an_interval(ranks: list[Rank]) -> None:
+    """A name with a smoothing hint is logged once an interval: the mean of its iterations' means, or maxima."""
+    for number, rank in enumerate(ranks):
+        rank.put(0, True, loss=1.0 + number, data_time=3.0 * number)
+        rank.put(1, True, loss=2.0 + number, data_time=1.0 - number)
+        rank.post(1)
+
+    look_in_turn(*ranks)
+
+    assert ranks[0].scalars == [(1, {"loss": 2.0, "data_time": 2.0})]
+    assert ranks[1].logged == ranks[0].logged
+
+
+def test_histories_are_a_ranks_own(ranks: list[Rank]) -> None:
+    """`trainer.metrics` has what was put on this rank."""
+    for number, rank in enumerate(ranks):
+        rank.log(0, loss=float(number))
+
+    look_in_turn(*ranks)
+
+    assert [rank.storage.latest()["loss"] for rank in ranks] == [(0.0, 0), (1.0, 0)]
+    assert [rank.scalars for rank in ranks] == [[(0, {"loss": 0.5})]] * 2
+
+
+def test_values_of_a_validation_are_a_ranks_own(ranks: list[Rank]) -> None:
+    """What is put while validating, of which the ranks have shares of unequal lengths, stays as it is."""
+    for number, rank in enumerate(ranks):
+        rank.storage.mode = "val"
+        for _ in range(number + 1):
+            rank.put(0, score=7.0 + number)
+        rank.storage.mode = "train"
+        rank.log(0, loss=float(number))
+
+    look_in_turn(*ranks)
+
+    assert [sorted(map(str, rank.scalars)) for rank in ranks] == [
+        ["(0, {'loss': 0.5})", "(0, {'score': 7.0})"],
+        ["(0, {'loss': 0.5})", "(0, {'score': 8.0})", "(0, {'score': 8.0})"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "mean", "largest"),
+    [
+        (NAN, 1.0, NAN, NAN),
+        (INF, 1.0, INF, INF),
+        (-INF, 1.0, -INF, 1.0),
+        (INF, -INF, NAN, INF),
+        (NAN, INF, NAN, NAN),
+        (-INF, -INF, -INF, -INF),
+    ],
+)
+def test_numbers_that_are_not_finite(
+    ranks: list[Rank], own: float, other: float, mean: float, largest: float
+) -> None:
+    """They are reduced as they are: a NaN of one rank is the mean, and the maximum, whichever rank has it."""
+    for iteration, values in enumerate([(own, other), (other, own)]):
+        for rank, value in zip(ranks, values, strict=True):
+            rank.log(iteration, loss=value, data_time=value)
+
+    look_in_turn(*ranks)
+
+    for rank in ranks:
+        logged = [scalars for _, scalars in rank.scalars]
+        assert logged == [pytest.approx({"loss": mean, "data_time": largest}, nan_ok=True)] * 2
+
+
+def test_what_all_have_alike_stays_what_it_is() -> None:
+    """The mean of three times 0.1, as a learning rate, is 0.1: no rounding of the sum is seen."""
+    meeting = Meeting(3)
+    ranks = [Rank(meeting, number) for number in range(3)]
+    for number, rank in enumerate(ranks):
+        rank.log(0, lr=0.1, loss=float(number))
+
+    look_in_turn(*ranks)
+
+    assert (0.1 + 0.1 + 0.1) / 3 != 0.1
+    assert [rank.scalars for rank in ranks] == [[(0, {"lr": 0.1, "loss": 1.0})]] * 3
+
+
+def test_statistics_are_of_what_is_reduced(ranks: list[Rank]) -> None:
+    """Those of `custom_cfg` are reckoned of the reduced values."""
+    for number, rank in enumerate(ranks):
+        statistics = LogStatistics([{"data_src": "loss", "method_name": "max", "log_name": "most"}])
+        for iteration in range(2):
+            rank.put(iteration, loss=iteration + 4.0 * number)
+        rank.posted.append(statistics.reckon(rank.reducer.reduce(rank.storage.collect(), 1)))
+
+    look_in_turn(*ranks)
+
+    assert ranks[0].scalars == [(0, {"loss": 2.0}), (1, {"loss": 3.0, "most": 3.0})]
+
+
+# --- how the ranks come together ---------------------------------------------------------------------------
+
+
+def test_what_waits_is_reduced_at_once(ranks: list[Rank], meeting: Meeting) -> None:
+    """However many logs wait, the ranks compare them once, and add them up once."""
+    for number, rank in enumerate(ranks):
+        for iteration in range(10):
+            rank.log(iteration, loss=float(number))
+
+    look_in_turn(*ranks)
+
+    assert meeting.operations == ["largest", "total"]
+    assert ranks[0].scalars == ranks[1].scalars == [(iteration, {"loss": 0.5}) for iteration in range(10)]
+
+
+def test_a_rank_that_is_behind(ranks: list[Rank], meeting: Meeting) -> None:
+    """What it has posted is reduced at once, what the other has beyond it when it has come there too."""
+    for number, rank in enumerate(ranks):
+        for iteration in range(10 - number):
+            rank.log(iteration, loss=float(number))
+    look_on(*ranks)
+
+    assert [len(rank.logged) for rank in ranks] == [9, 9]
+    assert meeting.operations == ["largest", "largest", "total", "largest"]
+
+    ranks[1].log(9, loss=1.0)
+    look_in_turn(*ranks)
+
+    assert ranks[0].scalars == ranks[1].scalars == [(iteration, {"loss": 0.5}) for iteration in range(10)]
+
+
+def test_an_exchange_is_limited(ranks: list[Rank], meeting: Meeting) -> None:
+    """What has piled up beyond the limit goes into another one: the interpreter is held for a moment only."""
+    for number, rank in enumerate(ranks):
+        for iteration in range(2 * ROWS_LIMIT):
+            rank.log(iteration, loss=float(number))
+
+    look_in_turn(*ranks)
+
+    assert [rank.scalars for rank in ranks] == [[(i, {"loss": 0.5}) for i in range(2 * ROWS_LIMIT)]] * 2
+    assert meeting.operations == ["largest", "total"] * 2
+
+
+def test_a_log_that_only_one_rank_has(ranks: list[Rank]) -> None:
+    """One that took, for want of room, half of an interval: it is its own, and the next are of all ranks again."""
+    ranks[0].log(3, loss=0.0)
+    for number, rank in enumerate(ranks):
+        rank.put(7, loss=float(number))
+        rank.post(7)
+        rank.log(9, loss=float(number))
+
+    look_in_turn(*ranks)
+
+    assert ranks[0].scalars == [(3, {"loss": 0.0}), (7, {"loss": 0.5}), (9, {"loss": 0.5})]
+    assert ranks[1].scalars == [(7, {"loss": 0.5}), (9, {"loss": 0.5})]
+
+
+def test_ranks_that_end_at_unlike_iterations(ranks: list[Rank]) -> None:
+    """The last log of a training is met by that of the others, whatever each still had: nobody waits."""
+    for number, rank in enumerate(ranks):
+        for iteration in range(3 + number):
+            rank.log(iteration, loss=float(number))
+        rank.post(LAST)
+        rank.log(10, loss=float(number))
+
+    look_in_turn(*ranks)
+
+    both = [(iteration, {"loss": 0.5}) for iteration in (0, 1, 2, 10)]
+    assert ranks[0].scalars == both
+    assert ranks[1].scalars == [*both[:3], (3, {"loss": 1.0}), both[3]]
+
+
+def test_a_training_that_one_rank_begins_anew(ranks: list[Rank]) -> None:
+    """What it has already of its next training waits for the others', which are still in this one."""
+    ranks[0].log(5, loss=0.0)
+    for rank in ranks:
+        rank.post(LAST)
+    ranks[0].log(2, loss=0.0)
+    look_on(*ranks)
+    ranks[1].log(2, loss=1.0)
+
+    look_in_turn(*ranks)
+
+    assert [rank.scalars[-1] for rank in ranks] == [(2, {"loss": 0.5})] * 2
+
+
+def test_values_that_are_on_a_device(
+    ranks: list[Rank], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log whose values are there does not wait for the next one's, which another exchange takes."""
+    arrived: list[bool] = []
+    for number, rank in enumerate(ranks):
+        rank.log(0, loss=float(number))
+        rank.put(1, loss=float(number))
+        packet = rank.storage.collect()
+        monkeypatch.setattr(packet, "ready", lambda: bool(arrived))
+        rank.posted.append(rank.reducer.reduce(packet, 1))
+    look_on(*ranks)
+
+    assert [rank.scalars for rank in ranks] == [[(0, {"loss": 0.5})]] * 2
+
+    arrived.append(True)
+    look_in_turn(*ranks)
+
+    assert [rank.scalars[1:] for rank in ranks] == [[(1, {"loss": 0.5})]] * 2
+    assert meeting.operations == ["largest", "total"] * 2
+
+
+@pytest.mark.parametrize(("iteration", "inside"), [(1, True), (0, False)], ids=["iteration", "step"])
+def test_values_of_unlike_places(ranks: list[Rank], iteration: int, inside: bool) -> None:
+    """Those of one name in another iteration, or before it in place of within, are not reduced with each other."""
+    ranks[0].log(0, loss=0.0)
+    ranks[1].storage.iter, ranks[1].storage.in_iteration = iteration, inside
+    ranks[1].storage.put_scalar("loss", 1.0)
+    ranks[1].post(0)
+
+    look_in_turn(*ranks)
+
+    assert [rank.scalars for rank in ranks] == [[(0, {"loss": 0.0})], [(iteration, {"loss": 1.0})]]
+
+
+def test_values_that_not_all_ranks_put(ranks: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
+    """They stay the rank's own, which it says once, by name; what all have beside them is reduced."""
+    for iteration in range(2):
+        ranks[0].put(iteration, image_score=5.0)
+        for number, rank in enumerate(ranks):
+            rank.log(iteration, loss=float(number))
+
+    look_in_turn(*ranks)
+
+    assert ranks[0].scalars == [(iteration, {"image_score": 5.0, "loss": 0.5}) for iteration in range(2)]
+    assert ranks[1].scalars == [(iteration, {"loss": 0.5}) for iteration in range(2)]
+    assert [record.message for record in caplog.records] == [
+        "rank 0 logs values of image_score that are its own: not every rank put them in these iterations"
+    ]
+
+
+def test_many_names_that_not_all_ranks_put(ranks: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
+    """Five of them are named."""
+    ranks[0].storage.put_scalars({f"own_{number}": 1.0 for number in range(6)})
+    for rank in ranks:
+        rank.log(0, loss=1.0)
+
+    look_in_turn(*ranks)
+
+    assert "values of own_0, own_1, own_2, own_3, own_4, … that are its own" in caplog.text
+
+
+def test_other_names_beside_the_common_ones(ranks: list[Rank]) -> None:
+    """A mapping of which one rank has an entry more is reduced by its other entries."""
+    ranks[0].storage.put_scalars({"loss": 1.0, "extra": 7.0})
+    ranks[1].storage.put_scalars({"loss": 2.0})
+    for rank in ranks:
+        rank.post(0)
+
+    look_in_turn(*ranks)
+
+    assert [rank.scalars for rank in ranks] == [[(0, {"loss": 1.5, "extra": 7.0})], [(0, {"loss": 1.5})]]
+
+
+def test_values_of_one_name_and_iteration(ranks: list[Rank]) -> None:
+    """The first is reduced with the first, the second with the second, in whatever order other names come."""
+    ranks[0].put(0, loss=1.0, other=0.0)
+    ranks[0].log(0, loss=2.0)
+    ranks[1].put(0, loss=3.0)
+    ranks[1].log(0, loss=4.0, other=0.0)
+
+    look_in_turn(*ranks)
+
+    for rank in ranks:
+        assert [scalars["loss"] for _, scalars in rank.scalars] == [2.0, 3.0]
+
+
+def test_ranks_with_other_maxima(meeting: Meeting) -> None:
+    """What one takes the maximum of, and the other the mean, is nobody's but their own."""
+    ranks = [Rank(meeting, 0, ["loss"]), Rank(meeting, 1)]
+    for number, rank in enumerate(ranks):
+        rank.log(0, loss=float(number), other=float(number))
+
+    look_in_turn(*ranks)
+
+    assert [rank.scalars for rank in ranks] == [[(0, {"loss": n, "other": 0.5})] for n in (0.0, 1.0)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_that_do_as_they_like(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever each puts, and whenever it logs and looks, they come to the same collectives, and no value is lost."""
+    chance = Random(seed)
+    meeting = Meeting(3)
+    ranks = [Rank(meeting, number, ["most"]) for number in range(3)]
+    put = [0, 0, 0]
+    for _ in range(ROUNDS):
+        number = chance.randrange(3)
+        rank, iteration = ranks[number], put[number]
+        rank.put(iteration, loss=float(number), **({"most": float(number)} if chance.random() < 0.9 else {}))
+        put[number] += 1
+        if iteration % 3 == 2 or chance.random() < 0.1:
+            rank.post(iteration)
+        chance.choice(ranks).look()
+    for rank in ranks:
+        rank.post(LAST)
+    look_in_turn(*ranks)
+
+    assert "cannot be had" not in caplog.text
+    for number, rank in enumerate(ranks):
+        assert [iteration for iteration, _ in rank.scalars] == [*range(put[number])]
+        for _, scalars in rank.scalars:
+            assert scalars["loss"] in (number, 1.0)
+            assert scalars.get("most", number) in (number, 2.0)

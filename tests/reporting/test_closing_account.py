@@ -1,0 +1,140 @@
+"""What a run says at its end of what was not delivered: all of it, once, and nothing that was."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventloop.eventlog.replay import replay
+from eventloop.events import Event, StopRequested
+from eventloop.writers import EventLogWriter
+from eventloop.writers.writer import Writer
+from tests.support.trainers import MakeTrainer, Stuck
+
+
+class Kept(Writer):
+    """Keeps in memory what it is given."""
+
+    events = ("*",)
+
+    def __init__(self) -> None:
+        self.seen: list[Event] = []
+
+    def write(self, event: Event) -> None:
+        self.seen.append(event)
+
+
+class Fails(Writer):
+    """Fails at its first event, and is given no more."""
+
+    events = ("*",)
+
+    def write(self, event: Event) -> None:
+        raise OSError("disk full")
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_who_was_given_everything_is_not_named(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reports of another's failure and drops reach the other writers before the run ends, and leave none of them in
+    the summary."""
+    kept = Kept()
+    trainer = make_trainer(writers=[EventLogWriter(), kept, Fails()], default_hooks={"checkpoint": None})
+    trainer.train()
+    losses = trainer.summary().partition("not everything was delivered:")[2].split("\n")
+
+    assert [line.split(":")[0].strip() for line in losses if line.strip()] == ["Fails"]
+    assert [
+        name
+        for event in kept.seen
+        if (name := type(event).__struct_config__.tag) in ("handler_failed", "events_dropped")
+    ] == ["handler_failed", "events_dropped"]
+    (line,) = warnings_of(caplog)
+    assert line.startswith("not everything was delivered: Fails: ")
+
+
+def test_what_the_run_told_its_close_does_not_repeat(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only what is lost after it is told, in the line of every bus."""
+    trainer = make_trainer(writers=[Fails()], default_hooks={"checkpoint": None})
+    trainer.train()
+    told = len(warnings_of(caplog))
+    trainer.bus.emit(StopRequested(reason="late"))
+    trainer.close()
+
+    (line,) = warnings_of(caplog)[told:]
+    assert line.startswith("the bus is closed, and not everything was delivered: Fails: ")
+
+
+def test_a_run_that_told_all_closes_without_a_word(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is said twice."""
+    trainer = make_trainer(writers=[Fails()], default_hooks={"checkpoint": None})
+    trainer.train()
+    told = len(warnings_of(caplog))
+    trainer.close()
+
+    assert (told, len(warnings_of(caplog))) == (1, 1)
+
+
+def test_a_run_that_fails_tells_once(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    """It closes the bus itself, which leaves it to the run."""
+    trainer = make_trainer(writers=[Fails()], default_hooks={"checkpoint": None})
+
+    @trainer.bus.on("after_train_iter")
+    def faulty(event: Event) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        trainer.train()
+
+    (line,) = warnings_of(caplog)
+    assert line.startswith("not everything was delivered: Fails: ")
+
+
+def test_who_waits_beside_one_that_hangs_ends_well(
+    make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When a run is ended at once, beside a writer that hangs, the event log is closed; it is not named."""
+    trainer = make_trainer(writers=[stuck, EventLogWriter()], default_hooks={"checkpoint": None})
+    trainer.bus.drain_timeout = 0.5
+
+    @trainer.bus.on("after_train_iter")
+    def faulty(event: Event) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        trainer.train()
+    log = next(stats for stats in trainer.bus.stats() if stats.name == "EventLogWriter")
+
+    assert (log.dropped, log.failed, log.queued, log.error, log.shortfall) == (0, 0, 0, "", "")
+    assert not any("EventLogWriter" in line for line in warnings_of(caplog))
+    assert "EventLogWriter:" not in trainer.summary()
+    seen = Kept()
+    replay(trainer.work_dir, seen)
+    assert len(seen.seen) == log.delivered
+
+
+class FailsAtItsEnd(Kept):
+    """Its last rows never reach the disk."""
+
+    def close(self) -> None:
+        raise OSError("disk full")
+
+
+def test_a_handler_hears_of_what_fails_at_the_very_end(make_trainer: MakeTrainer) -> None:
+    """A synchronous one too: no iteration follows in which it could."""
+    trainer = make_trainer(writers=[FailsAtItsEnd()], default_hooks={"checkpoint": None})
+    told: list[str] = []
+    trainer.bus.subscribe(lambda event: told.append(event.error), "handler_failed")
+    trainer.bus.subscribe(lambda event: 1 / 0, "after_train_iter", name="ends the run")
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert told == ["OSError: disk full"]

@@ -1,0 +1,136 @@
+"""The closing summary, as a person reads it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from eventloop.costs.records import HandlerCost, Phases, Times
+from eventloop.events import Event
+from eventloop.hooks import Hook
+from eventloop.reporting.summary import SMALL, cost_table
+from eventloop.training.trainer import Trainer
+from tests.support.trainers import MakeTrainer
+
+
+def test_a_long_error_does_not_widen_the_table(make_trainer: MakeTrainer) -> None:
+    """It has its whole length once, in the line of its subscriber."""
+    error = "the disk says no, " * 30 + "again"
+    trainer: Trainer = make_trainer()
+
+    @trainer.bus.on("after_train_iter", offload="thread", name="broken")
+    def broken(event: object) -> None:
+        raise OSError(error)
+
+    trainer.train()
+    trainer.close()
+
+    long = [line for line in trainer.summary().splitlines() if len(line) > 180]
+    assert [line.strip().split(":")[0] for line in long] == ["broken"]
+    assert error in long[0]
+
+
+def test_what_is_outside_of_the_iterations_has_no_share_of_one(make_trainer: MakeTrainer) -> None:
+    """As in `trainer.costs()`; a handler of both kinds of events has a line for each."""
+    trainer: Trainer = make_trainer()
+
+    @trainer.bus.on("before_train", "after_train_iter", name="both")
+    def both(event: Event) -> None:
+        pass
+
+    trainer.train()
+
+    rows = [line.split() for line in trainer.summary().splitlines() if line.startswith("both ")]
+    shares = {event: (calls, share) for _, event, calls, _, share in rows}
+    (inside,) = [c.share for c in trainer.costs().handlers if (c.name, c.in_iteration) == ("both", True)]
+    assert shares == {
+        "before_train": ("1", "-"),
+        "after_train_iter": (str(trainer.iter), f"{inside:.2%}"),
+    }
+    assert (
+        "\nwhat is called outside of the iterations is spread over them, and has no share (-)"
+        in trainer.summary()
+    )
+
+
+def rows_of(table: str) -> dict[tuple[str, str], list[str]]:
+    """Calls, µs/iteration and share, by handler and event."""
+    cells = [re.split(r"\s{2,}", line) for line in table.splitlines()[2:] if "  " in line]
+    return {(name, event[0] if event else ""): numbers for name, *event, numbers in map(_split, cells)}
+
+
+def _split(cells: list[str]) -> tuple[Any, ...]:
+    return (*cells[:-3], cells[-3:])
+
+
+def a_cost(name: str, share: float, *, in_iteration: bool = True) -> HandlerCost:
+    """Of 10 iterations that took a second together; the share of one that is outside of them is not told."""
+    return HandlerCost(
+        name=name, event="after_train_iter" if in_iteration else "before_run", priority=50, calls=10, seconds=share,
+        share=share if in_iteration else 0.0, in_iteration=in_iteration, times=Times(),
+    )  # fmt: skip
+
+
+def test_what_costs_next_to_nothing_shares_a_row() -> None:
+    """Handlers of ours below the share that matters are summed in the last row; what is above it has its own, and so has
+    whatever is not ours."""
+    costs = [
+        a_cost("EMAHook.after_train_iter", 0.5),
+        a_cost("EMAHook.before_run", 2 * SMALL, in_iteration=False),
+        a_cost("EMAHook.before_train_iter", SMALL / 2),
+        a_cost("LoggerHook.after_train_iter", SMALL / 4),
+        a_cost("LoggerHook.before_run", SMALL / 4, in_iteration=False),
+        a_cost("step_lr", SMALL / 100),
+        a_cost("MyHook.after_train_iter", SMALL / 100),
+    ]
+
+    told = cost_table(costs, Phases(iterations=10, forward=1.0), {"EMAHook", "LoggerHook"})
+
+    rows = rows_of(told)
+    assert [name for name, _ in rows] == [
+        "EMAHook.after_train_iter", "EMAHook.before_run", "step_lr", "MyHook.after_train_iter",
+        "3 more, each below 0.1%",
+    ]  # fmt: skip
+    assert rows["3 more, each below 0.1%", ""] == ["30", "100.0", "0.07%"]
+    assert told.endswith("\ntrainer.costs() and `eventloop report` have every one")
+
+
+@pytest.mark.parametrize(
+    ("costs", "wall"),
+    [([a_cost("EMAHook.before_run", SMALL / 2)] * 2, 0.0), ([a_cost("EMAHook.before_run", SMALL / 2)], 1.0)],
+    ids=["no iterations", "one"],
+)
+def test_a_row_is_shared_by_several_and_of_iterations(costs: list[HandlerCost], wall: float) -> None:
+    """A run that trained nothing has no share that would matter, and one handler needs no sum."""
+    told = cost_table(costs, Phases(forward=wall), {"EMAHook"})
+
+    assert "more, each" not in told
+    assert "eventloop report" not in told
+    assert told.count("EMAHook.before_run") == len(costs)
+
+
+def test_a_users_handlers_are_all_in_the_summary(make_trainer: MakeTrainer) -> None:
+    """Functions and hooks of one's own, one that has the name of one of ours too; nothing is left out of the costs."""
+
+    class Mine(Hook):
+        def before_run(self, trainer: Trainer, event: Event) -> None:
+            pass
+
+    class EMAHook(Hook):
+        def before_train(self, trainer: Trainer, event: Event) -> None:
+            pass
+
+    trainer: Trainer = make_trainer(hooks=[Mine(), EMAHook()])
+
+    @trainer.bus.on("before_train")
+    def once(event: Event) -> None:
+        pass
+
+    trainer.train()
+
+    names = [name for name, _ in rows_of(trainer.summary().split("\n\n")[1])]
+    assert {"Mine.before_run", "EMAHook.before_train", "once", "OptimizerHook.after_train_iter"} <= {*names}
+    told = [int(name.split()[0]) if "more, each" in name else 1 for name in names]
+    assert sum(told) == sum(cost.calls > 0 for cost in trainer.costs().handlers)

@@ -1,0 +1,337 @@
+"""A resumed run ends where the uninterrupted one does, to the bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from eventloop import Trainer
+from eventloop.checkpoint import CheckpointError
+from eventloop.hooks import CheckpointHook, Hook
+from tests.support.interrupted import assert_same, seed, state_of, stop_after
+from tests.support.trainers import MakeTrainer, collect, record, samples, shuffled, tiny_model
+
+
+class Counting(Hook):
+    """A hook with a state of its own."""
+
+    def __init__(self) -> None:
+        self.iterations = 0
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        self.iterations += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"iterations": self.iterations}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.iterations = state["iterations"]
+
+
+class Noisy(torch.utils.data.Dataset[Any]):
+    """Samples with noise from all three random generators."""
+
+    def __init__(self, count: int) -> None:
+        self._samples = samples(count)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = self._samples[index]
+        return inputs + torch.randn(2) + random.random() + float(np.random.rand()), target
+
+
+def plain() -> Any:
+    """Shuffled by the global random state."""
+    return shuffled(5)
+
+
+def with_generator() -> Any:
+    """Shuffled by the loader's own generator."""
+    return shuffled(5, generator=torch.Generator().manual_seed(5))
+
+
+def with_sampler() -> Any:
+    """Shuffled by a generator that only the sampler knows."""
+    data = samples(20)
+    return DataLoader(data, 4, sampler=RandomSampler(data, generator=torch.Generator().manual_seed(5)))
+
+
+def with_noise() -> Any:
+    """Drawing from every global generator for each sample."""
+    return DataLoader(Noisy(20), 4, shuffle=True)
+
+
+def with_workers() -> Any:
+    """Read by a worker process, ahead of the training."""
+    return shuffled(5, num_workers=1)
+
+
+LOADERS = [plain, with_generator, with_sampler, with_noise]
+
+
+def build(
+    make_trainer: MakeTrainer, directory: Path, loader: Any, save_every: int = 1, **changes: Any
+) -> Trainer:
+    """A trainer with everything that has a state."""
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    arguments = {
+        "hooks": [Counting(), CheckpointHook(interval=save_every, save_best="loss")],
+        "max_epochs": 6,
+        "val_loader": shuffled(2),
+    }
+    return make_trainer(
+        model=model, optimizer=optimizer, train_loader=loader, work_dir=directory,
+        schedulers=[torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)],
+        **{**arguments, **changes},
+    )  # fmt: skip
+
+
+WholeRun = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ends() -> dict[Callable[[], Any], dict[bool, dict[str, Any]]]:
+    """How uninterrupted runs ended, by their loaders and by whether iterations measure them."""
+    return {loader: {} for loader in LOADERS}
+
+
+@pytest.fixture
+def whole_run(make_trainer: MakeTrainer, tmp_path: Path, ends: Any) -> WholeRun:
+    """The end of the run that is never stopped, which is made for the first test that asks for it."""
+
+    def run(loader: Callable[[], Any], **changes: Any) -> dict[str, Any]:
+        by_iteration, known = "max_iters" in changes, ends[loader]
+        if by_iteration not in known:
+            seed()
+            whole = build(make_trainer, tmp_path / "whole", loader(), **changes)
+            whole.train()
+            known[by_iteration] = state_of(whole)
+        return dict(known[by_iteration])
+
+    return run
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("stop", [15, 7, 10, 1, 29], ids=lambda n: f"stop{n}")
+def test_resumed_run_equals_the_uninterrupted_one(
+    make_trainer: MakeTrainer, whole_run: WholeRun, tmp_path: Path, loader: Callable[[], Any], stop: int
+) -> None:
+    """Stopped between epochs, within one, or in an epoch's last iteration, and resumed by a new trainer, a run ends
+    with the weights, optimizer, schedulers, hooks and random state of the run that was never stopped."""
+    whole = whole_run(loader)
+    seed()
+    first = build(make_trainer, tmp_path / "parts", loader())
+    stop_after(first, stop)
+    first.train()
+    seed(99)
+    second = build(make_trainer, tmp_path / "parts", loader())
+
+    second.resume()
+    second.train()
+
+    assert (first.iter, second.iter) == (stop, 30)
+    assert_same(state_of(second), whole)
+
+
+ITERATIONS: dict[str, Any] = {"max_epochs": None, "max_iters": 13, "val_interval": 4, "save_every": 3}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("stop", [4, 5, 7], ids=lambda n: f"stop{n}")
+def test_iteration_based_run_resumes_as_exactly(
+    make_trainer: MakeTrainer, whole_run: WholeRun, tmp_path: Path, loader: Callable[[], Any], stop: int
+) -> None:
+    """The same holds for a run measured in iterations, whose passes and validations fall anywhere."""
+    whole = whole_run(loader, **ITERATIONS)
+    seed()
+    first = build(make_trainer, tmp_path / "parts", loader(), **ITERATIONS)
+    stop_after(first, stop)
+    first.train()
+    seed(99)
+    second = build(make_trainer, tmp_path / "parts", loader(), **ITERATIONS)
+
+    second.resume()
+    second.train()
+
+    assert_same(state_of(second), whole)
+
+
+def test_resume_with_a_loader_that_reads_ahead(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Worker processes read ahead of the training; what was read and not trained on is trained on."""
+    seed()
+    whole = build(make_trainer, tmp_path / "whole", with_workers(), max_epochs=2)
+    whole.train()
+    seed()
+    first = build(make_trainer, tmp_path / "parts", with_workers(), max_epochs=2)
+    stop_after(first, 7)
+    first.train()
+    seed(99)
+    second = build(make_trainer, tmp_path / "parts", with_workers(), max_epochs=2)
+
+    second.resume()
+    second.train()
+
+    assert_same(state_of(second), state_of(whole))
+
+
+def test_training_goes_on_as_exactly_without_a_file(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """`train()` called again after a stop in mid-epoch ends where the run would have that was never stopped."""
+    seed()
+    whole = build(make_trainer, tmp_path / "whole", plain())
+    whole.train()
+    seed()
+    parts = build(make_trainer, tmp_path / "parts", plain())
+    stop_after(parts, 7)
+
+    parts.train()
+    parts.train()
+
+    assert_same(state_of(parts), state_of(whole))
+
+
+@pytest.mark.parametrize("name", ["epoch_1", "iter_5", "best_loss_epoch_1"])
+def test_any_file_can_be_resumed_from(make_trainer: MakeTrainer, tmp_path: Path, name: str) -> None:
+    """Saved before the validation of its epoch, within an iteration, or as the best: each file leads to the same
+    end, and the validation of the first epoch is run exactly once."""
+    hooks = [
+        Counting(),
+        CheckpointHook(interval=1, save_best="loss", rule="greater"),
+        CheckpointHook(interval=5, by_epoch=False),
+    ]
+    seed()
+    whole = build(make_trainer, tmp_path, plain(), max_epochs=2, hooks=hooks)
+    validations = record(whole, "after_val_epoch")
+    whole.train()
+    expected = state_of(whole)
+    hooks = [Counting(), CheckpointHook(save_best="loss", rule="greater"), CheckpointHook(by_epoch=False)]
+    second = build(make_trainer, tmp_path, plain(), max_epochs=2, hooks=hooks)
+    again = record(second, "after_val_epoch")
+
+    second.resume(tmp_path / name)
+    second.train()
+
+    assert validations == [("after_val_epoch", 5, 1), ("after_val_epoch", 10, 2)]
+    assert again == (validations[1:] if name.startswith("best") else validations)
+    assert_same(state_of(second)["state_dict"], expected["state_dict"])
+
+
+def test_modules_that_take_their_shape_from_the_first_batch(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    """They take it from the checkpoint; one that has their weights in no shape at all is refused by name."""
+
+    def lazy(name: str) -> Trainer:
+        model = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        return make_trainer(model=model, optimizer=optimizer, train_loader=plain(), work_dir=tmp_path / name)
+
+    seed()
+    whole = lazy("whole")
+    whole.train()
+    seed()
+    first = lazy("parts")
+    stop_after(first, 7)
+    first.train()
+    second = lazy("parts")
+
+    second.resume()
+    second.train()
+
+    assert_same(state_of(second), state_of(whole))
+    other = make_trainer(model=torch.nn.Sequential(torch.nn.ReLU(), torch.nn.LazyLinear(8)), optimizer=None)
+    with pytest.raises(CheckpointError, match=r"1\.weight: no shape yet in the model, not in the checkpoint"):
+        other.load_checkpoint(tmp_path / "parts" / "iter_7")
+
+
+def test_a_validation_cut_short_is_run_after_the_resume(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """A run stopped between an epoch and the end of its validation validates first when it is resumed, also when
+    only the end of the run was saved."""
+    first = build(make_trainer, tmp_path, plain(), hooks=[CheckpointHook(interval=100)])
+    first.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "before_val_iter", once=True)
+    first.train()
+    second = build(make_trainer, tmp_path, plain(), hooks=[CheckpointHook(interval=100)])
+    rows = record(second, "before_train", "after_val_epoch", "before_train_epoch")
+
+    second.resume()
+    second.train()
+
+    assert rows[:3] == [("before_train", 5, 1), ("after_val_epoch", 5, 1), ("before_train_epoch", 5, 1)]
+
+
+def test_resuming_a_finished_run_trains_nothing(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """A run that was finished is an empty run when it is resumed."""
+    build(make_trainer, tmp_path, plain(), val_loader=None, hooks=[], max_epochs=2).train()
+    second = build(make_trainer, tmp_path, plain(), val_loader=None, hooks=[], max_epochs=2)
+    rows = record(second)
+
+    second.resume()
+    second.train()
+
+    assert rows == [
+        ("before_run", 10, 2),
+        ("before_train", 10, 2),
+        ("after_train", 10, 2),
+        ("after_run", 10, 2),
+    ]
+
+
+def test_a_finished_run_is_prolonged(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """With more epochs a finished run goes on where it ended."""
+    build(make_trainer, tmp_path, plain(), max_epochs=2).train()
+    second = build(make_trainer, tmp_path, plain(), max_epochs=3)
+    rows = record(second, "before_train_epoch")
+
+    second.resume()
+    second.train()
+
+    assert rows == [("before_train_epoch", 10, 2)]
+
+
+@pytest.mark.parametrize("save_every", [8, 100], ids=["by the interval", "at the end"])
+def test_a_finished_run_of_iterations_is_prolonged(
+    make_trainer: MakeTrainer, tmp_path: Path, save_every: int
+) -> None:
+    """It goes on within the pass that it ended in, whichever save it is resumed from, as if it had been longer from the
+    start; what the last save has of the validation at its end is not validated again."""
+    options: dict[str, Any] = {**ITERATIONS, "save_every": save_every}
+    seed()
+    whole = build(make_trainer, tmp_path / "whole", plain(), **{**options, "max_iters": 20})
+    whole.train()
+    seed()
+    build(make_trainer, tmp_path / "parts", plain(), **{**options, "max_iters": 8}).train()
+    seed(99)
+    second = build(make_trainer, tmp_path / "parts", plain(), **{**options, "max_iters": 20})
+    validations = record(second, "after_val_epoch")
+
+    second.resume(tmp_path / "parts" / "iter_8")
+    second.train()
+
+    again = [8] if save_every == 8 else []  # that one was saved before it
+    assert [iteration for _, iteration, _ in validations] == [*again, 12, 16, 20]
+    for part in ("state_dict", "optimizer", "param_schedulers", "rng"):
+        assert_same(state_of(second)[part], state_of(whole)[part])
+
+
+def test_first_event_of_a_resumed_epoch(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """A run resumed in mid-epoch begins that epoch again, with the counters of the batch that comes next."""
+    first = build(make_trainer, tmp_path, plain())
+    stop_after(first, 7)
+    first.train()
+    second = build(make_trainer, tmp_path, plain())
+    seen = collect(second, "before_train_epoch", "before_train_iter")
+
+    second.resume()
+    second.train()
+
+    assert (seen[0].iter, seen[0].epoch) == (7, 1)
+    assert (seen[1].iter, seen[1].epoch, seen[1].batch_idx) == (7, 1, 2)

@@ -1,0 +1,425 @@
+"""Runs that are interrupted once, twice, three times in an epoch go on to the bit, and read nothing twice.
+
+`scripts/torture resumes` does the same at many random points.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from eventloop import Trainer
+from eventloop.data.index_reader import IndexReader
+from eventloop.data.readers import reader_of
+from eventloop.data.rng import random_state
+from eventloop.data.worker_random_state import InWorker, pack
+from tests.support.interrupted import (
+    AFTER,
+    BATCH,
+    ITERS,
+    SAMPLES,
+    Augmented,
+    Case,
+    Result,
+    build,
+    difference,
+    interrupted,
+    random_stops,
+    seed,
+    state_of,
+    stop_after,
+    uninterrupted,
+)
+from tests.support.trainers import MakeTrainer, samples
+
+CASES = [
+    (Case("global"), [3, 7, 8]),
+    (Case("global"), [16]),
+    (Case("generator"), [13, 30]),
+    (Case("sampler", cumulative_iters=4), [18, 19, 29]),
+    (Case("set_epoch"), [15, 22]),
+    (Case("set_epoch", by_epoch=False), [5, 17, 18]),
+    (Case("global", 2), [3, 8, 13]),
+    (Case("generator", 2, cumulative_iters=4), [21]),
+    (Case("sampler", 2), [14, 17]),
+    (Case("global", 2, persistent=True), [5, 16, 21]),
+    (Case("generator", 2, persistent=True), [19, 22]),
+    (Case("set_epoch", 2, persistent=True, by_epoch=False), [13]),
+]
+
+
+@cache
+def whole_run(case: Case, directory: Path) -> Result:
+    """The run that is not interrupted; one for all tests."""
+    return uninterrupted(case, directory / str(case))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the uninterrupted runs work."""
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.mark.filterwarnings("ignore:cumulative_iters")
+@pytest.mark.parametrize(("case", "stops"), CASES, ids=[f"{c.order}-{c.workers}-{s}" for c, s in CASES])
+def test_interrupted_run_equals_the_uninterrupted_one(
+    directory: Path, tmp_path: Path, case: Case, stops: list[int]
+) -> None:
+    """Weights, buffers, optimizer, averages, random states and place are equal, and every loss of the run is, at
+    least 50 after the last resume. Without workers each sample is read as often."""
+    whole = whole_run(case, directory)
+
+    parts = interrupted(case, tmp_path, stops)
+
+    assert difference(whole, parts) is None
+    assert len(parts.losses) == ITERS
+    assert max(stops) <= ITERS - AFTER
+    assert case.workers or torch.equal(parts.reads, whole.reads)
+
+
+def test_the_comparison_notices_what_differs(directory: Path) -> None:
+    """A run in another order is told from the whole one by its first loss, one with another state by its place."""
+    whole, other = (whole_run(Case(order), directory) for order in ("global", "generator"))
+    moved = {**whole.state, "rng": other.state["rng"]}
+
+    assert str(difference(whole, other)).startswith("loss of iteration 0: ")
+    assert str(difference(whole, Result(whole.losses, moved, whole.reads))).startswith("state: state['rng']")
+
+
+def test_random_points_leave_fifty_iterations() -> None:
+    """What `scripts/torture resumes` draws is in the run, in order, each once."""
+    draw = random.Random(0)
+
+    for _ in range(200):
+        stops = random_stops(draw)
+        assert stops == sorted(set(stops))
+        assert stops[0] >= 1
+        assert stops[-1] <= ITERS - AFTER
+
+
+# --- what is read ------------------------------------------------------------------------------------------
+
+
+def in_one_pass(make_trainer: MakeTrainer, loader: Any, directory: Path) -> Trainer:
+    """A trainer of one epoch that cannot be told from another."""
+    step = {"train_step": lambda trainer, batch: trainer.model(batch[0][:, :2]).sum()}
+    return make_trainer(train_loader=loader, max_epochs=1, work_dir=directory, **step)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_skipped_samples_are_not_read(make_trainer: MakeTrainer, tmp_path: Path, workers: int) -> None:
+    """A run that goes on in the middle of an epoch reads each sample that is left once, and the others not at all."""
+    first = in_one_pass(make_trainer, DataLoader(Augmented(), BATCH, num_workers=workers), tmp_path)
+    stop_after(first, 7)
+    first.train()
+    data = Augmented()
+    second = in_one_pass(make_trainer, DataLoader(data, BATCH, num_workers=workers), tmp_path)
+    second.resume()
+
+    second.train()
+
+    assert data.reads.tolist() == [0] * 7 * BATCH + [1] * (SAMPLES - 7 * BATCH)
+
+
+class Columns(Augmented):
+    """Reads a batch at once, and refuses to read none."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        if not indices:
+            raise ValueError("no index")
+        return [self[index] for index in indices]
+
+
+def test_dataset_that_reads_a_batch_at_once(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """One that cannot be asked for nothing goes on as well, with each worker where it was."""
+    expected = in_one_pass(make_trainer, DataLoader(Columns(), BATCH, num_workers=2), tmp_path / "whole")
+    seed()
+    expected.train()
+    first = in_one_pass(make_trainer, DataLoader(Columns(), BATCH, num_workers=2), tmp_path)
+    stop_after(first, 7)
+    seed()
+    first.train()
+    data = Columns()
+    second = in_one_pass(make_trainer, DataLoader(data, BATCH, num_workers=2), tmp_path)
+    second.resume()
+
+    second.train()
+
+    assert data.reads.tolist() == [0] * 7 * BATCH + [1] * (SAMPLES - 7 * BATCH)
+    assert difference(
+        Result({}, state_of(expected), data.reads), Result({}, state_of(second), data.reads)
+    ) is None  # fmt: skip
+
+
+class Generated(IterableDataset[Any]):
+    """Samples without indices."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from map(samples(20).__getitem__, range(20))
+
+
+class Sub(DataLoader[Any]):
+    """A loader that may do anything."""
+
+
+class Endless:
+    """A loader of its own kind."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from DataLoader(samples(20), 4)
+
+
+@pytest.mark.parametrize(
+    ("loader", "why"),
+    [
+        (
+            lambda: DataLoader(Generated(), 4),
+            "its dataset is an IterableDataset|dataset is an IterableDataset",
+        ),
+        (lambda: Sub(samples(20), 4), "Sub is a subclass of DataLoader"),
+        (Endless, "a Endless is no torch.utils.data.DataLoader"),
+        (lambda: DataLoader(DataLoader(samples(20), 4).dataset, batch_size=None), "batch_size=None"),
+    ],
+    ids=["iterable", "subclass", "own", "no batches"],
+)
+def test_other_loaders_are_read_again(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, loader: Any, why: str
+) -> None:
+    """What has no indices to skip is read again and dropped, and one line of the log says so and why."""
+    step = {"train_step": lambda trainer, batch: trainer.model(batch[0]).sum()}
+    first = make_trainer(train_loader=loader(), max_epochs=1, work_dir=tmp_path, **step)
+    stop_after(first, 3)
+    first.train()
+    second = make_trainer(train_loader=loader(), max_epochs=1, work_dir=tmp_path, **step)
+    second.resume()
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        second.train()
+
+    lines = [r.getMessage() for r in caplog.records if "read again and dropped" in r.getMessage()]
+    assert len(lines) == 1
+    assert lines[0].startswith("the first 3 batches of the pass, which were trained on")
+    assert any(reason in lines[0] for reason in why.split("|"))
+
+
+# --- workers -----------------------------------------------------------------------------------------------
+
+
+def batches_of(loader: Any, passes: int) -> list[list[Any]]:
+    """What a plain loop sees."""
+    return [[value.tolist() for batch in loader for value in batch] for _ in range(passes)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_reading_through_workers_is_invisible(persistent: bool) -> None:
+    """Three passes are, to the bit, those of a plain loop over the loader, draw as often, and leave it untouched."""
+    options: dict[str, Any] = {"shuffle": True, "num_workers": 2, "persistent_workers": persistent}
+    seed()
+    plain = batches_of(DataLoader(Augmented(), BATCH, **options), 3)
+    after = torch.get_rng_state()
+    seed()
+    loader = DataLoader(Augmented(), BATCH, **options)
+    before = dict(vars(loader))
+    reader = reader_of(loader)
+
+    read = [[v.tolist() for batch in reader.open(loader, 0, {}) for v in batch] for _ in range(3)]
+
+    assert read == plain
+    assert torch.equal(torch.get_rng_state(), after)
+    assert vars(loader) == before
+
+
+def told_by(worker: int) -> None:
+    """A `worker_init_fn` that draws."""
+    torch.manual_seed(torch.initial_seed() + worker)
+
+
+class WhoReads(Augmented):
+    """Says which worker read, with what seed."""
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        return index, info.id, info.seed, float(torch.rand(()))
+
+
+def test_each_worker_goes_on_with_its_own_batches() -> None:
+    """The one whose turn it is comes next, with the seed and the state it had, and the loader's `worker_init_fn`
+    was called."""
+    loader = DataLoader(WhoReads(), 16, shuffle=True, num_workers=2, worker_init_fn=told_by)
+    seed()
+    opened_with = random_state(loader)
+    whole = [[v.tolist() for v in batch] for batch in loader]
+    seed()
+    reader, part = IndexReader(), []
+    passing = reader.open(loader, 0, opened_with)
+    part.append([v.tolist() for v in next(passing)])
+    state = reader.state_dict(loader, 1)
+    del passing
+    other = IndexReader()
+    other.load_state_dict(loader, state)
+
+    part += [[v.tolist() for v in batch] for batch in other.open(loader, 1, opened_with)]
+
+    assert part == whole
+
+
+def test_workers_get_one_copy_of_both_functions() -> None:
+    """A worker that is not forked gets the two as a copy: what is noted when it starts is still one with the other,
+    and what it has been told goes with it."""
+    state = pack()
+    inside = InWorker(torch.stack, told_by, {1: state}, 2)
+    collate, init = pickle.loads(pickle.dumps((inside.collate, inside.init)))
+
+    init(1)
+
+    assert pack() == state
+    assert collate([]) == (None, 1, (None, None, None))
+    assert collate([torch.ones(1)])[1:] == (1, (None, None, None))
+    torch.rand(())
+    assert collate([torch.ones(1)])[2] == (None, None, pack()[2])
+
+
+def test_another_number_of_workers_is_logged(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their states cannot be put back: the run goes on with the right samples, and the log says what differs."""
+    first = in_one_pass(make_trainer, DataLoader(Augmented(), BATCH, num_workers=2), tmp_path)
+    stop_after(first, 7)
+    first.train()
+    data = Augmented()
+    second = in_one_pass(make_trainer, DataLoader(data, BATCH), tmp_path)
+    second.resume()
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        second.train()
+
+    assert "num_workers: 2 in the checkpoint, 0 in this loader" in caplog.text
+    assert data.reads.tolist() == [0] * 7 * BATCH + [1] * (SAMPLES - 7 * BATCH)
+
+
+def test_workers_out_of_order_are_logged(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With in_order=False nobody knows which batches came first; as many as were trained on are skipped."""
+    first = in_one_pass(make_trainer, DataLoader(Augmented(), BATCH, num_workers=1, in_order=False), tmp_path)
+    stop_after(first, 7)
+    first.train()
+    data = Augmented()
+    second = in_one_pass(make_trainer, DataLoader(data, BATCH, num_workers=1, in_order=False), tmp_path)
+    second.resume()
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        second.train()
+
+    assert "in_order is False: which batches were trained on is not known exactly" in caplog.text
+    assert int(data.reads.sum()) == SAMPLES - 7 * BATCH
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_training_goes_on_without_a_file(tmp_path: Path, directory: Path, persistent: bool) -> None:
+    """`train()` called again after a stop goes on with the workers' states, whatever they had read ahead."""
+    case = Case("global", 2, persistent)
+    whole = whole_run(case, directory)
+    seed()
+    trainer, losses = build(case, tmp_path)
+    stop_after(trainer, 16)
+
+    trainer.train()
+    trainer.train()
+
+    state = state_of(trainer)
+    trainer.close()
+    assert difference(whole, Result(losses, state, whole.reads)) is None
+
+
+# --- loaders with a state of their own ---------------------------------------------------------------------
+
+
+class Stateful:
+    """A loader that saves its place, and counts what it reads."""
+
+    def __init__(self, extra: Any = None) -> None:
+        self.reads: list[int] = []
+        self._next, self._extra = 0, extra
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._next < 5:
+            self._next += 1
+            self.reads.append(self._next - 1)
+            yield samples(20)[4 * (self._next - 1) : 4 * self._next]
+        self._next = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next, "extra": self._extra}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._next = state["next"]
+
+
+def test_loader_with_a_state_goes_on_by_itself(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Its state is in the checkpoint, it is given it back, and nothing is skipped for it."""
+    first = make_trainer(train_loader=Stateful(), work_dir=tmp_path)
+    stop_after(first, 3)
+    first.train()
+    loader = Stateful()
+    second = make_trainer(train_loader=loader, work_dir=tmp_path)
+    second.resume()
+
+    second.train()
+
+    assert loader.reads == [3, 4, 0, 1, 2, 3, 4]
+    assert second.iter == 10
+
+
+def test_loader_with_a_state_goes_on_after_a_stop(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Without a file its own state is where it is."""
+    loader = Stateful()
+    trainer = make_trainer(train_loader=loader, work_dir=tmp_path, max_epochs=1)
+    stop_after(trainer, 3)
+
+    trainer.train()
+    trainer.train()
+
+    assert loader.reads == [0, 1, 2, 3, 4]
+
+
+def test_loader_whose_state_the_checkpoint_lacks(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that took the place of another loader is read again from the start of the pass."""
+    tensors = DataLoader(samples(20), 4)
+    first = make_trainer(train_loader=tensors, work_dir=tmp_path, max_epochs=1)
+    stop_after(first, 3)
+    first.train()
+    loader = Stateful()
+    second = make_trainer(train_loader=loader, work_dir=tmp_path, max_epochs=1)
+    second.resume()
+
+    second.train()
+
+    assert "the checkpoint has no state of the Stateful" in caplog.text
+    assert loader.reads == [0, 1, 2, 3, 4]
+
+
+def test_loader_whose_state_could_not_be_loaded(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """It is refused when it is saved, by its place."""
+    trainer = make_trainer(train_loader=Stateful(extra=object()), work_dir=tmp_path)
+
+    with pytest.raises(
+        TypeError, match=r"train loader \(Stateful.state_dict\(\)\)\['extra'\] is <object.*a state_dict"
+    ):
+        trainer.train()

@@ -1,0 +1,106 @@
+"""A hand-written loop names its loader only when it begins: what `resume` could not compare is compared then."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from eventloop import Trainer
+from eventloop.checkpoint import CheckpointError
+from eventloop.hooks import CheckpointHook
+from tests.support.interrupted import stop_after
+from tests.support.trainers import MakeTrainer, record, samples
+from tests.training.test_hand_written import train_by_hand
+
+
+def stopped(make_trainer: MakeTrainer, directory: Path, after: int) -> None:
+    """Train by hand for so many iterations, of which five are an epoch."""
+    trainer = make_trainer(train_loader=None, work_dir=directory, hooks=[CheckpointHook()])
+    stop_after(trainer, after)
+    train_by_hand(trainer, DataLoader(samples(20), 4, shuffle=True))
+
+
+def resumed(make_trainer: MakeTrainer, directory: Path, **options: Any) -> Trainer:
+    """A new trainer that goes on."""
+    trainer = make_trainer(train_loader=None, work_dir=directory, hooks=[CheckpointHook()])
+    trainer.resume("auto", **options)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("loader", "lines"),
+    [
+        (
+            DataLoader(samples(20), 5, shuffle=True),
+            ["batch_size: 4 in the checkpoint, 5", "loader_length: 5 in the checkpoint, 4"],
+        ),
+        (DataLoader(samples(18), 4, shuffle=True), ["dataset_length: 20 in the checkpoint, 18"]),
+        (DataLoader(samples(20), 4), ["sampler: 'RandomSampler' in the checkpoint, 'SequentialSampler'"]),
+    ],
+    ids=["batch size", "data set", "order"],
+)
+def test_another_loader_within_a_pass_is_refused(
+    make_trainer: MakeTrainer, tmp_path: Path, loader: DataLoader[Any], lines: list[str]
+) -> None:
+    """Every difference is listed, with what can be done and where to resume; nothing is trained, nor saved."""
+    stopped(make_trainer, tmp_path, 3)
+    trainer = resumed(make_trainer, tmp_path)
+    rows = record(trainer, "before_train_iter", "checkpoint_saved")
+
+    with pytest.raises(CheckpointError, match="is of a pass over another loader than this loop's") as error:
+        train_by_hand(trainer, loader)
+
+    told = str(error.value).splitlines()
+    assert told[1:-1] == [f"  {line} in this trainer" for line in lines]
+    assert told[-1].startswith('resume(path, changed="apply") goes on with this one')
+    assert rows == []
+    assert error.value.__notes__[0].startswith("the newest checkpoint to resume from is")
+
+
+@pytest.mark.parametrize("changed", ["apply", "keep"])
+def test_another_loader_that_is_asked_for(
+    make_trainer: MakeTrainer, tmp_path: Path, changed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pass goes on in it, after as large a part of it, and the log lists what differs."""
+    stopped(make_trainer, tmp_path, 3)
+    trainer = resumed(make_trainer, tmp_path, changed=changed)
+
+    with caplog.at_level(logging.WARNING):
+        train_by_hand(trainer, DataLoader(samples(20), 2))
+
+    assert (trainer.iter, trainer.epoch) == (3 + 4 + 10, 2)
+    assert (
+        "loader_length: 5 in the checkpoint, 10 in this trainer; the loop goes on with its own" in caplog.text
+    )
+
+
+def test_another_loader_for_the_next_pass_is_logged(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loop may have one for each epoch."""
+    stopped(make_trainer, tmp_path, 5)
+    trainer = resumed(make_trainer, tmp_path)
+
+    with caplog.at_level(logging.WARNING):
+        train_by_hand(trainer, DataLoader(samples(20), 10))
+
+    assert (trainer.iter, trainer.epoch) == (5 + 2, 2)
+    assert "batch_size: 4 in the checkpoint, 10 in this trainer; the loop goes on with its own" in caplog.text
+
+
+def test_the_same_loader_is_no_matter(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is refused, nor told."""
+    stopped(make_trainer, tmp_path, 3)
+    trainer = resumed(make_trainer, tmp_path)
+
+    with caplog.at_level(logging.WARNING):
+        train_by_hand(trainer, DataLoader(samples(20), 4, shuffle=True))
+
+    assert trainer.iter == 10
+    assert "in the checkpoint" not in caplog.text

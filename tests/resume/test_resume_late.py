@@ -1,0 +1,567 @@
+"""A resume that is refused late: whoever refuses it, and whenever, the trainer is as it was, and trains on as if nobody
+had tried."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Sampler
+
+import eventloop.hooks
+from eventloop import Trainer
+from eventloop.hooks import (
+    AmpOptimizerHook,
+    CheckpointHook,
+    EarlyStoppingHook,
+    EMAHook,
+    GradientCumulativeOptimizerHook,
+    Hook,
+    LoggerHook,
+    PreciseBN,
+)
+from tests.support.interrupted import assert_same, seed, state_of, stop_after
+from tests.support.trainers import build_trainer, samples
+
+pytestmark = pytest.mark.filterwarnings("ignore:cumulative_iters=3 makes:UserWarning")
+
+
+class Refusal:
+    """Raises once, when it is armed."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __call__(self) -> None:
+        """Raise what was armed."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+class PickyHook(Hook):
+    """Refuses a state after it has taken a part of it."""
+
+    def __init__(self, refuse: Refusal) -> None:
+        self._refuse = refuse
+        self.seen = [0]
+        self.total = 0
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        self.seen.append(event.iter)
+        self.total += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen, "total": self.total}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.seen[:] = state["seen"]
+        torch.rand(1)
+        self._refuse()
+        self.total = state["total"]
+
+
+class PickyAdam(torch.optim.AdamW):
+    """Loads into the tensors that it has, and then refuses."""
+
+    refuse: Callable[[], None]
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        for own, saved in zip(self.state.values(), state_dict["state"].values(), strict=True):
+            own["exp_avg"].copy_(saved["exp_avg"])
+        self.refuse()
+        super().load_state_dict(state_dict)
+
+
+class PickyLR(torch.optim.lr_scheduler.ExponentialLR):
+    """Loads, and then refuses."""
+
+    refuse: Callable[[], None]
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.refuse()
+
+
+class PickySampler(Sampler[int]):
+    """Draws from its own generator, counts its passes, and refuses a state after it has taken it."""
+
+    def __init__(self, refuse: Refusal) -> None:
+        self._refuse, self._passes = refuse, 0
+        self.generator = torch.Generator().manual_seed(4)
+
+    def __iter__(self) -> Iterator[int]:
+        self._passes += 1
+        yield from torch.randperm(4, generator=self.generator).tolist()
+
+    def __len__(self) -> int:
+        return 4
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passes": self._passes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._passes = state["passes"]
+        self._refuse()
+
+
+class PickyModule(nn.Module):
+    """Takes what it says of itself, and then refuses."""
+
+    def __init__(self, refuse: Refusal) -> None:
+        super().__init__()
+        self._refuse, self._seen = refuse, 0
+
+    def get_extra_state(self) -> Any:
+        return self._seen
+
+    def set_extra_state(self, state: Any) -> None:
+        self._seen = state
+        self._refuse()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self._seen += self.training
+        return inputs
+
+
+def overriding(kind: type[Hook]) -> Any:
+    """The class with a `load_state_dict` of its own, which calls that of the class."""
+
+    def load_state_dict(self: Any, state: Mapping[str, Any]) -> None:
+        kind.load_state_dict(self, state)
+
+    return type(kind.__name__, (kind,), {"load_state_dict": load_state_dict, "__module__": "mine"})
+
+
+KINDS = (
+    EMAHook, EarlyStoppingHook, PreciseBN, CheckpointHook, LoggerHook, AmpOptimizerHook, GradientCumulativeOptimizerHook,
+)  # fmt: skip
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "amp": {"dtype": "bfloat16", "loss_scale": "dynamic", "cumulative_iters": 3},
+    "gradients": {"cumulative_iters": 3},
+}
+CASES = [
+    *(("amp", refusing, False) for refusing in ("first hook", "last hook", "sampler", "optimizer", "scheduler", "module")),
+    ("gradients", "first hook", False), ("gradients", "last hook", False), ("gradients", "module", False),
+    ("amp", "last hook", True), ("amp", "module", True), ("gradients", "module", True),
+]  # fmt: skip
+"""Of `OPTIMIZERS`; what refuses the checkpoint; whether the hooks' classes have a `load_state_dict` of their own."""
+
+
+def build(
+    directory: Path,
+    optimizer_hook: str,
+    *,
+    refusing: str = "",
+    refuse: Refusal | None = None,
+    own: bool = False,
+) -> Trainer:
+    """A trainer with every stateful hook, and with parts of its own that refuse a state where they are asked to."""
+    refuse = refuse or Refusal()
+    kinds: list[Any] = [overriding(each) if own else each for each in KINDS]
+    ema, early, precise, checkpoint, logger, amp, gradients = kinds
+    seed()
+    layers = [nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3)]
+    model = nn.Sequential(*layers, *([PickyModule(refuse)] if refusing == "module" else []))
+    adam: Any = torch.optim.AdamW
+    decay: Any = torch.optim.lr_scheduler.ExponentialLR
+    if refusing == "optimizer":
+        adam = type("AdamW", (PickyAdam,), {"refuse": staticmethod(refuse)})
+    if refusing == "scheduler":
+        decay = type("ExponentialLR", (PickyLR,), {"refuse": staticmethod(refuse)})
+    optimizer = adam(model.parameters(), lr=0.05)
+    schedulers = [
+        torch.optim.lr_scheduler.SequentialLR(
+            optimizer, [torch.optim.lr_scheduler.ConstantLR(optimizer), decay(optimizer, 0.9)], [2]
+        ),
+        decay(optimizer, 0.99),
+    ]
+    kind: Any = {"amp": amp, "gradients": gradients}[optimizer_hook]
+    hooks: list[Any] = [
+        ema(momentum=0.25), kind(**OPTIMIZERS[optimizer_hook]), early("loss", patience=9), precise(num_iter=2),
+        checkpoint(interval=2, by_epoch=False, save_best="loss", max_keep_ckpts=2),
+    ]  # fmt: skip
+    statistics: list[dict[str, Any]] = [
+        {"data_src": "loss", "window_size": 3, "log_name": "last"},
+        {"data_src": "loss", "log_name": "all"},
+    ]
+    data = samples(20)
+    return build_trainer(
+        directory, model=model, optimizer=optimizer, schedulers=schedulers, max_epochs=2,
+        hooks=[PickyHook(refuse), *hooks] if refusing == "first hook" else [*hooks, PickyHook(refuse)],
+        train_loader=DataLoader(data, 4, shuffle=True, generator=torch.Generator().manual_seed(5)),
+        val_loader=DataLoader(samples(4), 2, sampler=PickySampler(refuse)),
+        default_hooks={"logger": logger(interval=2, custom_cfg=statistics)},
+    )  # fmt: skip
+
+
+def stopped(trainer: Trainer, after: int) -> Trainer:
+    """The trainer, trained for so many iterations."""
+    stop_after(trainer, after)
+    trainer.train()
+    return trainer
+
+
+def everything(trainer: Trainer) -> dict[str, Any]:
+    """All that a refused resume must leave as it was."""
+    state = trainer.state.gather("")
+    del state["meta"]["time"]
+    return state | {
+        "gradients": [p.grad if p.grad is None else p.grad.clone() for p in trainer.model.parameters()],
+        "counters": [
+            trainer.iter,
+            trainer.epoch,
+            trainer.batch_idx,
+            trainer.metrics.iter,
+            trainer.metrics.epoch,
+        ],
+        "loaders": [x.generator.get_state() for x in (trainer.train_loader, trainer.val_loader.sampler)],  # type: ignore[union-attr]
+        "from": [trainer.state.resumed_from, trainer.state.went_back_to, trainer.state.loads],
+    }
+
+
+OTHER = 8
+"""Iterations of the run that is refused: in mid-epoch, and within a window of accumulated gradients."""
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Checkpoints of other runs, each made for the first test that needs it."""
+    made: dict[tuple[str, bool], Path] = {}
+
+    def of(optimizer_hook: str, *, module: bool) -> Path:
+        key = optimizer_hook, module
+        if key not in made:
+            directory = tmp_path_factory.mktemp("other")
+            with closing(build(directory, optimizer_hook, refusing="module" if module else "")) as trainer:
+                torch.manual_seed(99)
+                stopped(trainer, OTHER)
+            made[key] = directory / f"iter_{OTHER}"
+        return made[key]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """How runs end in which nobody tries to resume, each made for the first test that needs it."""
+    made: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def of(optimizer_hook: str, refusing: str) -> dict[str, Any]:
+        key = optimizer_hook, refusing
+        if key not in made:
+            with closing(
+                build(tmp_path_factory.mktemp("whole"), optimizer_hook, refusing=refusing)
+            ) as trainer:
+                stopped(trainer, 4).train()
+                made[key] = state_of(trainer)
+        return made[key]
+
+    return of
+
+
+@pytest.mark.parametrize(("optimizer_hook", "refusing", "own"), CASES)
+def test_a_refused_resume_leaves_no_trace(
+    tmp_path: Path, others: Any, ends: Any, optimizer_hook: str, refusing: str, own: bool
+) -> None:
+    """Whatever refuses the checkpoint, in whichever order, all is as it was to the bit, and stays so to the end of the run;
+    also where the hooks' classes have a `load_state_dict` of their own."""
+    refuse, other = Refusal(), others(optimizer_hook, module=refusing == "module")
+    with closing(build(tmp_path, optimizer_hook, refusing=refusing, refuse=refuse, own=own)) as trainer:
+        stopped(trainer, 4)
+        before = everything(trainer)
+        refuse.error = ValueError("refused late")
+
+        with pytest.raises(Exception, match="refused late") as error:
+            trainer.resume(other)
+
+        assert "is loaded: what was loaded before this error is put back" in error.value.__notes__[-1]
+        assert "could not" not in error.value.__notes__[-1]
+        assert_same(everything(trainer), before)
+        trainer.train()
+        assert_same(state_of(trainer), ends(optimizer_hook, refusing))
+
+
+def test_every_stateful_hook_is_among_them() -> None:
+    """And none of them loads in a way of its own, which would have to be put back."""
+    stateful = {
+        kind
+        for kind in vars(eventloop.hooks).values()
+        if isinstance(kind, type) and issubclass(kind, Hook) and kind.state_dict is not Hook.state_dict
+    }
+
+    assert {kind.prepare_state for kind in stateful} == {kind.prepare_state for kind in KINDS}
+    assert {kind.load_state_dict for kind in stateful} == {Hook.load_state_dict}
+
+
+@pytest.mark.parametrize("refusing", ["last hook", "module"])
+def test_an_interrupt_leaves_no_trace(tmp_path: Path, others: Any, refusing: str) -> None:
+    """Ctrl-C in code of others while they load puts back all that was loaded."""
+    refuse, other = Refusal(), others("amp", module=refusing == "module")
+    with closing(build(tmp_path, "amp", refusing=refusing, refuse=refuse)) as trainer:
+        stopped(trainer, 4)
+        before = everything(trainer)
+        refuse.error = KeyboardInterrupt()
+
+        with pytest.raises(KeyboardInterrupt):
+            trainer.resume(other)
+
+        assert_same(everything(trainer), before)
+
+
+class Prepared(Hook):
+    """Calls `load` when it loads its state, between the model and the counters."""
+
+    def __init__(self, load: Callable[[], None]) -> None:
+        self._load = load
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        return self._load
+
+
+def test_an_interrupt_at_the_end_leaves_nothing_behind(tmp_path: Path, others: Any) -> None:
+    """Ctrl-C once the checkpoint is being taken is passed on when the trainer has all of it."""
+    interrupt = Refusal()
+
+    def resumed(directory: Path, *, interrupted: bool) -> dict[str, Any]:
+        with closing(build(directory, "amp")) as trainer:
+            trainer.hooks.append(hook := Prepared(interrupt))
+            hook.name = "prepared"
+            trainer.bus.subscribe(
+                lambda trainer, event: trainer.checkpoint["hooks"].update(prepared={}),
+                "after_load_checkpoint",
+            )
+            stopped(trainer, 4)
+            if interrupted:
+                interrupt.error = KeyboardInterrupt()
+                with pytest.raises(KeyboardInterrupt):
+                    trainer.resume(others("amp", module=False))
+            else:
+                trainer.resume(others("amp", module=False))
+            return everything(trainer)
+
+    assert_same(resumed(tmp_path / "a", interrupted=True), resumed(tmp_path / "b", interrupted=False))
+
+
+class Stuck(Hook):
+    """Takes no state at all, and changes an object that its attribute refers to."""
+
+    def __init__(self) -> None:
+        self.own = SimpleNamespace(seen=0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.own.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.own.seen += 1
+        raise ValueError("it takes none")
+
+
+def test_a_hook_that_cannot_be_put_back_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first error is raised, with a note that says which hook is not as it was."""
+    with closing(build_trainer(tmp_path, hooks=[Stuck()], max_epochs=1)) as trainer:
+        trainer.train()
+
+        with pytest.raises(ValueError, match="it takes none") as error:
+            trainer.resume("epoch_1")
+
+    given, put_back = error.value.__notes__
+    assert given.startswith(
+        f"raised by the hook Stuck, which was given its state of {tmp_path / 'epoch_1'}. "
+    )
+    assert put_back == (
+        f"nothing of {tmp_path / 'epoch_1'} is loaded: what was loaded before this error is put back, but the hook Stuck "
+        "could not be put back: build the trainer once more"
+    )
+    assert "the hook Stuck could not be put back to what it was before" in caplog.text
+
+
+class Meddling(Hook):
+    """Loads into its own tensors and containers, into the model and the optimizer, and always raises."""
+
+    def __init__(self) -> None:
+        self.total = torch.tensor([-0.0, torch.nan, 3.0])
+        self.nested: dict[str, Any] = {
+            "past": [self.total, (torch.ones(2), [1])],
+            "last": deque([1, 2], maxlen=2),
+            "names": {"a"},
+        }
+        self.expanded = torch.zeros(1).expand(3)
+
+    def before_run(self, trainer: Trainer, event: Any) -> None:
+        self.trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        nested = self.nested
+        nested["past"][1][0].add_(1)
+        nested["past"][1][1].append(2)
+        nested["past"].clear()
+        nested["last"].append(3)
+        nested["names"].add("b")
+        nested["new"] = 1
+        self.total.add_(1)
+        self.trainer.optimizer.state = {}
+        with torch.no_grad():
+            next(self.trainer.model.parameters()).add_(5)
+        raise ValueError("it always raises")
+
+
+def test_what_a_refusing_hook_changed_in_place_is_put_back(tmp_path: Path) -> None:
+    """Its tensors and containers, the model and the optimizer have their former values, in the same objects."""
+    hook = Meddling()
+    with closing(build_trainer(tmp_path, hooks=[InPlace("first"), hook], max_epochs=1)) as trainer:
+        trainer.train()
+        before = copy.deepcopy((hook.nested, trainer.model.state_dict(), trainer.optimizer.state_dict()))
+        total, nested, past = hook.total, hook.nested, hook.nested["past"]
+        bits = total.view(torch.int32).clone()
+
+        with pytest.raises(ValueError, match="it always raises") as error:
+            trainer.resume("epoch_1")
+
+        assert "could not" not in error.value.__notes__[-1]
+        assert total.view(torch.int32).equal(bits)
+        total.nan_to_num_()
+        before[0]["past"][0].nan_to_num_()
+        assert_same((hook.nested, trainer.model.state_dict(), trainer.optimizer.state_dict()), before)
+        assert hook.total is total is hook.nested["past"][0]
+        assert hook.nested is nested
+        assert hook.nested["past"] is past
+
+
+class InPlace(Hook):
+    """Loads into its list; `loading` is called half-way."""
+
+    def __init__(self, name: str, loading: Callable[[int], None] = lambda loads: None) -> None:
+        self.name, self._loading = name, loading
+        self._own = SimpleNamespace(seen=[1, 2], loads=0)  # its own load_state_dict alone can put this back
+
+    @property
+    def seen(self) -> list[int]:
+        return self._own.seen  # type: ignore[no-any-return]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.seen[:] = state["seen"][:1]
+        self._own.loads += 1
+        self._loading(self._own.loads)
+        self.seen[:] = state["seen"]
+
+
+def test_an_interrupted_rollback_restores_the_rest(tmp_path: Path) -> None:
+    """Ctrl-C during the rollback is raised after everything is restored, what it interrupted too."""
+
+    def interrupt(loads: int) -> None:
+        if loads == 2:  # the first is the resume
+            raise KeyboardInterrupt
+
+    def refuse(loads: int) -> None:
+        if loads == 1:
+            raise ValueError("refused")
+
+    hooks = [InPlace("first"), InPlace("interrupted", interrupt), InPlace("refuses", refuse)]
+    with closing(build_trainer(tmp_path, hooks=hooks, max_epochs=1)) as trainer:
+        trainer.train()
+        for hook in hooks:
+            hook.seen[:] = [7, 8]
+
+        with pytest.raises(KeyboardInterrupt) as error:
+            trainer.resume("epoch_1")
+
+    assert [hook.seen for hook in hooks] == [[7, 8]] * 3
+    refused = error.value.__context__
+    assert isinstance(refused, ValueError)
+    assert "could not" not in refused.__notes__[-1]
+
+
+def test_an_error_that_leaves_a_part_of_the_checkpoint_says_so(tmp_path: Path) -> None:
+    """After the model was loaded nothing is rolled back: the error's note says what to do."""
+    refuse = Refusal()
+    with closing(build_trainer(tmp_path, hooks=[Prepared(refuse)], max_epochs=1)) as trainer:
+        trainer.train()
+        refuse.error = torch.OutOfMemoryError("CUDA out of memory")
+
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as error:
+            trainer.resume("epoch_1")
+
+        assert error.value.__notes__ == [
+            f"the trainer has only a part of {tmp_path / 'epoch_1'}: load it again, or build the trainer once more"
+        ]
+        trainer.resume("epoch_1")
+
+
+def test_a_second_interrupt_leaves_a_part_of_the_checkpoint(tmp_path: Path) -> None:
+    """Ctrl-C while the load is being completed after a first Ctrl-C has the same note."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with closing(build_trainer(tmp_path, hooks=[Prepared(interrupt)], max_epochs=1)) as trainer:
+        trainer.train()
+
+        with pytest.raises(KeyboardInterrupt) as error:
+            trainer.resume("epoch_1")
+
+    assert "has only a part of" in error.value.__notes__[-1]
+
+
+def test_an_interrupt_while_a_resume_logs_repeats_no_warning(tmp_path: Path) -> None:
+    """Ctrl-C between the warnings of a resume leaves the trainer with all of the checkpoint, and logs nothing twice."""
+    messages: list[str] = []
+
+    def interrupt(record: logging.LogRecord) -> bool:
+        messages.append(record.getMessage())
+        if len(messages) == 1:
+            raise KeyboardInterrupt
+        return True
+
+    with closing(build_trainer(tmp_path, hooks=[InPlace("old")], max_epochs=1)) as first:
+        first.train()
+    log = logging.getLogger("eventloop")
+    with closing(build_trainer(tmp_path, hooks=[InPlace("new")])) as trainer:
+        log.addFilter(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt) as error:
+                trainer.resume("epoch_1")
+        finally:
+            log.removeFilter(interrupt)
+
+        assert messages == [f"{tmp_path / 'epoch_1'} has no state of the hook new, which starts afresh"]
+        assert trainer.iter == 3
+    assert not hasattr(error.value, "__notes__")
+
+
+def test_a_hook_is_given_its_state_before_the_model(tmp_path: Path) -> None:
+    """`load_state_dict` of a hook comes before the model, the optimizer and the counters are loaded."""
+    seen: list[int] = []
+
+    class Looking(Hook):
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            seen.extend([trainer.iter, len(trainer.optimizer.state)])
+
+    with closing(build_trainer(tmp_path, hooks=[Looking()], max_epochs=1)) as first:
+        first.train()
+    with closing(build_trainer(tmp_path, hooks=[Looking()])) as trainer:
+        trainer.resume()
+
+        assert seen == [0, 0]
+        assert trainer.iter == 3

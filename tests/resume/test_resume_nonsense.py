@@ -1,0 +1,200 @@
+"""Checkpoints that are whole and have nonsense in them: each is refused by key, expected and found."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from eventloop import Trainer
+from eventloop.checkpoint import CheckpointError, load_checkpoint
+from eventloop.checkpoint.manifest import MANIFEST, FileEntry, encode_manifest, read_manifest
+from eventloop.checkpoint.store import PAYLOAD
+from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, PreciseBN
+from tests.support.interrupted import assert_same, seed, stop_after
+from tests.support.trainers import build_trainer, samples, shuffled, tiny_model
+
+NONE = torch.zeros(3)
+
+
+def build(directory: Path) -> Trainer:
+    """A trainer with most of what may have a state."""
+    seed()
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    parts = [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.StepLR(optimizer, 3)]
+    data = samples(20)
+    return build_trainer(
+        directory, model=model, optimizer=optimizer, val_loader=shuffled(2, generator=torch.Generator()),
+        schedulers=[torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [2])],
+        train_loader=DataLoader(data, 4, sampler=RandomSampler(data, generator=torch.Generator())),
+        hooks=[EMAHook(), EarlyStoppingHook("loss", patience=9), PreciseBN(), CheckpointHook(save_best="loss")],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that was stopped in mid-epoch."""
+    directory = tmp_path_factory.mktemp("saved")
+    with closing(build(directory)) as trainer:
+        stop_after(trainer, 7)
+        trainer.train()
+    return directory
+
+
+Refused = Callable[[tuple[Any, ...], Any, str], None]
+
+
+@pytest.fixture(scope="module")
+def refused(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refused]:
+    """Puts a value into the mapping that is loaded, and sees it refused with all as it was: so one trainer serves all."""
+    edits: list[tuple[tuple[Any, ...], Any]] = []
+
+    def edit(trainer: Any, event: Any) -> None:
+        (keys, value), at = edits.pop(), trainer.checkpoint
+        for key in keys[:-1]:
+            at = at[key]
+        if value is ...:
+            del at[keys[-1]]
+        else:
+            at[keys[-1]] = value
+
+    def state(trainer: Trainer) -> dict[str, Any]:
+        gathered = trainer.state.gather("")
+        del gathered["meta"]["time"]
+        return gathered
+
+    def refuse(keys: tuple[Any, ...], value: Any, message: str) -> None:
+        edits.append((keys, value))
+        with pytest.raises(CheckpointError, match=message):
+            trainer.resume(saved / "iter_7")
+        assert_same(state(trainer), before)
+
+    with closing(build(tmp_path_factory.mktemp("own"))) as trainer:
+        trainer.bus.subscribe(edit, "after_load_checkpoint")
+        before = state(trainer)
+        yield refuse
+
+
+POSITION = ("meta", "position")
+GROUP = ("optimizer", "param_groups", 0)
+ONE = ("param_schedulers", 0)
+MALFORMED: list[tuple[tuple[Any, ...], Any, str]] = [
+    (("meta",), None, "the value of meta is wrong: Expected `object`, got `null`: None"),
+    (("meta", "iter"), -5, "of meta.iter is wrong: Expected `int` >= 0: -5"),
+    (("meta", "iter"), "x", "of meta.iter is wrong: Expected `int`, got `str`: 'x'"),
+    (("meta", "epoch"), 1.5, "of meta.epoch is wrong: Expected `int`, got `float`: 1.5"),
+    (("meta", "epoch"), ..., "of meta is wrong: Object missing required field `epoch`: {"),
+    (("meta", "max_epochs"), "x", r"of meta.max_epochs is wrong: Expected `int \| null`, got `str`: 'x'"),
+    (("meta", "max_iters"), [3], r"of meta.max_iters is wrong: Expected `int \| null`, got `array`: \[3\]"),
+    (("meta", "schema"), NONE, r"has schema tensor\(.*, this version of eventloop reads 1"),
+    (("meta", "optimizer"), 3, "of meta.optimizer is wrong: Expected .*, got `int`: 3"),
+    (("meta", "parameters"), {"": 3}, "of meta.parameters.* is wrong: Expected `array`, got `int`"),
+    (("meta", "param_schedulers"), "x", "of meta.param_schedulers is wrong: Expected `array`, got `str`: 'x'"),
+    (("meta", "needs_hooks"), None, "of meta.needs_hooks is wrong: Expected `array`, got `null`: None"),
+    (("meta", "settings"), None, "of meta.settings is wrong: Expected `object`, got `null`: None"),
+    (("meta", "settings", "optimizer"), [], "of meta.settings.optimizer is wrong: Expected `object`, got `array`"),
+    (("meta", "settings", "optimizer", "", 0, "lr"), NONE, "meta.settings that cannot be compared .*Boolean value"),
+    (("meta", "settings", "param_schedulers"), 3, "of meta.settings.param_schedulers is wrong: .* got `int`: 3"),
+    (("meta", "settings", "run", "loader_length"), "x", "of meta.settings.run.loader_length is wrong: .*: 'x'"),
+    (POSITION, "x", "of meta.position is wrong: Expected `object`, got `str`: 'x'"),
+    ((*POSITION, "batch_idx"), -1, "of meta.position.batch_idx is wrong: Expected `int` >= 0: -1"),
+    ((*POSITION, "passes"), None, "of meta.position.passes is wrong: Expected `int`, got `null`: None"),
+    ((*POSITION, "evaluated"), {}, "of meta.position.evaluated is wrong: Expected `int`, got `object`: {}"),
+    ((*POSITION, "generators"), [3], r"of meta.position.generators\[0\] is wrong: Expected `Tensor`, got `int`: 3"),
+    ((*POSITION, "generators", 0), torch.zeros(5056), "a random state that is none: TypeError: .*ByteTensor"),
+    ((*POSITION, "samplers", "states"), 3, "of meta.position.samplers.states is wrong: Expected `object`, got `int`"),
+    ((*POSITION, "samplers", "states"), NONE, "it has a tensor in the place of a mapping"),
+    ((*POSITION, "loader"), 3, "of meta.position.loader is wrong: Expected `object`, got `int`: 3"),
+    ((*POSITION, "opened_with"), {}, "of meta.position is wrong: Object must say in `opened_with` how a pass"),
+    ((*POSITION, "opened_with", "generators"), ..., "must have both `rng` and `generators`, or neither"),
+    ((*POSITION, "opened_with", "rng", "torch"), torch.zeros(3).byte(), "a random state that is none: RuntimeError"),
+    ((*POSITION, "evaluations", "val", "generators"), None, "of meta.position.evaluations.* is wrong: Expected `array`"),
+    (("state_dict",), None, "state_dict cannot be loaded, the value is wrong: Expected `object`, got `null`: None"),
+    (("state_dict", "0.bias"), "x", r"0\.bias: .* in state_dict, .* in ema_state_dict"),
+    (("ema_state_dict",), 3, "ema_state_dict cannot be loaded, the value is wrong: Expected `object`, got `int`: 3"),
+    (("ema_state_dict", "module.0.bias"), "x", r"0\.bias: \(8,\) in state_dict, str in ema_state_dict"),
+    (("optimizer",), None, "optimizer cannot be loaded, the value is wrong: Expected `object`, got `null`: None"),
+    (("optimizer", "state"), [3], r"optimizer\['state'\] cannot be loaded, the value is wrong: .*, got `array`: \[3\]"),
+    (("optimizer", "state", 0), "x", r"optimizer\['state'\] cannot be loaded, .* Expected `object`, got `str`"),
+    (("optimizer", "state", 0, "step"), "x", "a state that the optimizer refuses: "),
+    (("optimizer", "param_groups"), 3, "of param_groups is wrong: Expected `array`, got `int`: 3"),
+    ((*GROUP, "params"), None, "each of `param_groups` must have a list `params`"),
+    ((*GROUP, "lr"), "x", r"param_groups\[0\]\['lr'\] is wrong: expected a number, as 0\.\d+, got 'x'"),
+    ((*GROUP, "lr"), None, r"param_groups\[0\]\['lr'\] must be a number, got None"),
+    ((*GROUP, "betas"), 0.9, r"param_groups\[0\]\['betas'\] is wrong: expected a list, as .*, got 0.9"),
+    (("param_schedulers",), {}, "of param_schedulers is wrong: Expected `array`, got `object`: {}"),
+    (("param_schedulers",), [], r"the state of the schedulers \['SequentialLR'\], the trainer has"),
+    (ONE, None, r"of param_schedulers\[0\] is wrong: Expected `object`, got `null`: None"),
+    (ONE, {}, r"param_schedulers\[0\]\['last_epoch'\] cannot be loaded, .* Expected `int`, got `null`: None"),
+    ((*ONE, "last_epoch"), -3, r"param_schedulers\[0\]\['last_epoch'\] cannot be loaded, .*`int` >= -1: -3"),
+    ((*ONE, "_milestones"), "x", r"\['_milestones'\] is wrong: expected a list, as \[2\], got 'x'"),
+    ((*ONE, "_schedulers"), [], r"\['_schedulers'\] is wrong: expected 2 states, got 0"),
+    ((*ONE, "_schedulers", 1), {}, r"\['_schedulers'\]\[1\]\['last_epoch'\] cannot be loaded"),
+    (("hooks",), [], "of hooks is wrong: Expected `object`, got `array`: "),
+    (("hooks", "EMAHook"), 3, "EMAHook cannot take its state, the value is wrong: Expected `object`, got `int`: 3"),
+    (("hooks", "EMAHook", "steps"), -1, "EMAHook cannot take its state, the value of steps is wrong: .*>= 0: -1"),
+    (("hooks", "EarlyStoppingHook", "wait"), "x", "EarlyStoppingHook cannot .* of wait is wrong: Expected `int`, got"),
+    (("hooks", "EarlyStoppingHook", "best"), ..., "EarlyStoppingHook .* missing required field `best`: {"),
+    (("hooks", "PreciseBN", "missed"), None, "PreciseBN cannot .* of missed is wrong: Expected `array`, got `null`"),
+    (("hooks", "checkpoint", "kept"), 3, "CheckpointHook cannot .* of kept is wrong: Expected `array`, got `int`: 3"),
+    (("hooks", "checkpoint", "bests"), {"loss": [1]}, "CheckpointHook .* of bests.* Expected `array` of length 3"),
+    (("rng",), {}, "of rng is wrong: Object missing required field `python`: {}"),
+    (("rng",), "x", "of rng is wrong: Expected `object`, got `str`: 'x'"),
+    (("rng", "python"), [3], r"of rng.python is wrong: Expected `array` of length 3, got 1: \[3\]"),
+    (("rng", "python", 1), NONE, "a random state that is none: TypeError: the words .* torch.int32, got torch.float32"),
+    (("rng", "numpy", 0), "x", "a random state that is none: ValueError: .*MT19937"),
+    (("rng", "torch"), None, "of rng.torch is wrong: Expected `Tensor`, got `NoneType`: None"),
+    (("rng", "torch"), torch.zeros(3).byte(), "a random state that is none: RuntimeError: "),
+    (("rng", "cuda"), 3, "of rng.cuda is wrong: Expected `array`, got `int`: 3"),
+    (("rng", "modules"), {"0": []}, "of rng.modules.* is wrong: Expected `array` of length >= 1"),
+    (("ranks",), 3, r"of ranks is wrong: Expected `array \| null`, got `int`: 3"),
+    (("ranks",), [None, None], "must have a state of each rank but the first in `ranks`"),
+    (("ranks",), [None, {"rng": 3}], r"of ranks\[1\].rng is wrong: Expected `object`, got `int`: 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"), MALFORMED, ids=[".".join(map(str, keys)) for keys, _, _ in MALFORMED]
+)
+def test_nonsense_is_refused(refused: Refused, keys: tuple[Any, ...], value: Any, message: str) -> None:
+    """By the key, what was expected and what was found; nothing is loaded."""
+    refused(keys, value, message)
+
+
+def hashed(path: Path, key: str, value: object) -> None:
+    """Put something else into a checkpoint, and its hash into the manifest."""
+    torch.save({**load_checkpoint(path), key: value}, path / PAYLOAD)
+    raw = (path / PAYLOAD).read_bytes()
+    files = {PAYLOAD: FileEntry(len(raw), hashlib.sha256(raw).hexdigest())}
+    manifest = msgspec.structs.replace(read_manifest(path), files=files)
+    (path / MANIFEST).write_bytes(encode_manifest(manifest))
+
+
+@pytest.mark.parametrize(("key", "value"), [("meta", None), ("rng", "x"), ("param_schedulers", 3)])
+def test_auto_passes_over_it_by_name_it_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str, value: object
+) -> None:
+    """As one that is damaged: no trainer could go on from it."""
+    with closing(build_trainer(tmp_path)) as first:
+        first.train()
+    hashed(tmp_path / "epoch_2", key, value)
+    with closing(build_trainer(tmp_path)) as trainer:
+        with pytest.raises(
+            CheckpointError, match=rf"epoch_2 cannot be resumed from, the value of {key} is wrong"
+        ):
+            trainer.resume("epoch_2")
+
+        assert trainer.resume("auto") == tmp_path / "epoch_1"
+
+    assert (
+        f"passed over for {tmp_path / 'epoch_1'}: epoch_2 cannot be resumed from, the value of {key}"
+        in caplog.text
+    )

@@ -1,0 +1,299 @@
+"""Checkpoints that cannot be resumed from are refused by what is wrong with them, and nothing live is touched."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from eventloop import Trainer
+from eventloop.checkpoint import CheckpointError, load_checkpoint
+from eventloop.checkpoint.store import PAYLOAD
+from eventloop.hooks import Hook
+from tests.checkpoints import rewrite
+from tests.support.trainers import MakeTrainer, tiny_model
+
+
+@pytest.fixture
+def saved(make_trainer: MakeTrainer, tmp_path: Path) -> Path:
+    """The directory of a finished run of two epochs."""
+    make_trainer(work_dir=tmp_path / "run").train()
+    return tmp_path / "run"
+
+
+def live_state(trainer: Trainer) -> Any:
+    """What a refused checkpoint must leave as it was."""
+    return copy.deepcopy((trainer.model.state_dict(), trainer.optimizer.state_dict(), trainer.iter))
+
+
+def refuse(
+    trainer: Trainer, path: Path | str, message: str, error: type[Exception] = CheckpointError
+) -> None:
+    """Resume, which is refused, and leaves everything as it was."""
+    before = live_state(trainer)
+    with pytest.raises(error, match=message):
+        trainer.resume(path)
+    weights, optimizer, iterations = live_state(trainer)
+    assert all(torch.equal(weights[name], before[0][name]) for name in before[0])
+    assert (optimizer, iterations) == before[1:]
+
+
+def test_plain_torch_load_reads_it(saved: Path) -> None:
+    """`torch.load(weights_only=True)` reads a checkpoint, and its weights fit the plain model."""
+    checkpoint = torch.load(saved / "epoch_2" / PAYLOAD, weights_only=True)
+    model = tiny_model()
+
+    model.load_state_dict(checkpoint["state_dict"])
+
+    assert checkpoint.keys() == {"meta", "state_dict", "optimizer", "param_schedulers", "hooks", "rng"}
+    assert (checkpoint["meta"]["iter"], checkpoint["meta"]["epoch"]) == (6, 2)
+
+
+def test_checkpoint_of_another_model(make_trainer: MakeTrainer, saved: Path) -> None:
+    """The parameters that do not fit are all named, with both shapes."""
+    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 5), nn.Linear(5, 3))
+    trainer = make_trainer(model=model, work_dir=saved / "other")
+    lines = [
+        r"epoch_2 is of another model; nothing was loaded:",
+        r"  3.weight: the checkpoint has \(3, 8\), the model \(5, 8\)",
+        r"  3.bias: the checkpoint has \(3,\), the model \(5,\)",
+        r"  4.weight: \(3, 5\) in the model, not in the checkpoint",
+        r"  4.bias: \(3,\) in the model, not in the checkpoint",
+    ]
+
+    refuse(trainer, saved / "epoch_2", "\n".join(lines))
+
+
+def test_auto_passes_over_a_damaged_one(
+    make_trainer: MakeTrainer, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`resume("auto")` takes the newest checkpoint that is whole, and says what is wrong with newer ones."""
+    payload = saved / "epoch_2" / PAYLOAD
+    payload.write_bytes(payload.read_bytes()[:1000])
+    trainer = make_trainer(work_dir=saved)
+
+    found = trainer.resume("auto")
+
+    assert found == saved / "epoch_1"
+    assert trainer.epoch == 1
+    assert f"passed over for {found}: {payload} is damaged: it has 1000 bytes" in caplog.text
+
+
+def test_a_damaged_one_by_its_path(make_trainer: MakeTrainer, saved: Path) -> None:
+    """Asked for by its path, a damaged checkpoint is refused."""
+    (saved / "epoch_2" / PAYLOAD).write_bytes(b"half a file")
+
+    refuse(make_trainer(work_dir=saved), saved / "epoch_2", "state.pth is damaged: it has 11 bytes")
+
+
+def test_no_such_checkpoint(make_trainer: MakeTrainer, saved: Path) -> None:
+    """A misspelled path gets the name of a checkpoint that is there."""
+    refuse(
+        make_trainer(work_dir=saved), saved / "epoch_22",
+        "no checkpoint at .*epoch_22: did you mean 'epoch_2'", FileNotFoundError,
+    )  # fmt: skip
+
+
+def test_auto_without_any_checkpoint(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """`resume("auto")` says so when there is nothing to resume from."""
+    trainer = make_trainer(work_dir=tmp_path / "new")
+
+    with pytest.raises(FileNotFoundError, match="new holds no checkpoint to resume from"):
+        trainer.resume()
+
+
+def test_something_else_than_a_checkpoint(make_trainer: MakeTrainer, saved: Path) -> None:
+    """A file of torch that holds something else is refused as what it is."""
+    torch.save([1, 2], saved / "list.pth")
+
+    refuse(make_trainer(work_dir=saved), saved / "list.pth", "list.pth is no checkpoint of eventloop")
+
+
+def test_weights_alone(make_trainer: MakeTrainer, saved: Path) -> None:
+    """A file with weights only cannot be resumed from; the message names what takes it."""
+    path = saved / "weights.pth"
+    torch.save({"state_dict": tiny_model().state_dict()}, path)
+
+    refuse(
+        make_trainer(work_dir=saved), path, "it has no meta, optimizer, .*: load_checkpoint takes its weights"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"max_epochs": None, "max_iters": 9},
+            "of a run measured in epochs, this trainer counts iterations: give the Trainer max_epochs, or load_checkpoint",
+        ),
+        ({"optimizer": torch.optim.Adam}, "is of another optimizer: SGD, the trainer has Adam"),
+        (
+            {"schedulers": True},
+            r"the state of the schedulers \[\], the trainer has \['ConstantLR'\]: give it the same",
+        ),
+    ],
+    ids=["unit", "optimizer", "schedulers"],
+)
+def test_checkpoint_of_another_run(
+    make_trainer: MakeTrainer, saved: Path, arguments: dict[str, Any], message: str
+) -> None:
+    """A run with another unit, optimizer or schedulers is refused before its weights are taken."""
+    model = tiny_model()
+    kind = arguments.get("optimizer", torch.optim.SGD)
+    optimizer = kind(model.parameters(), lr=0.1)
+    schedulers = [torch.optim.lr_scheduler.ConstantLR(optimizer)] if "schedulers" in arguments else []
+    changes = {**arguments, "optimizer": optimizer, "schedulers": schedulers, "model": model}
+
+    refuse(make_trainer(work_dir=saved / "other", **changes), saved / "epoch_2", message)
+
+
+def test_other_parameter_groups(make_trainer: MakeTrainer, saved: Path) -> None:
+    """An optimizer with other parameter groups is refused."""
+    model = tiny_model()
+    groups = [{"params": [p]} for p in model.parameters()]
+    trainer = make_trainer(model=model, optimizer=torch.optim.SGD(groups, lr=0.1), work_dir=saved / "other")
+
+    refuse(
+        trainer,
+        saved / "epoch_2",
+        r"parameter groups have \[4\] parameters, the trainer's \[1, 1, 1, 1\]: give it the groups that it had then",
+    )
+
+
+@pytest.mark.parametrize("which", ["epoch_2", "auto"])
+def test_checkpoint_of_a_later_version(make_trainer: MakeTrainer, saved: Path, which: str) -> None:
+    """A schema this version does not know is refused; "auto" takes no older checkpoint in its place."""
+    rewrite(saved / "epoch_2", lambda checkpoint: checkpoint["meta"].update(schema=99))
+
+    refuse(make_trainer(work_dir=saved), which, "has schema 99, this version of eventloop reads 1")
+
+
+def test_states_of_hooks_that_do_not_match(
+    make_trainer: MakeTrainer, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The state of a hook the trainer does not have, and a hook without one in the file, are said in the log."""
+
+    class New(Hook):
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    rewrite(saved / "epoch_2", lambda checkpoint: checkpoint["hooks"].update(EMAHook={}))
+    trainer = make_trainer(work_dir=saved, hooks=[New()])
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        trainer.resume()
+
+    assert "has a state of EMAHook, which is no hook of this trainer's" in caplog.text
+    assert "has no state of the hook New, which starts afresh" in caplog.text
+
+
+def test_handlers_may_change_what_was_read(make_trainer: MakeTrainer, saved: Path) -> None:
+    """In after_load_checkpoint `trainer.checkpoint` is the mapping, and nothing live was touched yet."""
+    trainer = make_trainer(work_dir=saved)
+    before = live_state(trainer)[0]
+    untouched: list[bool] = []
+
+    @trainer.bus.on("after_load_checkpoint")
+    def edit(trainer: Any, event: Any) -> None:
+        now = trainer.model.state_dict()
+        untouched.append(all(torch.equal(now[name], before[name]) for name in before))
+        trainer.checkpoint["state_dict"]["0.bias"] = torch.full((8,), 3.0)
+
+    trainer.resume()
+
+    assert untouched == [True]
+    assert trainer.model.state_dict()["0.bias"].tolist() == [3.0] * 8
+    assert trainer.checkpoint is None
+
+
+def test_handlers_may_change_what_is_saved(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """In before_save_checkpoint `trainer.checkpoint` is the mapping about to be written."""
+    trainer = make_trainer(max_epochs=1)
+
+    @trainer.bus.on("before_save_checkpoint")
+    def edit(trainer: Any, event: Any) -> None:
+        trainer.checkpoint["note"] = event.path
+
+    trainer.train()
+
+    path = trainer.work_dir / "epoch_1"
+    assert load_checkpoint(path)["note"] == str(path)
+
+
+def test_load_checkpoint_takes_the_weights_alone(make_trainer: MakeTrainer, saved: Path) -> None:
+    """`load_checkpoint` leaves counters and optimizer as they are."""
+    trainer = make_trainer(work_dir=saved)
+
+    trainer.load_checkpoint(saved / "epoch_2")
+
+    weights = torch.load(saved / "epoch_2" / PAYLOAD, weights_only=True)["state_dict"]
+    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+    assert (trainer.iter, trainer.epoch) == (0, 0)
+
+
+def test_load_checkpoint_not_strict(make_trainer: MakeTrainer, saved: Path) -> None:
+    """`strict=False` lets names differ, never shapes."""
+    model = nn.Sequential(*tiny_model().children(), nn.Linear(3, 3))
+    trainer = make_trainer(model=model, work_dir=saved / "other")
+
+    with pytest.raises(CheckpointError, match=r"4\.weight"):
+        trainer.load_checkpoint(saved / "epoch_2")
+    trainer.load_checkpoint(saved / "epoch_2", strict=False)
+
+    weights = torch.load(saved / "epoch_2" / PAYLOAD, weights_only=True)["state_dict"]
+    assert torch.equal(model.state_dict()["0.weight"], weights["0.weight"])
+
+
+def test_a_resume_that_fails_half_way_changes_nothing(make_trainer: MakeTrainer, saved: Path) -> None:
+    """What a hook finds wrong with its state is found after the model was loaded; all of it is put back."""
+
+    class Picky(Hook):
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": 1}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            if "value" not in state:
+                raise KeyError("value")
+
+    rewrite(saved / "epoch_2", lambda checkpoint: checkpoint["hooks"].update(Picky={}))
+    trainer = make_trainer(work_dir=saved, hooks=[Picky()])
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    before = torch.get_rng_state()
+
+    with pytest.raises(KeyError, match="value") as error:
+        trainer.resume(saved / "epoch_2")
+
+    assert "raised by the hook Picky, which was given its state of " in error.value.__notes__[0]
+    assert all(torch.equal(weights[name], value) for name, value in trainer.model.state_dict().items())
+    assert (trainer.iter, trainer.epoch, trainer.optimizer.state_dict()["state"]) == (0, 0, {})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one", "by name"])
+def test_parameters_in_another_order(make_trainer: MakeTrainer, tmp_path: Path, several: bool) -> None:
+    """An optimizer's state has numbers for names: each parameter would go on with the momentum of another of its shape."""
+
+    def build(order: list[int]) -> Trainer:
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 3))
+        parameters = list(model[:2].parameters())
+        own = torch.optim.SGD([parameters[i] for i in order], 0.1, momentum=0.9)
+        last = torch.optim.SGD(model[2].parameters(), 0.1)
+        return make_trainer(
+            model=model, optimizer={"body": own, "head": last} if several else own, work_dir=tmp_path
+        )
+
+    build([0, 1]).train()
+    of = r"the optimizer 'body'" if several else "the optimizer"
+    where = r"at 0 of param group 0 it has '0\.weight', the trainer '1\.weight'"
+
+    with pytest.raises(
+        CheckpointError, match=rf"has the parameters of {of} in another order, .*{where}: give it"
+    ):
+        build([1, 0]).resume()
+    assert build([0, 1]).resume().name == "epoch_2"

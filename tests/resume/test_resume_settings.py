@@ -1,0 +1,467 @@
+"""What a resumed run was set up with is compared with the checkpoint's run, and goes on as the user chose."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as torch_lr
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from eventloop import Trainer
+from eventloop.checkpoint import CheckpointError
+from eventloop.hooks import AmpOptimizerHook, EMAHook
+from tests.support.interrupted import stop_after
+from tests.support.trainers import MakeTrainer, batches, samples, tiny_model
+
+# SequentialLR of older releases of torch steps its parts in the way that torch itself warns of
+pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
+
+Build = Callable[..., Trainer]
+
+
+class Halves(BatchSampler):
+    """One of somebody's own."""
+
+
+@pytest.fixture
+def build(make_trainer: MakeTrainer, tmp_path: Path) -> Build:
+    """Build a trainer of one run, with something changed."""
+
+    def make(
+        lr: float = 0.1, scheduler: Any = None, optimizer: Any = None, size: int = 4, **changes: Any
+    ) -> Trainer:
+        model = tiny_model()
+        kind = optimizer or (lambda groups: torch.optim.SGD(groups, lr=lr, momentum=0.9))
+        made = kind(model.parameters())
+        given = {
+            "train_loader": DataLoader(samples(20), size),
+            "max_epochs": 4,
+            "work_dir": tmp_path,
+            **changes,
+        }
+        return make_trainer(
+            model=model, optimizer=made, schedulers=[scheduler(made)] if scheduler else [], **given
+        )
+
+    return make
+
+
+def stopped(trainer: Trainer, after: int = 7) -> dict[str, Any]:
+    """Train for a while; the group as it is then."""
+    stop_after(trainer, after)
+    trainer.train()
+    group = trainer.optimizer.param_groups[0]
+    return copy.deepcopy({key: value for key, value in group.items() if key != "params"})
+
+
+def refused(trainer: Trainer) -> list[str]:
+    """The lines of the refusal, which leaves the trainer as it was."""
+    before = copy.deepcopy((trainer.model.state_dict(), trainer.optimizer.state_dict()))
+    with pytest.raises(CheckpointError) as error:
+        trainer.resume()
+    weights, optimizer = trainer.model.state_dict(), trainer.optimizer.state_dict()
+    assert all(torch.equal(weights[name], before[0][name]) for name in weights)
+    assert optimizer == before[1]
+    assert trainer.iter == 0
+    return str(error.value).splitlines()
+
+
+def test_every_change_is_listed_with_both_values(build: Build) -> None:
+    """One line each, then what can be done; nothing was loaded."""
+    stopped(build(scheduler=lambda o: torch_lr.MultiStepLR(o, [5, 9])))
+    other = build(
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.4, momentum=0.5, weight_decay=0.01), size=5,
+        scheduler=lambda o: torch_lr.MultiStepLR(o, [6, 9], gamma=0.5), max_epochs=6, hooks=[EMAHook()],
+    )  # fmt: skip
+
+    lines = refused(other)
+
+    assert lines[0].endswith(" is of a run with other settings; nothing was loaded:")
+    where = "in the checkpoint, {!r} in this trainer"
+    assert lines[1:-1] == [
+        f"  {name}: {saved!r} {where.format(own)}"
+        for name, saved, own in [
+            ("lr", 0.1, 0.4), ("momentum", 0.9, 0.5), ("weight_decay", 0, 0.01),
+            ("MultiStepLR.milestones", [5, 9], [6, 9]), ("MultiStepLR.gamma", 0.1, 0.5),
+            ("batch_size", 4, 5), ("loader_length", 5, 4), ("max_epochs", 4, 6), ("hooks", [], ["EMAHook"]),
+        ]
+    ]  # fmt: skip
+    assert lines[-1] == (
+        'resume(path, changed="keep") goes on with the checkpoint\'s values, changed="apply" with this trainer\'s; '
+        "with either batch_size, loader_length are this trainer's"
+    )
+
+
+SCHEDULERS = {
+    "cosine": lambda o: torch_lr.CosineAnnealingLR(o, 50),
+    "one cycle": lambda o: torch_lr.OneCycleLR(o, 0.5, total_steps=40),
+    "plateau": lambda o: torch_lr.ReduceLROnPlateau(o, patience=0),
+    "restarts": lambda o: torch_lr.CosineAnnealingWarmRestarts(o, 3),
+    "cyclic": lambda o: torch_lr.CyclicLR(o, 0.01, 0.1, step_size_up=3),
+    "sequence": lambda o: torch_lr.SequentialLR(
+        o, [torch_lr.LinearLR(o, 0.1, total_iters=3), torch_lr.StepLR(o, 2)], [3]
+    ),
+    "chain": lambda o: torch_lr.ChainedScheduler([torch_lr.LinearLR(o), torch_lr.ExponentialLR(o, 0.9)]),
+    "lambda": lambda o: torch_lr.LambdaLR(o, lambda step: 0.9**step),
+    "window": lambda o: {"type": "StepLR", "step_size": 2, "begin": 1, "by_epoch": False},
+    "momentum": lambda o: {"type": "LinearMomentum", "start_factor": 0.5, "end": 9, "by_epoch": False},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_what_a_schedule_moved_is_no_change(
+    build: Build, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """The same trainer resumes without a word, at any point of its schedule; twice, too."""
+    val = {"val_loader": DataLoader(samples(4), 4)}
+    stopped(build(scheduler=SCHEDULERS[name], **val), 7)
+    second = build(scheduler=SCHEDULERS[name], **val)
+    second.resume()
+    stopped(second, 13)
+    third = build(scheduler=SCHEDULERS[name], **val)
+
+    third.resume()
+
+    assert third.iter == 13
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "lines"),
+    [
+        ("cosine", lambda o: torch_lr.CosineAnnealingLR(o, 60), ["CosineAnnealingLR.T_max: 50"]),
+        ("one cycle", lambda o: torch_lr.OneCycleLR(o, 0.5, total_steps=60), ["OneCycleLR.total_steps: 40"]),
+        ("plateau", lambda o: torch_lr.ReduceLROnPlateau(o, patience=3), ["ReduceLROnPlateau.patience: 0"]),
+        (
+            "sequence",
+            lambda o: torch_lr.SequentialLR(
+                o, [torch_lr.LinearLR(o, 0.1, total_iters=4), torch_lr.StepLR(o, 2)], [4]
+            ),
+            ["SequentialLR.milestones: [3]", "SequentialLR.schedulers[0].total_iters: 3"],
+        ),
+        (
+            "window",
+            lambda o: {"type": "StepLR", "step_size": 3, "begin": 1, "by_epoch": False},
+            ["StepLR.step_size: 2 in the checkpoint, 3 in this trainer"],
+        ),
+    ],
+    ids=["cosine", "one cycle", "plateau", "sequence", "window"],
+)
+def test_arguments_of_schedulers_are_compared(build: Build, name: str, other: Any, lines: list[str]) -> None:
+    """Whatever of a scheduler's state was an argument, inside of others too."""
+    val = {"val_loader": DataLoader(samples(4), 4)}
+    stopped(build(scheduler=SCHEDULERS[name], **val))
+
+    found = [line.strip() for line in refused(build(scheduler=other, **val))[1:-1]]
+
+    assert all(any(line.startswith(start) for line in found) for start in lines), found
+
+
+def test_keep_goes_on_with_the_checkpoints(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """As load_state_dict does, and the log names what is not used."""
+    scheduler = SCHEDULERS["cosine"]
+    group = stopped(build(scheduler=scheduler))
+    other = build(lr=0.4, scheduler=lambda o: torch_lr.CosineAnnealingLR(o, 60))
+
+    other.resume(changed="keep")
+
+    now = other.optimizer.param_groups[0]
+    assert (now["lr"], now["initial_lr"], other.schedulers[0].T_max) == (group["lr"], 0.1, 50)
+    assert "lr: 0.1 in the checkpoint, 0.4 in this trainer; the run goes on with 0.1" in caplog.text
+    assert (
+        "CosineAnnealingLR.T_max: 50 in the checkpoint, 60 in this trainer; the run goes on with 50"
+        in caplog.text
+    )
+
+
+def test_what_was_kept_is_what_later_checkpoints_say(build: Build) -> None:
+    """A run that keeps a rate has that rate, whatever its trainer was built with."""
+    stopped(build())
+    second = build(lr=0.4)
+    second.resume(changed="keep")
+    stopped(second, 12)
+
+    build(lr=0.1).resume()
+    assert "  lr: 0.1 in the checkpoint, 0.4 in this trainer" in refused(build(lr=0.4))
+
+
+def test_apply_goes_on_with_the_new_ones(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """Hyper-parameters and arguments are this trainer's; what the schedule made of the rate is kept in proportion,
+    and where the schedule is, too."""
+    group = stopped(build(scheduler=lambda o: torch_lr.MultiStepLR(o, [5, 9])))
+    new: dict[str, Any] = {"lr": 0.4, "momentum": 0.9, "weight_decay": 0.01}
+    other = build(
+        optimizer=lambda p: torch.optim.SGD(p, **new), scheduler=lambda o: torch_lr.MultiStepLR(o, [5, 8])
+    )
+
+    other.resume(changed="apply")
+
+    now, scheduler = other.optimizer.param_groups[0], other.schedulers[0]
+    assert group["lr"] == pytest.approx(0.01)
+    assert now["lr"] == pytest.approx(0.04)
+    assert (now["initial_lr"], now["weight_decay"]) == (0.4, 0.01)
+    assert (scheduler.last_epoch, scheduler.base_lrs, sorted(scheduler.milestones)) == (7, [0.4], [5, 8])
+    assert other.optimizer.state_dict()["state"]  # the momentum was loaded
+    assert "weight_decay: 0 in the checkpoint, 0.01 in this trainer; the run goes on with 0.01" in caplog.text
+
+
+def test_apply_is_what_the_new_settings_would_have_come_to(build: Build) -> None:
+    """With a schedule that multiplies, the rates after the resume are those of a run that had the new base from its
+    start."""
+    rates: dict[str, list[float]] = {}
+
+    def note(trainer: Trainer, name: str) -> None:
+        rates[name] = []
+        trainer.bus.subscribe(
+            lambda trainer, event: rates[name].append(trainer.optimizer.param_groups[0]["lr"]),
+            "before_train_iter",
+        )
+
+    whole = build(lr=0.4, scheduler=SCHEDULERS["cosine"])
+    note(whole, "whole")
+    whole.train()
+    stopped(build(scheduler=SCHEDULERS["cosine"], work_dir=whole.work_dir / "parts"))
+    second = build(lr=0.4, scheduler=SCHEDULERS["cosine"], work_dir=whole.work_dir / "parts")
+    note(second, "rest")
+
+    second.resume(changed="apply")
+    second.train()
+
+    assert rates["rest"] == pytest.approx(rates["whole"][7:])
+
+
+def test_apply_in_a_window(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """MMEngine's schedulers take their new arguments too, begun or not, and do not say the opposite."""
+    stopped(build(scheduler=SCHEDULERS["window"]))
+    other = build(scheduler=lambda o: {"type": "StepLR", "step_size": 3, "begin": 1, "by_epoch": False})
+
+    other.resume(changed="apply")
+
+    state = other.schedulers[0].state_dict()
+    assert (state["last_step"], state["scheduler"]["step_size"], state["scheduler"]["last_epoch"]) == (
+        7,
+        3,
+        6,
+    )
+    assert "goes on with the arguments of the checkpoint" not in caplog.text
+
+
+@pytest.mark.parametrize("named", [{"eta_min": 0.02}, {"eta_min_ratio": 0.2}], ids=["minimum", "ratio"])
+def test_the_minimum_of_a_schedule(build: Build, named: dict[str, float]) -> None:
+    """It is what PyTorch's scheduler is not told, and is compared, kept and applied as its arguments are."""
+    cosine = {"type": "CosineAnnealingLR", "T_max": 50, "by_epoch": False}
+    rate = stopped(build(scheduler=lambda o: {**cosine, **named}))["lr"]
+    lines = refused(build(scheduler=lambda o: cosine))
+    kept, applied = build(scheduler=lambda o: cosine), build(scheduler=lambda o: cosine)
+
+    kept.resume(changed="keep")
+    applied.resume(changed="apply")
+
+    assert any("CosineAnnealingLR.floor" in line for line in lines), lines
+    assert kept.schedulers[0].state_dict()["floor"] == pytest.approx([0.02])
+    assert kept.optimizer.param_groups[0]["lr"] == rate
+    assert applied.schedulers[0].state_dict()["floor"] == [0.0]
+    assert applied.optimizer.param_groups[0]["lr"] < rate
+
+
+def test_several_groups_and_optimizers_are_named(build: Build, make_trainer: MakeTrainer) -> None:
+    """By the optimizer's name and the number of the group."""
+
+    def optimizers(**changes: float) -> tuple[Any, Any]:
+        model = tiny_model()
+        a, b = list(model[0].parameters()), list(model[3].parameters())  # type: ignore[index]
+        groups: list[dict[str, Any]] = [
+            {"params": a[:1]},
+            {"params": a[1:], "weight_decay": changes.get("decay", 0.1)},
+        ]
+        return model, {
+            "head": torch.optim.SGD(b, lr=changes.get("lr", 0.1)), "body": torch.optim.SGD(groups, lr=0.1)
+        }  # fmt: skip
+
+    class Steps:
+        def __call__(self, trainer: Trainer, batch: Any) -> Any:
+            return torch.nn.functional.cross_entropy(trainer.model(batch[0]), batch[1])
+
+    model, named = optimizers()
+    make_trainer(model=model, optimizer=named, train_step=Steps()).train()
+    model, named = optimizers(lr=0.2, decay=0.3)
+    other = make_trainer(model=model, optimizer=named, train_step=Steps())
+
+    with pytest.raises(CheckpointError) as error:
+        other.resume()
+
+    lines = str(error.value).splitlines()
+    assert lines[1:3] == [
+        "  head lr: 0.1 in the checkpoint, 0.2 in this trainer",
+        "  body weight_decay of param group 1: 0.1 in the checkpoint, 0.3 in this trainer",
+    ]
+    other.resume(changed="apply")
+    assert named["head"].param_groups[0]["lr"] == 0.2
+    assert [group["weight_decay"] for group in named["body"].param_groups] == [0, 0.3]
+
+
+def test_rate_in_a_tensor(build: Build) -> None:
+    """It stays one."""
+    stopped(build(optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1))))
+    other = build(optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.25)))
+
+    other.resume(changed="apply")
+
+    assert torch.equal(other.optimizer.param_groups[0]["lr"], torch.tensor(0.25))
+
+
+def test_precision_cannot_be_kept(build: Build) -> None:
+    """What autocast does is what the trainer was given; the message says that it may be accepted."""
+    stopped(build(hooks=[AmpOptimizerHook(dtype="bfloat16")]))
+
+    lines = refused(build())
+
+    assert "  autocast_dtype: 'bfloat16' in the checkpoint, 'none' in this trainer" in lines
+    assert lines[-1] == 'with changed="apply" the run goes on, and autocast_dtype is this trainer\'s'
+
+
+def test_number_of_processes(build: Build) -> None:
+    """Is compared."""
+    stopped(build())
+    other = build()
+    other.world_size = 8
+
+    assert "  world_size: 1 in the checkpoint, 8 in this trainer" in refused(other)
+
+
+def test_another_order_of_the_samples(build: Build) -> None:
+    """Who decides it is compared: a pass that goes on in another order reads some samples twice, and some never."""
+    stopped(build())
+    shuffled = build(train_loader=DataLoader(samples(20), 4, shuffle=True))
+    own = build(
+        train_loader=DataLoader(samples(20), batch_sampler=Halves(SequentialSampler(range(20)), 4, False))
+    )
+
+    line = "  sampler: 'SequentialSampler' in the checkpoint, %s in this trainer"
+
+    assert line % "'RandomSampler'" in refused(shuffled)
+    assert line % "'SequentialSampler, Halves'" in refused(own)
+
+
+def test_a_loader_that_says_less_of_itself(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """One without a sampler, a batch size or a length in the place of one that has them is told, and its pass goes on
+    after as many batches."""
+    stopped(build(train_loader=DataLoader(samples(20), 4, shuffle=True)))
+    endless = build(train_loader=Endless())
+
+    endless.resume()
+
+    assert (endless.epoch, endless.batch_idx) == (1, 2)
+    assert "batch_size: 4 in the checkpoint, None in this trainer; the run goes on with None" in caplog.text
+    assert "sampler: 'RandomSampler' in the checkpoint, None in this trainer" in caplog.text
+    assert "loader_length: 5 in the checkpoint, None in this trainer" in caplog.text
+
+
+def test_a_loader_that_says_more_of_itself(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """What the checkpoint's loader did not say is told, too; what both say and differ in is refused all the same."""
+    stopped(build(train_loader=batches(5)))
+
+    build(train_loader=DataLoader(samples(20), 4)).resume()
+
+    assert "dataset_length: None in the checkpoint, 20 in this trainer" in caplog.text
+    assert "  loader_length: 5 in the checkpoint, 10 in this trainer" in refused(build(size=2))
+
+
+class Endless:
+    """A loader without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(batches(5))
+
+
+def test_when_to_validate_needs_no_leave(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """Other intervals of validations are listed, and are the trainer's."""
+    stopped(build(val_loader=batches(1)))
+    other = build(val_loader=batches(1), val_interval=3, val_begin=2, dynamic_intervals=[(4, 1)])
+
+    other.resume()
+
+    assert "val_interval: 1 in the checkpoint, 3 in this trainer; the run goes on with 3" in caplog.text
+    assert "val_begin: 1 in the checkpoint, 2 in this trainer; the run goes on with 2" in caplog.text
+    assert "dynamic_intervals: [] in the checkpoint, [[4, 1]] in this trainer" in caplog.text
+
+
+@pytest.mark.parametrize("changed", ["keep", "apply"])
+def test_another_batch_size_goes_on_at_the_same_part_of_the_epoch(
+    build: Build, caplog: pytest.LogCaptureFixture, changed: Any
+) -> None:
+    """After two of five batches of 4, one with batches of 2 goes on after four of ten."""
+    stopped(build())
+    other = build(size=2)
+
+    other.resume(changed=changed)
+
+    assert (other.epoch, other.batch_idx) == (1, 4)
+    assert "batch_size: 4 in the checkpoint, 2 in this trainer; the run goes on with 2" in caplog.text
+    other.train()
+    assert other.iter == 7 + 6 + 2 * 10
+
+
+@pytest.mark.parametrize("epochs", [2, 9])
+def test_another_length_of_the_run_needs_no_leave(
+    build: Build, caplog: pytest.LogCaptureFixture, epochs: int
+) -> None:
+    """A run may be prolonged, or end earlier, and the log says so."""
+    stopped(build())
+    other = build(max_epochs=epochs)
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        other.resume()
+        other.train()
+
+    assert (
+        f"max_epochs: 4 in the checkpoint, {epochs} in this trainer; the run goes on with {epochs}"
+        in caplog.text
+    )
+    assert other.epoch == epochs
+
+
+def test_checkpoint_without_settings(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """One of an earlier version is not compared."""
+    stopped(build())
+    other = build(lr=0.4)
+    other.bus.subscribe(
+        lambda trainer, event: trainer.checkpoint["meta"].pop("settings"), "after_load_checkpoint"
+    )
+
+    other.resume()
+
+    assert other.iter == 7
+    assert caplog.text == ""
+
+
+def test_unknown_answer(build: Build) -> None:
+    """Gets a suggestion, before anything is read; the choices are said once."""
+    with pytest.raises(ValueError, match='"refuse", "keep" or "apply", got \'aply\': did you mean \'apply\''):
+        build().resume(changed="aply")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r'^changed must be "refuse", "keep" or "apply", got 3$'):
+        build().resume(changed=3)  # type: ignore[arg-type]
+
+
+def test_nothing_private_is_listed(build: Build) -> None:
+    """What a scheduler derives is left out, and an argument it keeps a private copy of has the argument's name."""
+    stopped(build(scheduler=SCHEDULERS["one cycle"]))
+
+    lines = refused(build(scheduler=lambda o: torch_lr.OneCycleLR(o, 0.5, total_steps=80)))
+
+    assert lines[1:-1] == ["  OneCycleLR.total_steps: 40 in the checkpoint, 80 in this trainer"]
+
+
+def test_type_of_the_parameters(build: Build) -> None:
+    """Loading would convert the checkpoint's weights without a word."""
+    stopped(build())
+    other = build()
+    other.model.double()
+
+    assert "  model_dtypes: 'float32' in the checkpoint, 'float64' in this trainer" in refused(other)

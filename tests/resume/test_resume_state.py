@@ -1,0 +1,377 @@
+"""What else a training may keep, beside what its checkpoint has always had: types of an optimizer's state, generators of
+modules, of transforms, of loaders within loaders, of the loader that is evaluated on; lengths that change."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Sampler, Subset
+
+from eventloop import Trainer
+from eventloop.data.rng import module_generators, samplers_state, set_generators, set_module_generators
+from eventloop.hooks import CheckpointHook, Hook
+from eventloop.optim.optimizers import load_optimizer_state
+from eventloop.state.rollback import Rollback
+from tests.support.interrupted import assert_same, seed, state_of, stop_after
+from tests.support.trainers import MakeTrainer, batches, samples, tiny_model
+
+Make = Callable[[Path], Trainer]
+
+
+def whole_and_parts(make: Make, directory: Path, stops: list[int]) -> tuple[Trainer, Trainer]:
+    """A run that is not interrupted, and the last part of one that is, by trainers that know nothing of each other."""
+    seed()
+    whole = make(directory / "whole")
+    whole.train()
+    for number, stop in enumerate([*stops, None]):
+        seed(7 if not number else 99 + number)
+        part = make(directory / "parts")
+        if number:
+            part.resume()
+        if stop is not None:
+            stop_after(part, stop)
+        part.train()
+    return whole, part
+
+
+def assert_went_on(make: Make, directory: Path, stops: list[int]) -> None:
+    """The interrupted run ends with the very state of the whole one."""
+    whole, part = whole_and_parts(make, directory, stops)
+    assert part.iter == whole.iter > stops[-1]
+    assert_same(state_of(part), state_of(whole))
+
+
+# --- the optimizer -----------------------------------------------------------------------------------------
+
+
+class Mixed(torch.optim.SGD):
+    """Keeps float32 copies of its weights, a count in bytes, and lists and mappings of other types."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["master"] = parameter.float()
+                state["nested"] = {"sums": [torch.zeros_like(parameter, dtype=torch.float64)]}
+                state["count"] = torch.zeros((), dtype=torch.uint8)
+            state["count"] += 1
+            state["nested"]["sums"][0].add_(parameter.grad.double(), alpha=1 / 3)
+            state["master"].sub_(state["nested"]["sums"][0].float(), alpha=self.param_groups[0]["lr"] / 3)
+            parameter.copy_(state["master"])
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "own": lambda parameters: Mixed(parameters, lr=0.01),
+    "NAdam": lambda parameters: torch.optim.NAdam(parameters, lr=0.01),
+    "ASGD": lambda parameters: torch.optim.ASGD(parameters, lr=0.01, t0=2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_state_of_another_type_than_the_weights(
+    make_trainer: MakeTrainer, tmp_path: Path, kind: str, dtype: torch.dtype
+) -> None:
+    """An optimizer's state comes back in the type it has, which PyTorch's loading makes that of the weights."""
+
+    def make(directory: Path) -> Trainer:
+        model = tiny_model().to(dtype)
+        return make_trainer(
+            model=model, optimizer=OPTIMIZERS[kind](model.parameters()), work_dir=directory, max_epochs=3,
+            train_step=lambda trainer, batch: trainer.model(batch[0].to(dtype)).logsumexp(1).sum(),
+            hooks=[CheckpointHook(interval=-1)],
+        )  # fmt: skip
+
+    assert_went_on(make, tmp_path, [2, 5])
+
+
+def test_state_follows_weights_of_another_precision(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Where the precision of the weights was changed, the optimizer's state has the new one."""
+    first = make_trainer(hooks=[CheckpointHook(interval=-1)])
+    first.train()
+    model = tiny_model().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    second = make_trainer(model=model, optimizer=optimizer, max_epochs=3)
+
+    second.resume(changed="apply")
+
+    assert {state["momentum_buffer"].dtype for state in optimizer.state.values()} == {torch.float64}
+
+
+def test_refused_checkpoint_leaves_the_types_of_the_state(make_trainer: MakeTrainer) -> None:
+    """What is put back after a failure is put back in its type."""
+
+    class Refusing(Hook):
+        def load_state_dict(self, state: Any) -> None:
+            raise ValueError("no")
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    model = tiny_model().to(torch.float64)
+    trainer = make_trainer(
+        model=model, optimizer=torch.optim.NAdam(model.parameters()), hooks=[Refusing()],
+        train_step=lambda trainer, batch: trainer.model(batch[0].double()).sum(),
+    )  # fmt: skip
+    trainer.train()
+
+    with pytest.raises(ValueError, match="no"):
+        trainer.resume()
+
+    assert {state["mu_product"].dtype for state in trainer.optimizer.state.values()} == {torch.float32}
+
+
+def test_optimizer_that_loads_in_a_way_of_its_own() -> None:
+    """It is left as it loads."""
+
+    class Own(torch.optim.SGD):
+        def load_state_dict(self, state_dict: Any) -> None:
+            super().load_state_dict(state_dict)
+            for state in self.state.values():
+                state["momentum_buffer"] = state["momentum_buffer"].half()
+
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = Own([weight], lr=0.1, momentum=0.9)
+    weight.sum().backward()
+    optimizer.step()
+
+    load_optimizer_state(optimizer, optimizer.state_dict(), Rollback("a test"))
+
+    assert optimizer.state[weight]["momentum_buffer"].dtype == torch.float16
+
+
+# --- modules -----------------------------------------------------------------------------------------------
+
+
+class Noise(nn.Module):
+    """Draws from generators of its own, and from a global one that it knows by a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+        self.ours = torch.Generator().manual_seed(3)
+        self.numpy = np.random.default_rng(3)
+        self.python = random.Random(3)
+        self.everyones = torch.default_generator
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        noise = torch.randn(inputs.shape, generator=self.ours) * float(self.numpy.random())
+        return self.linear(inputs + noise * self.python.random())
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_generators_of_modules_go_on(make_trainer: MakeTrainer, tmp_path: Path, wrapped: bool) -> None:
+    """What a module draws from a generator that is an attribute of it is what it would have drawn, also inside of what
+    distributes the model."""
+
+    def make(directory: Path) -> Trainer:
+        seed()
+        model: Any = nn.Sequential(Noise(), nn.ReLU())
+        hooks = [CheckpointHook(interval=-1)]
+        given = nn.DataParallel(model) if wrapped else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return make_trainer(model=given, optimizer=optimizer, work_dir=directory, hooks=hooks)
+
+    whole, part = whole_and_parts(make, tmp_path, [2, 4])
+
+    assert_same(state_of(part), state_of(whole))
+    assert [*state_of(part)["rng"]["modules"]] == ["0.ours", "0.numpy", "0.python"]
+
+
+def test_generators_of_modules_that_changed() -> None:
+    """One of another kind, or of another device, keeps its state; the others go on."""
+    saved, model = module_generators(Noise()), Noise()
+    expected = model.python.getstate()
+    for generator in (model.python, model.numpy):
+        generator.random()
+    numpy = module_generators(model)[".numpy"]
+    saved |= {".ours": ["torch", torch.zeros(16, dtype=torch.uint8)], ".numpy": ["Generator(Philox)", {}]}
+    ours = model.ours.get_state()
+
+    set_module_generators(model, saved)
+
+    assert model.python.getstate() == expected
+    assert torch.equal(model.ours.get_state(), ours)
+    assert_same(module_generators(model)[".numpy"], numpy)
+
+
+def test_generator_of_a_loader_of_another_device() -> None:
+    """It keeps its state, too."""
+    generator = torch.Generator().manual_seed(3)
+
+    set_generators(
+        DataLoader(samples(4), shuffle=True, generator=generator), [torch.zeros(16, dtype=torch.uint8)]
+    )
+
+    assert generator.initial_seed() == 3
+
+
+# --- loaders -----------------------------------------------------------------------------------------------
+
+
+class Jitter:
+    """A transform that draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(3)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + self._rng.random()
+
+
+class Transformed(Dataset[Any]):
+    """Samples behind a list of transforms, and very many of something else."""
+
+    def __init__(self, count: int) -> None:
+        self._samples, self._transforms = samples(count), {"train": [Jitter(), Jitter()]}
+        self.generators_of_each = [random.Random(i) for i in range(40)]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = self._samples[index]
+        for transform in self._transforms["train"]:
+            inputs = transform(inputs)
+        return inputs, target
+
+
+class Both:
+    """Two loaders at once; the shorter one begins anew where it ends."""
+
+    def __init__(self, long: DataLoader[Any], short: DataLoader[Any]) -> None:
+        self._loaders = [long, short]
+
+    def __len__(self) -> int:
+        return len(self._loaders[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        second = iter(self._loaders[1])
+        for inputs, target in self._loaders[0]:
+            if (other := next(second, None)) is None:
+                second = iter(self._loaders[1])
+                other = next(second)
+            yield torch.cat([inputs, other[0]]), torch.cat([target, other[1]])
+
+
+class Growing(Sampler[int]):
+    """A curriculum: each epoch has four samples more."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return 8 + 4 * self._epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._epoch)
+        return iter(torch.randperm(24, generator=generator)[: len(self)].tolist())
+
+
+def seeded(count: int, number: int) -> DataLoader[Any]:
+    """A loader that shuffles by a generator of its own."""
+    return DataLoader(samples(count), 4, shuffle=True, generator=torch.Generator().manual_seed(number))
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "transforms": lambda: DataLoader(Transformed(12), 4, shuffle=True),
+    "datasets of datasets": lambda: DataLoader(
+        ConcatDataset([Subset(Transformed(8), range(6)), Transformed(6)]), 4, shuffle=True
+    ),
+    "loaders of a loader": lambda: Both(seeded(12, 1), seeded(8, 2)),
+    "growing": lambda: DataLoader(samples(24), 4, sampler=Growing()),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_loader_goes_on(make_trainer: MakeTrainer, tmp_path: Path, name: str) -> None:
+    """Generators of what a loader is made of are put back, and a length that an epoch's number decides is no change."""
+
+    def make(directory: Path) -> Trainer:
+        hooks = [CheckpointHook(interval=-1)]
+        return make_trainer(train_loader=LOADERS[name](), max_epochs=3, work_dir=directory, hooks=hooks)
+
+    assert_went_on(make, tmp_path, [4, 5])
+
+
+def test_what_is_long_is_not_looked_through() -> None:
+    """The generators of transforms are found by where they are, those of each of many samples are not."""
+    found = samplers_state(DataLoader(Transformed(4)))["generators"]
+
+    assert [*found] == [f"Transformed._transforms['train'][{number}]._rng" for number in (0, 1)]
+
+
+class Slowing(Hook):
+    """Changes the rate by the score of a validation, so that its samples matter to the training."""
+
+    def after_val_epoch(self, trainer: Trainer, event: Any) -> None:
+        if event.metrics:  # it was not cut short
+            trainer.optimizer.param_groups[0]["lr"] = event.metrics["loss"] / 10
+
+
+def evaluated(name: str) -> DataLoader[Any]:
+    """A loader to evaluate on, which draws from a generator that only it has."""
+    if name == "transforms":
+        return DataLoader(Transformed(8), 4)
+    drawn = RandomSampler(range(24), num_samples=8, generator=torch.Generator().manual_seed(5))
+    return DataLoader(samples(24), 4, sampler=drawn)
+
+
+@pytest.mark.parametrize("name", ["sampler", "transforms"])
+@pytest.mark.parametrize("cut_short", [False, True])
+def test_evaluation_draws_what_it_would_have(
+    make_trainer: MakeTrainer, tmp_path: Path, name: str, cut_short: bool
+) -> None:
+    """Samples of a validation from a generator of its own are those of the uninterrupted run, also where a stop came
+    within it, and it is made once more."""
+
+    def make(directory: Path) -> Trainer:
+        model = nn.Sequential(Noise())
+        hooks = [CheckpointHook(interval=-1), Slowing()]
+        return make_trainer(
+            model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), val_loader=evaluated(name),
+            max_iters=9, val_interval=2, hooks=hooks, work_dir=directory,
+        )  # fmt: skip
+
+    seed()
+    whole = make(tmp_path / "whole")
+    whole.train()
+    seed()
+    first = make(tmp_path / "parts")
+    when = "before_val_iter" if cut_short else "after_train_iter"
+    first.bus.subscribe(lambda trainer, event: trainer.stop("enough") if trainer.iter >= 4 else None, when)
+    first.train()
+    seed(99)
+    second = make(tmp_path / "parts")
+    second.model.load_state_dict(first.model.state_dict())
+
+    second.resume()
+    second.train()
+
+    assert 4 <= first.iter < second.iter == 9
+    assert_same(state_of(second), state_of(whole))
+
+
+def test_sampler_of_an_evaluation_that_cannot_be_known(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One with a generator that the checkpoint has nothing of is named."""
+    make_trainer(val_loader=batches(2), hooks=[CheckpointHook(interval=-1)]).train()
+    second = make_trainer(val_loader=evaluated("transforms"), max_epochs=3)
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        second.resume()
+
+    assert "nothing that Transformed._transforms['train'][0]._rng" in caplog.text

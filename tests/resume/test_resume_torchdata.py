@@ -1,0 +1,38 @@
+"""torchdata's loader and samplers, where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from tests.resume.test_resume_samplers import BATCH, COUNT, STOPS, Numbered, whole_and_parts
+from tests.support.trainers import MakeTrainer
+
+stateful = pytest.importorskip("torchdata.stateful_dataloader")
+samplers = pytest.importorskip("torchdata.stateful_dataloader.sampler")
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "global": lambda: stateful.StatefulDataLoader(Numbered(False), BATCH, shuffle=True),
+    "workers": lambda: stateful.StatefulDataLoader(Numbered(False), BATCH, shuffle=True, num_workers=2),
+    "sampler": lambda: DataLoader(
+        Numbered(), BATCH, sampler=samplers.StatefulDistributedSampler(range(COUNT), 1, 0, drop_last=False)
+    ),
+}
+
+
+@pytest.mark.parametrize("stops", [[stop] for stop in STOPS] + [STOPS], ids=str)
+@pytest.mark.parametrize("loader", LOADERS)
+def test_torchdata_finds_every_batch_again(
+    make_trainer: MakeTrainer, tmp_path: Path, loader: str, stops: list[int]
+) -> None:
+    """A run with torchdata's StatefulDataLoader, or with its sampler in a DataLoader, sees the batches of the run that
+    was not interrupted."""
+    whole, parts = whole_and_parts(make_trainer, tmp_path, LOADERS[loader], stops)
+
+    assert parts == whole

@@ -1,0 +1,150 @@
+"""Several ranks stop at one place, whichever of them was asked: who went on alone would wait for the others forever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.stops.agreement_script import TRIALS
+
+pytestmark = pytest.mark.slow
+
+Ranks = list[dict[str, Any]]
+PER_EPOCH = 4
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What the two ranks have to say."""
+    script = Path(__file__).with_name("agreement_script.py").read_text(encoding="utf-8")
+    return run_ranks(script, tmp_path_factory.mktemp("agreement"))
+
+
+def closing(reason: str, *, epoch: str | None = None) -> list[list[str]]:
+    """The end of a training."""
+    ends = [["after_train", reason], ["after_run", reason]]
+    return ends if epoch is None else [["after_train_epoch", epoch], *ends]
+
+
+def told(rank: int, reason: str, asked: int) -> str:
+    """The reason, as a rank gives it."""
+    return reason if rank == asked else f"rank {asked} asked to stop: {reason}"
+
+
+@pytest.mark.parametrize(("iteration", "asked"), TRIALS)
+def test_a_signal_to_one_rank(ranks: Ranks, iteration: int, asked: int) -> None:
+    """Both stop after the next iteration, or at the end of the epoch if that comes before; rank 0 saves; each says why."""
+    at = iteration + (iteration % PER_EPOCH > 0)
+    whole = at % PER_EPOCH == 0
+    for rank, said in enumerate(ranks):
+        run = said[f"signal {iteration} {asked}"]
+        reason = told(rank, "preempted by SIGTERM", asked)
+        assert run["at"] == [at, at // PER_EPOCH]
+        assert ["preemption_requested", reason] in run["seen"]
+        assert run["seen"][-3:] == [
+            ["stop_requested" if whole else "after_train_epoch", reason], *closing(reason)
+        ]  # fmt: skip
+    assert ranks[0][f"signal {iteration} {asked}"]["saved"] == [
+        f"epoch_{at // PER_EPOCH}" if whole else f"iter_{at}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [("by iteration", [4, 0]), ("edge", [4, 1]), ("uneven", [3, 0]), ("stop of one", [3, 0]), ("own loop", [6, 1])],
+)  # fmt: skip
+def test_they_stop_together(ranks: Ranks, name: str, at: list[int]) -> None:
+    """In runs measured in iterations, between epochs, by `trainer.stop`, in loops of one's own."""
+    assert [said[name]["at"] for said in ranks] == [at, at]
+    assert [said[name]["seen"][-1][0] for said in ranks] == ["after_run"] * 2
+
+
+def test_the_longer_rank_ends_its_epoch(ranks: Ranks) -> None:
+    """Where one rank has batches that the other has not, a stop in one of those is met at the end of the epoch."""
+    assert [said["longer rank"]["at"] for said in ranks] == [[4, 1], [6, 1]]
+
+
+def test_unequal_lengths_are_told(ranks: Ranks) -> None:
+    """Where ranks train unequally many batches, by each of them and once for a run; of a validation nothing is said, nor
+    where they are equal."""
+    for rank, said in enumerate(ranks):
+        told = [line for line in said["unequal"]["told"] if "batches in this epoch" in line]
+        assert len(told) == 1
+        assert told[0].startswith(
+            f"rank {rank} has {2 + rank} batches in this epoch, and the ranks have from 2 to 3:"
+        )
+        for name in ("stop of one", "validation", "long validation", "by iteration"):
+            assert not any("batches in this epoch" in line for line in said[name]["told"])
+
+
+def test_numbers_of_ranks_are_not_rounded(ranks: Ranks) -> None:
+    """The mean of what a validation returned on each, in Python's floats."""
+    for said in ranks:
+        assert abs(said["numbers"]["x"] - (1 + 1e-12)) < 1e-15
+
+
+def test_the_rank_that_asks_logs_where_the_others_do(ranks: Ranks) -> None:
+    """It goes on for another iteration with them, and what they log may be reduced."""
+    assert [said["stop of one"]["logged"] for said in ranks] == [[3], [3]]
+
+
+@pytest.mark.parametrize("name", ["stop of both", "stop of both by iteration"])
+def test_a_stop_of_all_ranks_is_met_at_once(ranks: Ranks, name: str) -> None:
+    """Where every rank asks by itself, as hooks do that see the same numbers, no iteration more is made than in one
+    process."""
+    for said in ranks:
+        assert (said[name]["at"], said[name]["seen"]) == (
+            [2, 0], [["stop_requested", "enough"], *closing("enough", epoch="enough")],
+        )  # fmt: skip
+
+
+def test_early_stopping(ranks: Ranks) -> None:
+    """A stop by a handler of the validation is met before another epoch begins."""
+    assert [said["early stop"]["at"] for said in ranks] == [[4, 1], [4, 1]]
+
+
+def test_before_the_first_iteration(ranks: Ranks) -> None:
+    """A stop of one rank in before_train lets none begin."""
+    for rank, said in enumerate(ranks):
+        reason = told(rank, "enough", 0)
+        assert said["before training"]["at"] == [0, 0]
+        assert said["before training"]["seen"] == [["stop_requested", reason], *closing(reason)]
+
+
+def test_too_late(ranks: Ranks) -> None:
+    """A stop after the last place where the ranks meet changes nothing, and is not the next run's."""
+    for said in ranks:
+        assert said["too late"]["seen"][-2:] == closing("completed")
+
+
+def test_a_validation_is_cut_at_one_batch(ranks: Ranks) -> None:
+    """Neither gathers metrics, though their loaders are of unequal lengths."""
+    for rank, said in enumerate(ranks):
+        assert ["after_val", told(rank, "preempted by SIGTERM", 1)] in said["validation"]["seen"]
+
+
+@pytest.mark.parametrize("name", ["long validation", "no length"])
+def test_a_validation_that_is_completed(ranks: Ranks, name: str) -> None:
+    """In a batch that the other rank has not, or where nobody knows: the pass is done, its metrics are gathered, and then
+    both stop."""
+    for rank, said in enumerate(ranks):
+        assert said[name]["seen"][1] == ["after_val", "completed"]
+        assert said[name]["seen"][-2:] == closing(told(rank, "preempted by SIGTERM", 0))
+
+
+def test_precise_bn(ranks: Ranks) -> None:
+    """A pass of PreciseBN is cut on both ranks at one batch, and the run ends with the epoch."""
+    assert [(said["precise"]["ran"], said["precise"]["at"]) for said in ranks] == [(2, [4, 1])] * 2
+
+
+def test_a_run_goes_on(ranks: Ranks) -> None:
+    """The next run of the same trainers knows nothing of the stop."""
+    assert [(said["again"]["stopped"], said["again"]["at"]) for said in ranks] == [(2, [8, 2])] * 2
+
+
+def test_all_ranks_exit_alike(ranks: Ranks) -> None:
+    """One got SIGTERM: both end with its exit code, so that none goes on to a collective alone."""
+    assert [said["exit"]["code"] for said in ranks] == [143, 143]

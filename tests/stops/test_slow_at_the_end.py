@@ -1,0 +1,133 @@
+"""A writer that is slow at the end of a run: it is waited for while it delivers, unless time is short."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from threading import Semaphore
+
+import pytest
+
+from eventloop import Bus, Trainer
+from eventloop.background.overtime import Overtime
+from eventloop.events import AfterTrainIter, Event
+from eventloop.writers.writer import Writer
+from tests.support.process_support import until
+from tests.support.signals import Heard, send, send_in
+from tests.support.trainers import DEADLINE, MakeTrainer
+
+
+class Slow(Writer):
+    """Writes one event each time it is decided whether the end of the run waits on."""
+
+    events = (AfterTrainIter,)
+
+    def __init__(self) -> None:
+        self.let = Semaphore(0)
+        self.written = 0
+
+    def write(self, event: Event) -> None:
+        assert self.let.acquire(timeout=DEADLINE)
+        self.written += 1
+
+
+class Ending:
+    """A trainer of six iterations with a slow writer, and what is decided at the end of its run."""
+
+    def __init__(self, make_trainer: MakeTrainer) -> None:
+        self.writer = Slow()
+        self.trainer: Trainer = make_trainer(
+            writers=[self.writer], bus=Bus(drain_timeout=0.02), default_hooks={"checkpoint": None}
+        )
+        self.decided: list[float] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def deliver(self) -> None:
+        """Have one event delivered, if there is one."""
+        if left := self._left():
+            self.writer.let.release()
+            until(lambda: self._left() < left)
+
+    def _left(self) -> int:
+        return next(each.queued for each in self.trainer.bus.subscriber_costs() if each.name == "Slow")
+
+
+@pytest.fixture
+def ending(
+    no_thread_left: None, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Ending]:
+    """The writer is let go at the end of the test."""
+    ending, extension = Ending(make_trainer), Overtime.extension
+
+    def decide(overtime: Overtime) -> float:
+        ending.deliver()
+        ending.meanwhile()
+        ending.decided.append(extension(overtime))
+        return ending.decided[-1]
+
+    monkeypatch.setattr(Overtime, "extension", decide)
+    yield ending
+    ending.writer.let.release(1000)
+
+
+def test_it_is_waited_for_while_it_delivers(ending: Ending) -> None:
+    """Nothing is left although its time was over several times."""
+    ending.trainer.train()
+
+    assert ending.writer.written == 6
+    assert len(ending.decided) >= 5
+    assert "not everything was delivered" not in ending.trainer.summary()
+
+
+def test_after_an_error_too(ending: Ending) -> None:
+    """The run closes its writers then."""
+
+    @ending.trainer.bus.on("after_train_epoch", start=1)
+    def faulty(event: Event) -> None:
+        raise ValueError("no luck")
+
+    with pytest.raises(ValueError, match="no luck"):
+        ending.trainer.train()
+
+    assert ending.writer.written == 6
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_a_signal_ends_has_no_time(
+    ending: Ending, default_handlers: None, signum: signal.Signals
+) -> None:
+    """Its grace may be over soon: it waits once, and what is left is counted."""
+    send_in(ending.trainer, "after_train_iter", 6, signum)
+
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        ending.trainer.train()
+
+    assert ending.decided == [0.0]
+    assert ending.writer.written == 1
+
+
+def test_a_signal_that_comes_while_it_is_waited_for(ending: Ending, heard: Heard) -> None:
+    """The time that has begun is the last; the next run has all of it again."""
+    ending.meanwhile = lambda: send(signal.SIGTERM) if len(ending.decided) == 1 else None
+
+    ending.trainer.train()
+
+    assert heard == [signal.SIGTERM]
+    assert [bool(more) for more in ending.decided] == [True, False]
+    ending.meanwhile = lambda: None
+    ending.trainer.val_loader = ending.trainer.train_loader
+    ending.trainer.val()
+    assert ending.writer.written == 6
+
+
+def test_what_ends_a_program_has_no_time(ending: Ending) -> None:
+    """As a handler of one's own for a scheduler's signal may."""
+
+    @ending.trainer.bus.on("after_train_epoch", start=1)
+    def ends(event: Event) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        ending.trainer.train()
+
+    assert ending.decided == [0.0]

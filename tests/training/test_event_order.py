@@ -1,0 +1,274 @@
+"""Which events a run emits, in which order, and what the counters say at each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.trainers import MakeTrainer, batches, collect, names, record
+
+
+def val_rows(iteration: int, epoch: int) -> list[tuple[str, int, int]]:
+    """A validation of one batch."""
+    order = (
+        "before_val",
+        "before_val_epoch",
+        "before_val_iter",
+        "after_val_iter",
+        "after_val_epoch",
+        "after_val",
+    )
+    return [(name, iteration, epoch) for name in order]
+
+
+def test_epoch_based_training_with_validation(make_trainer: MakeTrainer) -> None:
+    """Two epochs of two batches, each followed by a validation: every event, in MMEngine's order, with MMEngine's
+    counters (`iter` is the one just run in after_train_iter and the next in after_train_epoch; a validation after
+    an epoch counts the completed ones)."""
+    trainer = make_trainer(train_loader=batches(2), val_loader=batches(1), max_epochs=2)
+    rows = record(trainer)
+
+    trainer.train()
+
+    assert rows == [
+        ("before_run", 0, 0),
+        ("before_train", 0, 0),
+        ("before_train_epoch", 0, 0),
+        ("before_train_iter", 0, 0),
+        ("after_train_iter", 0, 0),
+        ("before_train_iter", 1, 0),
+        ("after_train_iter", 1, 0),
+        ("after_train_epoch", 2, 0),
+        *val_rows(2, 1),
+        ("before_train_epoch", 2, 1),
+        ("before_train_iter", 2, 1),
+        ("after_train_iter", 2, 1),
+        ("before_train_iter", 3, 1),
+        ("after_train_iter", 3, 1),
+        ("after_train_epoch", 4, 1),
+        *val_rows(4, 2),
+        ("after_train", 4, 2),
+        ("after_run", 4, 2),
+    ]
+
+
+def test_iteration_based_run_is_one_epoch(make_trainer: MakeTrainer) -> None:
+    """A run measured in iterations goes through its loader as often as it must, and is one epoch."""
+    trainer = make_trainer(train_loader=batches(2), max_iters=5)
+    rows = record(trainer)
+
+    trainer.train()
+
+    iterations = [(f"{when}_train_iter", i, 0) for i in range(5) for when in ("before", "after")]
+    assert rows == [
+        ("before_run", 0, 0),
+        ("before_train", 0, 0),
+        ("before_train_epoch", 0, 0),
+        *iterations,
+        ("after_train_epoch", 5, 0),
+        ("after_train", 5, 1),
+        ("after_run", 5, 1),
+    ]
+
+
+def test_iteration_based_validation_lies_between_two_iterations(make_trainer: MakeTrainer) -> None:
+    """In a run measured in iterations a validation comes after an iteration was counted, inside the epoch."""
+    trainer = make_trainer(train_loader=batches(2), val_loader=batches(1), max_iters=4, val_interval=2)
+    rows = record(trainer)
+
+    trainer.train()
+
+    at = rows.index(("before_val", 2, 0))
+    assert rows[at - 1] == ("after_train_iter", 1, 0)
+    assert rows[at : at + 6] == val_rows(2, 0)
+    assert rows[at + 6] == ("before_train_iter", 2, 0)
+    assert rows[-4:-3] == [("after_val", 4, 0)]
+
+
+def test_val_alone(make_trainer: MakeTrainer) -> None:
+    """`val()` is a run of its own with nothing of training in it."""
+    trainer = make_trainer(val_loader=batches(2))
+    rows = record(trainer)
+
+    trainer.val()
+
+    inner = ["before_val_iter", "after_val_iter"] * 2
+    assert names(rows) == [
+        "before_run", "before_val", "before_val_epoch", *inner, "after_val_epoch", "after_val", "after_run",
+    ]  # fmt: skip
+
+
+def test_test_alone(make_trainer: MakeTrainer) -> None:
+    """`test()` is a run of its own, on the test loader."""
+    trainer = make_trainer(test_loader=batches(1))
+    rows = record(trainer)
+
+    trainer.test()
+
+    assert names(rows) == [
+        "before_run", "before_test", "before_test_epoch", "before_test_iter", "after_test_iter",
+        "after_test_epoch", "after_test", "after_run",
+    ]  # fmt: skip
+
+
+def test_one_run_per_call(make_trainer: MakeTrainer) -> None:
+    """before_run and after_run are emitted once per call of train, val and test."""
+    trainer = make_trainer(val_loader=batches(1), test_loader=batches(1))
+    rows = record(trainer, "before_run", "after_run")
+
+    trainer.train()
+    trainer.val()
+    trainer.test()
+
+    assert names(rows) == ["before_run", "after_run"] * 3
+
+
+def test_val_inside_a_hand_written_loop_is_no_run_of_its_own(make_trainer: MakeTrainer) -> None:
+    """`trainer.val()` inside a run nests: no second before_run, and training goes on after it."""
+    trainer = make_trainer(val_loader=batches(1), val_interval=100, max_epochs=1)
+    rows = record(trainer, "before_run", "after_run", "before_val", "after_val", "after_train_epoch")
+
+    for _ in trainer.epochs():
+        for batch in trainer.batches(batches(1)):
+            trainer.outputs = trainer.train_step(batch)
+        trainer.val()
+
+    assert names(rows) == ["before_run", "after_train_epoch", *["before_val", "after_val"] * 2, "after_run"]
+
+
+def test_val_called_by_a_handler_leaves_the_step_as_it_was(make_trainer: MakeTrainer) -> None:
+    """A validation started within an iteration gives batch, outputs, mode and train() back."""
+    trainer = make_trainer(val_loader=batches(1), val_interval=100, max_epochs=1)
+    seen: list[tuple[Any, ...]] = []
+
+    @trainer.bus.on("before_train_iter", once=True)
+    def validate(trainer: Any, event: Any) -> None:
+        before = (trainer.batch, trainer.outputs, trainer.mode, trainer.model.training)
+        trainer.val()
+        after = (trainer.batch, trainer.outputs, trainer.mode, trainer.model.training)
+        seen.append((before, after))
+
+    trainer.train()
+
+    before, after = seen[0]
+    assert before[0] is after[0]
+    assert before[1:] == after[1:] == (None, "train", True)
+
+
+def test_events_carry_the_maxima(make_trainer: MakeTrainer) -> None:
+    """`max_iters` and `max_epochs` are on every event where they are known."""
+    trainer = make_trainer(train_loader=batches(3), max_epochs=2)
+    seen = collect(trainer, "before_run", "after_train_iter", "after_run")
+
+    trainer.train()
+
+    assert {(event.max_iters, event.max_epochs) for event in seen} == {(6, 2)}
+
+
+def test_maxima_of_an_unsized_loader_are_unknown(make_trainer: MakeTrainer) -> None:
+    """A loader without a length leaves `max_iters` unknown, and trains all the same."""
+
+    class Unsized:
+        def __iter__(self) -> Any:
+            return iter(batches(2))
+
+    trainer = make_trainer(train_loader=Unsized(), max_epochs=2)
+    seen = collect(trainer, "after_train_iter")
+
+    trainer.train()
+
+    assert [event.max_iters for event in seen] == [None] * 4
+
+
+def test_batch_idx_counts_within_the_pass(make_trainer: MakeTrainer) -> None:
+    """`batch_idx` starts anew with every pass over a loader."""
+    trainer = make_trainer(train_loader=batches(2), val_loader=batches(3), max_epochs=2)
+    seen = collect(trainer, "after_train_iter", "after_val_iter")
+
+    trainer.train()
+
+    assert [event.batch_idx for event in seen] == [0, 1, 0, 1, 2] * 2
+
+
+def test_passes_of_a_run_of_iterations(make_trainer: MakeTrainer) -> None:
+    """In a run measured in iterations `epoch` stays 0 from pass to pass; a new one is seen by `batch_idx`."""
+    trainer = make_trainer(train_loader=batches(2), max_iters=5)
+    seen = collect(trainer, "after_train_iter")
+
+    trainer.train()
+
+    assert [(event.iter, event.epoch, event.batch_idx) for event in seen] == [
+        (0, 0, 0), (1, 0, 1), (2, 0, 0), (3, 0, 1), (4, 0, 0),
+    ]  # fmt: skip
+
+
+def test_order_within_a_train_iteration(make_trainer: MakeTrainer) -> None:
+    """before_train_iter, forward, then after_train_iter with the optimizer's events at priority 30."""
+    rows: list[str] = []
+
+    def step(trainer: Any, batch: Any) -> Any:
+        rows.append("forward")
+        return trainer.model(batch[0]).sum()
+
+    trainer = make_trainer(train_step=step, train_loader=batches(1), max_epochs=1)
+    for event in ("before_train_iter", "after_backward", "before_optimizer_step", "after_optimizer_step"):
+        trainer.bus.subscribe(lambda event, name=event: rows.append(name), event)
+    trainer.bus.subscribe(lambda event: rows.append("29"), "after_train_iter", priority=29)
+    trainer.bus.subscribe(lambda event: rows.append("31"), "after_train_iter", priority=31)
+
+    trainer.train()
+
+    assert rows == [
+        "before_train_iter", "forward", "29", "after_backward", "before_optimizer_step", "after_optimizer_step", "31",
+    ]  # fmt: skip
+
+
+def test_default_order_of_after_train_iter(make_trainer: MakeTrainer) -> None:
+    """RuntimeInfo 10, Optimizer 30, IterTimer 50, Logger 60, ParamScheduler 70, Checkpoint 90, GarbageCollection
+    and Costs 100."""
+    trainer = make_trainer()
+
+    plan = [(row.priority, row.name.split(".")[0]) for row in trainer.bus.plan("after_train_iter")]
+
+    assert plan == [
+        (10, "RuntimeInfoHook"), (30, "OptimizerHook"), (50, "IterTimerHook"), (60, "LoggerHook"),
+        (70, "ParamSchedulerHook"), (90, "CheckpointHook"), (100, "GarbageCollectionHook"), (100, "CostsHook"),
+    ]  # fmt: skip
+
+
+def test_closing_events_say_completed(make_trainer: MakeTrainer) -> None:
+    """A run that reaches its end says so in every closing event."""
+    trainer = make_trainer(val_loader=batches(1), max_epochs=1)
+    seen = collect(trainer, "after_train_epoch", "after_val_epoch", "after_val", "after_train", "after_run")
+
+    trainer.train()
+
+    assert {event.reason for event in seen} == {"completed"}
+    assert seen[-1].error is None
+
+
+def test_after_val_carries_the_metrics(make_trainer: MakeTrainer) -> None:
+    """after_val_epoch and after_val have the metrics that `val()` returns."""
+    trainer = make_trainer(val_loader=batches(2))
+    seen = collect(trainer, "after_val_epoch", "after_val")
+
+    metrics = trainer.val()
+
+    assert set(metrics) == {"loss", "accuracy"}
+    assert [event.metrics for event in seen] == [metrics, metrics]
+
+
+def test_evaluation_runs_without_grad_and_in_eval_mode(make_trainer: MakeTrainer) -> None:
+    """A validation runs the model in eval mode, records no gradient, and puts the model back to training."""
+    seen: list[Any] = []
+
+    def val_step(trainer: Any, batch: Any) -> dict[str, Any]:
+        out = trainer.model(batch[0])
+        seen.append((trainer.model.training, out.requires_grad, trainer.mode))
+        return {"score": out.sum()}
+
+    trainer = make_trainer(val_loader=batches(1), val_step=val_step)
+    trainer.model.train()
+    trainer.val()
+
+    assert seen == [(False, False, "val")]
+    assert trainer.model.training

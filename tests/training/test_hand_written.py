@@ -1,0 +1,315 @@
+"""Loops that users write themselves emit what `trainer.train()` does, however they are left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from eventloop import Trainer
+from eventloop.hooks import CheckpointHook
+from tests.support.trainers import MakeTrainer, batches, collect, names, record
+
+CLOSING = ("after_train_epoch", "after_train", "after_run")
+
+
+def train_by_hand(trainer: Trainer, loader: Any) -> None:
+    """What the documentation shows."""
+    for _ in trainer.epochs():
+        for inputs, target in trainer.batches(loader):
+            trainer.outputs = {"loss": F.cross_entropy(trainer.model(inputs), target)}
+
+
+@pytest.mark.parametrize("unit", [{"max_epochs": 2}, {"max_iters": 5, "val_interval": 2}], ids=str)
+def test_same_events_as_train(make_trainer: MakeTrainer, unit: dict[str, int]) -> None:
+    """A hand-written loop emits the events of `trainer.train()`, in their order, with their counters."""
+    loader = batches(3)
+    theirs = make_trainer(train_loader=loader, val_loader=batches(1), **unit)
+    ours = make_trainer(val_loader=batches(1), **unit)
+    expected, rows = record(theirs), record(ours)
+
+    theirs.train()
+    train_by_hand(ours, loader)
+
+    assert rows == expected
+
+
+def test_same_weights_as_train(make_trainer: MakeTrainer) -> None:
+    """The optimizer hook steps in a hand-written loop too: the weights are those of `trainer.train()`."""
+    theirs, ours = make_trainer(), make_trainer()
+    torch.manual_seed(3)
+    theirs.train()
+    torch.manual_seed(3)
+    train_by_hand(ours, batches(3))
+
+    for a, b in zip(theirs.model.parameters(), ours.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_epochs_yields_the_indices(make_trainer: MakeTrainer) -> None:
+    """`epochs` yields 0, 1, ... and `trainer.epoch` is that index meanwhile."""
+    trainer = make_trainer(max_epochs=3)
+    seen: list[tuple[int, int]] = []
+
+    for epoch in trainer.epochs():
+        seen.append((epoch, trainer.epoch))
+        for batch in trainer.batches(batches(1)):
+            trainer.outputs = trainer.train_step(batch)
+
+    assert seen == [(0, 0), (1, 1), (2, 2)]
+
+
+def leave_by_break(trainer: Trainer) -> None:
+    """Break out of the inner loop, then of the outer one."""
+    for _ in trainer.epochs():
+        for batch in trainer.batches(batches(3)):
+            trainer.outputs = trainer.train_step(batch)
+            if trainer.iter == 1:
+                break
+        break
+
+
+def leave_by_return(trainer: Trainer) -> None:
+    """Return from within both loops."""
+    for _ in trainer.epochs():
+        for batch in trainer.batches(batches(3)):
+            if trainer.iter == 1:
+                return
+            trainer.outputs = trainer.train_step(batch)
+
+
+def leave_by_exception(trainer: Trainer) -> None:
+    """Raise from within both loops."""
+    with pytest.raises(ZeroDivisionError):
+        raise_within(trainer)
+
+
+def raise_within(trainer: Trainer) -> None:
+    """An error of the user's own code."""
+    for _ in trainer.epochs():
+        for batch in trainer.batches(batches(3)):
+            trainer.outputs = trainer.train_step(batch)
+            if trainer.iter == 1:
+                raise ZeroDivisionError
+
+
+def break_outer(trainer: Trainer) -> None:
+    """Break out of the outer loop, after a whole epoch."""
+    for _ in trainer.epochs():
+        for batch in trainer.batches(batches(3)):
+            trainer.outputs = trainer.train_step(batch)
+        break
+
+
+@pytest.mark.parametrize(
+    ("leave", "epoch_reason"),
+    [
+        (leave_by_break, "left"),
+        (leave_by_return, "left"),
+        (leave_by_exception, "left"),
+        (break_outer, "completed"),
+    ],
+)
+def test_leaving_emits_the_closing_events(
+    make_trainer: MakeTrainer, leave: Callable[[Trainer], None], epoch_reason: str
+) -> None:
+    """A loop left by break, return or an exception emits every closing event, once, with the reason "left"."""
+    trainer = make_trainer()
+    seen = collect(trainer, *CLOSING)
+
+    leave(trainer)
+
+    assert [event.reason for event in seen] == [epoch_reason, "left", "left"]
+    assert [type(event).__name__ for event in seen] == ["AfterTrainEpoch", "AfterTrain", "AfterRun"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "step"),
+    [({}, "the optimizer makes no step for its outputs, and it is not counted"), (None, "it is not counted")],
+)
+def test_a_body_that_is_left_is_told_of(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, optimizer: Any, step: str
+) -> None:
+    """What was to be done with its outputs is done when the next batch is asked for, which nobody does."""
+    trainer = make_trainer(default_hooks={"optimizer": optimizer})
+
+    leave_by_break(trainer)
+
+    assert trainer.iter == 1
+    told = [record.getMessage() for record in caplog.records if "left within" in record.message]
+    why = f"iteration 1 was left within its body, by break, return or an exception: {step}; "
+    assert told == [why + 'trainer.stop("...") ends the loop once an iteration is done']
+
+
+def test_a_body_that_is_left_before_it_did_anything(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is lost where no outputs were set."""
+    leave_by_return(make_trainer())
+
+    assert "left within" not in caplog.text
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_return, leave_by_exception, break_outer])
+def test_where_to_resume_is_told(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, leave: Callable[[Trainer], None]
+) -> None:
+    """An error of the loop's own is not given a note, for nobody tells the trainer of it: the log has it."""
+    trainer = make_trainer(hooks=[CheckpointHook(interval=1, by_epoch=False)])
+
+    leave(trainer)
+
+    newest = trainer.work_dir / f"iter_{trainer.iter}"
+    where = f"the newest checkpoint to resume from is {newest} (iteration {trainer.iter})"
+    assert f"the training was left before its end: {where}" in caplog.text
+
+
+def test_without_a_checkpoint_nothing_is_told(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is nowhere to resume from."""
+    leave_by_exception(make_trainer())
+
+    assert "left before its end" not in caplog.text
+
+
+def test_stop_finishes_the_iteration(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    """What to do instead of a break: the step is made, and the iteration counts."""
+    trainer = make_trainer()
+    for _ in trainer.epochs():
+        for batch in trainer.batches(batches(3)):
+            trainer.outputs = trainer.train_step(batch)
+            if trainer.iter == 1:
+                trainer.stop("enough")
+
+    assert trainer.iter == 2
+    assert "left within" not in caplog.text
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_return, leave_by_exception])
+def test_leaving_delivers_everything(make_trainer: MakeTrainer, leave: Callable[[Trainer], None]) -> None:
+    """When a loop has been left, background subscribers have been given everything."""
+    trainer = make_trainer()
+    seen: list[Any] = []
+    trainer.bus.subscribe(seen.append, "after_train_iter", "after_run", offload="thread")
+
+    leave(trainer)
+
+    assert [type(event).__name__ for event in seen] == ["AfterTrainIter", "AfterRun"]
+
+
+def test_break_out_of_an_epoch_goes_on_with_the_next(make_trainer: MakeTrainer) -> None:
+    """A `break` out of the inner loop alone ends that epoch, which counts."""
+    trainer = make_trainer(max_epochs=2)
+    rows = record(trainer, "after_train_epoch", "after_train")
+
+    for _ in trainer.epochs():
+        for batch in trainer.batches(batches(3)):
+            trainer.outputs = trainer.train_step(batch)
+            if trainer.batch_idx == 1:
+                break
+
+    assert rows == [("after_train_epoch", 1, 0), ("after_train_epoch", 2, 1), ("after_train", 2, 2)]
+
+
+def test_a_handler_that_fails_is_an_error_and_not_left(make_trainer: MakeTrainer) -> None:
+    """What a handler raises ends a hand-written loop with reason "error" in every closing event."""
+    trainer = make_trainer()
+    seen = collect(trainer, *CLOSING)
+
+    @trainer.bus.on("after_train_iter", name="faulty")
+    def faulty(event: Any) -> None:
+        raise ValueError("no luck")
+
+    with pytest.raises(ValueError, match="no luck"):
+        train_by_hand(trainer, batches(2))
+
+    assert [event.reason for event in seen] == ["error"] * 3
+    assert seen[-1].error == "ValueError: no luck"
+
+
+def test_a_caught_error_is_not_held_against_the_next_epoch(make_trainer: MakeTrainer) -> None:
+    """Whoever catches a handler's error and goes on to the end has a completed run."""
+    trainer = make_trainer(max_epochs=1)
+    seen = collect(trainer, "after_train_epoch", "after_run")
+    faults = [ValueError("once")]
+
+    @trainer.bus.on("after_train_iter", start=1)
+    def faulty(event: Any) -> None:
+        if faults:
+            raise faults.pop()
+
+    for _ in trainer.epochs():
+        try:
+            for batch in trainer.batches(batches(2)):
+                trainer.outputs = trainer.train_step(batch)
+        except ValueError:
+            continue
+
+    assert [event.reason for event in seen] == ["error", "completed", "completed"]
+
+
+def test_forgotten_outputs(make_trainer: MakeTrainer) -> None:
+    """A body that sets no `trainer.outputs` is told so at its first iteration, not trained on the one before."""
+    trainer = make_trainer()
+
+    def forgetful() -> None:
+        for _ in trainer.epochs():
+            for i, batch in enumerate(trainer.batches(batches(3))):
+                if i == 0:
+                    trainer.outputs = trainer.train_step(batch)
+
+    with pytest.raises(TypeError, match=r"expected trainer\.outputs .* set in this iteration; got None"):
+        forgetful()
+
+    assert trainer.iter == 1
+
+
+def test_backward_and_step_by_hand(make_trainer: MakeTrainer) -> None:
+    """With `default_hooks=dict(optimizer=None)` the body does backward and step, and nobody else does."""
+    trainer = make_trainer(default_hooks={"optimizer": None})
+    optimizer = trainer.optimizer
+    assert optimizer is not None
+    counted: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: counted.append(trainer.iter))
+
+    for _ in trainer.epochs():
+        for batch in trainer.batches(batches(2)):
+            loss = trainer.train_step(batch)["loss"]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert counted == [0, 1, 2, 3]
+
+
+def test_batches_outside_epochs(make_trainer: MakeTrainer) -> None:
+    """`batches` without `epochs` around it would emit half a run: it says where it belongs."""
+    trainer = make_trainer()
+
+    with pytest.raises(RuntimeError, match=r"belongs inside `for epoch in trainer\.epochs"):
+        next(iter(trainer.batches(batches(1))))
+
+
+def test_an_epoch_without_batches(make_trainer: MakeTrainer) -> None:
+    """An outer loop without an inner one is told so, instead of running for ever."""
+    trainer = make_trainer()
+
+    with pytest.raises(RuntimeError, match="epoch 0 trained no iteration"):
+        list(trainer.epochs())
+
+    assert not trainer.running
+
+
+def test_two_loops_one_after_the_other(make_trainer: MakeTrainer) -> None:
+    """A second loop of a finished trainer is an empty run: there is nothing left to train."""
+    trainer = make_trainer(max_epochs=1)
+    train_by_hand(trainer, batches(2))
+    rows = record(trainer)
+
+    train_by_hand(trainer, batches(2))
+
+    assert names(rows) == ["before_run", "before_train", "after_train", "after_run"]

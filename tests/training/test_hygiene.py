@@ -1,0 +1,319 @@
+"""A trainer and the processes around it: loader workers, the interpreter's exit, signals."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from eventloop import Bus
+from eventloop.bus import process_exit as lifetime
+from eventloop.events import AfterVal, Event
+from eventloop.writers.jsonl import JSONLWriter, read_jsonl
+from tests import forked
+from tests.support.trainers import DEADLINE, MakeTrainer
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+ignore_fork_warning = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+class Holder(Dataset[torch.Tensor]):
+    """Emits on the bus it holds, and says what became of it: process, subscribers, closed or not."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        for _ in range(100):
+            self.bus.emit(AfterVal(iter=index))
+        complete = self.bus.flush(DEADLINE).complete
+        facts = [os.getpid(), len(self.bus.stats()), self.bus.closed, complete]
+        return torch.tensor([float(fact) for fact in facts], dtype=torch.float64)
+
+
+@needs_fork
+@ignore_fork_warning
+@pytest.mark.parametrize("persistent", [False, True], ids=["workers of an epoch", "persistent workers"])
+def test_forked_workers_have_an_inert_bus(
+    make_trainer: MakeTrainer, tmp_path: Path, persistent: bool
+) -> None:
+    """What a dataset emits in a forked worker reaches nobody, neither there nor here, writes nothing and holds
+    nothing up, while the bus it is a copy of goes on."""
+    seen: list[Event] = []
+    workers: set[float] = set()
+    bus = Bus(drain_timeout=DEADLINE)
+    bus.subscribe(seen.append, "after_val")
+    bus.subscribe(seen.append, "after_val", offload="thread", name="in the background")
+
+    def step(trainer: Any, batch: torch.Tensor) -> torch.Tensor:
+        process, subscribers, closed, complete = batch.T
+        workers.update(process.tolist())
+        assert (subscribers == 0).all()
+        assert (closed == 1).all()
+        assert (complete == 1).all()
+        loss: torch.Tensor = trainer.model(batch[:, :2].float() * 0).sum()
+        return loss
+
+    loader = DataLoader(
+        Holder(bus),
+        batch_size=2,
+        num_workers=2,
+        persistent_workers=persistent,
+        multiprocessing_context="fork",
+    )
+    trainer = make_trainer(train_step=step, train_loader=loader, bus=bus, writers=[JSONLWriter()])
+
+    trainer.train()
+    trainer.close()
+
+    assert seen == []
+    assert os.getpid() not in workers
+    assert len(workers) == (2 if persistent else 4)
+    rows = [row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in row]
+    assert len(rows) == 2
+
+
+LOGGING = """
+import logging, os, sys, threading
+import torch
+from torch.utils.data import DataLoader, Dataset
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter
+
+class Talks(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        logging.getLogger("worker").warning("item %d", index)
+        logging.getLogger("eventloop").warning("item %d", index)
+        print("item", index, flush=True)
+        return index
+
+def talk(event):
+    logging.getLogger("mine").info("iteration %d %s", event.iter, "x" * 200)
+
+def fail(event):
+    raise KeyError("mine")
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=open("log.txt", "w"))
+    bus = Bus()
+    for number in range(3):
+        bus.subscribe(talk, "after_train_iter", offload="thread", name=f"talks {number}")
+        bus.subscribe(fail, "after_train_iter", offload="thread", on_error="log", name=f"fails {number}")
+    stop = threading.Event()
+
+    def emit():
+        while not stop.wait(0.002):
+            for i in range(5):
+                bus.emit(AfterTrainIter(iter=i))
+            bus._background.wake()
+
+    emitting = threading.Thread(target=emit, daemon=True)
+    emitting.start()
+    loader = DataLoader(Talks(), num_workers=2, collate_fn=list, multiprocessing_context="fork", timeout=50)
+    items = [item for _ in range(5) for batch in loader for item in batch]
+    for _ in range(40):
+        child = os.fork()
+        if not child:
+            logging.getLogger("child").warning("here")
+            logging.getLogger("eventloop").warning("here")
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    stop.set()
+    emitting.join()
+    report = bus.close()
+    print("done", items == [0, 1, 2, 3] * 5, report.complete, sum(row.dropped for row in report.stats))
+"""
+
+
+@needs_fork
+def test_logging_does_not_lock_up_forked_workers(tmp_path: Path) -> None:
+    """Subscribers on six threads log, and are logged about, all the time; 50 processes forked meanwhile, loader
+    workers among them, log too. None of them finds a lock held by a thread that it does not have."""
+    ran = forked.run(["-c", LOGGING], cwd=tmp_path, env={"PATH": "", "PYTHONPATH": forked.ROOT})
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith("done True True")
+
+
+@needs_fork
+@ignore_fork_warning
+def test_a_log_line_that_never_ends_holds_up_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork waits for log lines that are being written, but no longer than a moment."""
+    monkeypatch.setattr(lifetime, "FORK_SECONDS", 0.05)
+    handler, writing, read = logging.NullHandler(), threading.Event(), threading.Event()
+    handler.createLock()  # which a NullHandler does without
+    handler.lock = threading.RLock()
+
+    def write() -> None:
+        handler.acquire()
+        writing.set()
+        read.wait(DEADLINE)
+        handler.release()
+
+    logger = logging.getLogger("somebody's")
+    logger.addHandler(handler)
+    thread = threading.Thread(target=write)
+    thread.start()
+    writing.wait(DEADLINE)
+    try:
+        with Bus() as bus:
+            bus.subscribe(lambda event: None, "after_val", offload="thread")
+            if not (child := os.fork()):
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        read.set()
+        thread.join()
+        logger.removeHandler(handler)
+
+
+TRAINING = """
+import logging, os, signal, sys, threading, time
+import torch
+from eventloop import Trainer
+from eventloop.hooks import LoggerHook
+from eventloop.writers import JSONLWriter
+from eventloop.writers.writer import Writer
+
+class Slow(Writer):
+    def open(self, run):
+        self.file = open(os.path.join(run.work_dir, "slow.txt"), "w")
+
+    def write(self, event):
+        time.sleep(0.01)
+        print(event.step, file=self.file)
+
+    def close(self):
+        print("closed", file=self.file)
+        self.file.close()
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(2, 1)
+trainer = Trainer(  # it has no optimizer, for whose sake torch would import as much again
+    model, train_step=lambda t, b: t.model(b).sum(), train_loader=[torch.zeros(1, 2)] * 20, max_epochs=1_000_000,
+    hooks=[LoggerHook(interval=1)], writers=[JSONLWriter(), Slow()], work_dir="run",
+    default_hooks=dict(checkpoint=None, optimizer=None),
+)
+"""
+
+ENDINGS = {
+    "falls off its end": (
+        """
+trainer.max_epochs = 1
+trainer.train()
+trainer.metrics.put_scalar("loss", 1.0)
+trainer.bus.post(trainer.metrics.collect())
+""",
+        0,
+        20,
+    ),
+    "sys.exit within a loop": (
+        """
+for epoch in trainer.epochs():
+    for batch in trainer.batches(trainer.train_loader):
+        trainer.outputs = {"loss": model(batch).sum()}
+        if trainer.iter == 19:
+            sys.exit(3)
+""",
+        3,
+        19,
+    ),
+    "an exception": (
+        """
+def fail(trainer, event):
+    raise KeyError("mine")
+trainer.bus.subscribe(fail, "after_train_iter", start=19, priority=80)
+trainer.train()
+""",
+        1,
+        20,
+    ),
+    "Ctrl-C": (
+        """
+trainer.bus.subscribe(lambda event: os.kill(os.getpid(), signal.SIGINT), "after_train_iter", start=19, priority=80)
+trainer.train()
+""",
+        -signal.SIGINT,
+        20,
+    ),
+    "SIGTERM, made an exit": (
+        """
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+trainer.bus.subscribe(lambda event: os.kill(os.getpid(), signal.SIGTERM), "after_train_iter", start=19, priority=80)
+trainer.train()
+""",
+        143,
+        20,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", [*ENDINGS])
+def test_a_program_that_ends_delivers_what_was_logged(python: Any, tmp_path: Path, how: str) -> None:
+    """However a program ends that never closes its trainer: every line that was due is written, also by a writer
+    that lags behind, and writers are closed."""
+    ending, code, due = ENDINGS[how]
+
+    ran = python(TRAINING + ending)
+
+    assert ran.returncode == code, ran.stderr
+    steps = [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in row]
+    assert steps[:due] == [*range(1, due + 1)]
+    slow = (tmp_path / "run" / "slow.txt").read_text().split()
+    assert slow == [*map(str, steps), "closed"]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A training that says when it has begun, and whose last writer hangs."""
+    program = TRAINING + (
+        """
+trainer.bus.drain_timeout = 0.3
+def hang(event):
+    print("begun", flush=True)
+    threading.Event().wait()
+trainer.bus.subscribe(hang, "scalars_logged", offload="thread", name="hangs")
+trainer.train()
+"""
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_ctrl_c_does_not_wait_longer_than_the_deadline(
+    running: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """A Ctrl-C from outside, a subscriber that hangs: the rest is delivered, the hanging one is named, and the program
+    ends."""
+    assert running.stdout is not None
+    assert running.stdout.readline() == "begun\n"
+
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+
+    assert running.returncode == -signal.SIGINT, errors
+    assert "closed after 0.3 s; events left undelivered: " in errors
+    assert "hangs (" in errors
+    steps = [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in row]
+    assert steps == [*range(1, len(steps) + 1)]

@@ -1,0 +1,99 @@
+"""Nothing keeps a trainer alive that nobody holds."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from eventloop import Trainer
+from eventloop.hooks import CheckpointHook
+from eventloop.writers import JSONLWriter
+from eventloop.writers.writer import Writer
+from tests.support.process_support import until
+from tests.support.trainers import DEADLINE, batches, tiny_model
+
+
+class Closing(Writer):
+    """Says when it was closed."""
+
+    events = ("*",)
+
+    def __init__(self, closed: threading.Event) -> None:
+        self.closed = closed
+
+    def write(self, event: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def build(directory: Path, *writers: Any) -> Trainer:
+    """A trainer that no fixture holds."""
+    model = tiny_model()
+    return Trainer(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
+        train_loader=batches(3), val_loader=batches(1), max_epochs=1, writers=writers, work_dir=directory,
+        hooks=[CheckpointHook(interval=1, save_best="loss")],
+    )  # fmt: skip
+
+
+def test_a_closed_trainer_is_collected(tmp_path: Path) -> None:
+    """A trainer that was closed and dropped goes, and with it its model and its bus."""
+    trainer = build(tmp_path, JSONLWriter())
+    trainer.train()
+    trainer.val()
+    trainer.close()
+    gone: list[Any] = [weakref.ref(trainer), weakref.ref(trainer.model), weakref.ref(trainer.bus)]
+
+    del trainer
+    gc.collect()
+
+    assert [ref() for ref in gone] == [None] * 3
+
+
+def test_a_trainer_that_was_never_closed_is_collected(tmp_path: Path) -> None:
+    """A trainer dropped without `close` goes too, and its writers are closed for it."""
+    closed = threading.Event()
+    trainer = build(tmp_path, Closing(closed))
+    trainer.train()
+    gone = weakref.ref(trainer)
+
+    del trainer
+    gc.collect()
+
+    assert gone() is None
+    assert closed.wait(DEADLINE)
+
+
+def test_a_trainer_that_failed_is_collected(tmp_path: Path) -> None:
+    """A crash leaves no reference to the trainer once its error is forgotten."""
+    trainer = build(tmp_path, JSONLWriter())
+    trainer.bus.subscribe(lambda trainer, event: 1 / 0, "after_train_iter")
+    gone = weakref.ref(trainer)
+    try:
+        trainer.train()
+    except ZeroDivisionError:
+        failed = True
+
+    del trainer
+    gc.collect()
+
+    assert failed
+    assert gone() is None
+
+
+def test_threads_end_with_the_trainer(tmp_path: Path) -> None:
+    """A closed trainer leaves no thread behind."""
+    before = set(threading.enumerate())
+    trainer = build(tmp_path, JSONLWriter())
+    trainer.train()
+    trainer.close()
+
+    until(lambda: set(threading.enumerate()) <= before)

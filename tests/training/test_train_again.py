@@ -1,0 +1,491 @@
+"""A trainer that an error, Ctrl-C or a close has ended trains again: where it was, with the same subscribers."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
+
+from eventloop import Trainer, read_events
+from eventloop.events import AfterRun, BeforeRun, Event, ScalarsLogged
+from eventloop.hooks import AmpOptimizerHook, EMAHook, GradientCumulativeOptimizerHook, LoggerHook
+from eventloop.writers import CSVWriter, EventLogWriter, JSONLWriter, TensorBoardWriter, Writer
+from eventloop.writers.jsonl import read_jsonl
+from tests.support.interrupted import assert_same, state_of
+from tests.support.signals import send
+from tests.support.trainers import MakeTrainer, batches, build_trainer, collect, shuffled
+from tests.writers.csv_rows import rows
+
+SEED = 3
+UNITS: list[dict[str, Any]] = [{"max_epochs": 3}, {"max_iters": 12, "val_interval": 4}]
+"""A run of 12 iterations in either unit, validated every 4."""
+
+
+def build(make_trainer: MakeTrainer, unit: dict[str, Any], **changes: Any) -> Trainer:
+    """A trainer with what has a state: momentum, schedulers, an average, a shuffled loader."""
+    torch.manual_seed(SEED)
+    model = torch.nn.Linear(2, 3)  # draws nothing, so that an iteration that is done again is the same
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedulers = [CosineAnnealingLR(optimizer, T_max=20), ReduceLROnPlateau(optimizer, patience=0)]
+    return make_trainer(
+        **{
+            "model": model, "optimizer": optimizer, "schedulers": schedulers, "train_loader": shuffled(4),
+            "val_loader": batches(2), "hooks": [EMAHook(momentum=0.1), LoggerHook(interval=1)], **unit, **changes,
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """The state at the end of the run that nothing interrupted, made once."""
+    made: dict[str, dict[str, Any]] = {}
+
+    def state(unit: dict[str, Any]) -> dict[str, Any]:
+        if str(unit) not in made:
+            directory = tmp_path_factory.mktemp("whole")
+            trainer = build(lambda **changes: build_trainer(work_dir=directory, **changes), unit)
+            trainer.train()
+            trainer.close()
+            made[str(unit)] = state_of(trainer)
+        return made[str(unit)]
+
+    return state
+
+
+def fail_once(trainer: Trainer, event: str, iteration: int, error: BaseException | None = None) -> None:
+    """Raise in a handler, the first time `event` comes after so many iterations."""
+
+    def faulty(trainer: Trainer, event: Event) -> None:
+        if trainer.iter >= iteration:
+            failing.cancel()
+            raise error or ValueError("no luck")
+
+    failing = trainer.bus.subscribe(faulty, event, name="faulty")
+
+
+def train_twice(trainer: Trainer, error: type[BaseException] = ValueError) -> None:
+    """The first run ends by an error."""
+    with pytest.raises(error):
+        trainer.train()
+    assert trainer.bus.closed
+    trainer.train()
+
+
+class Unreadable:
+    """A parameter whose device cannot be asked for."""
+
+    @property
+    def device(self) -> torch.device:
+        raise OSError("no device")
+
+
+# --- the same course ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=["epochs", "iterations"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        "before_train_iter", "after_backward", "before_optimizer_step", "after_optimizer_step", "after_train_iter",
+        "before_val", "after_val_iter", "after_val_epoch", "after_train_epoch", "before_train_epoch", "after_train",
+    ],
+)  # fmt: skip
+def test_after_a_handlers_error(
+    make_trainer: MakeTrainer, whole: Callable[..., Any], unit: dict[str, Any], event: str
+) -> None:
+    """The second run ends with the very state of one that nothing interrupted."""
+    trainer = build(make_trainer, unit)
+    fail_once(trainer, event, 0 if event in ("before_train_epoch", "after_train") else 6)
+
+    train_twice(trainer)
+
+    assert (trainer.iter, trainer.bus.closed) == (12, False)
+    assert_same(whole(unit), state_of(trainer))
+
+
+def accumulating(make_trainer: MakeTrainer, hook: GradientCumulativeOptimizerHook, **changes: Any) -> Trainer:
+    """A trainer of 12 iterations."""
+    return build(make_trainer, UNITS[0], hooks=[hook], **changes)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+@pytest.mark.parametrize(
+    ("event", "iteration"),
+    [
+        ("after_backward", 0), ("after_backward", 1), ("after_backward", 11), ("before_optimizer_step", 3),
+        ("before_optimizer_step", 11), ("after_optimizer_step", 3),
+    ],
+)  # fmt: skip
+def test_a_window_keeps_its_gradients(
+    make_trainer: MakeTrainer, scaled: bool, event: str, iteration: int
+) -> None:
+    """No batch of a window is accumulated twice, and none is lost: if the step fails, its iteration is done again."""
+
+    def hook() -> GradientCumulativeOptimizerHook:
+        return AmpOptimizerHook(512.0, "bfloat16", 4) if scaled else GradientCumulativeOptimizerHook(4)
+
+    uninterrupted = accumulating(make_trainer, hook())
+    uninterrupted.train()
+    trainer = accumulating(make_trainer, hook())
+    fail_once(trainer, event, iteration)
+
+    train_twice(trainer)
+
+    assert trainer.iter == 12
+    assert_same(state_of(uninterrupted), state_of(trainer))
+
+
+@pytest.mark.parametrize("every", [None, 2], ids=["each iteration", "accumulated"])
+def test_no_optimizer_steps_twice(make_trainer: MakeTrainer, every: int | None) -> None:
+    """If the step of the second of two optimizers fails, the first has made its own: the iteration counts."""
+
+    class Fails(torch.optim.SGD):
+        failing = True
+
+        def step(self, closure: Any = None) -> Any:
+            if self.failing:
+                self.failing = False
+                raise ValueError("no luck")
+            return super().step(closure)
+
+    model = torch.nn.Linear(2, 3)
+    optimizers = {"first": torch.optim.SGD([model.weight], lr=0.1), "second": Fails([model.bias], lr=0.1)}
+    steps: list[int] = []
+    optimizers["first"].register_step_post_hook(lambda *_: steps.append(trainer.iter))
+    hooks = [] if every is None else [GradientCumulativeOptimizerHook(every)]
+    trainer = make_trainer(
+        model=model, optimizer=optimizers, train_loader=batches(4), max_epochs=1, hooks=hooks
+    )
+
+    train_twice(trainer)
+
+    assert steps == ([0, 1, 2, 3] if every is None else [1, 3])
+
+
+@pytest.mark.parametrize("iteration", [0, 4, 6])
+def test_after_an_error_of_the_step(
+    make_trainer: MakeTrainer, whole: Callable[..., Any], iteration: int
+) -> None:
+    """The batch that failed is done again; also the first one of a pass, whose order is found again."""
+    failed: list[int] = []
+
+    def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if trainer.iter == iteration and not failed:
+            failed.append(trainer.iter)
+            raise ValueError("no luck")
+        return torch.nn.functional.cross_entropy(outputs, target)
+
+    trainer = build(make_trainer, UNITS[0], loss_fn=loss)
+
+    train_twice(trainer)
+
+    assert_same(whole(UNITS[0]), state_of(trainer))
+
+
+@pytest.mark.parametrize("event", ["before_train_iter", "after_train_iter", "after_val_iter"])
+def test_after_ctrl_c(
+    make_trainer: MakeTrainer, whole: Callable[..., Any], default_handlers: None, event: str
+) -> None:
+    """The first one stops the run at its boundary."""
+    trainer = build(make_trainer, UNITS[0])
+    trainer.bus.subscribe(lambda event: send(signal.SIGINT), event, once=True, name="sends")
+
+    train_twice(trainer, KeyboardInterrupt)
+
+    assert_same(whole(UNITS[0]), state_of(trainer))
+
+
+@pytest.mark.parametrize("event", ["before_train_iter", "after_train_iter", "before_val_iter", "after_train"])
+def test_after_a_second_ctrl_c(
+    make_trainer: MakeTrainer, whole: Callable[..., Any], default_handlers: None, event: str
+) -> None:
+    """It ends the run where it is: at once."""
+    trainer = build(make_trainer, UNITS[0])
+
+    def twice(event: Event) -> None:
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+
+    trainer.bus.subscribe(twice, event, once=True, priority="LOWEST")
+
+    train_twice(trainer, KeyboardInterrupt)
+
+    assert_same(whole(UNITS[0]), state_of(trainer))
+
+
+def test_after_a_writers_error(make_trainer: MakeTrainer, whole: Callable[..., Any]) -> None:
+    """With `on_error="raise"` it ends the run; the writer opens again and goes on."""
+
+    class Full(Writer):
+        events = (BeforeRun, AfterRun, ScalarsLogged)
+        on_error = "raise"
+
+        def __init__(self) -> None:
+            self.opened: list[int] = []
+            self.seen: list[Event] = []
+
+        def open(self, run: Any) -> None:
+            self.opened.append(run.start_iter)
+
+        def write(self, event: Event) -> None:
+            if isinstance(event, ScalarsLogged) and event.step == 5 and len(self.opened) == 1:
+                raise OSError("disk full")
+            self.seen.append(event)
+
+    trainer = build(make_trainer, UNITS[0], writers=[writer := Full()])
+    trainer.bus.subscribe(lambda event: trainer.bus.flush(), "before_train_iter", name="in step")
+
+    train_twice(trainer, OSError)
+
+    assert_same(whole(UNITS[0]), state_of(trainer))
+    assert writer.opened[0] == 0
+    assert 5 <= writer.opened[1] <= 6
+    assert [type(event) for event in writer.seen if not isinstance(event, ScalarsLogged)] == [
+        BeforeRun, AfterRun, BeforeRun, AfterRun,
+    ]  # fmt: skip
+
+
+def test_after_an_error_between_unscaling_and_the_step(make_trainer: MakeTrainer) -> None:
+    """A gradient scaler takes the next step as it would take any."""
+    scaled = AmpOptimizerHook(loss_scale=512.0, dtype="bfloat16")
+    trainer = build(make_trainer, UNITS[0], hooks=[scaled])
+    fail_once(trainer, "before_optimizer_step", 2)
+
+    train_twice(trainer)
+
+    assert trainer.iter == 12
+
+
+def test_after_a_hand_written_loop(make_trainer: MakeTrainer) -> None:
+    """Its body has left the epoch, as `break` would: the next one is the next epoch."""
+    trainer = build(make_trainer, UNITS[0])
+
+    def loop() -> None:
+        for _ in trainer.epochs():
+            for inputs, target in trainer.batches(trainer.train_loader or ()):
+                if trainer.iter == 6:
+                    raise ValueError("no luck")
+                trainer.outputs = {"loss": torch.nn.functional.cross_entropy(trainer.model(inputs), target)}
+
+    with pytest.raises(ValueError, match="no luck"):
+        loop()
+    assert (trainer.iter, trainer.epoch) == (6, 2)
+    trainer.train()
+
+    assert (trainer.iter, trainer.epoch) == (10, 3)
+
+
+def test_a_loop_that_something_holds(make_trainer: MakeTrainer) -> None:
+    """A progress bar in a notebook keeps the generators of a loop that an error has left: `close` ends it, the innermost
+    first, and the trainer trains again."""
+    trainer = build(make_trainer, UNITS[0])
+    events = collect(trainer, "after_train_epoch", "after_train", "after_run")
+    held = trainer.epochs()
+    next(held)
+    batches = trainer.batches(trainer.train_loader or ())
+    next(batches)
+    with pytest.raises(
+        RuntimeError, match=r"train\(\) was called in the middle of a run .*trainer\.close\(\) ends it"
+    ):
+        trainer.train()
+
+    trainer.close()
+
+    assert [type(event).__name__ for event in events] == ["AfterTrainEpoch", "AfterTrain", "AfterRun"]
+    assert [event.reason for event in events] == ["left"] * 3
+    trainer.train()
+    assert (trainer.epoch, [*held], [*batches]) == (3, [], [])
+
+
+REFUSED = r"trainer\.close\(\) was called in the middle of a run .*call trainer\.stop\(reason\)"
+
+
+@pytest.mark.parametrize("where", ["handler", "val", "thread"])
+def test_a_close_within_a_hand_written_loop_is_refused(make_trainer: MakeTrainer, where: str) -> None:
+    """It changes nothing: the loop trains to its end, and the closing events come once, behind it."""
+    trainer = build(make_trainer, UNITS[0])
+    seen = collect(trainer, "after_train_iter", "after_train", "after_run")
+    errors: list[RuntimeError] = []
+
+    def close() -> None:
+        with pytest.raises(RuntimeError, match=REFUSED) as caught:
+            trainer.close()
+        errors.append(caught.value)
+
+    if where != "thread":
+        event = "before_train_iter" if where == "handler" else "after_val_iter"
+        trainer.bus.subscribe(lambda event: close(), event, once=True, name="closes")
+    for _ in trainer.epochs():
+        for inputs, target in trainer.batches(trainer.train_loader or ()):
+            trainer.outputs = {"loss": torch.nn.functional.cross_entropy(trainer.model(inputs), target)}
+            if trainer.iter == 2 and where == "val":
+                trainer.val()
+            if trainer.iter == 2 and where == "thread":
+                thread = threading.Thread(target=close, name="other")
+                thread.start()
+                thread.join()
+
+    assert len(errors) == 1
+    assert ("'other'" in str(errors[0])) == (where == "thread")
+    names = [type(event).__name__ for event in seen]
+    assert names == ["AfterTrainIter"] * 12 + ["AfterTrain", "AfterRun"]
+    assert seen[-1].reason == "completed"
+
+
+def test_a_close_within_train_is_refused(make_trainer: MakeTrainer) -> None:
+    """Background subscribers are given what comes after it."""
+    trainer = build(make_trainer, UNITS[0])
+    seen: list[Any] = []
+    trainer.bus.subscribe(seen.append, "after_train_iter", offload="thread", name="taking")
+    trainer.bus.subscribe(lambda event: trainer.close(), "after_train_iter", once=True, name="closes")
+
+    with pytest.raises(RuntimeError, match=REFUSED):
+        trainer.train()
+    trainer.train()
+
+    assert [event.iter for event in seen] == [*range(12)]
+
+
+def test_a_loop_of_a_thread_that_has_ended(make_trainer: MakeTrainer) -> None:
+    """Nobody else goes on with it: any thread closes it."""
+    trainer = build(make_trainer, UNITS[0])
+    events = collect(trainer, "after_run")
+    held = trainer.epochs()
+    thread = threading.Thread(target=next, args=(held,))
+    thread.start()
+    thread.join()
+
+    trainer.close()
+
+    assert [event.reason for event in events] == ["left"]
+
+
+def test_a_run_that_cannot_begin(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one begins, and the trainer may be closed."""
+    trainer = build(make_trainer, UNITS[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.model, "parameters", lambda: iter([Unreadable()]))
+        with pytest.raises(OSError, match="no device"):
+            trainer.train()
+    assert not trainer.running
+    trainer.close()
+
+    trainer.train()
+
+    assert trainer.iter == 12
+
+
+def test_batches_that_something_holds_end_with_their_run(make_trainer: MakeTrainer) -> None:
+    """They would count an epoch of the next one."""
+    trainer = build(make_trainer, UNITS[0])
+    events = collect(trainer, "after_train_epoch", "after_run")
+    held: list[Any] = []
+
+    def loop() -> None:
+        for _ in trainer.epochs():
+            held.append(trainer.batches(trainer.train_loader or ()))
+            next(held[0])
+            raise ValueError("no luck")
+
+    with pytest.raises(ValueError, match="no luck"):
+        loop()
+
+    assert [type(event).__name__ for event in events] == ["AfterTrainEpoch", "AfterRun"]
+    assert not trainer.running
+
+
+# --- who hears it ------------------------------------------------------------------------------------------
+
+
+def test_a_subscriber_that_comes_between_the_runs(make_trainer: MakeTrainer) -> None:
+    """As one of a later cell of a notebook, in the background too."""
+    trainer = build(make_trainer, UNITS[0])
+    fail_once(trainer, "before_train_iter", 6)
+    with pytest.raises(ValueError, match="no luck"):
+        trainer.train()
+    seen: list[Any] = []
+
+    @trainer.bus.on("after_train_epoch")
+    async def take(event: Event) -> None:
+        seen.append(event)
+
+    trainer.train()
+
+    assert [event.epoch for event in seen] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fn", "event", "options", "error"),
+    [
+        (print, "no_such_event", {"offload": "thread"}, ValueError),
+        (print, "after_run", {"offload": "thread", "name": "taken"}, ValueError),
+        (lambda event: None, "after_run", {"offload": "process"}, TypeError),
+    ],
+    ids=["event", "name", "process"],
+)
+def test_a_subscriber_that_is_refused_opens_no_bus(
+    make_trainer: MakeTrainer, fn: Any, event: str, options: dict[str, Any], error: type[Exception]
+) -> None:
+    """A closed trainer stays closed."""
+    trainer = make_trainer()
+    trainer.bus.subscribe(lambda event: None, "after_run", name="taken")
+    trainer.close()
+
+    with pytest.raises(error):
+        trainer.bus.subscribe(fn, event, **options)
+
+    assert trainer.bus.closed
+
+
+def test_the_account_goes_on(make_trainer: MakeTrainer) -> None:
+    """Every event of both runs is in it."""
+    trainer = build(make_trainer, UNITS[0], writers=[JSONLWriter(events=("before_run", "after_train_iter"))])
+    fail_once(trainer, "before_train_iter", 6)
+
+    train_twice(trainer)
+
+    stats = {each.name: each for each in trainer.bus.stats()}["JSONLWriter"]
+    assert (stats.delivered, stats.dropped, stats.failed, stats.queued) == (14, 0, 0, 0)
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", ["before_train_iter", "after_train_iter"])
+def test_files_are_whole(make_trainer: MakeTrainer, event: str) -> None:
+    """Writers append: each step is there once, in its order, and nothing is written over."""
+    writers = [JSONLWriter(), CSVWriter(), EventLogWriter(), TensorBoardWriter()]
+    trainer = build(make_trainer, UNITS[0], writers=writers)
+    fail_once(trainer, event, 6)
+
+    train_twice(trainer)
+    trainer.close()
+
+    run, steps = trainer.work_dir, [*range(1, 13)]
+    lines = [*read_jsonl(run / "metrics.jsonl")]
+    assert [line["step"] for line in lines if line.get("mode") == "train" and "loss" in line] == steps
+    assert [line.get("error") for line in lines if line.get("event") == "after_run"] == [
+        "ValueError: no luck",
+        None,
+    ]
+    assert [int(row["step"]) for row in rows(run / "metrics.csv") if row["mode"] == "train"] == steps
+    logged = [record.event for record in read_events(run)]
+    trained = [
+        e for e in logged if isinstance(e, ScalarsLogged) and e.mode == "train" and "loss" in e.scalars
+    ]
+    assert [e.step for e in trained] == steps
+    assert _tensorboard_steps(run / "tensorboard") == steps
+
+
+def _tensorboard_steps(folder: Path) -> list[int]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder))
+    read.Reload()
+    return [scalar.step for scalar in read.Scalars("train/loss")]
