@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,19 @@ DEADLINE = 60.0
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is one for each core
     torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the first n cases of a `representative(n)` test in the fast suite, and mark the others slow."""
+    cases: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("representative")
+        if marker is not None:
+            test = item.path, item.name.partition("[")[0]
+            cases[test] += 1
+            if cases[test] > marker.args[0]:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -38,6 +38,7 @@ print(sys.stdin.read(), sys.stdout.line_buffering, sys.stdout.encoding, file=sys
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["-c", "-m", "script"])
 def test_it_finds_what_a_started_one_finds(how: str, tmp_path: Path) -> None:
     """Names, arguments, paths, environment, signals, descriptors."""
@@ -69,6 +70,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("how", ENDINGS)
 def test_it_ends_as_a_started_one_ends(how: str, tmp_path: Path) -> None:
     """Exit code, last words, exit functions and threads."""

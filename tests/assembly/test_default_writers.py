@@ -79,6 +79,7 @@ def on_a_terminal(folder: Path, term: str) -> tuple[str, str]:
     return printed, shown.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("term", "shown"), [("xterm", "epoch 1/1 \x1b[36m━"), ("dumb", "Epoch(train) [1][4/4]  lr: 1.0000e-01")]
 )
@@ -154,6 +155,7 @@ def test_ipython_alone_is_no_notebook(
     assert kinds(make_trainer()) == []
 
 
+@pytest.mark.slow
 def test_the_first_rank_alone_shows_progress(tmp_path: Path) -> None:
     """Of two, each with a terminal."""
     assert run_ranks(RANK, tmp_path) == [{"writers": ["ConsoleWriter"]}, {"writers": []}]

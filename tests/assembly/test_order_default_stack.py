@@ -7,6 +7,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -52,6 +53,7 @@ print(json.dumps({"orders": ran_and_planned(), "hash": hash("eventloop")}))
 """
 
 
+@pytest.mark.slow
 def test_default_stack_runs_in_the_printed_order_with_every_hash_seed(
     python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

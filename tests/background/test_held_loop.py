@@ -338,6 +338,7 @@ def test_who_has_left_a_filter_is_in_none_although_others_are() -> None:
     lane.give_up("closed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["loop", "thread"])
 def test_who_is_given_much_at_once_begins_before_all_of_it_is_routed(held: HeldBus, kind: str) -> None:
     """A loop that comes back to a full inbox is at it for long: meanwhile the others have their turns."""
@@ -381,6 +382,7 @@ emitted.wait(50)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["bus.close(0.1)\nprint('closed', flush=True)\nimport os\nos._exit(0)", ""])
 def test_who_emits_on_and_on_keeps_no_close_from_its_end(python: Run, end: str) -> None:
     """What is emitted while it ends is dropped and counted; neither a close nor an exit waits for the last of it."""

@@ -57,6 +57,7 @@ def test_worker_killed_at_its_end_fails_in_on_close_where_it_has_one(
     assert far.account().error == (f"[cancelled] {died} (in on_close)" if on_close else "[cancelled]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_flush", [None, handlers.flushed])
 def test_worker_killed_at_a_flush_fails_in_on_flush_where_it_has_one(
     bus: Bus, start: Start, told: list[HandlerFailed], on_flush: Callable[[], None] | None

@@ -23,6 +23,7 @@ pytest_plugins = ("tests.support.process_fixtures",)
 # --- it dies -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_worker_killed_five_times_loses_nothing(
     bus: Bus, start: Start, lines: Lines, told: list[HandlerFailed], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,6 +96,7 @@ def test_event_that_kills_every_worker_disables_the_subscriber(
     assert stats.error.startswith("[error]")
 
 
+@pytest.mark.slow
 def test_event_that_kills_every_worker_is_passed_over_where_errors_are_logged(
     bus: Bus, start: Start, lines: Lines
 ) -> None:

@@ -202,6 +202,7 @@ os.waitpid(child, 0)
     assert [line.split()[-1] for line in logged(tmp_path)] == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signals", "ignored"),
     [("SIGINT SIGTERM", True), ("SIGUSR1 SIGUSR2 SIGHUP SIGQUIT SIGXCPU SIGTERM", False)],

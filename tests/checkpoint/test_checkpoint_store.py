@@ -220,6 +220,7 @@ gc.collect()
 """
 
 
+@pytest.mark.slow
 def test_bytes_that_are_garbage_go_without_a_word(python: Run) -> None:
     """As after a save that failed: its error, what the frames of it hold, and the bytes are a cycle."""
     ran = python(GARBAGE, PYTHONDEVMODE="1")  # which prints what 3.13 always does

@@ -38,6 +38,7 @@ def stopped(make_saver: Callable[..., Saver]) -> Iterator[tuple[Saver, SaverProc
     process.kill()
 
 
+@pytest.mark.slow
 def test_who_waits_waits_no_longer_than_for_a_thread(
     stopped: tuple[Saver, SaverProcess],
     monkeypatch: pytest.MonkeyPatch,
@@ -161,6 +162,7 @@ def test_a_save_that_nobody_waits_for_is_written_in_the_end(
     assert "the process could not: it was killed, as it had not answered after 0.0 s" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_read_holds_nobody(stopped: tuple[Saver, SaverProcess]) -> None:
     """Not even when what it is to be told is more than a pipe takes."""
     _, process = stopped
@@ -172,6 +174,7 @@ def test_a_process_that_does_not_read_holds_nobody(stopped: tuple[Saver, SaverPr
         process.save(packed, Job(Path("never")), 0.1)
 
 
+@pytest.mark.slow
 def test_a_process_that_reads_slowly_is_told_everything(
     make_saver: Callable[..., Saver], tmp_path: Path
 ) -> None:
@@ -184,6 +187,7 @@ def test_a_process_that_reads_slowly_is_told_everything(
     assert load_checkpoint(tmp_path / "a")["text"] == text
 
 
+@pytest.mark.slow
 def test_descriptors_may_be_many(make_saver: Callable[..., Saver], tmp_path: Path) -> None:
     """Loaders that share tensors by descriptors hold thousands of them: the process's come behind."""
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
@@ -215,6 +219,7 @@ class Looks:
         monkeypatch.setattr(saver_client, "wait_for", counted)
 
 
+@pytest.mark.slow
 def test_a_process_that_was_left_is_not_ended(
     stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -237,6 +242,7 @@ def test_a_process_that_was_left_is_not_ended(
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_die_is_used_no_more(
     stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -253,6 +259,7 @@ def test_a_process_that_does_not_die_is_used_no_more(
     assert [load_checkpoint(tmp_path / name)["meta"]["iter"] for name in "ab"] == [1, 2]
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_was_removing_is_removed(
     stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -267,6 +274,7 @@ def test_what_a_killed_process_was_removing_is_removed(
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.slow
 def test_a_stopped_process_with_nothing_to_do_is_not_waited_for(
     stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +302,7 @@ def test_another_process_takes_the_place_of_one_that_is_gone(tmp_path: Path) -> 
     assert_same(load_checkpoint(tmp_path / f"{STARTS + 1}"), STARTS + 1.0)
 
 
+@pytest.mark.slow
 def test_the_new_process_writes(make_saver: Callable[..., Saver], tmp_path: Path) -> None:
     """It is told of the memory that the one before knew."""
     saver = make_saver(process=True)

@@ -46,6 +46,7 @@ def with_process(
     return functools.partial(make_saver, process=True)
 
 
+@pytest.mark.slow
 @needs_shared_memory
 def test_process_writes_what_the_state_was(with_process: Make, tmp_path: Path) -> None:
     """The checkpoint holds the state at the call, whatever is done to it while the process writes; the process
@@ -102,6 +103,7 @@ def test_killed_process_loses_no_save(
     assert_same(load_checkpoint(tmp_path / "second"), 2.0)
 
 
+@pytest.mark.slow
 @needs_shared_memory
 def test_error_of_the_process_is_the_error_of_the_save(with_process: Make, tmp_path: Path) -> None:
     """What neither the process nor the thread can write is an error, and the next save works."""
@@ -124,6 +126,7 @@ def test_a_young_process_is_not_waited_for() -> None:
     assert process.exit_code == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_process_that_is_done_exits_well() -> None:
     """One that was ready ends by itself when it is told to."""
     process = SaverProcess()
@@ -134,6 +137,7 @@ def test_a_process_that_is_done_exits_well() -> None:
     assert process.exit_code == 0
 
 
+@pytest.mark.slow
 def test_process_outlives_ctrl_c_and_ends_with_its_parent() -> None:
     """What a run may be told to end by reaches the group, and does not end it, from its first moment on; the end of its
     input does."""
@@ -148,6 +152,7 @@ def test_process_outlives_ctrl_c_and_ends_with_its_parent() -> None:
     assert process.exit_code == 0
 
 
+@pytest.mark.slow
 @needs_shared_memory
 def test_a_process_that_is_gone(make_saver: Make, tmp_path: Path) -> None:
     """Asked to save it says that it is gone, or that it died over it."""
@@ -187,6 +192,7 @@ def test_an_old_saver_starts_its_process(tmp_path: Path) -> None:
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
+@pytest.mark.slow
 @needs_shared_memory
 def test_it_starts_while_a_save_is_under_way(
     gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -352,6 +358,7 @@ os._exit(0 if ready and process.exit_code == 0 else 1)
 """
 
 
+@pytest.mark.slow
 def test_what_is_printed_at_its_start_is_no_answer(tmp_path: Path) -> None:
     """A sitecustomize, or a plug-in of torch's, may print before any code of ours runs; and a program may have closed its
     standard streams."""
@@ -380,6 +387,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfd_open")
 def test_a_fork_that_outlives_the_training_holds_no_process(tmp_path: Path) -> None:
     """The fork has the pipe too, so that no end of it tells the process that the training is gone."""

@@ -24,6 +24,7 @@ from eventloop.writers.jsonl import read_jsonl
 from tests.cli.conftest import Finished, Start, demo
 
 
+@pytest.mark.slow
 def test_demo_reaches_97_percent(finished: Finished) -> None:
     """The main job learns real digits to at least 97 % validation accuracy."""
     best = re.search(r"best accuracy\s+([\d.]+)%", finished.output)
@@ -161,6 +162,7 @@ def test_a_device_that_is_asked_for_is_used(tmp_path: Path, capsys: pytest.Captu
     assert "best accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_resume_goes_on(start: Start, tmp_path: Path) -> None:
     """Ctrl-C ends at the iteration boundary with a checkpoint and the summary; --resume finishes the run."""
     process = start("--epochs", "6")
@@ -287,6 +289,7 @@ def test_resuming_needs_no_epochs_and_takes_no_seed(
     ]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_it(start: Start, tmp_path: Path) -> None:
     """As in `eventloop demo | head -1`: no word of it, a shell's exit code of a broken pipe, and everything is saved."""
     process = start("--epochs", "3")

@@ -9,6 +9,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from eventloop.checkpoint import find_checkpoints, load_checkpoint
 from eventloop.checkpoint.store import leftovers
 from tests.cli.conftest import Start, wait_until
@@ -76,6 +78,7 @@ Disk.sync = held
 """
 
 
+@pytest.mark.slow
 def test_a_save_that_hangs_is_given_up(start: Start, tmp_path: Path) -> None:
     """With a disk that hangs: the first Ctrl-C waits for the save, the second gives it up. Older ones are intact."""
     process = start("--epochs", "1000", prelude=HOLD, stdout=subprocess.DEVNULL)

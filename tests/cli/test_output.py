@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("redirection", WORDS)
 @pytest.mark.parametrize(
     "arguments",
@@ -55,6 +56,7 @@ def test_an_output_that_takes_nothing(folder: Path, redirection: str, arguments:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirection", WORDS)
 def test_a_training_is_not_lost_for_it(redirection: str, tmp_path: Path) -> None:
     """The demo trains and saves all the same; that nothing of it could be shown is said at its end."""

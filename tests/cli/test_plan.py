@@ -359,6 +359,7 @@ def test_json_is_all_that_standard_output_has(capsys: pytest.CaptureFixture[str]
     assert errors == "hello\n"
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("example", "says"),
     [

@@ -33,6 +33,7 @@ def _run(demonstrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     """Not from the newest: what was trained after it is trained again."""
     assert resume("--resume", "best") == 0

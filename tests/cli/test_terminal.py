@@ -92,6 +92,7 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
+@pytest.mark.slow
 def test_the_bar_is_live_and_leaves_a_clean_screen(terminal: Callable[..., Terminal]) -> None:
     """One line follows the run, with all a person wants to know; other lines appear above it, the summary below."""
     demo = terminal("--epochs", "2")
@@ -114,6 +115,7 @@ def test_the_bar_is_live_and_leaves_a_clean_screen(terminal: Callable[..., Termi
     assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_on_a_terminal(terminal: Callable[..., Terminal]) -> None:
     """The first says what happens, the second ends with code 130; the cursor is back, and there is no traceback."""
     demo = terminal("--epochs", "1000")

@@ -254,6 +254,7 @@ def noisy_trainer(
     )  # fmt: skip
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("own_generator", [False, True])
 def test_run_is_bitwise_that_without_it(tmp_path: Path, workers: int, own_generator: bool) -> None:
@@ -487,6 +488,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_ranks_check_together(tmp_path: Path) -> None:
     """A rank whose batch fails leaves no other waiting, and a missing metric ends all of them."""
     said = run_ranks(RANKS, tmp_path)

@@ -19,6 +19,7 @@ def validated_at(make_trainer: MakeTrainer, **arguments: Any) -> list[int]:
     return [event.epoch if trainer.by_epoch else event.iter for event in seen]
 
 
+@pytest.mark.representative(6)
 @pytest.mark.parametrize("unit", ["max_epochs", "max_iters"])
 @pytest.mark.parametrize(
     ("total", "options", "expected"),

@@ -141,6 +141,7 @@ def main_class() -> type:
     return type("Mine", (), {"__module__": "__main__"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "why"),
     [

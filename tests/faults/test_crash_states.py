@@ -9,6 +9,7 @@ import pytest
 from tests.faults.crash_states import SCENARIOS, check_crash, crashes
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_power_cut_leaves_the_old_or_the_new(directory: Path, name: str) -> None:
     """Of what was not synced, any part may be missing: the old checkpoint is found whole or the new one, never

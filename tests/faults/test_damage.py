@@ -21,6 +21,7 @@ def damaged(directory: Path) -> Iterator[Damaged]:
     made.trainer.close()
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("change", BY_CHANCE, ids=lambda change: change.__name__)
 def test_any_damage_is_found(
@@ -35,6 +36,7 @@ def test_any_damage_is_found(
         damaged.restore()
 
 
+@pytest.mark.representative(10)
 @pytest.mark.parametrize("what", ON_PURPOSE)
 def test_what_is_no_whole_checkpoint_is_refused(damaged: Damaged, what: str) -> None:
     """The same for what somebody has moved, removed or made up."""

@@ -11,6 +11,7 @@ from tests.faults.operations import CASES, all_tries, check_training, check_try,
 from tests.faults.shim import OPERATIONS
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("case", CASES)
 def test_any_operation_of_a_save_may_fail(directory: Path, case: str) -> None:
     """An error is raised, or for what comes after the save is durable, logged; what was there is there, whole, and
@@ -21,6 +22,7 @@ def test_any_operation_of_a_save_may_fail(directory: Path, case: str) -> None:
         check_try(directory / str(number), attempt)
 
 
+@pytest.mark.slow
 def test_any_operation_of_a_training_may_fail(directory: Path) -> None:
     """The failure is announced in the next iteration, the training goes on, and it can be resumed from. Each kind of
     operation is tried with each fault."""

@@ -44,6 +44,7 @@ class Failing:
         raise RuntimeError("Cannot allocate memory")  # as torch says it
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("call", CALLS)
 def test_any_call_of_the_staging_may_fail(

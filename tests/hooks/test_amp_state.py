@@ -22,6 +22,7 @@ Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
 MakeTrainer = Callable[..., Trainer]
 
 
+@pytest.mark.representative(4)
 @pytest.mark.parametrize("at", [1, 3, 4, 5, 7])
 @pytest.mark.parametrize(
     ("hook", "overflow"),

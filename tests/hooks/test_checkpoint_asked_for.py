@@ -67,6 +67,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("unit", [EPOCHS, ITERATIONS], ids=["epochs", "iterations"])
 @pytest.mark.parametrize(("event_type", "at", "priority", "done", "epoch", "iteration"), MOMENTS)
 def test_it_is_of_the_iterations_whose_steps_are_made(

@@ -160,6 +160,7 @@ def wholes() -> dict[str, Trainer]:
     return {}
 
 
+@pytest.mark.representative(4)
 @pytest.mark.parametrize("stop", [1, 3, 4, 6, 11])
 @pytest.mark.parametrize("ema_type", TYPES)
 def test_resumed_run_equals_the_uninterrupted_one(

@@ -141,6 +141,7 @@ def test_steps_that_allocate_are_collected_by_python(
     assert [where for generation, where in seen if generation == ALL and where.startswith("step")]
 
 
+@pytest.mark.slow
 def test_no_full_collection_inside_a_step(
     make_trainer: Make, seen: list[tuple[int, str]], no_nodes: None
 ) -> None:
@@ -181,6 +182,7 @@ def test_generations_take_turns(make_trainer: Make, asked: list[tuple[int, str]]
     assert due == expected
 
 
+@pytest.mark.slow
 def test_cycles_of_steps_do_not_pile_up(make_trainer: Make, no_nodes: None) -> None:
     """In a run without epochs and evaluations the cycles its steps leave are never more than those of a few
     intervals; also where each is in use for a while, and where the outputs hold one."""
@@ -206,6 +208,7 @@ def test_cycles_of_steps_do_not_pile_up(make_trainer: Make, no_nodes: None) -> N
     assert max(alive[400:]) <= max(alive[:400])
 
 
+@pytest.mark.slow
 def test_cycles_of_an_evaluation_do_not_pile_up(make_trainer: Make, no_nodes: None) -> None:
     """A long evaluation within a training is collected by its batches, and afterwards nothing of it is left."""
     alive: list[int] = []
@@ -227,6 +230,7 @@ def test_cycles_of_an_evaluation_do_not_pile_up(make_trainer: Make, no_nodes: No
     assert after == [0]
 
 
+@pytest.mark.slow
 def test_what_lasts_is_frozen_after_the_first_interval(make_trainer: Make, no_nodes: None) -> None:
     """Model, optimizer and all that was imported are out of the collector's sight from then on, garbage is not, and
     full collections look at what came since."""
@@ -304,6 +308,7 @@ def ctrl_c_at(where: str) -> Callable[[Trainer], None]:
     return arm
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     "arm",
     [

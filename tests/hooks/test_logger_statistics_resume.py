@@ -57,6 +57,7 @@ def train(make_trainer: Make, resume: str = "", interval: int = 3, **options: An
     return [(step, scalars) for step, scalars in seen if scalars]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("interval", [1, 3, 4])
 @pytest.mark.parametrize("resume", ["iter_2", "iter_6", "iter_7"])
 def test_resumed_run_logs_what_the_uninterrupted_one_does(

@@ -128,6 +128,7 @@ POLICIES: dict[str, tuple[Callable[[bool], LrUpdaterHook], Callable[[int], float
 }  # fmt: skip
 
 
+@pytest.mark.representative(12)
 @pytest.mark.parametrize("by_epoch", [True, False], ids=["epochs", "iters"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_policy_equals_mmcvs_formula(rates: Callable[..., list[float]], name: str, by_epoch: bool) -> None:

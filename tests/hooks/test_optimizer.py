@@ -65,6 +65,7 @@ def test_order_of_one_step(make_trainer: Callable[..., Trainer], monkeypatch: py
     ]  # fmt: skip
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("options", "clip"),
     [

@@ -178,6 +178,7 @@ UNITS: list[tuple[dict[str, int], int]] = [
 ]
 
 
+@pytest.mark.representative(6)
 @pytest.mark.parametrize(("unit", "interval"), UNITS, ids=str)
 @pytest.mark.parametrize("num_iter", [2, None])
 @pytest.mark.parametrize("loader", LOADERS)
@@ -219,6 +220,7 @@ def test_a_pass_at_its_end_is_not_begun_again(make_trainer: Make) -> None:
 RESUMABLE = [name for name in LOADERS if name != "counted sampler"]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("stop", [PER_EPOCH, PER_EPOCH + 2])
 @pytest.mark.parametrize("loader", RESUMABLE)
 def test_the_checkpoint_has_the_place_of_the_training(
@@ -242,6 +244,7 @@ def test_the_checkpoint_has_the_place_of_the_training(
     assert after == seen
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("resumes", [False, True])
 @pytest.mark.parametrize("loader", RESUMABLE)
 def test_a_pass_that_was_missed_leaves_the_place(

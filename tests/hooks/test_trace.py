@@ -454,6 +454,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_has_its_window(tmp_path: Path) -> None:
     """As soon as the window is over it is in the file, and SIGKILL cannot take it back."""
     arguments, home = ["-c", textwrap.dedent(KILLED)], {**os.environ, "PYTHONPATH": ROOT}

@@ -444,6 +444,7 @@ def wholes() -> dict[str, tuple[Trainer, Rates]]:
     return {}
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("stop_at", [0, 2, 5, 7])
 @pytest.mark.parametrize("name", [*MAIN, "restarts"])
 def test_resumed_run_has_the_rates_of_the_uninterrupted_one(

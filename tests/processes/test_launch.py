@@ -97,6 +97,7 @@ def test_worker_starts_beside_a_backport(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_saver_starts_beside_a_backport(program: Run) -> None:
     """The process that writes checkpoints, too."""
     ran = program(SAVER)

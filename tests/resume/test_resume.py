@@ -121,6 +121,7 @@ def whole_run(make_trainer: MakeTrainer, tmp_path: Path, ends: Any) -> WholeRun:
     return run
 
 
+@pytest.mark.representative(4)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("stop", [15, 7, 10, 1, 29], ids=lambda n: f"stop{n}")
 def test_resumed_run_equals_the_uninterrupted_one(
@@ -146,6 +147,7 @@ def test_resumed_run_equals_the_uninterrupted_one(
 ITERATIONS: dict[str, Any] = {"max_epochs": None, "max_iters": 13, "val_interval": 4, "save_every": 3}
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("stop", [4, 5, 7], ids=lambda n: f"stop{n}")
 def test_iteration_based_run_resumes_as_exactly(
@@ -297,6 +299,7 @@ def test_a_finished_run_is_prolonged(make_trainer: MakeTrainer, tmp_path: Path) 
     assert rows == [("before_train_epoch", 10, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_every", [8, 100], ids=["by the interval", "at the end"])
 def test_a_finished_run_of_iterations_is_prolonged(
     make_trainer: MakeTrainer, tmp_path: Path, save_every: int

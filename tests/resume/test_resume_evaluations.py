@@ -46,6 +46,7 @@ def with_noise(trainer: Trainer, batch: Any) -> dict[str, Any]:
     return {"noise": torch.rand(())}
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     "unit", [{}, {"max_epochs": None, "max_iters": 13, "val_interval": 4}], ids=["epochs", "iterations"]
 )
@@ -74,6 +75,7 @@ def test_one_that_is_cut_short(
     assert_same(state_of(second), state_of(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True], ids=["global", "shared"])
 def test_workers_that_persist(make_trainer: MakeTrainer, tmp_path: Path, own: bool) -> None:
     """They are seeded once in a process, in a resumed one by another evaluation: the training draws the same, from the

@@ -69,6 +69,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("whole")
 
 
+@pytest.mark.representative(2)
 @pytest.mark.filterwarnings("ignore:cumulative_iters")
 @pytest.mark.parametrize(("case", "stops"), CASES, ids=[f"{c.order}-{c.workers}-{s}" for c, s in CASES])
 def test_interrupted_run_equals_the_uninterrupted_one(
@@ -326,6 +327,7 @@ def test_workers_out_of_order_are_logged(
     assert int(data.reads.sum()) == SAMPLES - 7 * BATCH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_training_goes_on_without_a_file(tmp_path: Path, directory: Path, persistent: bool) -> None:
     """`train()` called again after a stop goes on with the workers' states, whatever they had read ahead."""

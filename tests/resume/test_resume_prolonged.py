@@ -101,6 +101,7 @@ KINDS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("after", [SHORT * PER_EPOCH, SHORT * PER_EPOCH - 2], ids=["end", "mid-epoch"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_apply_goes_on_where_the_longer_run_is(build: Build, kind: str, after: int) -> None:

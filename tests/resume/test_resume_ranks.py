@@ -93,6 +93,7 @@ def ranks(folder: Path) -> Ranks:
     return run_ranks(EXACT, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["workers", "shuffled"])
 def test_each_rank_goes_on_exactly(ranks: Ranks, kind: str) -> None:
     """Losses, weights, buffers and random state of the resumed run are those of the uninterrupted one on every rank, with

@@ -114,6 +114,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_what_a_schedule_moved_is_no_change(
     build: Build, caplog: pytest.LogCaptureFixture, name: str

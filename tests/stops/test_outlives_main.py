@@ -47,6 +47,7 @@ begun.wait()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refuse", [False, True])
 def test_nothing_is_lost(tmp_path: Path, refuse: bool) -> None:
     """Checkpoints, whose first one is saved then, the event log and the cost record are whole."""

@@ -27,6 +27,7 @@ TRIALS = 13
 # --- wherever it comes -------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("place", [*PLACES])
 def test_a_signal_anywhere(make_trainer: MakeTrainer, tmp_path: Path, heard: Heard, place: str) -> None:
     """The run ends without another iteration or batch of an evaluation, its last checkpoint is durable and of the
@@ -60,6 +61,7 @@ def precise_trainer(
     return trainer, ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [1, -1])
 def test_a_signal_in_precise_bn(
     make_trainer: MakeTrainer, tmp_path: Path, heard: Heard, interval: int

@@ -386,6 +386,7 @@ def stopped() -> Iterator[tuple[Saver, SaverProcess]]:
     saver.process.close()
 
 
+@pytest.mark.slow
 @needs_shared_memory
 def test_a_process_finishes_alone(stopped: tuple[Saver, SaverProcess], tmp_path: Path) -> None:
     """A save that a process has is left to it: it becomes durable, and then the process ends."""
@@ -401,6 +402,7 @@ def test_a_process_finishes_alone(stopped: tuple[Saver, SaverProcess], tmp_path:
     assert torch.equal(load_checkpoint(tmp_path / "a")["state_dict"]["w"], a_state()["state_dict"]["w"])
 
 
+@pytest.mark.slow
 @needs_shared_memory
 def test_the_hook_leaves_a_save_to_its_process(
     stopped: tuple[Saver, SaverProcess],
@@ -426,6 +428,7 @@ def test_the_hook_leaves_a_save_to_its_process(
     assert load_checkpoint(path)["meta"]["iter"] == 2
 
 
+@pytest.mark.slow
 @needs_shared_memory
 def test_a_process_that_is_being_started_is_deaf_to_ctrl_c() -> None:
     """Ctrl-C reaches the whole group: one that still imports torch must not die of it, with a traceback."""
@@ -457,6 +460,7 @@ print(saver.abandon(), flush=True)
 """
 
 
+@pytest.mark.slow
 @needs_shared_memory
 def test_a_process_that_is_left_says_nothing(tmp_path: Path) -> None:
     """It ends quietly after the program that left it: no traceback appears on a terminal that is somebody else's."""
@@ -510,6 +514,7 @@ with graceful_interrupt(trainer, hint="asked once"):
 """
 
 
+@pytest.mark.slow
 def test_a_script_ends_although_a_save_hangs(tmp_path: Path) -> None:
     """The interpreter's exit waits for no save that was given up, and does not abort over it."""
     process = subprocess.Popen(

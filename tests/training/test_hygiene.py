@@ -141,6 +141,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @needs_fork
 def test_logging_does_not_lock_up_forked_workers(tmp_path: Path) -> None:
     """Subscribers on six threads log, and are logged about, all the time; 50 processes forked meanwhile, loader
@@ -264,6 +265,7 @@ trainer.train()
 }
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("how", [*ENDINGS])
 def test_a_program_that_ends_delivers_what_was_logged(python: Any, tmp_path: Path, how: str) -> None:
     """However a program ends that never closes its trainer: every line that was due is written, also by a writer
@@ -301,6 +303,7 @@ trainer.train()
     process.communicate()
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_wait_longer_than_the_deadline(
     running: subprocess.Popen[str], tmp_path: Path
 ) -> None:

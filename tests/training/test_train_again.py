@@ -88,6 +88,7 @@ class Unreadable:
 # --- the same course ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("unit", UNITS, ids=["epochs", "iterations"])
 @pytest.mark.parametrize(
     "event",
@@ -114,6 +115,7 @@ def accumulating(make_trainer: MakeTrainer, hook: GradientCumulativeOptimizerHoo
     return build(make_trainer, UNITS[0], hooks=[hook], **changes)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
 @pytest.mark.parametrize(
     ("event", "iteration"),

@@ -115,6 +115,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
     return directory / "run", [json.loads(line) for line in ran.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_what_was_emitted_gets_to_the_files(killed: tuple[Path, list[dict[str, Any]]]) -> None:
     """Without a flush and an end: after a kill every iteration is there that was over a moment before, each once and
     in order, and none that never was."""

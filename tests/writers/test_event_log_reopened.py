@@ -117,6 +117,7 @@ LOGS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("event", [image, blob])
 @pytest.mark.parametrize("what", LOGS)
 def test_an_intact_log_is_never_changed(

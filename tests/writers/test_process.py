@@ -113,6 +113,7 @@ def test_writer_whose_worker_dies_goes_on(attach: Attach, account: Account, tmp_
     assert lines[:-1] == ["open 0", "0", "1", "2", "3", "4", "open 5", "5"]
 
 
+@pytest.mark.slow
 def test_tensorboard_in_a_process_survives_a_death(tmp_path: Path) -> None:
     """Its curve is whole: a resumed run is cut off where the new worker goes on, not where the run began."""
     bus = Bus()

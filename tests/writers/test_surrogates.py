@@ -172,6 +172,7 @@ def test_what_else_is_wrong_with_the_event_is_named(attach: Attach, account: Acc
         assert "parcel cannot be encoded for its field value, a dict: NoPlainValue" in account(bus).error
 
 
+@pytest.mark.representative(2)
 @OFFLOADS
 @pytest.mark.parametrize("make", [EventLogWriter, JSONLWriter, CSVWriter, TensorBoardWriter, ImageFileWriter])
 def test_a_run_in_such_a_folder(
@@ -191,6 +192,7 @@ def test_a_run_in_such_a_folder(
     assert any(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 @OFFLOADS
 def test_columns(attach: Attach, account: Account, tmp_path: Path, offload: str) -> None:
     """A metric's name is a column with escapes, one and the same in each row and after a resume."""

@@ -107,6 +107,7 @@ def test_scalars_alone_start_no_process(attach: Attach, folder: Path) -> None:
     assert path.name.endswith(f".{os.getpid()}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("media", [image, histogram])
 def test_media_start_a_process(attach: Attach, folder: Path, media: Callable[[int], Event]) -> None:
     """It goes on where the thread ended, in the same folder: each event is in one account, and in one file, and
@@ -289,6 +290,7 @@ def test_image_that_comes_with_the_close_starts_no_process(attach: Attach, folde
     assert files(folder) == [[1, 2, 3]]
 
 
+@pytest.mark.slow
 def test_cancel_ends_both(folder: Path, tmp_path: Path) -> None:
     """Whoever cancels or pauses the writer means what has moved, too."""
     with Bus() as bus:

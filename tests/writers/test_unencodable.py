@@ -166,6 +166,7 @@ def test_the_sequence_goes_on_behind_it(attach: Attach, tmp_path: Path) -> None:
     assert steps_of_log(tmp_path) == [0, 1, 3, 4]
 
 
+@pytest.mark.slow
 @in_each_file
 def test_in_a_process(
     attach: Attach, account: Account, tmp_path: Path, make: Callable[[], Writer], steps: Steps,

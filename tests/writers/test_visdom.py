@@ -97,6 +97,7 @@ def test_names_that_are_no_utf8(attach: Attach, make: Make, server: Server, tmp_
     assert server.curve("caf\\udce9", "b") == [(1, 0.25), (2, 0.25), (3, 0.25)]
 
 
+@pytest.mark.slow
 def test_values_are_appended_flush_by_flush(attach: Attach, make: Make, server: Server, env: str) -> None:
     """After each bus.flush the server has all that was logged so far."""
     bus = attach(make())

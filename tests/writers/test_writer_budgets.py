@@ -63,6 +63,7 @@ def test_a_writer_over_its_budget_is_named(attach: Attach, caplog: pytest.LogCap
     assert "JSONLWriter" in told[0]
 
 
+@pytest.mark.slow
 def test_a_writer_that_moves_to_a_process_keeps_it(attach: Attach, tmp_path: Path) -> None:
     """Both of its subscriptions have the budget."""
     bus = attach(with_budget(TensorBoardWriter(), 99_000))

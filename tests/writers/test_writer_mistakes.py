@@ -277,6 +277,7 @@ def test_on_error_of_a_writer_is_honoured(
         bus.close()
 
 
+@pytest.mark.slow
 def test_a_writer_that_moves_to_a_process_takes_them_with_it() -> None:
     """What was set on it since it was made, too."""
     writer = TensorBoardWriter()
