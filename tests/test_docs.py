@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,48 +12,74 @@ import pytest
 from eventloop.checkpoint.listing import Stock
 from tests import forked
 
-ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 MADE_FROM_CODE = {"events.md", "api", "dev"}
-PAGES = sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in MADE_FROM_CODE)
-CHECKPOINTS = (DOCS / "checkpoints.md").read_text(encoding="utf-8")
-
-
 BLOCK = re.compile(r"^(<!-- not run: .+? -->\n)?```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-def blocks(text: str) -> list[str]:
-    """Return the Python blocks of a page, without those that are marked `<!-- not run: why -->`."""
-    return [code for not_run, code in BLOCK.findall(text) if not not_run]
+def program_of(page: Path) -> str:
+    """Return a page's Python blocks as one program, without those that are marked `<!-- not run: why -->`."""
+    return "\n".join(code for not_run, code in BLOCK.findall(page.read_text(encoding="utf-8")) if not not_run)
 
 
-def name_of(page: Path) -> str:
-    """Return the name of a page as pytest shows it."""
-    return page.relative_to(DOCS).as_posix()
+def run_page(page: Path, where: Path) -> subprocess.CompletedProcess[str]:
+    """Run a page's program in a directory, and require that it succeeds."""
+    return run(program_of(page), where)
 
 
-def run(page: Path, where: Path) -> str:
-    """Run the blocks of a page one after the other, as one program, and return what they print."""
-    program = "\n".join(blocks(page.read_text(encoding="utf-8")))
-    ended = forked.run(["-c", program], cwd=where, env={**os.environ, "PYTHONPATH": forked.ROOT})
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+def run(program: str, where: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, and require that it succeeds."""
+    ran = forked.run(["-c", program], cwd=where, env={**os.environ, "PYTHONPATH": forked.ROOT})
+    assert ran.returncode == 0, ran.stderr
+    return ran
 
 
-WITH_BLOCKS = [page for page in PAGES if blocks(page.read_text(encoding="utf-8"))]
+CHECKPOINTS, ORDER = DOCS / "checkpoints.md", DOCS / "concepts" / "bus.md"
+TEXT = CHECKPOINTS.read_text(encoding="utf-8")
+PAGES = [
+    page
+    for page in sorted(DOCS.rglob("*.md"))
+    if page.relative_to(DOCS).parts[0] not in MADE_FROM_CODE
+    and page not in (CHECKPOINTS, ORDER)
+    and program_of(page)
+]
+FOLDERS = sorted({page.parent for page in PAGES})
+IN_TURN = """
+import os, pathlib
+for name, program in {programs!r}:
+    where = pathlib.Path(name).absolute()
+    where.mkdir(parents=True)
+    os.chdir(where)
+    exec(compile(program, name, "exec"), {{"__name__": "__main__"}})
+    os.chdir(where.parent)
+"""
 
 
-@pytest.mark.parametrize("page", [p for p in WITH_BLOCKS if p.name != "checkpoints.md"], ids=name_of)
-def test_blocks_run(page: Path, tmp_path: Path) -> None:
-    """Every Python block of a page runs as it is printed, after those before it."""
-    run(page, tmp_path)
+@pytest.mark.parametrize("folder", FOLDERS, ids=[str(folder.relative_to(DOCS)) for folder in FOLDERS])
+def test_blocks_run(folder: Path, tmp_path: Path) -> None:
+    """The blocks of a page run one after the other, as one program, in a directory of its own. One process runs the
+    pages of a folder, which saves the imports."""
+    programs = [(page.name, program_of(page)) for page in PAGES if page.parent == folder]
+    run(IN_TURN.format(programs=programs), tmp_path)
+
+
+def test_the_printed_order_is_the_program_s(tmp_path: Path) -> None:
+    """docs/concepts/bus.md shows the rows that its own program prints for an iteration."""
+    (block,) = re.findall(r"```text\n(event .*?)```", ORDER.read_text(encoding="utf-8"), re.DOTALL)
+    ran = run_page(ORDER, tmp_path)
+    printed = re.search(r"^after_train_iter .*?(?=^\w)", ran.stdout, re.DOTALL | re.MULTILINE)
+
+    assert printed is not None, ran.stdout
+    assert [line.split() for line in block.splitlines()[1:]] == [
+        line.split() for line in printed[0].splitlines()
+    ]
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Run the blocks of checkpoints.md: where, and what they printed."""
+    """Run docs/checkpoints.md; return the run's directory and what was printed."""
     where = tmp_path_factory.mktemp("docs")
-    return where / "runs" / "kept", run(DOCS / "checkpoints.md", where)
+    return where / "runs" / "kept", run_page(CHECKPOINTS, where).stdout
 
 
 def test_what_is_printed(ran: tuple[Path, str]) -> None:
@@ -73,7 +100,7 @@ def test_the_keys_are_those_of_the_file(ran: tuple[Path, str]) -> None:
     """The table has each of a checkpoint; the one beside them is of an average."""
     import torch
 
-    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", CHECKPOINTS, re.MULTILINE)[:4])))
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE)[:4])))
     state = torch.load(ran[0] / "epoch_6" / "state.pth", weights_only=True)
 
     assert named == {*state, "ema_state_dict"}
