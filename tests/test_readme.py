@@ -23,14 +23,6 @@ def test_it_is_short() -> None:
     assert len([line for line in PYTHON_BLOCKS[0].splitlines() if line]) <= 20
 
 
-def test_its_links_are_pages() -> None:
-    """Every link into docs/ names a page that is there."""
-    pages = re.findall(r"\]\((docs/[^)#]+)", README)
-
-    assert pages
-    assert [page for page in pages if not (ROOT / page).is_file()] == []
-
-
 @pytest.mark.parametrize("number", range(len(PYTHON_BLOCKS)))
 def test_example_runs(number: int, tmp_path: Path) -> None:
     """Each example runs as it is printed; those after the first go on from the first."""
