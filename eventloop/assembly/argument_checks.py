@@ -1,4 +1,4 @@
-"""Arguments of the trainer that contradict themselves, or each other: refused before anything is made."""
+"""Refuse arguments of the trainer that are invalid or contradict each other, before anything is created."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eventloop.util.checks import length_of, positive
 from eventloop.util.functions import handler_name
 
 _TAKEN: WeakSet[Bus] = WeakSet()
-"""The buses that have a trainer's hooks."""
+"""Buses that have a trainer's hooks."""
 
 
 def check_trainer(
@@ -59,7 +59,7 @@ def check_trainer(
 
 
 def check_bus(bus: object) -> None:
-    """Refuse what is no bus, and one that is another trainer's: its hooks would act in this one's iterations as well.
+    """Refuse an object that is not a bus, and a bus of another trainer, whose hooks would act here too.
 
     Raises:
         TypeError, ValueError: see the message.
@@ -68,22 +68,22 @@ def check_bus(bus: object) -> None:
         raise TypeError(f"bus must be a Bus, as Bus() makes one, got {bus!r}")
     if bus in _TAKEN:
         raise ValueError(
-            "the bus is another trainer's, whose hooks would step, log and save in this one's iterations too: give each "
-            "trainer a bus of its own"
+            "the bus belongs to another trainer, whose hooks would step, log and save in these iterations too: give "
+            "each trainer a bus of its own"
         )
 
 
 def take_bus(bus: Bus) -> None:
-    """From here on `check_bus` refuses it: a trainer's hooks are about to be attached."""
+    """Mark the bus as taken: the hooks of a trainer are about to be attached."""
     _TAKEN.add(bus)
     bus.for_runs = True
 
 
 def check_loss_fn(loss_fn: object) -> None:
-    """Refuse what is no function of the model's output and the target.
+    """Refuse a loss that cannot be called.
 
     Raises:
-        TypeError: it cannot be called, or is the class of a loss.
+        TypeError: it is not callable, or is a class.
     """
     if isinstance(loss_fn, type):
         raise TypeError(f"loss_fn is a class: give an object of it, {loss_fn.__name__}()")
@@ -95,7 +95,7 @@ def check_signatures(**steps: object) -> None:
     """Refuse steps that cannot be called with `(trainer, batch)`, by the names of the arguments.
 
     Raises:
-        TypeError: one is no function, or takes something else.
+        TypeError: a step is not a function, or has another signature.
     """
     for name, step in steps.items():
         if step is None:
@@ -110,8 +110,7 @@ def check_signatures(**steps: object) -> None:
             signature.bind(None, None)
         except TypeError as error:
             raise TypeError(
-                f"{name} is called with (trainer, batch), and {handler_name(step)}{signature} takes something else: "
-                f"{error}"
+                f"{name} is called with (trainer, batch), but the signature is {handler_name(step)}{signature}: {error}"
             ) from error
 
 
@@ -136,10 +135,10 @@ def check_step(train_step: object, loss_fn: object, optimizer: object, *, steps_
 
 
 def check_lists(**lists: object) -> None:
-    """Refuse what is no list of hooks or writers, by the names of the arguments.
+    """Refuse arguments that are not lists of hooks or writers.
 
     Raises:
-        TypeError: one is a single config, or no sequence.
+        TypeError: an argument is a single config, or not a sequence.
     """
     for name, given in lists.items():
         if isinstance(given, Mapping):
@@ -149,13 +148,13 @@ def check_lists(**lists: object) -> None:
 
 
 def check_default_hooks(given: object) -> None:
-    """Refuse what does not say which hook it changes.
+    """Refuse `default_hooks` that is not a mapping.
 
     Raises:
-        TypeError: it is no mapping.
+        TypeError: it is not a mapping.
     """
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(
-            f"default_hooks must be a mapping {{name: a hook, its options or None}}, got {given!r}; hooks besides the "
-            "default ones go to hooks=[...]"
+            f"default_hooks must be a mapping {{name: a hook, its options or None}}, got {given!r}; other hooks go to "
+            "hooks=[...]"
         )

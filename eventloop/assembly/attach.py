@@ -1,4 +1,4 @@
-"""Putting a trainer together: its directory, what writers are told, and hooks and writers that are attached."""
+"""Create a trainer's directory, build its hooks and writers, and attach them to its bus."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ DEFAULT_HOOKS = {
     "costs": "CostsHook",
     "trace": "TraceHook",
 }
-"""Name, which is also the hook's key in a checkpoint, and class of the hooks every trainer has."""
+"""Hooks of every trainer: the name, which is the key in a checkpoint, and the class."""
 
 
 def make_work_dir(work_dir: str | Path | None, made: list[Path] | None = None) -> Path:
     """Create the directory of the run's files; by default a new one under runs/, named by the time.
 
     Args:
-        made: takes every directory that had to be made, outermost first.
+        made: receives the directories that were created, outermost first.
 
     Raises:
-        TypeError: it is no path.
-        OSError: it cannot be created, or not written.
+        TypeError: it is not a path.
+        OSError: it cannot be created or written.
     """
     if work_dir is not None:
         check_path("work_dir", work_dir)
@@ -92,7 +92,7 @@ def make_work_dir(work_dir: str | Path | None, made: list[Path] | None = None) -
 
 
 def _new_directory(parent: Path) -> Path:
-    """Make a directory named by the time; one for all ranks."""
+    """Create a directory named by the time, shared by all ranks."""
     rank, world_size = rank_and_world_size()
     made = [parent / time.strftime("%Y%m%d_%H%M%S")]
     if rank == 0:
@@ -114,14 +114,14 @@ def _make_free(path: Path) -> Path:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Of this process in its process group; (0, 1) without one."""
+    """Return the rank and world size of this process; (0, 1) without a process group."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def facts_of(trainer: AssembledTrainer) -> Run:
-    """What writers are told of the run that begins."""
+    """Return the facts about a run that writers receive when it begins."""
     return Run(
         work_dir=str(trainer.work_dir.absolute()), start_iter=trainer.iter, start_epoch=trainer.epoch,
         max_iters=trainer.max_iters, max_epochs=trainer.max_epochs,
@@ -130,10 +130,10 @@ def facts_of(trainer: AssembledTrainer) -> Run:
 
 
 def default_writers() -> list[dict[str, Any]]:
-    """Return the configs of a trainer's writers where it names none: a console if a person watches.
+    """Return the configs of the default writers: a console if a person watches.
 
-    It writes to standard error, so that standard output has what the program prints and no more. A notebook shows that
-    in red, and gets it on standard output.
+    It writes to standard error, so that standard output holds only the program's own output. A notebook shows
+    standard error in red, so it gets standard output.
     """
     if in_notebook():
         return [{"type": "ConsoleWriter"}]
@@ -146,10 +146,11 @@ def attach_all(
     writers: Sequence[Any] | None,
     default_hooks: Mapping[str, Any],
 ) -> tuple[list[Any], list[Any]]:
-    """Build what is a config, name the hooks, and subscribe everything; writers write on rank 0 only.
+    """Build configs, name the hooks, and subscribe hooks and writers. Writers write on rank 0 only.
 
     Raises:
-        TypeError, ValueError: no hook or writer, an unknown name, two hooks whose state has one name.
+        TypeError, ValueError: an object is not a hook or writer, a name is unknown, or two hooks share a
+            name.
     """
     own = [build(h, HOOKS) if isinstance(h, Mapping) else h for h in hooks]
     for hook in own:
@@ -191,7 +192,7 @@ def _check_attachable(candidate: Any, what: str) -> None:
 def _with_defaults(
     own: list[Any], default_hooks: Mapping[str, Any], *, by_epoch: bool, has_optimizer: bool
 ) -> list[tuple[str | None, Any]]:
-    """The default hooks, as `default_hooks` changes them, and the others, each with the name of its state."""
+    """Return the default hooks, as `default_hooks` changes them, and the user's, each with its name."""
     names = dict.fromkeys(map(id, own))
     named: list[tuple[str | None, Any]] = []
     for name, class_name in DEFAULT_HOOKS.items():
@@ -224,11 +225,13 @@ def _given(name: str, given: Any, defaults: Mapping[str, Any]) -> list[tuple[str
 
 
 def _additional(name: str, given: Any) -> list[tuple[str | None, Any]]:
-    """MMEngine's `default_hooks=dict(visualization=dict(type="VisualizationHook"))`: one more, under that name."""
+    """Build one more hook under a name, as
+    `default_hooks=dict(visualization=dict(type="VisualizationHook"))`.
+    """
     if given is None or (isinstance(given, Mapping) and "type" not in given):
         raise ValueError(
-            f"default_hooks has no {name!r}{suggest(name, [*DEFAULT_HOOKS])}; one of your own needs its type, or "
-            "goes to hooks=[...]"
+            f"default_hooks has no {name!r}{suggest(name, [*DEFAULT_HOOKS])}; a hook of your own needs a type, or goes "
+            "to hooks=[...]"
         )
     return _given(name, given, {})
 

@@ -1,5 +1,6 @@
-"""Validate and test a model: when, on which metrics, and whether they are there before the training begins.
+"""Evaluate a model: which metrics a validation reports, and when a training validates.
 
-Start with `evaluation`, which averages what a validation step returns. `schedule` decides when a training validates.
-The loop over the batches is in `training`.
+Start with `evaluation`, which averages what a validation step returns. `schedule` decides when a training
+validates. `monitored_metrics` checks before a training that hooks find the metrics they monitor. The loop
+over the batches is in `training`.
 """

@@ -1,4 +1,4 @@
-"""Adding up metrics over a validation or test pass, with one read of the device at its end."""
+"""Average metrics over a validation or test pass, with one read of the device at its end."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ T = TypeVar("T")
 logger = logging.getLogger("eventloop")
 
 _SEVERAL = (torch.Tensor, np.ndarray, Mapping, list, tuple, set)
-"""What a `val_step` may return for handlers of `after_val_iter`."""
-LEFT_OUT = "val_step returned %s as %r, which is no number and becomes no metric: return a number, or a tensor of one element"
+"""Types that a `val_step` may return for handlers of `after_val_iter`; they become no metric."""
+LEFT_OUT = (
+    "val_step returned %s as %r, which is not a number and becomes no metric: return a number, or a tensor of one "
+    "element"
+)
 
 
 @runtime_checkable
 class Metric(Protocol):
-    """What torchmetrics' metrics look like."""
+    """A metric object with the methods of torchmetrics."""
 
     def update(self, preds: Any, target: Any) -> None: ...
     def compute(self) -> Any: ...
@@ -49,12 +52,17 @@ Evaluators = Evaluator | Sequence[Evaluator] | Mapping[str, Evaluator]
 
 
 def accuracy(preds: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Share of samples whose highest score is the target's: `preds` (N, C, ...), `target` (N, ...) of classes."""
+    """Return the share of samples whose highest score is the target's.
+
+    Args:
+        preds: scores, (N, C, ...).
+        target: class indices, (N, ...).
+    """
     return (preds.argmax(1) == target).float().mean()
 
 
 class Mean(NamedTuple):
-    """A mean, and of how many samples."""
+    """A mean and its number of samples."""
 
     value: float
     samples: int
@@ -64,8 +72,11 @@ NOTHING = Mean(0.0, 0)
 
 
 class Averages:
-    """Means over samples of named values: of tensors added up on the device they are on, of numbers at once, as floats of
-    Python's, so that they are not rounded to those of a device."""
+    """Average named values over samples.
+
+    Tensors are added up on their device. Numbers are averaged at once as Python floats, so that they are not
+    rounded to the device's precision.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}
@@ -89,7 +100,7 @@ class Averages:
         self._samples[name] = self._samples.get(name, 0) + samples
 
     def compute(self) -> dict[str, float]:
-        """The means, over all ranks; waits for the device. A rank need not have every name, nor any."""
+        """Return the means over all ranks. Wait for the device. A rank may lack names."""
         own = dict(self._means)
         for name, total in self._read():
             own[name] = _together(
@@ -102,7 +113,7 @@ class Averages:
         return means
 
     def _read(self) -> Iterator[tuple[str, float]]:
-        """The sums, by one read of each device."""
+        """Yield the sums, with one read of each device."""
         for device in {total.device: None for total in self._sums.values()}:
             names = sorted(name for name, total in self._sums.items() if total.device == device)
             values = torch.stack([self._sums[name].reshape(()) for name in names]).tolist()
@@ -110,14 +121,17 @@ class Averages:
 
 
 def is_number(value: Any) -> bool:
-    """True for a number of Python's or NumPy's, or an array of one; a tensor is none of them."""
+    """Return whether `value` is a Python or NumPy number, or a NumPy array of one number. Tensors are not."""
     if isinstance(value, np.ndarray | np.generic):
         return value.size == 1 and value.dtype.kind in "biuf"
     return isinstance(value, int | float)
 
 
 def _together(a: Mean, b: Mean) -> Mean:
-    """The mean of the samples of both. Equal ones stay what they are: a sum that is divided again would be rounded twice."""
+    """Return the mean of the samples of both.
+
+    Equal means stay equal: a sum that is divided again would be rounded twice.
+    """
     samples = a.samples + b.samples
     if not samples:
         return a
@@ -136,8 +150,11 @@ def gather(own: T) -> list[T]:
 
 
 def _of_rank_0(metrics: dict[str, float]) -> dict[str, float]:
-    """The same on every rank: a metric object that does not reduce has another score on each, and hooks that decide
-    by it (the best checkpoint, a plateau, an early stop) would part the ranks."""
+    """Return the metrics of rank 0 on every rank.
+
+    A metric object that does not reduce has another score on each rank, and the ranks would part where hooks
+    decide by it: the best checkpoint, a plateau, an early stop.
+    """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return metrics
     first = [metrics]
@@ -146,14 +163,15 @@ def _of_rank_0(metrics: dict[str, float]) -> dict[str, float]:
 
 
 class Evaluation:
-    """One pass over a loader: fed with what `val_step` returns, asked for the metrics at the end.
+    """Collect what `val_step` returns over one pass, and compute the metrics at its end.
 
-    Every number of the mapping is averaged over samples: one of Python's or NumPy's, or a tensor of one element; `preds`
-    and `target` feed the evaluators. Without an evaluator, class indices as targets are scored by accuracy.
+    Every number of the mapping is averaged over samples: a Python or NumPy number, or a tensor of one
+    element. `preds` and `target` feed the evaluators. Without an evaluator, targets that are class indices
+    are scored by accuracy.
 
     Args:
-        left_out: the names of what was no number, and no tensor or collection for somebody else either, which are told
-            once.
+        left_out: names of values that are neither numbers nor tensors or collections. Each is logged once and
+            added.
     """
 
     def __init__(self, evaluator: Evaluators | None, left_out: set[str] | None = None) -> None:
@@ -166,10 +184,10 @@ class Evaluation:
                 metric.reset()
 
     def add(self, outputs: Mapping[str, Any], samples: int) -> None:
-        """Take in the outputs of one batch.
+        """Add the outputs of one batch.
 
         Raises:
-            ValueError: an evaluator lacks `preds` and `target`, or two sources have a metric of one name.
+            ValueError: an evaluator needs `preds` and `target`, or two sources report one metric.
         """
         for name, value in outputs.items():
             if name in ("preds", "target"):  # a batch of one sample is no metric
@@ -197,10 +215,10 @@ class Evaluation:
                     self._averages.add(key, value, samples)
 
     def compute(self) -> dict[str, float]:
-        """All metrics as floats; waits for the device.
+        """Return all metrics as floats. Wait for the device.
 
         Raises:
-            ValueError: two sources have a metric of one name.
+            ValueError: two sources report one metric.
         """
         metrics = self._averages.compute()
         for name, metric in self._evaluators.items():
@@ -222,7 +240,8 @@ class Evaluation:
 def before_drawing(
     model: torch.nn.Module, trained_on: Iterable[Any] | None, loader: Iterable[Any]
 ) -> Callable[[], None]:
-    """Return a function that restores every random state of this process from which an evaluation on `loader` draws.
+    """Return a function that restores every random state of this process from which an evaluation on `loader`
+    draws.
 
     Args:
         trained_on: the loader of the training, whose random state is restored too.
@@ -250,7 +269,9 @@ class HasFields(Protocol):
 
 @contextmanager
 def fields_kept(trainer: HasFields) -> Iterator[None]:
-    """Restore the trainer's fields after the block. Metrics put in it, also by `get_event_storage`, are discarded."""
+    """Restore the trainer's fields after the block. Metrics put in it, also by `get_event_storage`, are
+    discarded.
+    """
     model, batch, outputs, metrics = trainer.model, trainer.batch, trainer.outputs, trainer.metrics
     try:
         with EventStorage() as trainer.metrics:
@@ -260,10 +281,10 @@ def fields_kept(trainer: HasFields) -> Iterator[None]:
 
 
 def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
-    """Evaluators by name: a mapping's keys, else the function's or class's own name.
+    """Return evaluators by name: the keys of a mapping, or the names of the functions and classes.
 
     Raises:
-        TypeError: something in it is neither a metric nor a function.
+        TypeError: an evaluator is neither a metric nor a function.
         ValueError: two have one name.
     """
     if evaluator is None:
@@ -289,15 +310,17 @@ def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
 
 
 def is_classification(preds: Any, target: Any) -> bool:
-    """True for scores of classes (N, C, ...) against class indices (N, ...)."""
+    """Return whether `preds` are scores of classes (N, C, ...) and `target` class indices (N, ...)."""
     if not isinstance(preds, torch.Tensor) or not isinstance(target, torch.Tensor):
         return False
     return not target.is_floating_point() and preds.ndim == target.ndim + 1
 
 
 def batch_size(batch: Any) -> int:
-    """How many samples a batch has: the first dimension of its first tensor, else its length, else 1. A list of
-    mappings is a list of samples."""
+    """Return the number of samples: the first dimension of the first tensor, else the length, else 1.
+
+    A list of mappings is a list of samples.
+    """
     if isinstance(batch, list | tuple) and batch and all(isinstance(sample, Mapping) for sample in batch):
         return len(batch)
     if (tensor := _first_tensor(batch)) is not None:

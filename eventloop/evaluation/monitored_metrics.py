@@ -1,4 +1,4 @@
-"""Checks that the validation reports the metrics that hooks monitor, before the first training iteration."""
+"""Check before the first training iteration that the validation reports the metrics that hooks monitor."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class MonitoredMetrics:
     """The metrics that hooks monitor, each checked when the trainer is built or in a sanity validation.
 
     Args:
-        sanity_val: batches of the sanity validation; None for one batch where a name could not be checked before.
+        sanity_val: batches of the sanity validation; None for one batch where a name could not be checked
+            before.
         own_val_step: whether the user's code decides what the validation reports.
 
     Raises:
@@ -97,16 +98,18 @@ class MonitoredMetrics:
             self._unchecked.append((metric, option))
 
     def sanity_check(self) -> None:
-        """Validate a few batches before the first iteration of a run, and look for the metrics among the results.
+        """Validate a few batches before the first iteration of a run, and look for the metrics among the
+        results.
 
-        No event is emitted: handlers would count, log and swap weights for a validation that the run does not have.
-        Random states, buffers, modes, metrics and evaluators are put back; what `val_step` changes elsewhere is not. By
-        default nothing is run on a loader that may not begin again, as an iterator. A resumed run is not checked.
+        No event is emitted: handlers would count, log and swap weights for a validation that the run does not
+        have. Random states, buffers, modes, metrics and evaluators are put back; what `val_step` changes
+        elsewhere is not. By default nothing is run on a loader that may not begin again, as an iterator. A
+        resumed run is not checked.
 
         Raises:
             ValueError: a metric is missing.
-            Exception: from the user's code, where `sanity_val` was given. By default it is logged and the names are not
-                checked, because an evaluator may need more than one batch.
+            Exception: from the user's code, where `sanity_val` was given. By default it is logged and the
+                names are not checked, because an evaluator may need more than one batch.
         """
         trainer, batches = self._trainer, self._sanity_val
         if trainer.iter or trainer.stopping:
@@ -115,8 +118,8 @@ class MonitoredMetrics:
             batches = int(bool(self._unchecked) and _can_be_repeated(trainer))
             if self._unchecked and not batches:
                 logger.info(
-                    "whether the validation reports %s is not checked before training, because the val_loader may not "
-                    "begin again or the model is lazy; Trainer(sanity_val=1) checks it all the same",
+                    "not checked before training: whether the validation reports %s. The val_loader may not restart, or "
+                    "the model is lazy; Trainer(sanity_val=1) checks it all the same",
                     self._names(),
                 )
         if batches and (names := self._try_out(batches)) is not None:
@@ -135,8 +138,8 @@ class MonitoredMetrics:
                 error.add_note(f"raised by the sanity validation before training, sanity_val={batches}")
                 raise
             logger.warning(
-                "the sanity validation of one batch failed, and whether the validation reports %s is not checked: %s; "
-                "sanity_val=0 skips it",
+                "the sanity validation of one batch failed, so it is not checked whether the validation reports %s: "
+                "%s; sanity_val=0 skips it",
                 self._names(),
                 error_text(error),
             )
@@ -151,7 +154,8 @@ def reported_names(
 ) -> tuple[set[str], set[str] | None]:
     """Return the certain metric names, and all possible names or None if unknown.
 
-    A function may return a mapping of any names, so only torchmetrics' classes that return a tensor are known.
+    A function may return a mapping of any names, so only torchmetrics' classes that return a tensor are
+    known.
     """
     certain = {name for name, evaluator in evaluators.items() if _gives_one_number(evaluator)}
     known = not own_val_step and len(certain) == len(evaluators)
@@ -196,7 +200,7 @@ def _unreported(metric: str, option: str, names: Iterable[str]) -> str:
 
 
 def _can_be_repeated(trainer: CheckedTrainer) -> bool:
-    """True where the loader begins again with each pass, and the first batch does not create the model's weights."""
+    """Return whether the loader restarts with each pass, and the first batch does not create weights."""
     loader = trainer.val_loader
     begins_again = isinstance(loader, list | tuple) or (
         loader is not None and why_not_by_index(loader) is None and not samplers_state(loader)["numbers"]
@@ -223,7 +227,9 @@ def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:
 
 
 def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return a loader whose workers end with the pass: persistent ones would keep the random state that it leaves."""
+    """Return a loader whose workers end with the pass: persistent ones would keep the random state that it
+    leaves.
+    """
     if not persists(loader):
         return loader
     alone = copy(loader)

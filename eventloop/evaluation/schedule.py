@@ -1,4 +1,4 @@
-"""When a training run validates: at an interval, as in MMEngine, or by a workflow, as in mmcv."""
+"""Decide when a training validates: at an interval as in MMEngine, or by a workflow as in mmcv."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Workflow = Sequence[tuple[str, int]]
 
 
 class Schedule(Protocol):
-    """Says what is evaluated once `done` epochs (iterations) of `total` are completed; `done` 0 is the start."""
+    """Decide which evaluations follow `done` of `total` epochs or iterations; 0 is the start."""
 
     def after(self, done: int, total: int) -> list[Evaluate]: ...
 
@@ -22,14 +22,14 @@ class Schedule(Protocol):
 
 
 class Never:
-    """The schedule of a run that does not evaluate."""
+    """The schedule of a run without validations."""
 
     def after(self, done: int, total: int) -> list[Evaluate]:
-        """Nothing is ever due."""
+        """Return []."""
         return []
 
     def settings(self) -> dict[str, Any]:
-        """There are none."""
+        """Return {}."""
         return {}
 
 
@@ -42,7 +42,7 @@ class ValSchedule:
             `done + 1 >= milestone`.
 
     Raises:
-        TypeError, ValueError: a number that is no positive int, or milestones out of order.
+        TypeError, ValueError: a number is not a positive int, or milestones are out of order.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class ValSchedule:
             self._intervals.append(later)
 
     def after(self, done: int, total: int) -> list[Evaluate]:
-        """["val"] when a validation is due."""
+        """Return ["val"] if a validation is due."""
         interval = self._intervals[bisect_right(self._milestones, done + 1) - 1]
         due = done >= self._begin and (done % interval == 0 or done == total)
         return ["val"] if due and done > 0 else []
 
     def settings(self) -> dict[str, Any]:
-        """The arguments, as a resumed run compares them."""
+        """Return the arguments, which a resumed run compares."""
         dynamic = [*zip(self._milestones, self._intervals, strict=True)][1:]
         return {
             "val_interval": self._intervals[0], "val_begin": self._begin, "dynamic_intervals": [*map(list, dynamic)],
@@ -82,11 +82,11 @@ class ValSchedule:
 class WorkflowSchedule:
     """mmcv's workflow: `[("train", 2), ("val", 1)]` trains two units and validates, again and again.
 
-    What follows the last training unit of a cycle also follows the last one of the run: three epochs of the
-    example are T T V T V.
+    The evaluations after the last training unit of a cycle also follow the last unit of the run: three epochs
+    of the example are T T V T V.
 
     Raises:
-        TypeError, ValueError: no list of `(mode, times)`, an unknown mode, no training in it.
+        TypeError, ValueError: not a list of `(mode, times)`, an unknown mode, or no training.
     """
 
     def __init__(self, workflow: Workflow) -> None:
@@ -112,7 +112,7 @@ class WorkflowSchedule:
             raise ValueError(f"a workflow must train, got {workflow!r}")
 
     def after(self, done: int, total: int) -> list[Evaluate]:
-        """The evaluations between this training unit and the next."""
+        """Return the evaluations between this training unit and the next."""
         place = done % self._cycle
         if done == 0:
             return self._follow[0]
@@ -121,5 +121,5 @@ class WorkflowSchedule:
         return self._follow[place] if place else self._follow[-1] + self._follow[0]
 
     def settings(self) -> dict[str, Any]:
-        """A workflow is given anew with each call of `run`."""
+        """Return {}: a resumed run gets its workflow from the call of `run`."""
         return {}

@@ -1,4 +1,4 @@
-"""The closing summary: where the time went, and who got what."""
+"""Summarize a run as text: where the time went, and what each subscriber received."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from eventloop.metrics import EventStorage
 from eventloop.util.formatting import ABSENT, on_a_line
 
 ERROR_WIDTH = 60
-"""Of an error so much stands in a table; the line for its subscriber has all of it."""
+"""Characters of an error in a table; the line of its subscriber has the whole error."""
 SMALL = 0.001
-"""Handlers of ours that take less than this share of the iterations' time share a row."""
+"""Share of the iterations' time below which handlers of eventloop share a row."""
 _HELPERS = frozenset({"TraceWindow"})
-"""Of ours too, and no hooks: a hook has subscribed them."""
+"""Classes of eventloop that are not hooks, but are subscribed by a hook."""
 NAMES = 10
-"""Of the metrics with values that could not be read, so many are named."""
+"""How many metrics with unreadable values are named."""
 
 
 class MeasuredTrainer(Protocol):
@@ -34,11 +34,12 @@ class MeasuredTrainer(Protocol):
 
 
 def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] = ()) -> str:
-    """What each synchronous handler cost: microseconds per iteration, and its share of one. What is called outside of
-    the iterations, as once in a run, is spread over them too, and has no share.
+    """Return a table of synchronous handlers: microseconds per iteration, and the share of an iteration.
+
+    The time of handlers that run outside iterations is spread over the iterations, and has no share.
 
     Args:
-        ours: classes whose handlers are in one row together where they cost next to nothing.
+        ours: classes whose handlers share one row if they cost next to nothing.
     """
     called = sorted((cost for cost in costs if cost.calls), key=lambda cost: -cost.seconds)
     small = [cost for cost in called if cost.name.partition(".")[0] in ours and _is_small(cost, phases.wall)]
@@ -67,7 +68,7 @@ def _row(name: str, event: str, costs: Sequence[HandlerCost], iterations: int) -
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:
-    """What each background subscriber was given, in events."""
+    """Return a table of the events that each background subscriber received."""
     rows = [
         [
             s.name,
@@ -84,7 +85,7 @@ def delivery_table(stats: list[SubscriptionStats]) -> str:
 
 
 def breakdown(trainer: MeasuredTrainer) -> str:
-    """Where the time of an average iteration went; the parts add up to it."""
+    """Return the shares of the phases in an average iteration, which add up to it."""
     clock = trainer.clock
     if not clock.iterations:
         return "no iteration was trained"
@@ -94,10 +95,10 @@ def breakdown(trainer: MeasuredTrainer) -> str:
 
 
 def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str = "") -> RunCosts:
-    """The whole record of a run, as of now; on the training thread.
+    """Return the record of a run as of now. Call it on the training thread.
 
     Args:
-        complete: the run has ended, and everything was delivered.
+        complete: whether the run has ended and everything was delivered.
         outcome: how it ended.
     """
     bus, clock = trainer.bus, trainer.clock
@@ -111,7 +112,7 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
 
 
 def summarize(trainer: MeasuredTrainer) -> str:
-    """The whole summary as text; also `trainer.summary()`."""
+    """Return the summary of `trainer.summary()` as text."""
     stats, phases = trainer.bus.stats(), trainer.clock.phases
     costs = trainer.bus.handler_costs(phases.wall)
     blocks = [breakdown(trainer), cost_table(costs, phases, _ours(trainer))]
@@ -124,19 +125,19 @@ def summarize(trainer: MeasuredTrainer) -> str:
 
 
 def _ours(trainer: MeasuredTrainer) -> frozenset[str]:
-    """The classes of this package that handle events for the trainer, by the names that their handlers have."""
+    """Return the names of eventloop's classes among the trainer's hooks, as handlers show them."""
     classes = {type(hook) for hook in trainer.hooks}
     own = {cls for cls in classes if not cls.__module__.startswith("eventloop.")}
     return (_HELPERS | {cls.__qualname__ for cls in classes - own}) - {cls.__qualname__ for cls in own}
 
 
 def _unread(values: dict[str, int]) -> list[str]:
-    """A line for the values of metrics that could not be read, and so were not logged."""
+    """Return a line on values of metrics that could not be read and were not logged."""
     counts = ", ".join(f"{name} ({count:,})" for name, count in [*values.items()][:NAMES])
     more = f", and {len(values) - NAMES} names more" if len(values) > NAMES else ""
     return [f"metrics: values that could not be read: {counts}{more}"] if values else []
 
 
 def shortfalls(stats: list[SubscriptionStats]) -> list[str]:
-    """One line for each background subscriber that did not get, or did not manage, everything."""
+    """Return one line for each background subscriber that lost events."""
     return [text for s in stats if (text := s.shortfall)]

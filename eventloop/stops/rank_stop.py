@@ -1,14 +1,15 @@
-"""Stops that all ranks agree on: who goes on alone waits for the others in its next collective, forever.
+"""Stop all ranks at the same iteration.
 
-The ranks add up who asks, over a gloo group of their own, on the host. At the end of each iteration a sum is begun,
-and read at the end of the next one, when it has long arrived: training does not wait for it. So a stop that one rank
-asks for in an iteration ends the run of all of them after the next. A rank that asks reads the sum at once: when all
-of them asked, which each finds by itself, the run ends after the very iteration.
+A rank that went on alone would wait for the others in its next collective, forever. So the ranks add up the
+number of requests to stop, over a gloo group of their own, on the host. At the end of each iteration a sum
+begins, and it is read at the end of the next iteration, when it has long arrived: training does not wait for
+it. A request of one rank therefore ends the run of all ranks after the next iteration. A rank with a request
+reads the sum at once: if all ranks have one, the run ends after that same iteration.
 
-All ranks must come to the same places in the same order, as they must for the collectives of
-DistributedDataParallel: they train equally many iterations. A run of one rank alone, while the others do something
-else, would wait for them at its begin. In passes over loaders of unequal lengths they agree as long as all of them have
-batches, which the lengths tell; of a training pass the log says that they differ.
+All ranks must reach the same places in the same order, as the collectives of DistributedDataParallel require:
+they train equally many iterations. A run of one rank alone waits for the others when it begins. In passes
+over loaders of unequal lengths the ranks agree as long as all of them have batches; the log warns of a
+training pass with unequal lengths.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch.distributed as dist
 logger = logging.getLogger("eventloop")
 
 LOOK_SECONDS = 0.01
-"""How often a rank looks whether the others have come to the end of a run."""
+"""Seconds between two looks whether all ranks have reached the end of a run."""
 
 
 class Request(NamedTuple):
@@ -36,8 +37,11 @@ class Request(NamedTuple):
 
 
 class _Sum:
-    """The number of ranks that ask. It is read and written as Python's own array, and the group is called without
-    the checks of `dist.all_reduce`: some 80 us an iteration in place of 300, where caches are cold."""
+    """Count the ranks with a request to stop.
+
+    The number lives in a Python array, and the group is called without the checks of `dist.all_reduce`: about
+    80 us an iteration rather than 300, with cold caches.
+    """
 
     def __init__(self) -> None:
         self._number = array("q", [0])
@@ -53,14 +57,14 @@ class _Sum:
         return self._number[0]
 
     def wait_awake(self) -> None:
-        """`wait`, in which the interpreter can look for signals."""
+        """Wait as `wait` does, but let the interpreter handle signals meanwhile."""
         while not self._work.is_completed():
             sleep(LOOK_SECONDS)
-        self._work.wait()  # it is over: this raises its error, where it has one
+        self._work.wait()  # done: raises the error of the collective, if any
 
 
 class Agreement:
-    """The group of the ranks, and the sum that was begun last. Making one is a collective."""
+    """The process group of the ranks and the latest sum. Creating one is a collective."""
 
     def __init__(self) -> None:
         self._world = dist.group.WORLD
@@ -71,44 +75,44 @@ class Agreement:
 
     @staticmethod
     def needed() -> bool:
-        """True where there are other ranks, and a way to ask them."""
+        """Return whether there are other ranks and gloo can reach them."""
         if not (dist.is_available() and dist.is_initialized() and dist.is_gloo_available()):
             return False
         return dist.get_world_size() > 1
 
     def begin(self) -> bool:
-        """Forget what a run that was left began; False when the process group is another one now."""
+        """Drop the sums of an earlier run. Return False if the process group was replaced."""
         self._sums, self._pending = (_Sum(), _Sum()), None
         return self._world is dist.group.WORLD
 
     def boundary(self, *, asks: bool) -> bool:
-        """At the end of an iteration: True on all ranks when they are to stop here."""
+        """End an iteration. Return whether the run stops here, the same on all ranks."""
         if self._arrived():
             return True
         self._pending = pending = self._add_up(asks)
-        # who did not ask is gone on, and reads it at the next boundary
+        # a rank without a request has gone on, and reads the sum at the next boundary
         return asks and pending.wait() == self._size
 
     def edge(self, *, asks: bool) -> bool:
-        """Between two passes: the same, without delay; waits for all ranks."""
+        """End a pass: wait for all ranks, and return whether the run stops here."""
         if self._arrived():
             return True
         return self._add_up(asks).wait() > 0
 
     def extremes(self, number: int) -> tuple[int, int]:
-        """The smallest and the largest of the ranks' numbers."""
+        """Return the smallest and the largest of the ranks' numbers."""
         tensor = torch.tensor([number, -number])
         dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self._group)
         return int(tensor[0]), -int(tensor[1])
 
     def requests(self, own: Request | None) -> list[Request | None]:
-        """What each rank asks for."""
+        """Return the request of each rank."""
         requests = [own] * self._size
         dist.all_gather_object(requests, own, group=self._group)
         return requests
 
     def meet(self) -> None:
-        """Wait for all ranks, or until one of them is gone; a signal's handler is run meanwhile, and may raise."""
+        """Wait for all ranks, or until a rank is gone. Signal handlers run meanwhile, and may raise."""
         try:
             self._add_up(False).wait_awake()
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Signals that end a run. The handler takes a note; the loops poll it, and the run ends at its next boundary."""
+"""Turn signals into requests to stop, which the loops poll: the run ends at its next boundary."""
 
 from __future__ import annotations
 
@@ -35,25 +35,28 @@ class SignalledTrainer(Protocol):
 
 
 class StopSignals:
-    """While the block runs, each of `signals` asks the trainer to stop. A Python handler that was there before is
-    called as well. A second SIGINT raises KeyboardInterrupt at once, and so does one while an error ends the run.
+    """Ask the trainer to stop at each of `signals`, within the block.
+
+    A Python handler that was installed before is called as well. A second SIGINT raises KeyboardInterrupt at
+    once, and so does a SIGINT while an error ends the run.
 
         with StopSignals(trainer, [signal.SIGTERM]):
             trainer.train()
 
-    Off the main thread, where Python delivers no signals, nothing is done. A signal whose handler is not Python's,
-    and one that the same trainer handles already, is left alone. Handlers are put back at the end, unless somebody
-    has replaced them meanwhile; who calls ours from then on gets what was there before.
+    Outside the main thread, where Python delivers no signals, the block does nothing. Signals whose handler
+    is not Python's, or which the same trainer handles already, keep their handler. At the end handlers are
+    restored unless they were replaced meanwhile; code that still calls our handler then reaches the handler
+    from before.
 
     Args:
         hint: written to standard error at the first Ctrl-C.
-        exits: at the end of the block the program ends as the signal would have ended it: SystemExit(128 + number),
-            or KeyboardInterrupt. Not where a Python handler of the program's own was there before: it decides. Signals that the process
-            ignores, as after nohup, are left ignored. Of several ranks all are waited for first.
+        exits: end the program after the block as the signal would have: by SystemExit(128 + number) or
+            KeyboardInterrupt, after all ranks are there. A Python handler of the program's own decides that
+            itself. Signals that the process ignores, as after nohup, stay ignored.
     """
 
     _asked_now = 0
-    """How many of them, one called by the other's, are just taking a signal: a main thread has one stack."""
+    """Depth of handlers that call each other now; the main thread has one stack."""
 
     def __init__(
         self, trainer: SignalledTrainer, signals: Iterable[int], *, hint: str = "", exits: bool = False
@@ -103,7 +106,8 @@ class StopSignals:
         owner = getattr(handler, "__self__", None)
         return isinstance(owner, StopSignals) and owner._trainer is self._trainer
 
-    # --- when a signal comes: between any two instructions, so nothing here may wait for a lock ---------------
+    # --- when a signal comes: between any two instructions, so nothing here may wait for a lock
+    # ---------------
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
@@ -115,7 +119,7 @@ class StopSignals:
         if signum == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
-                # told before it is raised: a loop of one's own, when it is left, does not learn why
+                # set before it is raised: a hand-written loop that is left does not learn why
                 self._trainer.failure = interrupt = KeyboardInterrupt()
                 raise interrupt
             if self._trainer.failure is not None:  # no loop polls any more
@@ -139,20 +143,28 @@ class StopSignals:
                 StopSignals._asked_now -= 1
 
     def _handle_afterwards(self, signum: int, frame: FrameType | None) -> None:
-        """Somebody who installed a handler during the run still calls the one it replaced. There is nothing to stop any
-        more, and nothing ends where a later run has just been asked to."""
+        """Handle a signal after the block, from a handler that still calls ours.
+
+        Nothing is left to stop, and the program goes on if a later run has just been asked to stop.
+        """
         if not (self._asked_now and self._nobody_else(signum)):
             self._as_before(signum, frame)
 
     def _child_ended(self, signum: int, frame: FrameType | None) -> None:
-        """PyTorch raises wherever the main thread is when a loader worker dies: here they got the same signal as the run,
-        and what it still does needs none. The loader says it itself when it is asked for a batch."""
+        """Ignore the death of loader workers, which received the signal too.
+
+        PyTorch would raise wherever the main thread is. The rest of the run needs no worker, and a loader
+        raises by itself when it is asked for a batch.
+        """
         with suppress(RuntimeError):
             self._children_before(signum, frame)
 
     def _handle_in_child(self, signum: int, frame: FrameType | None) -> None:
-        """A forked process inherits the handler, not the run. Loader workers live on as long as the run needs
-        them, although signals of a terminal or a scheduler go to all processes: the loader itself ends them, by SIGTERM."""
+        """Handle a signal in a forked process, which has the handler and not the run.
+
+        Loader workers live as long as the run needs them, although signals of a terminal or a scheduler reach
+        all processes. The loader itself ends them, by SIGTERM.
+        """
         if signum != signal.SIGTERM and get_worker_info() is not None:
             return
         self._as_before(signum, frame)
@@ -169,11 +181,14 @@ class StopSignals:
         before = self._before[signum]
         return before in (signal.SIG_DFL, signal.default_int_handler) or _cancels_a_task(before)
 
-    # --- when everything is delivered ------------------------------------------------------------------------
+    # --- when everything is delivered
+    # ------------------------------------------------------------------------
 
     def _tell(self, error: BaseException | None) -> None:
-        """Tell the log where to resume; the KeyboardInterrupt has it in a note, and of a loop that was left it has been
-        said. No warning: that a scheduler's signal ended a run well is nothing to be seen on standard error."""
+        """Log where to resume, at INFO: a scheduler's signal that ended a run well is no warning.
+
+        A KeyboardInterrupt has it in a note, and a hand-written loop that was left has logged it.
+        """
         trainer = self._trainer
         signum = self._taken or trainer.stop_signal
         if signum in (None, signal.SIGINT) or error is not None or not trainer.where_to_resume:
@@ -181,12 +196,14 @@ class StopSignals:
         logger.info("the run was %s: %s", _reason(signum), trainer.where_to_resume)
 
     def _exit(self, error: BaseException | None) -> None:
-        """Also for a signal that came too late to end anything, and on a rank whose run ended for one of another's.
-        An error that ends the program is not replaced."""
+        """End the program, also for a signal that came too late or reached another rank.
+
+        An error that ends the program is not replaced.
+        """
         signum = self._taken or self._trainer.stop_signal
         if signum not in self._before or not self._nobody_else(signum) or self._trainer.failure is not None:
             return
-        if isinstance(error, GeneratorExit):  # a loop that was left: what is raised here, nobody gets
+        if isinstance(error, GeneratorExit):  # a loop that was left: an error raised here would be lost
             os.kill(os.getpid(), signum)
         elif error is None:
             raise self._interrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
@@ -199,8 +216,11 @@ class StopSignals:
 
 
 def _cancels_a_task(handler: Any) -> bool:
-    """True for what `asyncio.run`, and a Jupyter kernel for a cell with `await`, install for Ctrl-C. It cancels a task, which
-    would go on behind the run up to its next `await`; a KeyboardInterrupt ends it there."""
+    """Return whether a handler is the one of `asyncio.run`, or of a Jupyter kernel for a cell with `await`.
+
+    It cancels a task, which would go on after the run up to its next `await`. A KeyboardInterrupt ends it
+    there.
+    """
     runner = getattr(getattr(handler, "func", None), "__self__", None)
     return isinstance(runner, asyncio.Runner) or getattr(handler, "__module__", None) == "ipykernel.ipkernel"
 

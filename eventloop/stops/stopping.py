@@ -1,4 +1,4 @@
-"""Who asked a run to stop, and where it does: at the next boundary, on several ranks at one all of them agree on."""
+"""Stop a run at its next boundary; several ranks stop at a boundary on which they agree."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ logger = logging.getLogger("eventloop")
 
 _ENDLESS = 2**62
 UNEQUAL = (
-    "rank %d has %d batches in this epoch, and the ranks have from %d to %d: in a DistributedDataParallel model one that has "
-    "more than %d waits for the gradients of the others forever; give all as many, as DistributedSampler does, or an "
-    "even share with drop_last=True"
+    "rank %d has %d batches in this epoch, and the ranks have from %d to %d: with DistributedDataParallel a rank "
+    "with more than %d waits for the gradients of the others forever; give all ranks as many batches, as "
+    "DistributedSampler does, or an even share with drop_last=True"
 )
 
 
@@ -37,10 +37,10 @@ class StoppableTrainer(Protocol):
 
 
 class Stopping:
-    """The requests of one trainer. Signal handlers only note theirs; the loops poll.
+    """Keep the request to stop of one trainer. Signal handlers only set it, and the loops poll it.
 
-    `trainer.stop_reason` and `trainer.stop_signal` are set where the run stops, on all ranks alike. A rank that did
-    not ask itself says which one did.
+    `trainer.stop_reason` and `trainer.stop_signal` are set at the boundary where the run stops, on all ranks.
+    On a rank without a request of its own the reason names the rank that asked.
     """
 
     def __init__(self, trainer: StoppableTrainer) -> None:
@@ -49,10 +49,10 @@ class Stopping:
         self._agreement: Agreement | None = None
         self._told: set[tuple[int, int]] = set()  # lengths of ranks
         self.together = False
-        """True while a run is shared with other ranks."""
+        """True while other ranks take part in the run."""
 
     def begin_run(self) -> None:
-        """All ranks begin a run, or this process does alone."""
+        """Begin a run, with the other ranks if there are any."""
         together = Agreement.needed()
         if together and (self._agreement is None or not self._agreement.begin()):
             self._agreement = Agreement()
@@ -63,13 +63,13 @@ class Stopping:
         trainer.bus.overtime = self._request is None or self._request.signum is None
 
     def end_run(self) -> None:
-        """What came too late for this run is not meant for the next one: a signal, or a stop of one rank."""
+        """Drop a request that came too late for this run: a signal, or a stop of one rank."""
         if self.together or (self._request is not None and self._request.signum is not None):
             self._request = None
         self.together = False
 
     def ask(self, reason: str, signum: int | None = None) -> None:
-        """Take a note, and have the logger log in this iteration, which is the last: the first one counts.
+        """Request a stop. The first request counts. The logger logs this iteration, which is the last.
 
         Raises:
             ValueError: no reason is given.
@@ -80,11 +80,13 @@ class Stopping:
             self._trainer.bus.overtime = False
         self._request = self._request or Request(reason, signum)
         self._trainer.asked_to_stop = True
-        if self._trainer.running and not self.together:  # several ranks log alike, and go on for another one
+        if (
+            self._trainer.running and not self.together
+        ):  # several ranks log alike, and go on for another iteration
             self._trainer.metrics.crowded = True
 
     def poll(self) -> bool:
-        """True when the run is to end here. Alone a request is enough; several ranks have to agree first."""
+        """Return whether the run ends here. Several ranks must agree first."""
         if self._request is not None and not self.together:
             request, self._request = self._request, None
             if self._trainer.stop_reason is None:
@@ -92,16 +94,19 @@ class Stopping:
         return self._trainer.stop_reason is not None
 
     def boundary(self) -> bool:
-        """`poll` at the end of an iteration that all ranks have."""
+        """Poll at the end of an iteration that all ranks have."""
         return self._agree(edge=False)
 
     def edge(self) -> bool:
-        """`poll` between epochs and evaluations, where the ranks may wait for each other."""
+        """Poll between epochs and evaluations, where the ranks may wait for each other."""
         return self._agree(edge=True)
 
     def common(self, length: int | None, *, trains: bool) -> int:
-        """The batches that all ranks have in a pass that begins; 0 where one does not know. Where they differ in a
-        training, the ranks say so, once for the same lengths."""
+        """Return the number of batches that all ranks have in a pass that begins, or 0 if a rank does not
+        know.
+
+        In a training, log a warning where the numbers differ, once for the same numbers.
+        """
         own = 0 if length is None else length
         if not self.together or self._agreement is None:
             return own
@@ -112,8 +117,11 @@ class Stopping:
         return least
 
     def meet(self) -> None:
-        """At the end of a run that a signal ended: wait until all ranks are there. torchrun and srun end all of them,
-        within 30 seconds or at once, when the first has exited, and one may still be saving."""
+        """Wait for all ranks at the end of a run that a signal ended.
+
+        torchrun and srun end all ranks, within 30 seconds or at once, when the first has exited, and a rank
+        may still be saving.
+        """
         if self.together and self._agreement is not None and self._trainer.stop_signal is not None:
             self._agreement.meet()
 
@@ -138,7 +146,7 @@ class Stopping:
     def _stop(self, request: Request) -> None:
         trainer = self._trainer
         trainer.stop_reason, trainer.stop_signal = request
-        trainer.bus.overtime &= request.signum is None  # which another rank may have got
+        trainer.bus.overtime &= request.signum is None  # another rank may have received it
         trainer.asked_to_stop, self._request = True, None
         if request.signum not in (None, signal.SIGINT):
             trainer.announce(PreemptionRequested, reason=request.reason)
@@ -146,15 +154,15 @@ class Stopping:
 
 
 class Pass:
-    """The boundaries of one pass over a loader, for a stop in the middle of it.
+    """A pass over a loader that a request to stop may end early.
 
-    Ranks agree after each batch that all of them have and that is the last of none; beginning is a collective then.
-    The rest of a longer rank's batches is done whatever comes: what ends the pass, such as gathering its metrics,
-    needs all ranks.
+    Several ranks agree after each batch that all of them have and that is not the last batch of a rank;
+    creating a pass is a collective then. A rank with more batches finishes them: the end of the pass, such as
+    gathering metrics, needs all ranks.
 
     Args:
-        length: batches of the pass here; None when it is not known.
-        endless: the pass has no end of its own. Otherwise a pass of unknown length is done to its end by several ranks.
+        length: batches of the pass on this rank; None if unknown.
+        endless: the pass does not end by itself. Otherwise several ranks finish a pass of unknown length.
         trains: the model is trained in it, where ranks may wait for each other's gradients.
     """
 
@@ -167,13 +175,13 @@ class Pass:
             self._common = stopping.common(length, trains=trains)
 
     def stops(self, done: int) -> bool:
-        """True when a stop ends the pass after so many batches; nothing is cut short by one after the last."""
+        """Return whether a stop ends the pass after `done` batches; a finished pass is not cut short."""
         if not self._stopping.together:
             return self._stopping.poll() and done != self._length
         return done < self._common and self._stopping.boundary()
 
     def end(self, done: int) -> None:
-        """The loader has no more: meet the ranks at the boundaries that it said it would have."""
+        """End a pass early: meet the other ranks at the boundaries that its length announced."""
         while self._stopping.together and done + 1 < self._common < _ENDLESS:
             done += 1
             if self._stopping.boundary():
