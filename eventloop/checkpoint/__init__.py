@@ -1,7 +1,10 @@
-"""Store checkpoints so that a crash at any moment leaves a whole one.
+"""Store checkpoints so that a crash at any moment leaves a complete one.
 
-Start with `store`. `manifest` describes a checkpoint, `directory` finds the newest and the best, `listing` shows them.
-`saving` writes beside the training. Names that need torch are imported when they are first used.
+Start with `store`, which writes and reads one checkpoint. `manifest` describes a checkpoint, `directory`
+finds the newest and the best, `listing` describes a directory for people. `saving` copies and writes a state
+in the background, `retention` decides which checkpoints stay. The package may import `data`, `optim`,
+`metrics`, `state` and the packages below them. Public names are imported when they are first used, because
+some need torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What is removed when a checkpoint is saved: what it replaces, and what saves that never ended have left."""
+"""Remove replaced checkpoints and the leftovers of saves that were killed.
+
+The saver and `CheckpointHook` use it. Errors of the file system are logged or ignored, never raised.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,27 @@ logger = logging.getLogger("eventloop")
 
 
 def remove_replaced(paths: Sequence[Path]) -> None:
-    """Remove checkpoints; one that cannot be removed is named and left. What is no checkpoint is left too: the names
-    may come from the checkpoint that was resumed from, and another program may have written that."""
+    """Remove checkpoints that a newer one replaces.
+
+    A path without a manifest stays: the names may come from the checkpoint that was resumed from, which
+    another program may have written. A checkpoint that cannot be removed is logged as a warning, and stays.
+    """
     for path in paths:
         try:
             if (path / MANIFEST).exists():
                 remove_checkpoint(path)
-        except FileNotFoundError:  # somebody prunes by hand
+        except FileNotFoundError:  # removed by hand meanwhile
             continue
         except OSError as error:
             logger.warning("a checkpoint that was replaced could not be removed: %s", error)
 
 
 def remove_dead(directory: Path) -> None:
-    """Remove what saves that were killed have left in a directory. In a container each run may have the same number, so
-    what bears this process's is a former one's, unless another trainer of this process is writing it."""
+    """Remove the leftovers of killed saves from a directory.
+
+    A leftover with this process's id belongs to an earlier run (in a container each run may have the same
+    id), unless another trainer of this process is writing it.
+    """
     for left in leftovers(directory):
         writer = writer_of(left)
         former = writer == os.getpid() and left.name not in under_way
@@ -42,7 +51,7 @@ def remove_dead(directory: Path) -> None:
 
 
 def remove_unfinished(path: Path, process: int) -> None:
-    """Remove what a process that writes no more has begun of a checkpoint; others may be writing beside it."""
+    """Remove the incomplete files of one checkpoint that a process was writing."""
     for left in leftovers(path.parent, process):
         if left.name.startswith(f".{path.name}."):
             with suppress(OSError):

@@ -1,4 +1,8 @@
-"""The directory that checkpoints lie in: what is there, in which order, and which are the best. Imports no torch."""
+"""Find the checkpoints of a directory, their order, and the best ones.
+
+Loading, resuming, retention and `eventloop checkpoints` use it. The order comes from the sequence numbers in
+the manifests, never from a clock or a pointer file. This module imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -11,70 +15,80 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventloop.checkpoint.disk import DISK, Disk
-from eventloop.checkpoint.lineage import LINE, Turn, line_of, read_turns, write_turns
+from eventloop.checkpoint.lineage import LINE, StepBack, lineage_filter, read_steps_back, write_steps_back
 from eventloop.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from eventloop.util.errors import CheckpointError
 
 PAYLOAD = "state.pth"
 SUFFIXES = (".pth", ".pt", ".ckpt")
-"""What the name of a single file must end in to be read as a checkpoint: a published one, or another program's."""
+"""The suffixes of single files that are read as checkpoints."""
 LOOKS = 10
-"""How often a directory is looked at in which a run removes what was just found; of a few that are kept, twice is enough."""
+"""Times that a directory is scanned again while a run removes what was found; two usually do."""
 _ASIDE = re.compile(r"^\..+\.(?P<process>\d+)-\d+\.(tmp|old)$")
 _numbers = itertools.count(1)
 
 
-def aside(path: Path, why: str) -> Path:
-    """A name beside `path` that is not looked for; a new one every time. In a container every run is process 1, and
-    its names may be those of one that was killed."""
+def temporary_path(path: Path, why: str) -> Path:
+    """Return an unused hidden name in the folder of `path`, with this process's id in it.
+
+    In a container every run may be process 1, so a name that exists is skipped: a killed run may have left
+    it.
+    """
     names = (path.with_name(f".{path.name}.{os.getpid()}-{number}.{why}") for number in _numbers)
     return next(name for name in names if not name.exists())
 
 
 def remove_checkpoint(path: Path, disk: Disk = DISK) -> None:
-    """Remove a checkpoint: it loses its name first, durably, so that no half of it is ever found.
+    """Remove a checkpoint; rename it durably first, so that a scan never finds a half of it.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: the checkpoint cannot be removed.
     """
     if not path.is_dir():
         disk.remove(path)
         return
-    nameless = aside(path, "old")
+    nameless = temporary_path(path, "old")
     disk.rename(path, nameless)
     disk.sync_directory(path.parent)
     disk.remove(nameless)
 
 
 def leftovers(directory: Path, process: int | None = None) -> list[Path]:
-    """What saves that were killed, or are under way, have left in a directory: of one process, or of all."""
+    """Return the hidden paths that killed or running saves have in a directory: of one process, or of all."""
     found = [(p, writer_of(p)) for p in directory.glob(".*")]
     return [p for p, writer in found if writer is not None and process in (None, writer)]
 
 
 def writer_of(path: Path) -> int | None:
-    """The process that writes, or wrote, what has a name of `aside`; None if it is no such name."""
+    """Return the id of the process that a name of `temporary_path` contains; None for any other name."""
     match = _ASIDE.match(path.name)
     return int(match["process"]) if match else None
 
 
 class Found(NamedTuple):
-    """What a directory holds, or several: checkpoints, oldest first, and why others are none. Those that a run has left
-    behind, by going back to an earlier one, come before all that is on its line."""
+    """The result of scanning one directory of checkpoints, or several.
+
+    Attributes:
+        paths: all checkpoints, oldest first: single files, then abandoned checkpoints, then those on the
+            lineage.
+        manifests: the manifest of each path that has one.
+        damaged: a sentence for each path that looks like a checkpoint and cannot be used.
+        abandoned: checkpoints off the lineage, because a run went back to an earlier one.
+        last: the greatest sequence ever given, perhaps to a checkpoint that was removed.
+    """
 
     paths: list[Path]
     manifests: dict[Path, Manifest]
     damaged: list[str]
     abandoned: frozenset[Path] = frozenset()
     last: int = 0
-    """The greatest sequence that was given, perhaps to one that is there no more."""
 
     def newest_first(self) -> list[Path]:
-        """Those that have a manifest."""
+        """Return the paths that have a manifest, newest first."""
         return [path for path in reversed(self.paths) if path in self.manifests]
 
     def left_behind(self, path: Path) -> list[str]:
-        """The names of those saved after `path` that are not on its line."""
+        """Return the names of the abandoned checkpoints that were saved after `path`."""
         if path not in self.manifests or path in self.abandoned:
             return []
         after = self.manifests[path].sequence
@@ -82,7 +96,7 @@ class Found(NamedTuple):
         return [self.name_of(each) for each in later if self.manifests[each].sequence > after]
 
     def was_replaced(self, path: Path) -> bool:
-        """It is not there any more, or another one has its name: a run does either at once, once it has saved."""
+        """Return whether a checkpoint was removed, or another has its name, since the scan."""
         if path not in self.manifests:
             return not path.exists()
         try:
@@ -91,16 +105,16 @@ class Found(NamedTuple):
             return not path.exists()
 
     def name_of(self, path: Path) -> str:
-        """A checkpoint for people: its name, or its path where there are several directories."""
+        """Return the name of a checkpoint for messages; its path if several directories were scanned."""
         return path.name if len({each.parent for each in self.paths}) == 1 else str(path)
 
     def watched(self) -> list[str]:
-        """The metrics of which there is a best one: first those of the newest."""
+        """Return the metrics that have a best checkpoint; those of the newest checkpoint come first."""
         best = (self.manifests[path].best for path in self.newest_first())
         return list(dict.fromkeys(metric for metrics in best for metric in metrics))
 
     def ranking(self, metric: str) -> list[Path]:
-        """Those that were saved as the best of a metric, the best first, of equal ones the newest."""
+        """Return the best checkpoints of a metric, best first; of equal scores the newest first."""
 
         def merit(path: Path) -> float:
             value = float(self.manifests[path].metrics[metric])
@@ -110,16 +124,19 @@ class Found(NamedTuple):
         return sorted(saved, key=merit, reverse=True)
 
     def best_kept(self, metric: str) -> int:
-        """How many of the best of a metric stay, as the newest of them says; at most as many as there are."""
+        """Return how many best checkpoints of a metric are kept, by the `keep_best` of the newest one."""
         saved = [path for path in self.newest_first() if metric in self.manifests[path].best]
         count = self.manifests[saved[0]].keep_best
         return len(saved) if count < 0 else min(count, len(saved))
 
 
 def scan(*directories: str | Path) -> Found:
-    """Read the manifests in a directory, or in all that the hooks of a run save in, which count on together. Checkpoints
-    are ordered as `in_order` says; files that other programs wrote come before them, by time, and so do those that a run
-    has left behind. A directory that is being written, or whose save was killed, is not looked at."""
+    """Read the manifests in the directories of a run, and order the checkpoints, oldest first.
+
+    The hooks of a run may save in several directories, and share one sequence. Checkpoints are ordered by
+    `in_order`; single files come before them, by modification time, then abandoned checkpoints. Incomplete
+    saves are skipped.
+    """
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
     damaged: list[str] = []
@@ -127,10 +144,10 @@ def scan(*directories: str | Path) -> Found:
     last = 0
     for directory in map(Path, directories):
         here, beside = _look_into(directory, damaged)
-        turns = _turns_of(directory, damaged)
-        on_line = line_of(turns)
+        steps = _steps_back_of(directory, damaged)
+        on_line = lineage_filter(steps)
         abandoned.update(path for path, manifest in here.items() if not on_line(manifest.sequence))
-        last = max([last, *(each.sequence for each in here.values()), *(turn.newest for turn in turns)])
+        last = max([last, *(each.sequence for each in here.values()), *(step.newest for step in steps)])
         manifests.update(here)
         files += beside
 
@@ -141,9 +158,10 @@ def scan(*directories: str | Path) -> Found:
 
 
 def in_order(manifests: Mapping[Path, Manifest]) -> list[Path]:
-    """Sort checkpoints by their sequence, oldest first; at one iteration the regular one comes after the best ones.
+    """Sort checkpoints by their sequence, oldest first.
 
-    They hold the same weights, so the regular one is the newest and a best one replaces it where it is damaged.
+    At one iteration the regular checkpoint comes after the best ones. Checkpoints of one iteration hold the
+    same weights. So the regular one is the newest, and a best one serves as the fallback if it is damaged.
     """
     by_sequence = sorted(manifests, key=lambda path: (manifests[path].sequence, manifests[path].iter))
     groups = itertools.groupby(by_sequence, key=lambda path: manifests[path].iter)
@@ -151,12 +169,15 @@ def in_order(manifests: Mapping[Path, Manifest]) -> list[Path]:
 
 
 Seen = tuple[dict[Path, Manifest], list[tuple[int, str, Path]]]
-"""Checkpoints with their manifests, and single files with what they are ordered by."""
+"""Checkpoints with their manifests, and single files as (modification time in ns, name, path)."""
 
 
 def _look_into(directory: Path, damaged: list[str]) -> Seen:
-    """What is there, and what is damaged of it. Where a run has meanwhile removed something, what it saved for it may
-    have come too late to be seen: it is looked again."""
+    """Return what a directory holds, and add the reasons for unusable paths to `damaged`.
+
+    If a run removes something during the scan, its successor may have appeared too late to be seen: scan
+    again.
+    """
     for look in range(1, LOOKS + 1):
         reasons: list[str] = []
         gone, seen = _checkpoints_in(directory, reasons)
@@ -167,7 +188,7 @@ def _look_into(directory: Path, damaged: list[str]) -> Seen:
 
 
 def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
-    """Whether something was removed meanwhile, and what was there."""
+    """Return whether something was removed during the scan, and what was found."""
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
     gone = False
@@ -187,13 +208,13 @@ def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
         except FileNotFoundError:  # of the last look at a single file
             pass
         except OSError as error:
-            damaged.append(f"{path} may be a checkpoint, and cannot be looked into: {error}")
+            damaged.append(f"{path} may be a checkpoint, and cannot be read: {error}")
         gone = gone or not os.path.lexists(path)
     return gone, (manifests, files)
 
 
 def _why_not_listed(directory: Path) -> str | None:
-    """A glob is silent about a directory that it may not read."""
+    """Return why a directory cannot be listed, or None; a glob ignores a directory that it may not read."""
     try:
         os.scandir(directory).close()
     except (FileNotFoundError, NotADirectoryError):
@@ -204,10 +225,10 @@ def _why_not_listed(directory: Path) -> str | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is something of that name.
+    """Return whether a path exists.
 
     Raises:
-        OSError: that cannot be found out.
+        OSError: the system cannot say, for example because a folder may not be read.
     """
     try:
         os.stat(path)
@@ -218,32 +239,33 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _turns_of(directory: Path, damaged: list[str]) -> tuple[Turn, ...]:
+def _steps_back_of(directory: Path, damaged: list[str]) -> tuple[StepBack, ...]:
     try:
-        return read_turns(directory)
+        return read_steps_back(directory)
     except CheckpointError as error:
         damaged.append(str(error))
         return ()
 
 
 def go_back(found: Found, path: Path, disk: Disk = DISK) -> bool:
-    """A run goes on from one of the checkpoints that were found: unless it is the newest, note durably that those
-    after it are left behind, in each of their directories. Nothing is removed.
+    """Note durably that a run goes on from an earlier checkpoint; return False for the newest one.
+
+    The checkpoints after it become abandoned, in each directory of the scan. Nothing is removed.
 
     Raises:
-        OSError: that cannot be written; in that directory all is as it was.
+        OSError: the note cannot be written; that directory is unchanged.
     """
     if not found.paths or path == found.paths[-1]:
         return False
-    turn = Turn(found.manifests[path].sequence, found.last)
-    if turn.back_to == turn.newest:
+    step = StepBack(found.manifests[path].sequence, found.last)
+    if step.back_to == step.newest:
         return False
     for directory in dict.fromkeys(each.parent for each in found.manifests):
-        turns = _turns_of(directory, [])  # of a damaged file what was known of the line is lost already
-        write_turns(directory, [*turns, turn], aside(directory / LINE, "tmp"), disk)
+        steps = _steps_back_of(directory, [])  # a damaged file has lost the earlier lineage already
+        write_steps_back(directory, [*steps, step], temporary_path(directory / LINE, "tmp"), disk)
     return True
 
 
 def find_checkpoints(directory: str | Path) -> list[Path]:
-    """The checkpoints of a directory, oldest first; see `scan`."""
+    """Return the paths of all checkpoints in a directory, oldest first, in the order of `scan`."""
     return scan(directory).paths

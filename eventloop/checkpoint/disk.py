@@ -1,7 +1,7 @@
-"""The file operations that a durable write is made of, one method each, and a file that is hashed while it is written.
+"""Write files durably: the single file operations, and a file that is hashed while it is written.
 
-Nothing in here decides anything: what has to be synced before what is the business of `checkpoint`. That it goes
-through one object is for the tests, which put one in its place that fails at the n-th call, or remembers them all.
+`store`, `lineage` and publishing use it, and decide the order of the syncs. All operations go through one
+`Disk` object, so that a test can replace it by an object that fails at the n-th call, or records all calls.
 """
 
 from __future__ import annotations
@@ -21,32 +21,30 @@ from pathlib import Path
 from eventloop.checkpoint.manifest import FileEntry
 
 PIECE = 8 << 20
-"""Bytes between two looks whether the save was given up, and between two requests to write back."""
+"""Bytes written between two checks of the cancel event, and between two requests to write back."""
 BESIDE = 1 << 20
-"""Bytes from which on hashing a piece on a second thread is worth the hand-over."""
-
-
+"""Bytes from which on a piece is hashed on a second thread; below, the hand-over costs more."""
 CACHED = 256 << 10
-"""Bytes that a core's own cache has room for."""
+"""Bytes that fit into a core's own cache."""
 
 
 class SaveGivenUp(RuntimeError):
-    """Nobody waits for this save any more."""
+    """The save was cancelled by its caller."""
 
 
 class Disk:
-    """The operations, as the system has them. Every one may raise OSError."""
+    """The file operations of a durable write, as calls of the system. Each may raise OSError."""
 
     def make_directory(self, path: Path) -> None:
-        """Make one directory; its parent must be there."""
+        """Make one directory, whose parent must exist."""
         path.mkdir()
 
     def create(self, path: Path) -> FileIO:
-        """Open a new file without a buffer; one that is there is never written over."""
+        """Create a file and open it unbuffered; raise FileExistsError if it exists."""
         return FileIO(path, "xb")
 
     def write(self, file: FileIO, data: memoryview) -> int:
-        """Write, and return how many bytes were: it may be fewer."""
+        """Write to a file, and return the number of bytes written, which may be fewer than given."""
         return file.write(data) or 0
 
     def sync(self, file: FileIO) -> None:
@@ -54,7 +52,7 @@ class Disk:
         os.fsync(file.fileno())
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in a directory durable, on a file system that can sync one: some on a network cannot."""
+        """Make the names in a directory durable; do nothing where a network file system cannot sync one."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -65,11 +63,11 @@ class Disk:
             os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file or directory another name, at once or not at all."""
+        """Rename a file or directory atomically."""
         os.rename(source, target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, or a directory with what is in it."""
+        """Remove a file if it exists, or a directory with its contents."""
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -80,13 +78,13 @@ DISK = Disk()
 
 
 class Sink:
-    """A file being written, as `torch.save` wants one: it counts and hashes what goes through it.
+    """A writable file for `torch.save` that counts and hashes the bytes written to it.
 
-    What is large is hashed on a second thread while it is written, which takes about as long.
+    Large pieces are hashed on a second thread while they are written, which takes about as long.
 
     Attributes:
         size: bytes written so far.
-        failure: what ended the writing; `torch.save` tells its caller only that it failed.
+        failure: the error that ended the writing; `torch.save` raises an unspecific RuntimeError instead.
     """
 
     def __init__(self, disk: Disk, file: FileIO, given_up: threading.Event | None = None) -> None:
@@ -100,7 +98,7 @@ class Sink:
         """Write all of `data`.
 
         Raises:
-            OSError: the disk is full, ...
+            OSError: the disk is full, or another error of the file system.
             SaveGivenUp: `given_up` was set.
         """
         view = memoryview(data).cast("B")
@@ -116,23 +114,23 @@ class Sink:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: the file has no buffer."""
 
     def entry(self) -> FileEntry:
-        """What was written, for the manifest."""
+        """Return the size and hash of the written bytes, for the manifest."""
         return FileEntry(bytes=self.size, sha256=self._hash.hexdigest())
 
     def close(self) -> None:
-        """Let the second thread go."""
+        """End the hashing thread."""
         self._let_second_thread_go()
 
     def _let_second_thread_go(self) -> None:
         beside, self._beside = self._beside, None
         if beside is not None:
-            beside.shutdown(cancel_futures=True)  # what no thread was started for
+            beside.shutdown(cancel_futures=True)  # work for which no thread could be started
 
     def _write_beside_the_hash(self, view: memoryview) -> None:
-        """Neither waits for the other before the end: a piece that took the one long may take the other little."""
+        """Write and hash a piece at the same time, and wait for both at the end only."""
         failed = threading.Event()
         try:
             self._beside = self._beside or ThreadPoolExecutor(1, "eventloop checkpoint hash")
@@ -148,15 +146,18 @@ class Sink:
             failed.set()
             raise
         finally:
-            hashed.result()  # it reads memory that is the caller's again once this returns
+            hashed.result()  # the hashing thread reads memory that the caller may reuse once this returns
 
     def _hash_pieces(self, failed: threading.Event, view: memoryview) -> None:
-        """By way of a buffer in the core's own cache: SHA-256 was measured at 1.1 GB/s of what lies in memory, at 1.8 of
-        what is in the cache, where a copy brings it at 10."""
+        """Hash a piece through a buffer in the core's own cache.
+
+        Measured: SHA-256 takes 1.1 GB/s from memory and 1.8 GB/s from the cache; the copy into it runs at 10
+        GB/s.
+        """
         cached = memoryview(bytearray(CACHED))
         for start in range(0, len(view), CACHED):
             if failed.is_set():
-                return  # nobody asks for the hash of half a file
+                return  # the hash of half a file is not used
             piece = view[start : start + CACHED]
             part = cached[: len(piece)]
             part[:] = piece
@@ -181,21 +182,26 @@ class Sink:
 
 
 def start_writing_back(file: FileIO, start: int, size: int) -> None:
-    """Let the system begin to write what will be synced in the end anyway, and not keep it: a checkpoint is not read
-    again, and its pages would push out the data set's."""
+    """Ask the system to write a part of a file back to the disk now, and to drop it from the page cache.
+
+    The bytes are synced at the end anyway. A checkpoint is rarely read again, and its pages would evict the
+    data set's.
+    """
     if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):  # it is an advice: a file system or a sandbox may know none
+        with suppress(OSError):  # it is only advice, which a file system or a sandbox may refuse
             os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_DONTNEED)
 
 
 def write_file(
     path: Path, write: Callable[[Sink], object], *, disk: Disk = DISK, given_up: threading.Event | None = None
 ) -> FileEntry:
-    """Write a new file durably, and return its size and hash. Its name is durable only after `sync_directory`.
+    """Write a new file durably, and return its size and hash.
+
+    The name of the file is durable only after `sync_directory`.
 
     Raises:
-        FileExistsError: there is one of that name.
-        OSError: the disk is full, ...
+        FileExistsError: the path exists.
+        OSError: the disk is full, or another error of the file system.
         SaveGivenUp: `given_up` was set.
     """
     with disk.create(path) as file:
@@ -209,11 +215,13 @@ def write_file(
 
 
 def make_directories(path: Path, disk: Disk = DISK) -> None:
-    """Make a directory and those above it that are missing, each durable in the one above it, up to the root of its
-    file system: one that is there may have been made a moment ago, by somebody who did not sync it.
+    """Make a directory and its missing parents, and make their names durable.
+
+    Also the names of existing parents are synced, up to the root of the file system: another program may have
+    made them a moment ago without a sync.
 
     Raises:
-        OSError: one cannot be made, or its name not be made durable.
+        OSError: a directory cannot be made, or its name cannot be made durable.
     """
     path = path.resolve()
     if not path.is_dir():
@@ -227,7 +235,7 @@ def make_directories(path: Path, disk: Disk = DISK) -> None:
         return
     else:
         make_directories(path.parent, disk)
-    with suppress(PermissionError):  # it may be written, but not listed, so nobody can sync it
+    with suppress(PermissionError):  # a folder that may be written but not listed cannot be synced
         disk.sync_directory(path.parent)
     _durable.add(_identity(path))
 

@@ -1,4 +1,7 @@
-"""Weights as other programs write them: safetensors, and files that have the tensors by name and nothing else."""
+"""Read weights that other programs wrote: safetensors files, and files of tensors by name.
+
+`load_checkpoint` uses it, and gets every such file as a checkpoint with a `state_dict`.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,22 @@ from eventloop.util.errors import CheckpointError
 
 WEIGHTS = "state_dict"
 WRAPPINGS = ("model_state_dict", "model")
-"""Where others have the weights that eventloop and MMEngine have at `state_dict`."""
-_SAID = frozenset({"format", "iter", "epoch", "eventloop"})
-"""What publishing says in the metadata besides which of tied tensors stands for which."""
+"""The keys under which other programs store what eventloop and MMEngine store under `state_dict`."""
+_METADATA = frozenset({"format", "iter", "epoch", "eventloop"})
+"""The keys of a published file's metadata that are not names of tied tensors."""
 
 
 def read_safetensors(path: Path, map_location: Any = "cpu") -> dict[str, torch.Tensor]:
-    """The tensors of a file by name, also those that another one of the same memory was written for: which stands for
-    which is in the metadata, as `safetensors.torch.save_model` and publishing write it.
+    """Read the tensors of a safetensors file by name, also tied tensors that were written once.
+
+    The metadata names the written tensor of each tied one, as `safetensors.torch.save_model` and publishing
+    do.
 
     Raises:
         ImportError: safetensors is not installed.
-        TypeError: `map_location` is no device.
-        OSError, CheckpointError: it cannot be read, or is no such file.
+        TypeError: `map_location` is not a device.
+        OSError: the file cannot be opened.
+        CheckpointError: the file is not a safetensors file.
     """
     try:
         from safetensors import SafetensorError, safe_open
@@ -34,26 +40,30 @@ def read_safetensors(path: Path, map_location: Any = "cpu") -> dict[str, torch.T
         ) from error
     if not isinstance(map_location, str | int | torch.device | None):
         raise TypeError(
-            f"map_location must be a device for {path}, which says none itself, got a {type(map_location).__name__}"
+            f"map_location must be a device for {path}, whose format stores no devices, got a "
+            f"{type(map_location).__name__}"
         )
     device = "cpu" if map_location is None else str(torch.device(map_location))
     try:
         with safe_open(path, "pt", device=device) as file:
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
-            said: Mapping[str, str] = file.metadata() or {}
+            metadata: Mapping[str, str] = file.metadata() or {}
     except SafetensorError as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
-    tied = {name: tensors[first] for name, first in said.items() if name not in _SAID and first in tensors}
+    tied = {
+        name: tensors[first] for name, first in metadata.items() if name not in _METADATA and first in tensors
+    }
     return {**tied, **tensors}
 
 
 def as_checkpoint(state: object, path: Path) -> dict[str, Any]:
-    """What a file holds as a mapping with the weights at `state_dict`, where they may be all that it has, or at one of
-    `WRAPPINGS`.
+    """Return the contents of a file as a mapping with the weights under `state_dict`.
+
+    The file may have them there, under one of `WRAPPINGS`, or consist of them alone.
 
     Raises:
-        CheckpointError: there are none in it.
+        CheckpointError: the file holds no weights.
     """
     if isinstance(state, dict) and isinstance(state.get(WEIGHTS), Mapping):
         return state
@@ -64,14 +74,14 @@ def as_checkpoint(state: object, path: Path) -> dict[str, Any]:
             if _are_weights(state.get(key)):
                 return {WEIGHTS: state[key], **{name: each for name, each in state.items() if name != key}}
     raise CheckpointError(
-        f"{path} is no checkpoint of eventloop: expected a mapping with a '{WEIGHTS}', {' or '.join(map(repr, WRAPPINGS))}, "
-        f"or a model's tensors by their names, {_found(state)}. Where it has weights, "
-        "model.load_state_dict(torch.load(path)[...]) takes them"
+        f"{path} is not a checkpoint of eventloop: expected a mapping with a '{WEIGHTS}', "
+        f"{' or '.join(map(repr, WRAPPINGS))}, or a model's tensors by their names, {_found(state)}. "
+        "If it has weights, load them with model.load_state_dict(torch.load(path)[...])"
     )
 
 
 def _are_weights(value: object) -> bool:
-    """A state dict: nothing but tensors, and what modules say of themselves."""
+    """Return whether a value is a state dict: a mapping of names to tensors and extra states."""
     if not isinstance(value, Mapping) or not any(isinstance(each, torch.Tensor) for each in value.values()):
         return False
     return all(
@@ -81,7 +91,7 @@ def _are_weights(value: object) -> bool:
 
 
 def is_extra_state(name: str) -> bool:
-    """It is what `get_extra_state` of a module returned, which may be anything."""
+    """Return whether a name of a state dict holds the result of a module's `get_extra_state`."""
     return name.rpartition(".")[2] == "_extra_state"
 
 

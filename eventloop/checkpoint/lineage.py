@@ -1,8 +1,9 @@
-"""Which checkpoints of a directory are on the line of the run, and which a run has left behind. Imports no torch.
+"""Record which checkpoints of a directory are on the run's lineage, and which are abandoned.
 
-Whoever resumes from another checkpoint than the newest begins a new line there. Until it has saved for the first time
-nothing but `line.json` says so: it lists, for each time a run went back, where to and what was the newest then. It is
-replaced as a whole, durably; without it, the newest is the one saved last.
+A run that resumes from another checkpoint than the newest starts a new lineage there. `line.json` records
+that, also before the run has saved for the first time: one entry (`StepBack`) for each time that a run went
+back. The file is replaced as a whole, durably. Without it, all checkpoints are on the lineage. `directory`
+uses this module. It imports no torch.
 """
 
 from __future__ import annotations
@@ -24,9 +25,16 @@ LINE = "line.json"
 SCHEMA = 1
 
 
-class Turn(msgspec.Struct, frozen=True):
-    """A run went back to a checkpoint, while another was the newest: the sequences of both. Where the hooks of the run
-    save in several directories, each has the turn, which may name checkpoints of another."""
+class StepBack(msgspec.Struct, frozen=True):
+    """A record that a run went back to a checkpoint while another was the newest.
+
+    If the hooks of a run save in several directories, each directory gets the record, which may name
+    checkpoints of another one.
+
+    Attributes:
+        back_to: the sequence of the checkpoint that the run resumed from.
+        newest: the greatest sequence at that time.
+    """
 
     back_to: int
     newest: int
@@ -34,27 +42,27 @@ class Turn(msgspec.Struct, frozen=True):
 
 class _Line(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[StepBack, ...] = ()
 
 
 class _Versioned(msgspec.Struct):
-    """What a line of every version has."""
+    """The part of a line file that every version has."""
 
     schema: Any = None
 
 
 class _Envelope(msgspec.Struct):
-    """As a manifest's: the SHA-256 of the bytes that follow."""
+    """A line and the SHA-256 of its bytes, as in a manifest."""
 
     sha256: str
     line: msgspec.Raw
 
 
-def read_turns(directory: Path) -> tuple[Turn, ...]:
-    """The turns of a directory, oldest first; none where nobody went back.
+def read_steps_back(directory: Path) -> tuple[StepBack, ...]:
+    """Read the steps back of a directory, oldest first; return () if no run went back.
 
     Raises:
-        CheckpointError: the file cannot be read, is damaged, or is of a later version.
+        CheckpointError: the file cannot be read, is damaged, or has a later version.
     """
     path = directory / LINE
     try:
@@ -67,7 +75,7 @@ def read_turns(directory: Path) -> tuple[Turn, ...]:
     try:
         envelope = msgspec.json.decode(raw, type=_Envelope)
         if hashlib.sha256(envelope.line).hexdigest() != envelope.sha256:
-            raise CheckpointError(f"{path} is damaged: it does not have the hash it names")
+            raise CheckpointError(f"{path} is damaged: its contents do not match the hash in it")
         schema = msgspec.json.decode(envelope.line, type=_Versioned).schema
         if schema != SCHEMA:
             raise CheckpointError(
@@ -78,14 +86,14 @@ def read_turns(directory: Path) -> tuple[Turn, ...]:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
-def write_turns(directory: Path, turns: Sequence[Turn], work: Path, disk: Disk = DISK) -> None:
-    """Replace the turns of a directory, durably and at once: a crash leaves those before, or these.
+def write_steps_back(directory: Path, turns: Sequence[StepBack], work: Path, disk: Disk = DISK) -> None:
+    """Replace the steps back of a directory durably and atomically.
 
     Args:
-        work: a free name in the directory, for the meantime.
+        work: an unused name in the directory, for the temporary file.
 
     Raises:
-        OSError: the disk is full, the directory cannot be written, ...
+        OSError: the disk is full, the directory cannot be written, or another error of the file system.
     """
     body = msgspec.json.encode(_Line(turns=tuple(turns)))
     raw = msgspec.json.encode(_Envelope(hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
@@ -99,11 +107,11 @@ def write_turns(directory: Path, turns: Sequence[Turn], work: Path, disk: Disk =
         raise
 
 
-def line_of(turns: Sequence[Turn]) -> Callable[[int], bool]:
-    """Tell whether a checkpoint, by its sequence, is on the line that was last gone on with.
+def lineage_filter(turns: Sequence[StepBack]) -> Callable[[int], bool]:
+    """Return a function that decides, by its sequence, whether a checkpoint is on the current lineage.
 
-    That line is what was saved since the last turn; before it, what led to where that one went back to, and so on:
-    a later run may go back to what an earlier one had left behind.
+    The lineage is what was saved since the last step back, before that what led to the checkpoint it went
+    back to, and so on. A later run may go back to a checkpoint that an earlier run had abandoned.
     """
     spans: list[tuple[float, float]] = []
     last = math.inf

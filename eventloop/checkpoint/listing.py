@@ -1,4 +1,8 @@
-"""What a run's directory holds of checkpoints. Imports no torch."""
+"""Describe the checkpoints of a directory, their damage, and leftovers of killed saves.
+
+The command `eventloop checkpoints` and `prune` use it. This module imports no torch, so the command starts
+quickly.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +24,29 @@ from eventloop.util.errors import CheckpointError
 
 
 class Item(msgspec.Struct, kw_only=True):
-    """A checkpoint; or a single file that could be read as one, which has no manifest: what follows `time` is empty.
+    """The description of one checkpoint, or of a single file that can be read as one.
+
+    A single file has no manifest: the fields after `time` keep their defaults, except `whole`.
 
     Attributes:
-        name: within the directory.
-        bytes: of its files.
+        name: the name in the directory.
+        bytes: the size of all its files.
         time: when it was saved, ISO 8601.
-        epoch, iter, batch_idx: where the run was: completed epochs and iterations, batches of the next epoch.
-        best: the metrics of which it was one of the best so far, with its scores; "nan", "inf" and "-inf" are texts.
-        best_now: those of which it is the best.
-        best_kept: those of which it is one of the best so many that the run keeps.
+        epoch, iter, batch_idx: completed epochs, completed iterations, and completed batches of the current
+            epoch.
+        best: the metrics of which it was one of the best when it was saved, with its scores; scores that are
+            not finite are the texts "nan", "inf" and "-inf".
+        best_now: the metrics of which it is the best now.
+        best_kept: the metrics of which it is among the `keep_best` best, which the run keeps.
         metrics: all scores of the last validation before it was saved.
-        validated_at: the iteration that validation was made at.
-        newest: the newest on the line of the run, as `in_order` sorts: `resume("auto")` goes on from it, unless another
-            hook of the run has saved a newer one elsewhere.
-        abandoned: a run went back to an earlier one, and left it behind.
-        missing: what it lacks to be resumed from.
+        validated_at: the iteration of that validation.
+        newest: True for the newest checkpoint of the lineage in this directory. `resume("auto")` goes on from
+            it, unless another hook of the run has saved a newer one elsewhere.
+        abandoned: True if a run went back to an earlier checkpoint.
+        missing: the keys that it lacks to be resumed from.
         eventloop, torch: the versions that wrote it.
-        whole: its files are those that were saved; None where they were not read, or there is nothing to compare them
-            with. False also where they were not read, but one is missing or has another size.
+        whole: True if its files were read and match their hashes, False if they do not match, if one is
+            missing or if one has another size; None if they were not read, or have no hash to compare with.
     """
 
     name: str
@@ -61,7 +69,14 @@ class Item(msgspec.Struct, kw_only=True):
 
 
 class Leftover(msgspec.Struct):
-    """What a save has left that was killed, or is under way; and whether the process still lives."""
+    """A temporary path of a save that was killed or is running.
+
+    Attributes:
+        name: the name in the directory.
+        bytes: the size of all its files.
+        process: the id of the process that writes it.
+        alive: whether a process with that id exists.
+    """
 
     name: str
     bytes: int
@@ -70,7 +85,14 @@ class Leftover(msgspec.Struct):
 
 
 class Inventory(msgspec.Struct):
-    """All of it: checkpoints, oldest first, those that were left behind before the others; a sentence for each that is damaged or incomplete; leftovers."""
+    """The description of a directory, as `eventloop checkpoints --json` prints it.
+
+    Attributes:
+        directory: its path.
+        checkpoints: single files, abandoned checkpoints, then those of the lineage; each group oldest first.
+        damaged: a sentence for each checkpoint that is damaged or incomplete.
+        leftovers: temporary paths of saves.
+    """
 
     directory: str
     checkpoints: list[Item]
@@ -79,16 +101,17 @@ class Inventory(msgspec.Struct):
 
 
 class Stock:
-    """The checkpoints of a directory as they are when it is read, with the sizes of their files, and single files; they
-    are read when they are asked for, once. One that the run itself removes or replaces meanwhile is not damaged: it is
-    forgotten.
+    """The checkpoints of a directory at one moment, and the damage known so far.
+
+    Sizes of files are compared at once. Contents are read and hashed on request, once. A checkpoint that a
+    run removes or replaces meanwhile is forgotten, and does not count as damaged.
 
     Raises:
         OSError: the directory cannot be read.
     """
 
     def __init__(self, directory: Path) -> None:
-        os.scandir(directory).close()  # a glob is silent about a directory that it may not read
+        os.scandir(directory).close()  # raises; a glob ignores a directory that it may not read
         self.directory = directory
         self.found = scan(directory)
         self.files = _single_files(directory, self.found)
@@ -97,7 +120,7 @@ class Stock:
             self._judge(path, partial(check_sizes, manifest=manifest))
 
     def damage_of(self, path: Path) -> str | None:
-        """Read every file of a checkpoint, and say why it is not whole; None if it is."""
+        """Read every file of a checkpoint; return a sentence about its damage, or None if it has none."""
         if path not in self.found.manifests:
             return f"{path} is gone"
         if path not in self._damage and self._judge(path, verify_checkpoint):
@@ -105,7 +128,7 @@ class Stock:
         return self._damage[path] if path in self.found.manifests else f"{path} is gone"
 
     def _judge(self, path: Path, check: Callable[[Path], object]) -> bool:
-        """Whether a check has nothing against a checkpoint; what it has is noted, unless the run has removed it."""
+        """Return whether a checkpoint passes a check; note its damage unless the run has removed it."""
         try:
             check(path)
         except CheckpointError as error:
@@ -118,39 +141,39 @@ class Stock:
         return True
 
     def is_same(self, path: Path) -> bool:
-        """A checkpoint has still the manifest that it had."""
+        """Return whether a checkpoint still has the manifest that it had at the scan."""
         try:
             return read_manifest(path) == self.found.manifests[path]
         except CheckpointError:
             return False
 
     def could_be_whole(self, path: Path) -> bool:
-        """It is there, and nothing is known against it."""
+        """Return whether a checkpoint exists and no damage of it is known."""
         return path in self.found.manifests and self._damage.get(path) is None
 
     def verify(self) -> None:
-        """Read them all, and the single files that have the beginning of their hash in their names."""
+        """Read and check all checkpoints, and the published files, whose names have a part of their hash."""
         for path in [*self.found.manifests]:
             self.damage_of(path)
         for path in [*self.files]:
             try:
                 if verify_published(path):
                     self._damage[path] = None
-            except FileNotFoundError:  # somebody has removed it
+            except FileNotFoundError:  # removed meanwhile
                 self.files.remove(path)
             except CheckpointError as error:
                 self._damage[path] = str(error)
 
     def damaged(self) -> list[str]:
-        """A sentence for each that is known to be damaged, or has no readable manifest."""
+        """Return a sentence for each checkpoint that is known to be damaged, or has no readable manifest."""
         return [*self.found.damaged, *(reason for reason in self._damage.values() if reason is not None)]
 
     def missing(self, path: Path) -> list[str]:
-        """What a checkpoint lacks to be resumed from."""
+        """Return the keys that a checkpoint lacks to be resumed from."""
         return [key for key in NEEDED if key not in self.found.manifests[path].keys]
 
     def inventory(self) -> Inventory:
-        """Describe what there is, and what is known of it."""
+        """Describe the directory with the damage known so far."""
         found = self.found
         best = {metric: found.ranking(metric)[: found.best_kept(metric)] for metric in found.watched()}
         own = [path for path in self.found.paths if path in self.found.manifests]
@@ -188,17 +211,17 @@ class Stock:
 
 
 def _single_files(directory: Path, found: Found) -> list[Path]:
-    """Files without a manifest, oldest first: also those of weights alone, that nobody looks for to resume from."""
+    """Return the single files of a directory, also safetensors files, oldest first."""
     published = (path for path in directory.glob(f"[!.]*{SAFETENSORS}") if path.is_file())
     timed = []
     for path in itertools.chain((path for path in found.paths if path not in found.manifests), published):
-        with suppress(FileNotFoundError):  # somebody has removed it meanwhile
+        with suppress(FileNotFoundError):  # removed meanwhile
             timed.append((path.stat().st_mtime_ns, path.name, path))
     return [path for _, _, path in sorted(timed)]
 
 
 def list_leftovers(directory: Path) -> list[Leftover]:
-    """What saves have left in a directory, by name."""
+    """Describe the temporary paths that killed or running saves have in a directory, sorted by name."""
     found = [(path, writer_of(path)) for path in sorted(leftovers(directory))]
     return [
         Leftover(path.name, _bytes_of(path), process, is_alive(process))
@@ -208,7 +231,7 @@ def list_leftovers(directory: Path) -> list[Leftover]:
 
 
 def is_alive(process: int) -> bool:
-    """True unless no process of this machine has that number; that of another user counts as one."""
+    """Return whether this machine has a process with that id, of any user."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -220,7 +243,7 @@ def is_alive(process: int) -> bool:
 
 def _bytes_of(path: Path) -> int:
     total = 0
-    with suppress(OSError):  # it is being renamed, or removed
+    with suppress(OSError):  # the path is being renamed or removed
         for each in [path, *path.rglob("*")]:
             total += each.stat().st_size if each.is_file() else 0
     return total

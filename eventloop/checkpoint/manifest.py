@@ -1,4 +1,8 @@
-"""What a checkpoint says of itself: `manifest.json`, written last, without which a directory is no checkpoint."""
+"""Write and read `manifest.json`, which describes a checkpoint and has the hashes of its files.
+
+Every module of this package uses it. It is written last: a directory without it is not a checkpoint. Its own
+bytes are hashed too, so a flipped bit is found. This module imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +24,24 @@ from eventloop.util.file_names import is_plain_name
 MANIFEST = "manifest.json"
 SCHEMA = 1
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What a decoder raises of bytes that are none of its own, are nested too deep, or have a number of thousands of digits."""
+"""The errors of a decoder for bytes of another format, nested too deep, or with a number too long."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """A file of the checkpoint."""
+    """The size and the SHA-256 of one file of a checkpoint."""
 
     bytes: int
     sha256: str
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """A tensor in the payload: the keys that lead to it joined by dots, PyTorch's name of its type, its shape, in which -1
-    is a size that the parts of a nested tensor differ in."""
+    """The description of one tensor in the payload.
+
+    Attributes:
+        name: the keys that lead to it, joined by dots.
+        dtype: PyTorch's name of its type, without "torch.".
+        shape: its sizes; -1 where the parts of a nested tensor differ.
+    """
 
     name: str
     dtype: str
@@ -40,15 +49,17 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
-    """What the one who saves says of a checkpoint besides its contents.
+    """The part of a manifest that `CheckpointHook` chooses; the rest is read from the state.
 
     Attributes:
-        sequence: greater than that of every checkpoint saved before it in its directory, or in those of the other hooks
-            of its run; no clock is trusted.
-        best: the metrics of which it was one of the best so far, and what is better: "greater" or "less".
-        keep_best: how many of the best of each of those stay; -1 all.
-        metrics: the scores of the last validation before it was saved; "nan", "inf" and "-inf" are texts.
-        validated_at: the iteration that validation was made at; of a best one it is that of the checkpoint.
+        sequence: the order of saving, greater than that of every earlier checkpoint of the run's hooks. No
+            clock is trusted.
+        best: the metrics of which the checkpoint is one of the best so far, each with its rule: "greater" or
+            "less".
+        keep_best: how many best checkpoints of each of these metrics are kept; -1 keeps all.
+        metrics: the scores of the last validation before the save; scores that are not finite are the texts
+            "nan", "inf" and "-inf".
+        validated_at: the iteration of that validation; for a best checkpoint it is the checkpoint's own.
     """
 
     sequence: int = 0
@@ -60,20 +71,21 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for metric in self.best:
             if metric not in self.metrics or math.isnan(float(self.metrics[metric])):
-                raise ValueError(f"it is to be the best of {metric!r}, of which its metrics have no score")
+                raise ValueError(f"best names {metric!r}, expected a score of it in metrics, got none")
 
 
 class Manifest(Label, frozen=True, kw_only=True):
-    """All of it.
+    """The contents of `manifest.json`: a label and the description of the state and of its files.
 
     Attributes:
         schema: the version of this layout.
-        iter, epoch, batch_idx: where the run was; iter and epoch count what is completed.
-        max_iters, max_epochs: what it was to reach.
+        iter, epoch, batch_idx: completed iterations, completed epochs, and completed batches of the current
+            epoch.
+        max_iters, max_epochs: the planned length of the run.
         time, eventloop, torch: when it was saved, and by which versions.
         keys: the top-level keys of the payload.
-        tensors: what is in it.
-        files: every file of the directory but this one.
+        tensors: the tensors of the payload, in order.
+        files: every file of the directory except the manifest, by name.
     """
 
     schema: int = SCHEMA
@@ -97,61 +109,62 @@ class Manifest(Label, frozen=True, kw_only=True):
 
 
 class _Envelope(msgspec.Struct):
-    """A manifest and the SHA-256 of its bytes, so that a flipped bit in a number is not taken for the number."""
+    """A manifest and the SHA-256 of its bytes, which finds a flipped bit in a number."""
 
     sha256: str
     manifest: msgspec.Raw
 
 
 class _Versioned(msgspec.Struct):
-    """What a manifest of every version has."""
+    """The part of a manifest that every version has."""
 
     schema: Any = None
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of `manifest.json`.
+    """Return the bytes of `manifest.json`, checked by decoding them.
 
     Raises:
-        CheckpointError: something in it, which a handler may have put into the state, is of a type that nobody could
-            read again.
+        CheckpointError: a value in it, which a handler may have put into the state, has a type that could not
+            be decoded again.
     """
     try:
         body = msgspec.json.encode(manifest)
         msgspec.json.decode(body, type=Manifest)
     except (*UNREADABLE, TypeError) as error:  # TypeError: JSON has nothing like it
         raise CheckpointError(
-            f"the {MANIFEST} of this checkpoint could not be read again, so it is not saved: {error}; it is made of the "
-            "state's names, its 'meta' and its label"
+            f"the {MANIFEST} of this checkpoint could not be read again, so the checkpoint is not saved: "
+            f"{error}; it consists of the state's names, its 'meta' and the label: check the handlers' values"
         ) from error
     return msgspec.json.encode(_Envelope(hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file that is to be read to its end. A named pipe under its name would be waited for without end, and a
-    device may have none.
+    """Open a regular file for reading; refuse a named pipe or a device, which may never end.
 
     Raises:
-        OSError: it cannot be opened, or is not a regular file.
+        OSError: the path cannot be opened, or is not a regular file.
     """
     return open(path, "rb", opener=_open_regular)
 
 
 def _open_regular(path: str, flags: int) -> int:
-    without_waiting = getattr(os, "O_NONBLOCK", 0)  # for a pipe; a regular file is read as ever
+    without_waiting = getattr(
+        os, "O_NONBLOCK", 0
+    )  # for a pipe; it does not change how a regular file is read
     descriptor = os.open(path, flags | without_waiting)
     mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # of a directory `open` says so itself
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # `open` itself raises for a directory
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return descriptor
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read a checkpoint's manifest; its other files are not looked at.
+    """Read the manifest of a checkpoint's directory without checking the other files.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or it is of a later version.
+        CheckpointError: the manifest is missing, is damaged, or has a later version.
     """
     path = directory / MANIFEST
     try:
@@ -165,7 +178,7 @@ def read_manifest(directory: Path) -> Manifest:
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if hashlib.sha256(envelope.manifest).hexdigest() != envelope.sha256:
-        raise CheckpointError(f"{path} is damaged: it does not have the hash it names")
+        raise CheckpointError(f"{path} is damaged: its contents do not match the hash in it")
     if msgspec.json.encode(envelope) != raw:
         raise CheckpointError(f"{path} is damaged: it holds more than was saved")
     try:
@@ -176,19 +189,19 @@ def read_manifest(directory: Path) -> Manifest:
             )
         return msgspec.json.decode(envelope.manifest, type=Manifest)
     except UNREADABLE as error:
-        raise CheckpointError(f"{path} is no manifest: {error}") from error
+        raise CheckpointError(f"{path} is not a manifest: {error}") from error
 
 
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 def score(value: float) -> float | str:
-    """A number as JSON can hold it."""
+    """Return a number as JSON can hold it: NaN and infinities become texts."""
     return value if math.isfinite(value) else str(value)
 
 
 def tensor_table(value: Any, name: str = "") -> Iterator[TensorEntry]:
-    """The tensors of a nested state, in order."""
+    """Yield the description of each tensor in a nested state, in order."""
     if type(value) in _ATOMS:
         return
     if hasattr(value, "is_nested"):  # a tensor; this module imports no torch
@@ -203,7 +216,7 @@ def tensor_table(value: Any, name: str = "") -> Iterator[TensorEntry]:
 
 
 def _sizes(nested: Any) -> tuple[int, ...]:
-    """The shape of a nested tensor, -1 where its parts differ."""
+    """Return the shape of a nested tensor, with -1 where its parts differ."""
     sizes = []
     for dim in range(nested.dim()):
         try:

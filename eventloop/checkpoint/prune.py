@@ -1,4 +1,8 @@
-"""Removing checkpoints that are no longer wanted, and what killed saves have left. Imports no torch."""
+"""Remove superfluous checkpoints and the leftovers of killed saves from a directory.
+
+The command `eventloop checkpoints --prune` uses it: `make_plan` first, then `carry_out`. A checkpoint that is
+damaged, a link or a single file is never removed. This module imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,7 @@ from eventloop.checkpoint.listing import Stock, is_alive, list_leftovers
 
 
 class Plan(msgspec.Struct):
-    """What stays and what goes, by name. What is known to be damaged is in neither list, nor is a link or a single
-    file: they are left as they are."""
+    """The names to keep and to remove; damaged checkpoints, links and single files are in neither list."""
 
     keep: list[str]
     remove: list[str]
@@ -24,11 +27,13 @@ class Plan(msgspec.Struct):
 
 
 def make_plan(stock: Stock, count: int) -> Plan:
-    """Keep the newest, of each metric the best so many that its run keeps, and at least one that can be resumed from. Every file of those is
-    read first: one that is damaged does not count, and the next takes its place. Where none is whole nothing goes.
+    """Decide which checkpoints stay: the newest, the best, and at least one to resume from.
+
+    Of each metric as many stay as its run keeps. Every file of the checkpoints that stay is read first; a
+    damaged one does not count, and the next takes its place. If none is intact, nothing is removed.
 
     Args:
-        count: how many of the newest.
+        count: how many of the newest checkpoints stay.
     """
     found = stock.found
     own = [path for path in found.newest_first() if not path.is_symlink()]
@@ -50,18 +55,18 @@ def make_plan(stock: Stock, count: int) -> Plan:
 
 def _whole(stock: Stock, paths: Iterable[Path], count: int) -> Iterable[Path]:
     whole = (path for path in paths if stock.damage_of(path) is None)
-    return islice(whole, min(count, sys.maxsize))  # it takes no more than that
+    return islice(whole, min(count, sys.maxsize))  # islice refuses greater numbers
 
 
 def carry_out(stock: Stock, plan: Plan) -> list[str]:
-    """Remove what a plan says; return a sentence for each that was not removed.
+    """Remove what a plan lists; return a sentence for each path that was not removed.
 
-    Between the plan and this the run may have gone on: unless everything that stays is still what it was, nothing is
-    removed, and of what goes only what is still what it was.
+    The run may have gone on since the plan was made. Nothing is removed unless every checkpoint that stays is
+    unchanged, and a checkpoint is removed only if it is unchanged itself.
     """
     changed = [name for name in plan.keep if not stock.is_same(stock.directory / name)]
     if changed:
-        return [f"nothing was removed: {', '.join(changed)} changed meanwhile, look again"]
+        return [f"nothing was removed: {', '.join(changed)} changed meanwhile; run the command again"]
     failed = []
     for name in plan.remove:
         path = stock.directory / name
@@ -70,7 +75,7 @@ def carry_out(stock: Stock, plan: Plan) -> list[str]:
                 remove_checkpoint(path)
             elif path.exists():
                 failed.append(f"{path} was not removed: it changed meanwhile")
-        except FileNotFoundError:  # the run itself has removed it
+        except FileNotFoundError:  # removed by the run itself
             continue
         except OSError as error:
             failed.append(f"{path} was not removed: {error}")
@@ -81,7 +86,7 @@ def _remove_leftovers(directory: Path, names: Iterable[str]) -> list[str]:
     failed = []
     for name in names:
         process = writer_of(Path(name))
-        if process is None or is_alive(process):  # the system has given the number to another one
+        if process is None or is_alive(process):  # a new process may have the old id
             continue
         try:
             DISK.remove(directory / name)

@@ -1,4 +1,7 @@
-"""Which checkpoint is meant by a name or a path; and where none is, which there are."""
+"""Find the checkpoint that a name or a path means, or list the existing ones in the error.
+
+`Trainer.resume`, `Trainer.load_checkpoint` and the command line use it.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,22 @@ from eventloop.checkpoint.directory import PAYLOAD, SUFFIXES, find_checkpoints
 from eventloop.checkpoint.manifest import MANIFEST
 from eventloop.util.suggest import near
 
-_FEW = 5  # of the newest are named
+_FEW = 5  # names of checkpoints in a message
 _NEWEST = frozenset({"last", "latest", "newest", "recent", "most_recent", "last_checkpoint", "true", "yes"})
-"""What others call what is "auto" here."""
+"""The words that other programs use for "auto"."""
 _NUMBERED = re.compile(r"^(?P<what>.*?)(?P<number>\d+)$")
 
 
 def place_of(path: object, places: Sequence[Path]) -> Path:
-    """Where a checkpoint is that is named as a path, or by its name alone where the run's are, in `places`.
+    """Return the path of a checkpoint that is given as a path, or by its name in the run's directories.
+
+    Args:
+        places: the directories that the run saves in.
 
     Raises:
-        TypeError, ValueError: that is no path.
-        FileNotFoundError: there is none (with the name that was meant, or the newest there are), or several.
+        TypeError, ValueError: `path` is not a path, or is empty.
+        FileNotFoundError: the checkpoint does not exist (with a suggestion, or the newest ones that exist),
+            or the path is a directory of checkpoints.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f'expected "auto", "best", or the path or name of a checkpoint, got {path!r}{_AUTO}')
@@ -40,42 +47,43 @@ def place_of(path: object, places: Sequence[Path]) -> Path:
     if known:
         hint = _hint(path, known)
     else:
-        hint = ", which holds none" if beside is places else f": {path.parent} holds no checkpoint"
+        hint = ", which holds no checkpoint" if beside is places else f": {path.parent} holds no checkpoint"
     looked = f", nor one of that name in {' or '.join(map(str, places))}" if beside is places else ""
     raise FileNotFoundError(f"no checkpoint at {path}{looked}{hint}")
 
 
 def what_else(place: Path) -> str:
-    """Of a checkpoint that was asked for and cannot be read: what can be done."""
-    return f'; the newest that is whole is "auto", and `eventloop checkpoints {place.parent} --verify` reads each'
+    """Return the advice for a checkpoint that exists and cannot be read, to be appended to a message."""
+    command = f"eventloop checkpoints {place.parent} --verify"
+    return f'; "auto" takes the newest intact checkpoint, and `{command}` checks each'
 
 
-_AUTO = ': the newest one is "auto"'
+_AUTO = ': "auto" takes the newest one'
 
 
 def _one(path: Path, places: Sequence[Path]) -> Path:
-    """A directory of checkpoints is none."""
+    """Return a path, or raise FileNotFoundError if it is a directory without a manifest or a payload."""
     if not path.is_dir() or any(os.path.lexists(path / name) for name in (MANIFEST, PAYLOAD)):
         return path
     known = [each.name for each in reversed(find_checkpoints(path))]
     if not known:
         raise FileNotFoundError(
-            f"{path} is a directory that holds no checkpoint, and is none: it has no {MANIFEST}"
+            f"{path} is not a checkpoint, as it has no {MANIFEST}, and it holds no checkpoints"
         )
     run = any(path.resolve() == place.resolve() for place in places)
     auto = (
         _AUTO
         if run
-        else f'; a trainer with this work_dir takes the newest by "auto", here it is {path / known[0]}'
+        else f'; the newest is {path / known[0]}, which "auto" takes in a trainer with this work_dir'
     )
-    raise FileNotFoundError(f"{path} is no checkpoint, but a directory of them: {_newest(known)}{auto}")
+    raise FileNotFoundError(f"{path} is not a checkpoint, but a directory of them: {_newest(known)}{auto}")
 
 
 def _hint(path: Path, known: Sequence[str]) -> str:
     name = path.stem if path.suffix in SUFFIXES else path.name
     if name.lower() in _NEWEST:
         return f"{_AUTO}, {known[0]}"
-    # one with a smaller number than there is was probably removed, and is no misspelled one
+    # a checkpoint with a smaller number than an existing one was probably removed, not misspelled
     gone = (own := _NUMBERED.match(name)) and any(
         (other := _NUMBERED.match(each))
         and other["what"] == own["what"]

@@ -1,12 +1,13 @@
-"""Checkpoints on disk: a directory each, which is there whole or is no checkpoint.
+"""Write and read checkpoints; each is a directory that is either complete or not a checkpoint.
 
-`state.pth` is the state as `torch.save` writes it: a mapping with MMEngine's keys `meta` (counters), `state_dict`
-(the model), `optimizer`, `param_schedulers`, `hooks` (by name) and `rng`; plain `torch.load(path, weights_only=True)`
-reads it. `manifest.json` says what it is and has the SHA-256 of every file; it is written last.
+`state.pth` is the state as `torch.save` writes it: a mapping with MMEngine's keys `meta` (counters),
+`state_dict` (the model), `optimizer`, `param_schedulers`, `hooks` (by name) and `rng`; plain
+`torch.load(path, weights_only=True)` reads it. `manifest.json` describes the state and has the SHA-256 of
+every file; it is written last. The saver writes and `Trainer.resume` reads through this module.
 
-What holds at every moment, also after a power cut: a directory that has its name has all its bytes; none is
-written over; none is removed before its successor is durable. The newest and the best are found by reading the
-manifests that are there, so there is no pointer that could be wrong.
+Invariants at every moment, also after a power cut: a checkpoint that has its final name has all its bytes; no
+checkpoint is overwritten; no checkpoint is removed before its successor is durable. The newest and the best
+are found by reading the manifests, so no pointer file can be wrong.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from eventloop.checkpoint.directory import (
     PAYLOAD,
     SUFFIXES,
     Found,
-    aside,
     find_checkpoints,
     leftovers,
     remove_checkpoint,
     scan,
+    temporary_path,
 )
 from eventloop.checkpoint.disk import DISK, Disk, Sink, make_directories, write_file
 from eventloop.checkpoint.external_weights import as_checkpoint, read_safetensors
@@ -66,26 +67,30 @@ __all__ = [
 logger = logging.getLogger("eventloop")
 
 under_way: set[str] = set()
-"""The names that saves of this process are writing under."""
+"""The temporary names that saves of this process are using now."""
 _NO_LABEL = Label()
 _CHECKED_ANYWAY = "Validating sparse tensor invariants"
-"""What torch 2.15 says, whoever reads a sparse tensor safely."""
+"""The beginning of a warning of torch 2.15 for each sparse tensor read with `weights_only=True`."""
 
 
 class Serialized:
-    """A state as the bytes `torch.save` makes of it, with what a manifest says of its tensors."""
+    """A state serialised by `torch.save`, with the description of its tensors for a manifest.
+
+    Raises:
+        TypeError: a tensor of the state is sharded over ranks.
+    """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self.contents = describe(state)
         memory = io.BytesIO()
         torch.save(dict(state), memory)
-        # what the stream itself wrote into, not a copy; a view on it would be an error of the stream's, that Python
-        # 3.13 prints, where the two are collected as garbage, as after a save that failed
+        # getvalue() does not copy. getbuffer() would make Python 3.13 print an error of the stream when both
+        # are collected as garbage, for example after a failed save
         self.bytes = memory.getvalue()
 
 
 def describe(state: Mapping[str, Any]) -> Manifest:
-    """What can be told of a state by looking at it.
+    """Return the part of a manifest that follows from a state.
 
     Raises:
         TypeError: a tensor in it is sharded over ranks.
@@ -113,39 +118,41 @@ def save_checkpoint(
 ) -> int:
     """Write a checkpoint durably and return the size of its payload in bytes.
 
-    Everything is written into a new directory of another name and synced, the manifest last; then the directory
-    takes the name `path`, and that is synced. A crash before leaves what was there, a crash after leaves the new
-    one. Where `path` is taken, the former holder of the name is there until the new one is durable beside it.
-    After an error nothing of the new one is left, and another try begins with new files: a system that failed to
-    sync a file has forgotten which of its bytes are not on the disk.
+    All files are written into a new directory with a temporary name and synced, the manifest last. Then the
+    directory is renamed to `path`, and the new name is synced. A crash before the rename leaves the former
+    contents of the folder, a crash after it leaves the new checkpoint. If `path` exists, the former
+    checkpoint stays until the new one is durable under another name. After an error the new files are
+    removed, and a retry starts with new ones, because a system that failed to sync a file does not know which
+    of its bytes are on the disk.
 
     Args:
-        label: what the manifest is to say besides what the state says of itself.
-        disk: for tests.
-        given_up: ends the save when it is set.
+        label: the fields of the manifest that do not follow from the state.
+        disk: the file operations, which tests replace.
+        given_up: cancels the save when it is set.
 
     Raises:
-        OSError: the disk is full, the directory cannot be written, ...
+        OSError: the disk is full, the directory cannot be written, or another error of the file system.
         TypeError: a tensor of the state is sharded over ranks.
         SaveGivenUp: `given_up` was set.
     """
     path = Path(path)
     make_directories(path.parent, disk)
-    work = aside(path, "tmp")
-    with _told(work.name):
+    work = temporary_path(path, "tmp")
+    with _registered(work.name):
         disk.make_directory(work)
         try:
             size = _fill(work, state, label, disk, given_up)
             _take_name(work, path, disk)
         except BaseException:
-            with suppress(OSError):  # what is left of it has no name that anybody looks for
+            with suppress(OSError):  # a scan skips the rest, which has a temporary name
                 disk.remove(work)
             raise
         return size
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _registered(name: str) -> Iterator[None]:
+    """List a temporary name in `under_way` for the time of the block."""
     under_way.add(name)
     try:
         yield
@@ -172,21 +179,22 @@ def _write_state(state: Mapping[str, Any] | Serialized, sink: Sink) -> None:
     if isinstance(state, Serialized):
         sink.write(state.bytes)
         return
-    try:  # through an opened file: torch.save to a path holds the interpreter longer
+    try:  # into an open file: torch.save to a path holds the GIL longer
         torch.save(dict(state), sink)  # type: ignore[arg-type]
     except RuntimeError:
-        if sink.failure is not None:  # torch says only that its file is too short
+        if sink.failure is not None:  # torch reports only that its file is too short
             raise sink.failure from None
         raise
 
 
 def _manifest(contents: Manifest, label: Label, payload: Any) -> bytes:
     fields = {name: getattr(contents, name) for name in contents.__struct_fields__}
-    said = {name: getattr(label, name) for name in label.__struct_fields__}
-    return encode_manifest(Manifest(**{**fields, **said, "files": {PAYLOAD: payload}}))
+    labelled = {name: getattr(label, name) for name in label.__struct_fields__}
+    return encode_manifest(Manifest(**{**fields, **labelled, "files": {PAYLOAD: payload}}))
 
 
 def _take_name(work: Path, path: Path, disk: Disk) -> None:
+    """Rename a complete checkpoint to its final name, durably; remove the renamed one after an error."""
     name = path
     if path.exists():
         name = next(p for n in itertools.count(1) if not (p := path.with_name(f"{path.name}-{n}")).exists())
@@ -194,48 +202,52 @@ def _take_name(work: Path, path: Path, disk: Disk) -> None:
         disk.rename(work, name)
         disk.sync_directory(path.parent)
         if name != path:
-            _take_over(name, path, disk)
+            _replace(name, path, disk)
     except BaseException:
-        moved = not work.exists()  # else what has the name is not ours
+        moved = not work.exists()  # else another program has made a checkpoint of that name
         if moved and (name == path or path.exists()):
             with suppress(OSError):
                 remove_checkpoint(name, disk)
         raise
 
 
-def _take_over(beside: Path, path: Path, disk: Disk) -> None:
-    """Give what is durable `beside` a name that is taken; after an error its former holder has it again."""
-    former = aside(path, "old")
+def _replace(durable: Path, path: Path, disk: Disk) -> None:
+    """Replace the checkpoint at `path` by a durable one; restore the former one after an error."""
+    former = temporary_path(path, "old")
     try:
-        with suppress(FileNotFoundError):  # somebody has removed it meanwhile
+        with suppress(FileNotFoundError):  # removed meanwhile
             disk.rename(path, former)
-        disk.rename(beside, path)
+        disk.rename(durable, path)
         disk.sync_directory(path.parent)
         disk.remove(former)
     except OSError as error:
-        if beside.exists():
+        if durable.exists():
             if former.exists() and not path.exists():
                 disk.rename(former, path)
             raise
-        logger.warning("%s is saved, but what had the name before could not be removed: %s", path, error)
+        logger.warning(
+            "%s is saved, but the former checkpoint of that name could not be removed: %s", path, error
+        )
 
 
 def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """Read a checkpoint, executing nothing from it. The hash of every file is checked first.
+    """Read a checkpoint without executing code from it; check the hash of every file first.
 
     Args:
-        path: the directory; or a single file, of which no hash is checked: a published one, or another program's. Bare
-            weights, in a file of torch's or of safetensors, are a checkpoint with a `state_dict` alone.
-        map_location: as of `torch.load`; for safetensors a device.
+        path: a checkpoint's directory, or a single file that was published or written by another program;
+            single files are read without checking a hash. A file of bare weights, of torch or safetensors, is
+            returned as a checkpoint with only a `state_dict`.
+        map_location: the device to load tensors to, as in `torch.load`; for safetensors only a device.
 
     Raises:
-        FileNotFoundError: there is nothing of that name (with the checkpoints that are there).
-        CheckpointError: it is no checkpoint, incomplete, damaged, or of a later version.
-        ImportError: it is of safetensors, which is not installed.
+        FileNotFoundError: the path does not exist (with the checkpoints that exist in its folder).
+        CheckpointError: the path is not a checkpoint, is incomplete, is damaged, or has a later version.
+        TypeError: `map_location` is not a device, for safetensors.
+        ImportError: the file needs safetensors, which is not installed.
     """
     path = Path(path)
     if path.suffix in SUFFIXES and not path.exists() and path.with_suffix("").is_dir():
-        path = path.with_suffix("")  # what MMEngine would have called a file
+        path = path.with_suffix("")  # MMEngine's checkpoints are files, with a suffix
     if not path.exists():
         there = [p.name for p in find_checkpoints(path.parent)]
         hint = suggest(path.name, there) if there else f": {path.parent} holds no checkpoint"
@@ -248,7 +260,7 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
 
 def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]:
     try:
-        # warnings are passed on afterwards: a program may make errors of them, and such a one is no damage
+        # warnings are repeated later: a program may turn them into errors, which are not damage of the file
         with warnings.catch_warnings(record=True) as noted:
             warnings.simplefilter("always")
             state = torch.load(file, map_location=map_location, weights_only=True)
@@ -262,25 +274,26 @@ def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]
 
 
 Check = Callable[[dict[str, Any], str], object]
-"""Raises a CheckpointError for a state, of the name that is given, which cannot be used."""
+"""A function of a state and its name that raises CheckpointError if the state cannot be used."""
 
 
 def load_newest(
     directory: str | Path | Sequence[str | Path], check: Check | None = None
 ) -> tuple[Path, dict[str, Any]]:
-    """Return the newest checkpoint that is whole and passes a check, and its state; log those that cannot be used.
+    """Return the newest intact checkpoint and its state; log newer ones that cannot be used.
 
     Args:
-        directory: where to look; or all that the hooks of a run save in.
-        check: what a state must pass besides.
+        directory: the directory to scan, or all directories that the hooks of a run save in.
+        check: an additional check, which raises CheckpointError for a state that cannot be used.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: no checkpoint can be used.
     """
     found, path, state = _first_whole(_places(directory), lambda found: found.paths[::-1], check)
     if left := found.left_behind(path):
         logger.warning(
-            "%s is the newest on the line that was last gone on with; left behind are %s",
+            "%s is the newest checkpoint of the current lineage; a run went back before it saved %s, "
+            "which are passed over",
             path,
             ", ".join(left),
         )
@@ -293,14 +306,17 @@ def load_best(
     check: Check | None = None,
     prefer: Sequence[str] = (),
 ) -> tuple[Path, dict[str, Any]]:
-    """The best checkpoint that is whole, as `load_newest`.
+    """Return the best intact checkpoint of a metric, and its state; log better ones that cannot be used.
 
     Args:
-        metric: of several that were watched; by default the first of `prefer` that was, else the first one of the
-            newest best checkpoint.
+        directory: the directory to scan, or all directories that the hooks of a run save in.
+        metric: the metric; by default the first of `prefer` that has a best checkpoint, else the first one of
+            the newest best checkpoint.
+        check: an additional check, which raises CheckpointError for a state that cannot be used.
+        prefer: metrics to choose from if no `metric` is given.
 
     Raises:
-        FileNotFoundError: there is none that was saved as the best of that metric.
+        FileNotFoundError: no checkpoint was saved as the best of that metric, or none of them can be used.
     """
     places = _places(directory)
 
@@ -329,8 +345,11 @@ def _holding(places: Sequence[str | Path]) -> str:
 def _first_whole(
     places: Sequence[str | Path], order: Callable[[Found], Sequence[Path]], check: Check | None
 ) -> tuple[Found, Path, dict[str, Any]]:
-    """What is there, and the first of it that can be used, with its state. A run that goes on meanwhile may remove what
-    was found, for something newer that is durable: then it is looked again."""
+    """Return the scan, and the first checkpoint in the given order that can be used, with its state.
+
+    Another run may replace a checkpoint after the scan by a newer, durable one: then the directories are
+    scanned again.
+    """
     for look in range(1, LOOKS + 1):
         found = scan(*places)
         passed, gone = list(found.damaged), False
@@ -354,9 +373,9 @@ def _first_whole(
 
 
 def latest_checkpoint(directory: str | Path, check: Check | None = None) -> Path:
-    """The path of `load_newest`.
+    """Return the path of the newest intact checkpoint, which `load_newest` would load.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: no checkpoint can be used.
     """
     return load_newest(directory, check)[0]

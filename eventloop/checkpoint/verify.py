@@ -1,4 +1,7 @@
-"""Whether a checkpoint is what its manifest says."""
+"""Compare the files of a checkpoint with the sizes and hashes in its manifest.
+
+Loading and `eventloop checkpoints --verify` use it. This module imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from eventloop.util.errors import CheckpointError
 SAFETENSORS = ".safetensors"
 _PUBLISHED = re.compile(r".-(?P<digits>[0-9a-f]{8})$")
 _COUNTED = re.compile(r"00\d{6}|(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
-"""A number padded with zeros, or a date: what others have at the end of their names."""
+"""A number padded with zeros, or a date, with which other programs end names of files; no hash."""
 
 
 def verify_checkpoint(directory: Path) -> Manifest:
-    """Read every file of a checkpoint and compare it with the manifest, which is returned.
+    """Read every file of a checkpoint, compare it with the manifest, and return the manifest.
 
     Raises:
-        CheckpointError: a file is missing, or is not the one that was saved; it is named.
+        CheckpointError: a file is missing or differs from what was saved; the message names it.
     """
     manifest = read_manifest(directory)
     for name, entry in manifest.files.items():
@@ -34,10 +37,10 @@ def verify_checkpoint(directory: Path) -> Manifest:
 
 
 def check_sizes(directory: Path, manifest: Manifest) -> None:
-    """Compare the sizes of a checkpoint's files with the manifest; none is read.
+    """Compare the sizes of a checkpoint's files with the manifest without reading them.
 
     Raises:
-        CheckpointError: as `verify_checkpoint`.
+        CheckpointError: a file is missing, is not a regular file, or has another size.
     """
     for name, entry in manifest.files.items():
         path = directory / name
@@ -48,22 +51,24 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
         if stat.S_ISREG(status.st_mode):
             _check_size(status.st_size, path, entry)
         else:
-            _open(path).close()  # which says what is wrong with it
+            _open(path).close()  # raises with the reason
 
 
 def published_digits(name: str) -> str:
-    """The first digits of its SHA-256 that a published file has at the end of its name, as torch.hub's have; "" where
-    there are none."""
+    """Return the first digits of the SHA-256 at the end of a published file's name, or "" if it has none.
+
+    torch.hub names its files in the same way.
+    """
     match = _PUBLISHED.search(Path(name).stem)
     return match["digits"] if match and not _COUNTED.fullmatch(match["digits"]) else ""
 
 
 def verify_published(path: Path) -> bool:
-    """Read a published file and compare it with its name; False where that has no digits.
+    """Compare a published file with the hash in its name; return False if the name has none.
 
     Raises:
-        FileNotFoundError: it is there no more.
-        CheckpointError: it cannot be read, or its SHA-256 is not that of its name.
+        FileNotFoundError: the file does not exist any more.
+        CheckpointError: the file cannot be read, or its SHA-256 differs from the one in its name.
     """
     if not (digits := published_digits(path.name)):
         return False
@@ -77,23 +82,26 @@ def verify_published(path: Path) -> bool:
     if digest.startswith(digits):
         return True
     raise CheckpointError(
-        f"{path} is damaged: its SHA-256 begins with {digest[:8]}, by its name with {digits}. If it was not published by "
-        "eventloop, and its name ends in something else, rename it"
+        f"{path} is damaged: its SHA-256 begins with {digest[:8]}, expected {digits} from its name. "
+        f"If {digits} is not a hash, because the file was not published by eventloop, rename the file"
     )
 
 
 @contextmanager
 def open_verified(directory: Path, name: str) -> Iterator[BufferedReader]:
-    """One file of a checkpoint, opened, all of them having been compared with the manifest: what is read then is
-    what was compared, whatever becomes of the name meanwhile.
+    """Open one file of a checkpoint after comparing all its files with the manifest.
+
+    All files stay open from the comparison to the end of the block. So the caller reads the bytes that were
+    compared, even if the checkpoint is renamed or removed meanwhile.
 
     Raises:
-        CheckpointError: as `verify_checkpoint`.
+        CheckpointError: a file is missing or differs from what was saved, or the manifest does not list
+            `name`.
     """
     manifest = read_manifest(directory)
     if name not in manifest.files:
         raise CheckpointError(
-            f"{directory} has no {name}: its manifest names {', '.join(manifest.files) or 'no file'}"
+            f"{directory} has no {name}: its manifest lists {', '.join(manifest.files) or 'no file'}"
         )
     with ExitStack() as stack:
         opened = {each: stack.enter_context(_open(directory / each)) for each in manifest.files}

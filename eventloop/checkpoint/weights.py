@@ -1,4 +1,7 @@
-"""Weights and the models they fit."""
+"""Check that weights fit a model, and load them completely or not at all.
+
+`Trainer.resume`, `Trainer.load_checkpoint` and the hooks that average weights use it.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,21 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 OWN = "own_state_dict"
-"""The key for the weights that a resumed run trains on, where `state_dict` holds an average."""
+"""The key of the weights that a resumed run trains on, if `state_dict` holds an average."""
 _WRAPPERS = ("module.", "_orig_mod.")
-"""What DistributedDataParallel, and `torch.compile`, put before the names."""
+"""The prefixes that DistributedDataParallel and `torch.compile` add to names."""
 _ADVICE = (
-    "Give the Trainer that model, or let a handler of after_load_checkpoint rename or remove what is in "
-    "trainer.checkpoint['state_dict']; where only names differ, load_checkpoint(path, strict=False) takes those that "
-    "both have"
+    "Give the Trainer the model that was saved, or rename or remove entries of "
+    "trainer.checkpoint['state_dict'] in a handler of after_load_checkpoint; if only names differ, "
+    "load_checkpoint(path, strict=False) loads the names that both have"
 )
 
 
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside what distributes or compiles it, so that its checkpoint fits either."""
+    """Return the model inside DistributedDataParallel, DataParallel and `torch.compile`.
+
+    Its state dict has the same names whether it is wrapped or not.
+    """
     while True:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
             model = model.module
@@ -68,14 +74,18 @@ def modes_and_buffers_kept(model: torch.nn.Module) -> Iterator[None]:
 def check_model_state(
     model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str
 ) -> list[str]:
-    """Check that weights fit a model; return the lines about names that exist on one side only.
+    """Check that weights fit a model; return a line for each name that exists on one side only.
 
-    Of a module that loads in a way of its own, as the observers of quantization do, and of what `get_extra_state`
-    returned, the shapes are not compared: they may be those of what was seen.
+    Shapes are not compared for a module with its own way of loading, such as the observers of quantization,
+    nor for the results of `get_extra_state`: they may depend on the data seen so far.
+
+    Args:
+        strict: refuse names that exist on one side only.
+        source: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: shapes differ, no name is that of anything in the model, or with `strict` names are missing or
-            unexpected: every one is named, with both shapes.
+        CheckpointError: shapes differ, the two sides have no name in common, or with `strict` names are
+            missing or unexpected; the message lists each name with both shapes.
         TypeError: the model is sharded over ranks.
     """
     refuse_sharded_model(
@@ -87,7 +97,7 @@ def check_model_state(
         for name in own
         if name in state and not is_lazy(own[name]) and _shape(state[name]) != _shape(own[name])
         if not name.startswith(free) and not is_extra_state(name)
-    ]  # a lazy module takes the shape of what is loaded
+    ]  # a lazy module takes the shape that is loaded
     strangers = [
         f"{name}: {_shape(own[name])} in the model, not in the checkpoint"
         for name in own
@@ -101,34 +111,40 @@ def check_model_state(
     named = strict or (bool(own) and own.keys().isdisjoint(state))
     if wrong or (named and strangers):
         lines = "\n  ".join(wrong + (strangers if named else []))
-        raise CheckpointError(f"{source} is of another model; nothing was loaded:\n  {lines}\n{_ADVICE}")
+        raise CheckpointError(f"{source} does not fit the model; nothing was loaded:\n  {lines}\n{_ADVICE}")
     return strangers
 
 
 def load_model_state(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str) -> None:
-    """Load weights after `check_model_state`, under the names of the model inside what distributed or compiled it; a
-    refused model is left as it was, also by a module that finds only while it loads that something does not fit.
+    """Load weights into a model, or leave it unchanged and raise if they do not fit.
+
+    Prefixes of DistributedDataParallel and `torch.compile` are removed from the names first. The model is
+    also restored if one of its modules refuses the weights while it loads. Names that exist on one side only
+    are logged.
 
     Raises:
-        CheckpointError: as `check_model_state`, or a module refused it.
+        CheckpointError: `check_model_state` refuses the weights, or a module does.
+        TypeError: the model is sharded over ranks.
     """
     with Rollback(source) as rollback:
         load, strangers = prepare_model_state(model, state, rollback, strict=strict, source=source)
         rollback.commit([load])
     if strangers:
         lines = "\n  ".join(strangers)
-        logger.warning("%s has other names than the model, and the rest was loaded:\n  %s", source, lines)
+        logger.warning("%s and the model differ in names; the common names were loaded:\n  %s", source, lines)
 
 
 def prepare_model_state(
     model: torch.nn.Module, state: Mapping[str, Any], rollback: Rollback, *, strict: bool, source: str
 ) -> tuple[Callable[[], object], list[str]]:
-    """Return a function that loads weights and must not raise, and the lines of `check_model_state`.
+    """Return a function that loads weights and does not raise, and the lines of `check_model_state`.
 
-    Weights that a module may refuse are loaded here, after a copy for the rollback.
+    If a module may refuse the weights, they are loaded here already, after a copy of the model's for the
+    rollback.
 
     Raises:
-        CheckpointError: as `load_model_state`.
+        CheckpointError: `check_model_state` refuses the weights, or a module does.
+        TypeError: the model is sharded over ranks.
     """
     state = _under_names_of(model, state)
     strangers = check_model_state(model, state, strict=strict, source=source)
@@ -150,7 +166,7 @@ def prepare_model_state(
 
 
 def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Weights without the prefixes of wrappers, where it is by these alone that no name is the model's."""
+    """Return the weights without the prefixes of wrappers, if these are why no name is in the model."""
     own, cut, names = model.state_dict().keys(), "", [*state]
     while names and own.isdisjoint(names):
         prefix = next((each for each in _WRAPPERS if all(str(name).startswith(each) for name in names)), None)
@@ -160,7 +176,7 @@ def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping
     if not cut:
         return state
     renamed = OrderedDict(zip(names, state.values(), strict=True))
-    versions: Mapping[str, Any] = getattr(state, "_metadata", {})  # by what is before the names' last dots
+    versions: Mapping[str, Any] = getattr(state, "_metadata", {})  # by the names of modules
     inside = {
         f"{name}.".removeprefix(cut)[:-1]: versions[name] for name in versions if f"{name}.".startswith(cut)
     }
@@ -170,7 +186,7 @@ def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping
 
 
 def _loading_by_themselves(model: torch.nn.Module) -> tuple[str, ...]:
-    """What the names in modules begin with whose loading is not torch.nn's."""
+    """Return the prefixes of the modules that do not load with torch.nn's own method."""
     return tuple(
         f"{name}." if name else ""
         for name, module in model.named_modules(remove_duplicate=False)
@@ -183,7 +199,7 @@ def _is_of_torch(function: Any) -> bool:
 
 
 def _may_be_refused(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
-    """Loading is more than copying dense tensors of one shape. Then it takes the memory of the weights once more."""
+    """Return whether loading does more than copy dense tensors, so that a copy for the rollback is needed."""
     return not (
         all(map(_is_plain, _tensors(model.state_dict(), state)))
         and all(_is_plainly_loaded(module) for module in model.modules())
@@ -195,7 +211,7 @@ def _tensors(own: Mapping[str, Any], state: Mapping[str, Any]) -> Iterable[Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """A tensor that can be copied onto any other plain one of its shape, whatever its type of numbers is."""
+    """Return whether a value is a dense tensor that can be copied onto any other of its shape."""
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.layout is torch.strided

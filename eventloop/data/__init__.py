@@ -1,4 +1,6 @@
-"""Find the place in a data loader again, and the random state that goes with it.
+"""Save and restore the position in a data loader and the random state that belongs to it.
 
-Start with `position`. A reader for each kind of loader skips the batches that were trained on; `rng` saves generators.
+Start with `position`, which the trainer uses. `readers` chooses a reader for each kind of loader, which skips
+the batches that were trained on; `rng` saves and restores random generators. The package may import `optim`,
+`metrics`, `state` and the packages below them.
 """

@@ -1,4 +1,8 @@
-"""A pass over a map-style DataLoader, of which only the lists of indices are drawn again."""
+"""Resume a pass over a map-style DataLoader by drawing only its lists of indices again.
+
+`readers` chooses it for a plain `DataLoader`. No sample that was trained on is read again, except where the
+log says so.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +17,34 @@ from torch.utils.data import DataLoader
 from eventloop.data.loader_info import has_states, lists_of
 from eventloop.data.plain_reader import PlainReader
 from eventloop.data.resumable_loader import Indices, rebuild
-from eventloop.data.rng import moved, random_state, rng_state, set_random_state
-from eventloop.data.worker_random_state import FromWorker, InWorker, Told, merge
+from eventloop.data.rng import changed_generators, random_state, rng_state, set_random_state
+from eventloop.data.worker_random_state import ChangedState, FromWorker, InWorker, merge
 from eventloop.util.checks import length_of
 
 logger = logging.getLogger("eventloop")
 
 
 class IndexReader:
-    """A DataLoader of which only the indices are drawn again.
+    """The reader of a map-style DataLoader, which resumes a pass by drawing only the indices again.
 
-    A pass that goes on, and each one with workers, is read through a second loader, made as the first one. Its
-    workers tell their random state with every batch. The state after the last batch that was trained on is in the
-    checkpoint, whatever was read ahead, and the workers that go on begin with it.
+    A resumed pass, and each pass with workers, is read through a second loader with the same options. Its
+    workers return their random state with every batch. The checkpoint has the state after the last batch that
+    was trained on, not that of batches read ahead, and the workers of the resumed run start with it.
 
-    Workers that persist are seeded once, when the first pass begins. So that those of a resumed run draw that seed
-    once more, and the samplers nothing twice, the state it is drawn from is in the checkpoint too.
+    Persistent workers are seeded once, when the first pass begins. The checkpoint also has the random state
+    from which that seed is drawn, so that a resumed run draws the same seed, and its samplers draw nothing
+    twice.
     """
 
     def __init__(self) -> None:
-        self._rebuilt: DataLoader[Any] | None = None  # where its workers persist
+        self._rebuilt: DataLoader[Any] | None = None  # kept if its workers persist
         self._states: dict[int, tuple[bytes, ...]] = {}
-        self._pending: tuple[int, int, Told] | None = None  # number of a batch, its worker, what that told
+        self._pending: tuple[int, int, ChangedState] | None = None  # number of a batch, its worker, its state
         self._seeded_with: torch.Tensor | None = None
-        self._seeded_here = True  # by the pass that is under way, not by one before
+        self._seeded_here = True  # True if the current pass seeded the workers, False if an earlier one did
 
     def open(self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
-        """See `Reader`."""
+        """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
         if not loader.num_workers:
             return self._without_workers(loader, skip, opened_with) if skip else iter(loader)
         if not loader.in_order:
@@ -49,14 +54,14 @@ class IndexReader:
         if skip and length is not None and skip >= length:
             if has_states(loader):
                 _draw_out(loader, opened_with)
-            return iter(())  # the end was met reading ahead
+            return iter(())  # all batches were trained on
         if self._rebuilt is not None and not skip:
             self._seeded_here = False
             return self._batches(iter(self._rebuilt), 0)
         return self._batches(self._start(loader, skip, opened_with), skip)
 
     def state_dict(self, loader: DataLoader[Any], batch_idx: int) -> dict[str, Any]:
-        """The states of workers, and what those that persist were seeded with."""
+        """Return the random states of the workers, and the seeding state of persistent workers."""
         states = self._states_at(loader, batch_idx)
         return {
             "num_workers": loader.num_workers,
@@ -69,14 +74,15 @@ class IndexReader:
         }
 
     def load_state_dict(self, loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
-        """Take the states of workers, if the loader has as many."""
+        """Restore the states of the workers; drop them with a warning if their number has changed."""
         self._rebuilt = self._pending = None
         self._states = {}
         if "num_workers" not in state:
             return
         if state["num_workers"] != loader.num_workers:
             logger.warning(
-                "num_workers: %d in the checkpoint, %d in this loader: what workers draw at random differs from here on",
+                "num_workers was %d in the checkpoint and is %d in this loader: the random numbers of the "
+                "workers differ from here on",
                 state["num_workers"],
                 loader.num_workers,
             )
@@ -86,13 +92,13 @@ class IndexReader:
         self._seeded_with, self._seeded_here = state["seeded_with"], state["seeded_here"]
 
     def _states_at(self, loader: DataLoader[Any], batch_idx: int) -> dict[int, tuple[bytes, ...]]:
-        """What workers are to go on with, after so many batches of the pass."""
+        """Return the states that workers resume with, after `batch_idx` batches of the pass."""
         if not (batch_idx or loader.persistent_workers):
-            return {}  # the next pass seeds workers of its own
+            return {}  # the next pass starts and seeds new workers
         states = dict(self._states)
         if self._pending is not None and self._pending[0] < batch_idx:
-            _, worker, told = self._pending
-            states[worker] = merge(states.get(worker), told)
+            _, worker, changed = self._pending
+            states[worker] = merge(states.get(worker), changed)
         return states
 
     def _without_workers(
@@ -110,27 +116,30 @@ class IndexReader:
     def _read_again(
         self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any], shared: list[str]
     ) -> Iterator[Any]:
-        """Draw the indices as they were drawn, with what reading the samples draws between them."""
+        """Read the skipped samples again, because sampler and samples draw from one generator in turn."""
         now = rng_state()
         reader = PlainReader(
-            f"the sampler draws from {_named(shared)} as the pass goes, and is not alone in that"
+            f"the sampler draws from {_named(shared)} during the pass, and something else draws from it too"
         )
         iterator = reader.open(loader, skip, opened_with)
         if reader.left is not None:
-            _tell_inexact([name for name in moved(reader.left, now) if name in shared])
+            _warn_inexact([name for name in changed_generators(reader.left, now) if name in shared])
         return iterator
 
     def _out_of_order(
         self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]
     ) -> Iterator[Any]:
-        logger.warning("the loader's in_order is False: which batches were trained on is not known exactly")
+        logger.warning(
+            "the loader has in_order=False: the batches that were trained on are not known exactly, so some "
+            "may be trained on twice and others not at all"
+        )
         return self._without_workers(loader, skip, opened_with)
 
     def _start(
         self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]
     ) -> Iterator[FromWorker]:
-        """Start workers: at the beginning of a pass, or where it goes on."""
-        self._rebuilt = None  # with workers that have read ahead of where this pass begins
+        """Start workers at the beginning of a pass, or at the batch where a resumed pass goes on."""
+        self._rebuilt = None  # ends its workers, which have read ahead of this pass
         now = random_state(loader)
         begin = self._seed(loader, skip, opened_with, now)
         if not skip and begin is None:
@@ -143,7 +152,7 @@ class IndexReader:
         for _ in range(idle):
             _drop_next(iterator, loader.dataset)
         if skip:
-            _tell_inexact(_shared(indices, now))
+            _warn_inexact(_shared(indices, now))
             set_random_state(loader, now)
         self._rebuilt = rebuilt if loader.persistent_workers else None
         return iterator
@@ -151,8 +160,11 @@ class IndexReader:
     def _seed(
         self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any], now: dict[str, Any]
     ) -> Callable[[], None] | None:
-        """Put the generators into the state that workers are to be seeded from; return what puts them into the
-        state that samplers begin with, where that is another one, because an earlier pass seeded the workers."""
+        """Restore the random state from which the workers are seeded.
+
+        If an earlier pass seeded them, return a function that restores the state with which the samplers
+        begin.
+        """
         if skip:
             set_random_state(loader, opened_with, opening=True)
         if not loader.persistent_workers:
@@ -168,45 +180,49 @@ class IndexReader:
         return None
 
     def _batches(self, iterator: Iterator[FromWorker], number: int) -> Iterator[Any]:
-        for batch, worker, told in iterator:
-            self._pending = number, worker, told
+        for batch, worker, changed in iterator:
+            self._pending = number, worker, changed
             number += 1
             yield batch
             self._settle(number)
 
     def _settle(self, batch_idx: int) -> None:
-        """So many batches of the pass are trained on."""
+        """Keep the pending state of a worker if its batch is among the first `batch_idx` of the pass."""
         if self._pending is not None and self._pending[0] < batch_idx:
-            _, worker, told = self._pending
-            self._states[worker] = merge(self._states.get(worker), told)
+            _, worker, changed = self._pending
+            self._states[worker] = merge(self._states.get(worker), changed)
         self._pending = None
 
 
 def _shared(indices: Indices, now: Mapping[str, Any]) -> list[str]:
-    """The global generators that lists after the first were drawn from and that somebody else drew from between them,
-    for they are not where the lists alone bring them."""
+    """Return the names of the global generators that the sampler shares with other code during the pass.
+
+    Lists of indices after the first were drawn from them, and drawing the lists alone does not lead to their
+    state now.
+    """
     if indices.after_first is None:
         return []
     drawn = rng_state()
-    elsewhere = moved(drawn, now["rng"])
-    return [name for name in moved(indices.after_first, drawn) if name in elsewhere]
+    elsewhere = changed_generators(drawn, now["rng"])
+    return [name for name in changed_generators(indices.after_first, drawn) if name in elsewhere]
 
 
 def _named(generators: list[str]) -> str:
     return f"the global generator of {' and of '.join(generators)}"
 
 
-def _tell_inexact(shared: list[str]) -> None:
+def _warn_inexact(shared: list[str]) -> None:
     if shared:
         logger.warning(
-            "the order of the samples is not that of the run that was interrupted: the sampler draws from %s as the pass "
-            "goes, and so does the training; let it draw when the pass is opened, or from a generator of its own",
+            "the order of the samples is not that of the interrupted run: the sampler draws from %s during "
+            "the pass, and so does the training; let it draw when the pass is opened, or from a generator "
+            "of its own",
             _named(shared),
         )
 
 
 def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any]) -> None:
-    """Bring samplers that save their state to the end of a pass."""
+    """Draw all lists of a pass, so that samplers with a state of their own are at its end."""
     now = random_state(loader)
     set_random_state(loader, opened_with, opening=True)
     for _ in lists_of(loader):
@@ -215,9 +231,9 @@ def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any]) -> None:
 
 
 def _drop_next(iterator: Iterator[Any], dataset: Any) -> None:
-    """Take what stands for a batch that was read before."""
+    """Take the empty batch that stands for one that was read before the checkpoint."""
     try:
         next(iterator, None)
     except Exception:
-        if not hasattr(dataset, "__getitems__"):  # which may refuse to be asked for nothing
+        if not hasattr(dataset, "__getitems__"):  # `__getitems__` may refuse an empty list
             raise

@@ -1,4 +1,7 @@
-"""What can be known of a loader before it is read."""
+"""Inspect a loader without reading it, and move its batches to a device.
+
+`readers` uses the inspection to choose a reader for a loader; the loops use `to_device`.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,14 @@ from eventloop.data.rng import samplers_state
 
 
 def why_not_by_index(loader: Iterable[Any]) -> str | None:
-    """Why a loader cannot be rebuilt, None where it can."""
+    """Return why a pass over a loader cannot be resumed by indices, or None if it can."""
     kind = type(loader).__name__
     if not isinstance(loader, DataLoader):
-        return f"a {kind} is no torch.utils.data.DataLoader, and has no state_dict and load_state_dict"
+        return f"a {kind} is not a torch.utils.data.DataLoader, and has no state_dict and load_state_dict"
     if type(loader) is not DataLoader:
-        return f"{kind} is a subclass of DataLoader, which may read in any way, and saves no place of its own"
+        return (
+            f"{kind} is a subclass of DataLoader, which may read in any way, and saves no position of its own"
+        )
     if isinstance(loader.dataset, IterableDataset):
         return "the loader's dataset is an IterableDataset, whose samples have no indices"
     if isinstance(loader.dataset, getattr(data, "MapDataPipe", ())):
@@ -29,14 +34,14 @@ def why_not_by_index(loader: Iterable[Any]) -> str | None:
 
 
 def persists(loader: Any) -> bool:
-    """Whether its workers are there for more than one pass."""
+    """Return whether a loader's workers serve more than one pass."""
     return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
 
 
 def is_stream(loader: Any) -> bool:
-    """Whether the states that workers tell with their batches are all there is to know of them."""
+    """Return whether a loader reads an IterableDataset whose only state is its workers' random states."""
     plain_loader = type(loader) is DataLoader and loader.in_order and not loader.drop_last
-    datapipe = getattr(data, "IterDataPipe", ())  # its workers are seeded anew with each pass
+    datapipe = getattr(data, "IterDataPipe", ())  # its workers are seeded again in each pass
     return (
         plain_loader
         and isinstance(loader.dataset, IterableDataset)
@@ -45,18 +50,18 @@ def is_stream(loader: Any) -> bool:
 
 
 def has_states(loader: Any) -> bool:
-    """Whether one of its samplers saves its own state."""
+    """Return whether one of a loader's samplers saves its own state."""
     return bool(samplers_state(loader)["states"])
 
 
 def lists_of(loader: DataLoader[Any]) -> Iterable[list[Any]]:
-    """The lists of indices of a pass."""
-    assert loader.batch_sampler is not None  # or it would be read by a PlainReader
+    """Return the lists of indices of a pass, one list for each batch."""
+    assert loader.batch_sampler is not None  # else a PlainReader reads it
     return loader.batch_sampler
 
 
 def to_device(batch: Any, device: torch.device | None) -> Any:
-    """Move the tensors of a nested batch; None leaves it as it is. Does not wait when the batch is pinned."""
+    """Move the tensors of a nested batch to a device, asynchronously if pinned; None moves nothing."""
     if device is None:
         return batch
     if isinstance(batch, torch.Tensor):

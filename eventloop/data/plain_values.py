@@ -1,4 +1,7 @@
-"""What a checkpoint may hold: tensors and plain values, so that `torch.load(weights_only=True)` reads it."""
+"""Convert a state to tensors and plain values, which `torch.load(weights_only=True)` can read.
+
+Everything that puts a `state_dict` of the user's into a checkpoint uses it.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +32,21 @@ _PLAIN = frozenset(
 
 
 class _NotPlainError(Exception):
-    """What was found, and on the way out the keys that lead to it."""
+    """A value that is not plain, and the keys that lead to it, innermost first."""
 
     def __init__(self, found: Any) -> None:
         self.found, self.keys = found, [""]
 
 
 def plain(value: Any, where: str) -> Any:
-    """A nested state in tensors and plain values alone, NumPy's numbers made Python's.
+    """Return a nested state as tensors and plain values; convert NumPy's numbers to Python's.
 
     Args:
-        where: its place in the checkpoint, for the message.
+        where: the position of the state in the checkpoint, for the message.
 
     Raises:
-        TypeError: there is something else in it, which could be saved and not be loaded; or a tensor that is sharded
-            over ranks.
+        TypeError: the state has a value that could be saved but not loaded, or a tensor that is sharded over
+            ranks.
     """
     try:
         return _plain(value)
@@ -51,8 +54,8 @@ def plain(value: Any, where: str) -> Any:
         where += "".join(reversed(error.keys))
         refuse_sharded(f"the checkpoint's {where}", error.found, NO_SHARDED_SAVES)
         raise TypeError(
-            f"the checkpoint's {where} is {error.found!r}, a {type(error.found).__name__}: a state_dict must be of "
-            "tensors, numbers, texts, lists and dicts, so that weights_only=True can load it"
+            f"the checkpoint's {where} is {error.found!r}, a {type(error.found).__name__}: a state_dict must "
+            "consist of tensors, numbers, strings, lists and dicts, so that weights_only=True can load it"
         ) from None
 
 
@@ -72,13 +75,15 @@ def _plain(value: Any) -> Any:
     if type(value) is set:
         return {_plain(item) for item in value}
     if isinstance(value, np.generic) and type(number := value.item()) in _PLAIN:
-        return number  # of a date, or of more digits than Python's have, it is none
+        return number  # the item of a date or of a long double is not a plain number
     raise _NotPlainError(value)
 
 
 def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory without the class, if that is one which `torch.load` would not know. One that wraps others has no
-    memory of its own, and is left."""
+    """Return a tensor without a subclass that `torch.load` does not know; share its memory.
+
+    A wrapper subclass has no memory of its own, and is returned unchanged.
+    """
     if is_sharded(tensor):
         raise _NotPlainError(tensor)
     if type(tensor).__module__.partition(".")[0] == "torch" or is_traceable_wrapper_subclass(tensor):
@@ -88,8 +93,11 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _inside(value: Any, key: object) -> Any:
-    """The way to what is wrong is put together only once something is: a text for every value costs more than
-    all the rest."""
+    """Convert a value, and add its key to an error.
+
+    The keys are collected only after an error, because a string for every value costs more than all other
+    work.
+    """
     try:
         return _plain(value)
     except _NotPlainError as error:

@@ -1,4 +1,7 @@
-"""Where in its loader a trainer is, so that a run resumed in mid-epoch sees the batches it had not seen."""
+"""Save and restore the position of a trainer in its loader, so that a run can resume mid-epoch.
+
+The trainer owns one `LoaderPosition`; the train loop opens passes through it, checkpoints contain its state.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +22,23 @@ from eventloop.data.rng import (
     check_rng_state,
     generators_of,
     load_sampler,
-    lost_in,
     own_random_state,
     random_state,
-    samplers_given,
     samplers_of,
     samplers_state,
+    samplers_with_state,
     set_generators,
     set_own_random_state,
     set_random_state,
     set_samplers,
+    unrestorable_in,
 )
 from eventloop.state.rollback import Rollback
 from eventloop.util.checks import length_of
 
 
 class PositionedTrainer(Protocol):
-    """The parts of a trainer that its place in the loader reads and sets."""
+    """The parts of a trainer that its position in the loader reads and sets."""
 
     iter: int
     epoch: int
@@ -47,7 +50,7 @@ class PositionedTrainer(Protocol):
 
     @property
     def by_epoch(self) -> bool:
-        """True when the run is measured in epochs."""
+        """Return whether the length of the run is given in epochs."""
 
 
 __all__ = ["LoaderPosition", "Within", "length_of", "set_sampler_epoch"]
@@ -58,37 +61,38 @@ Within = Literal["", "iter", "epoch"]
 
 
 class LoaderPosition:
-    """The pass over the train loader: which one, and the random state it began with.
+    """The position in the train loader: the number of the pass, and the random state it began with.
 
-    The order of a shuffled pass is decided when it is opened. To find it again after a resume, the pass is opened
-    under the random state it was opened with then, what was trained on is left out (`eventloop.data.readers`), and
-    the random state of the checkpoint is put back.
+    The order of a shuffled pass is decided when it is opened. After a resume the pass is opened again with
+    the random state it was first opened with, the batches that were trained on are skipped
+    (`eventloop.data.readers`), and then the random state of the checkpoint is restored.
     """
 
     def __init__(self, trainer: PositionedTrainer) -> None:
         self._trainer = trainer
-        self._passes = 0  # opened so far
+        self._passes = 0  # number of passes opened
         self.length: int | None = None
+        """The number of batches of the current pass, if the loader has a length."""
         self._opened_with: dict[str, Any] = {}
-        self._generators: list[
-            torch.Tensor
-        ] = []  # a checkpoint's, for a loader that is known when it is opened
-        self._samplers: Mapping[str, Any] | None = None  # the same
-        self._loader_state: Mapping[str, Any] | None = None  # the same
+        # states of a checkpoint, kept until the loader is opened
+        self._generators: list[torch.Tensor] = []
+        self._samplers: Mapping[str, Any] | None = None
+        self._loader_state: Mapping[str, Any] | None = None
         self._resuming = False
         self._opened_at: tuple[int, int] | None = None  # iteration and epoch
         self._current: tuple[Any, Reader] | None = None
         self._by_index: WeakKeyDictionary[Any, Reader] = WeakKeyDictionary()  # they may keep workers
-        # held from outside the trainer, which is full of cycles: workers whose queues are collected together with
-        # their loader never hear that they may go, and each is waited for, for five seconds
+        # cleared by a finalizer, because the trainer is part of reference cycles: if a loader and the queues of
+        # its workers are collected together, the workers get no signal to end, and each costs a wait of 5 s
         finalize(self, self._by_index.clear).atexit = False
         self.skipped = 0
+        """The number of batches that the current pass skipped because they were trained on already."""
         self.evaluated = 0
         """Scheduled evaluations that were completed since the last training iteration."""
 
     @property
     def at_end(self) -> bool:
-        """True when the epoch has no batch left, as far as the loader's length tells."""
+        """Return whether the epoch has no batch left; False if the loader has no length."""
         trainer = self._trainer
         if not trainer.by_epoch:
             return trainer.iter >= (trainer.max_iters or 0)
@@ -96,15 +100,15 @@ class LoaderPosition:
 
     @property
     def resuming(self) -> bool:
-        """True between loading a checkpoint of mid-epoch and opening the loader."""
+        """Return whether the next pass that is opened continues a pass that was cut short."""
         return self._resuming
 
     def go_on(self) -> None:
-        """A call of `train` begins: a pass that a stop cut short goes on where it was."""
+        """Continue the current pass, if a stop cut it short, when the loader is opened next."""
         self._resuming = self._trainer.batch_idx > 0
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Open a pass, and return its batches; after a resume the ones that are left."""
+        """Open a pass over the train loader, and return its batches; after a resume only the rest of them."""
         self.length = length_of(loader)
         skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
@@ -124,19 +128,20 @@ class LoaderPosition:
         return reader.open(loader, skip, self._opened_with)
 
     def _take_back(self, loader: Iterable[Any], skip: int) -> None:
-        """Open a pass once more as it was where an error came in its first iteration."""
+        """Restore the random state of a pass that is opened again, because its first iteration failed."""
         here = self._trainer.iter, self._trainer.epoch
         if not skip and here == self._opened_at and self._current is not None and self._current[0] is loader:
             set_random_state(loader, self._opened_with, opening=True)
             self._passes -= 1
 
     def _restore_samplers(self, loader: Iterable[Any], skip: int) -> None:
-        """After a resume, give the loader's generators and samplers what the checkpoint has of them.
+        """Restore the states of the loader's generators and samplers after a resume.
 
-        In mid-pass the samplers' own states are put back by the reader: the pass is opened as it was, not from here.
+        In mid-pass the reader restores the samplers' own states, because it opens the pass from its
+        beginning.
         """
         if self._samplers is not None:
-            _tell_lost(loader, self._opened_with.get("samplers", {}) if skip else self._samplers)
+            _warn_lost(loader, self._opened_with.get("samplers", {}) if skip else self._samplers)
             set_samplers(loader, self._samplers, opening=not skip)
         self._samplers = None
         set_generators(loader, self._generators)
@@ -152,18 +157,18 @@ class LoaderPosition:
         return reader
 
     def _seed_sampler(self, loader: Iterable[Any], number: int) -> None:
-        """Let a distributed sampler shuffle anew; in a run measured in epochs a hook does so, by the epoch."""
+        """Set the epoch of a distributed sampler to the pass; by epochs `DistSamplerSeedHook` does so."""
         if not self._trainer.by_epoch:
             set_sampler_epoch(loader, number)
 
     def state_dict(self, within: Within = "") -> dict[str, Any]:
-        """What `open` needs to find the place again.
+        """Return the state from which `open` continues the pass.
 
         Args:
-            within: "iter" or "epoch", what has just ended and is not counted yet.
+            within: "iter" or "epoch" if that has just ended and is not counted yet, else "".
 
         Raises:
-            TypeError: the loader's own state could be saved, but not be loaded with `weights_only=True`.
+            TypeError: the loader's own state could be saved, but not loaded with `weights_only=True`.
         """
         batch_idx = {"": self._trainer.batch_idx, "iter": self._trainer.batch_idx + 1, "epoch": 0}[within]
         loader = self._loader_state
@@ -172,7 +177,9 @@ class LoaderPosition:
         return {
             "batch_idx": batch_idx,
             "passes": self._passes,
-            "opened_with": {} if within == "epoch" else self._opened_with,  # the next pass is opened anew
+            "opened_with": {}
+            if within == "epoch"
+            else self._opened_with,  # the next pass has a state of its own
             "generators": self._generators or [g.get_state() for g in generators_of(self._trainer.loader)],
             "samplers": samplers_state(self._trainer.loader) if self._samplers is None else self._samplers,
             "evaluated": 0 if within else self.evaluated,
@@ -181,7 +188,10 @@ class LoaderPosition:
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Check the random states of a position whose layout was checked; raise for a malformed one."""
+        """Check the random states of a saved position by loading them into temporary generators.
+
+        The layout was checked before. The error of the generator is raised for a malformed state.
+        """
         opened_with = state["opened_with"]
         if opened_with:
             check_rng_state(opened_with["rng"])
@@ -193,23 +203,23 @@ class LoaderPosition:
                 check_own_random_state(loader, saved[mode])
 
     def load_samplers(self, state: Mapping[str, Any], rollback: Rollback) -> None:
-        """Give samplers of the loaders that are evaluated on their states, before `load_state_dict`."""
+        """Restore the states of the evaluation loaders' samplers; call it before `load_state_dict`."""
         saved = state.get("evaluations", {})
         for mode, loader in self._evaluated_on().items():
             if mode in saved:
                 samplers = saved[mode].get("samplers", {})
-                _tell_lost(loader, samplers)
+                _warn_lost(loader, samplers)
                 own = own_random_state(loader)
                 rollback.on_rollback(
                     f"the generators of {mode}_loader",
                     partial(set_own_random_state, loader, own, opening=False),
                 )
-                for sampler, its_state in samplers_given(loader, samplers):
+                for sampler, its_state in samplers_with_state(loader, samplers):
                     rollback.snapshot(f"the sampler {type(sampler).__name__} of {mode}_loader", sampler)
                     load_sampler(sampler, its_state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the place a checkpoint was taken at; what it is was checked, and `load_samplers` has gone before."""
+        """Restore a position that was checked; call it after `load_samplers`."""
         self._trainer.batch_idx = int(state["batch_idx"])
         self._passes = int(state["passes"])
         self._opened_with = dict(state["opened_with"])
@@ -219,7 +229,7 @@ class LoaderPosition:
         self._loader_state = state.get("loader")
         self.evaluated = int(state["evaluated"])
         self._resuming = self._trainer.batch_idx > 0
-        if self._trainer.loader is not None:  # an evaluation that draws from them may come before the pass
+        if self._trainer.loader is not None:  # an evaluation before the next pass may draw from them
             set_generators(self._trainer.loader, self._generators)
             self._generators = []
         saved = state.get("evaluations", {})
@@ -228,7 +238,7 @@ class LoaderPosition:
                 set_own_random_state(loader, saved[mode], opening=False)
 
     def _evaluated_on(self) -> dict[str, Iterable[Any]]:
-        """The other loaders, by mode: their samplers may draw from generators of their own, too."""
+        """Return the evaluation loaders by mode, without the train loader."""
         trainer = self._trainer
         loaders = {"val": trainer.val_loader, "test": trainer.test_loader}
         return {
@@ -238,32 +248,34 @@ class LoaderPosition:
         }
 
     def put_back(self, loader: Any, state: Mapping[str, Any]) -> None:
-        """Another pass was made over a loader that saves its own place: the one under way, or the next, goes on from
-        the state it had."""
+        """Restore the state of a loader that saves its own position, after a separate pass over it.
+
+        The current pass, or the next one, goes on from that state.
+        """
         if self._current is not None and self._current[0] is loader:
             reader = self._current[1]
             assert isinstance(reader, StatefulReader)
             state = reader.put_back(state)
-        loader.load_state_dict(deepcopy(state))  # it may keep it, and go on in it
+        loader.load_state_dict(deepcopy(state))  # the loader may keep and change it
 
     def rescale(self, saved: int, own: int) -> None:
-        """A pass of `saved` batches goes on as one of `own`, after as large a part of it."""
+        """Convert a position in a pass of `saved` batches to the same fraction of a pass of `own` batches."""
         self._trainer.batch_idx = self._trainer.batch_idx * own // max(saved, 1)
         self._resuming = self._trainer.batch_idx > 0
 
 
-def _tell_lost(loader: Iterable[Any], saved: Mapping[str, Any]) -> None:
-    if lost := lost_in(loader, saved):
+def _warn_lost(loader: Iterable[Any], saved: Mapping[str, Any]) -> None:
+    if lost := unrestorable_in(loader, saved):
         logger.warning(
-            "the order of the samples may not be that of the run that was interrupted, the checkpoint has nothing that "
-            "%s could go on with: let the sampler shuffle by a generator that is an attribute of it, or by set_epoch, or "
-            "give it state_dict and load_state_dict",
+            "the order of the samples may not be that of the interrupted run, as the checkpoint has no "
+            "state for %s: let the sampler shuffle by a generator that is an attribute of it, or by "
+            "set_epoch, or give it state_dict and load_state_dict",
             ", ".join(lost),
         )
 
 
 def set_sampler_epoch(loader: Iterable[Any], epoch: int) -> None:
-    """Call `set_epoch` of the loader, as accelerate's have it, else of its sampler or its batch sampler's sampler."""
+    """Call `set_epoch` of the loader, of its sampler, or of its batch sampler's; the first that has it."""
     for owner in (loader, *samplers_of(loader)):
         set_epoch = getattr(owner, "set_epoch", None)
         if set_epoch is not None:

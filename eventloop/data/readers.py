@@ -1,27 +1,32 @@
-"""How a pass over a loader is opened, and how one that was cut short is gone on with.
+"""Choose how a pass over a loader is opened, and how a pass that was cut short is resumed.
 
-Of a `DataLoader` over a map-style dataset only the lists of indices are drawn again, and no sample is read twice.
-A loader with `state_dict` and `load_state_dict` is asked to go on by itself. Of anything else the batches that were
-trained on are read again and dropped; so it is where `state_dict` raises, as that of accelerate's loaders does. These
-read one batch ahead: what a data set without workers draws for that one from a global generator is drawn anew.
+`LoaderPosition` uses it. There are three ways:
 
-The order is exactly that of the uninterrupted run where it is decided by
+- For a `DataLoader` over a map-style dataset only the lists of indices are drawn again; no sample is read
+  twice.
+- A loader with `state_dict` and `load_state_dict` resumes by itself.
+- For any other iterable the batches that were trained on are read again and dropped. This is also done if
+  `state_dict` raises, as that of accelerate's loaders does. Those read one batch ahead: random numbers that a
+  data set without workers draws from a global generator for that batch are drawn again.
 
-- `set_epoch`, or what the global generators of Python, NumPy and torch give when the pass is opened, up to its first list
-  of indices: what `shuffle=True` and torch's samplers do;
-- a generator of Python, NumPy or torch that is an attribute of the loader, of one of its samplers or of its dataset, or
-  of what these are made of, as transforms and other datasets are, also in a short list, tuple or dict: its state is in
+The order is exactly that of the uninterrupted run if it is decided by
+
+- `set_epoch`, or draws from the global generators of Python, NumPy and torch when the pass is opened, up to
+  its first list of indices, as with `shuffle=True` and torch's samplers;
+- a generator of Python, NumPy or torch that is an attribute of the loader, of a sampler, of the dataset, or
+  of their parts, such as transforms and other datasets, also in a short list, tuple or dict. Its state is in
   the checkpoint;
-- a sampler with `state_dict` and `load_state_dict`, whose state as of the opening of the pass is in the checkpoint; it is
-  all that decides the next pass, or its place in this one, which is then found by drawing;
-- a global generator that is drawn from as the pass goes, if nobody else draws from it meanwhile. If the reading of
-  the samples does too, they are read again, which is as exact without workers; if the training does (dropout draws from
-  torch's), nothing is, and one line of the log says so.
+- a sampler with `state_dict` and `load_state_dict`. The checkpoint has its state when the pass was opened,
+  which must decide the next pass, or its position in this one; the position is then found by drawing;
+- a global generator that is drawn from during the pass, if no other code draws from it meanwhile. If reading
+  the samples draws from it too, they are read again, which is exact without workers. If the training draws
+  from it too (dropout draws from torch's), the order is not exact, and a warning is logged.
 
-What a sampler keeps elsewhere (in a closure, in a module, in a list of more than 32, further down than in four objects) is
-not found. Where a number among its attributes tells that it is another than it was, one line of the log says so; another
-one where a stream, or loaders that are combined, draw from a global generator as the pass goes and the training does too. What a dataset counts
-or draws from in its workers is theirs: only the global generators there are put back.
+State that a sampler keeps elsewhere (in a closure, in a module, in a list of more than 32 items, more than
+four objects deep) is not found. A warning is logged if a number among its attributes differs from the
+checkpoint's. A warning is also logged if a stream, or a combination of loaders, draws from a global generator
+during the pass and the training does too. Of the state that a dataset has in its worker processes only the
+global generators are restored.
 """
 
 from __future__ import annotations
@@ -38,12 +43,12 @@ from eventloop.data.loader_info import is_stream, persists, why_not_by_index
 from eventloop.data.plain_reader import PlainReader
 from eventloop.data.plain_values import plain
 from eventloop.data.rng import (
-    error_of_state,
     rng_state,
     samplers_of,
     samplers_state,
     saves_itself,
     set_rng_state,
+    state_dict_error,
 )
 from eventloop.data.stream_reader import StreamReader
 from eventloop.util.checks import length_of
@@ -52,28 +57,31 @@ logger = logging.getLogger("eventloop")
 
 
 class Reader(Protocol):
-    """Opens the passes over one loader."""
+    """The interface of an object that opens the passes over one loader."""
 
     def open(self, loader: Any, skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
-        """The batches of a pass, without the first `skip`; `opened_with` is the random state it began with.
+        """Open a pass, and return its batches without the first `skip`.
 
-        The random state is left as the uninterrupted pass would have it: as it is, where batches are skipped.
+        If batches are skipped, the random state of this process is the same after the call as before it.
+
+        Args:
+            opened_with: the random state with which the pass was first opened.
         """
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
-        """What `open` needs beyond its arguments, with `batch_idx` batches of the pass trained on."""
+        """Return the state that `open` needs besides its arguments, after `batch_idx` batches of the pass."""
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
-        """Take a state for the pass that is opened next."""
+        """Restore a state for the pass that is opened next."""
 
 
 def reader_of(loader: Iterable[Any]) -> Reader:
-    """The best there is for a loader."""
+    """Return the most exact reader for a loader."""
     if saves_itself(loader):
         return StatefulReader()
-    if hasattr(loader, "load_state_dict") and (error := error_of_state(loader)):
+    if hasattr(loader, "load_state_dict") and (error := state_dict_error(loader)):
         logger.info(
-            "the place in the %s is kept by counting its batches, as its state_dict raised %s",
+            "the position in the %s is found by counting its batches, as its state_dict raised %s",
             type(loader).__name__,
             error,
         )
@@ -83,21 +91,22 @@ def reader_of(loader: Iterable[Any]) -> Reader:
 
 
 class StatefulReader:
-    """A loader that saves its own place, like torchdata's StatefulDataLoader.
+    """The reader of a loader that saves its own position, like torchdata's StatefulDataLoader.
 
-    A resumed run is as exact as the loader is. torchdata's 0.11 finds every sample again with `shuffle=True`, with workers
-    too. It saves no random state of its workers, and none of a generator that another sampler draws from, of which
-    the log says so. Its StatefulDistributedSampler in it goes on within a pass; after a checkpoint of a pass's end it
-    has nothing to give, which ends the run with an error. In a DataLoader that sampler is exact everywhere.
+    A resumed run is as exact as the loader is. torchdata 0.11 resumes at the right sample with
+    `shuffle=True`, also with workers. It does not save the random state of its workers, nor that of a
+    generator that another sampler draws from; a warning is logged for the latter. With its
+    StatefulDistributedSampler in it, it resumes within a pass, but after a checkpoint at the end of a pass it
+    has no batches, which ends the run with an error. In a plain DataLoader that sampler is exact everywhere.
     """
 
     def __init__(self) -> None:
         self._began = False
         self._loaded = False
-        self._put_back: Any = None  # a state, until the loader has gone on from there
+        self._put_back: Any = None  # a state from which the loader has to go on
 
     def open(self, loader: Any, skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
-        """See `Reader`."""
+        """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
         began, loaded = self._began, self._loaded
         self._began, self._loaded = True, False
         if skip and not (began or loaded):
@@ -108,8 +117,8 @@ class StatefulReader:
         self._put_back = None
         if loaded and (forgets := _generators_it_forgets(loader)):
             logger.warning(
-                "the order of the samples may not be that of the run that was interrupted: the state of the %s has "
-                "nothing of the generator of %s; shuffle=True or set_epoch would be exact",
+                "the order of the samples may not be that of the interrupted run: the state of the %s does "
+                "not contain the generator of %s; use shuffle=True or set_epoch for an exact resume",
                 type(loader).__name__,
                 ", ".join(forgets),
             )
@@ -120,8 +129,11 @@ class StatefulReader:
         return self._batches(loader, iterator, skip)
 
     def put_back(self, state: Any) -> Any:
-        """The loader was used for another pass, and had this state before: the pass under way is opened there anew.
-        Returned is the state it is to have: after several passes that of before the first."""
+        """Note the state that a loader had before a separate pass; the current pass is reopened from it.
+
+        Returns:
+            The state to restore: after several separate passes the one before the first.
+        """
         if self._put_back is None:
             self._put_back = state
         return self._put_back
@@ -142,7 +154,9 @@ class StatefulReader:
             loader.load_state_dict(state)
             iterator = iter(loader)
             if length is not None and done >= length:
-                if next(iterator, None) is not None:  # with the state of its end it begins its next pass
+                if (
+                    next(iterator, None) is not None
+                ):  # from the state of its end the loader began its next pass
                     loader.load_state_dict(state)
                 iterator = iter(())
             set_rng_state(now)
@@ -151,24 +165,24 @@ class StatefulReader:
         return loader.state_dict() if self._put_back is None else self._put_back
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
-        """The loader's own.
+        """Return the loader's own state.
 
         Raises:
-            TypeError: there is something in it that could be saved, and not be loaded with `weights_only=True`.
+            TypeError: the state has a value that could be saved, but not loaded with `weights_only=True`.
         """
         return {
             "stateful": plain(self._state_of(loader), f"train loader ({type(loader).__name__}.state_dict())")
         }
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
-        """Give the loader its own, if there is one."""
+        """Restore the loader's own state, if the checkpoint has one."""
         if "stateful" in state:
             loader.load_state_dict(state["stateful"])
             self._loaded, self._put_back = True, None
 
 
 def _generators_it_forgets(loader: Any) -> list[str]:
-    """The samplers that draw from a generator that torchdata's loader, which draws it again, does not put back."""
+    """Return the names of the samplers whose generators are not in the state of torchdata's loader."""
     if not isinstance(loader, DataLoader):
         return []
     owners = [each for each in samplers_of(loader) if not type(each).__module__.startswith("torchdata.")]

@@ -1,4 +1,7 @@
-"""A second DataLoader like another one, whose passes may begin after some of their batches."""
+"""Make a second DataLoader with the options of another one, whose first pass may skip batches.
+
+`IndexReader` and `StreamReader` use it.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from eventloop.data.rng import rng_state
 
 
 class Indices:
-    """A batch sampler's lists of indices; in the first pass without those that were read before.
+    """A batch sampler's lists of indices, whose first pass skips the lists that were read before.
 
     Args:
-        batch_sampler: whose lists they are.
-        skip: so many lists are drawn and dropped.
-        idle: so many empty lists come instead of the last of these, one for each worker whose turn had been.
-        begin: called before anything is drawn from the sampler.
+        batch_sampler: the source of the lists.
+        skip: the number of lists that are drawn and dropped.
+        idle: the number of empty lists that come first, one for each worker that had its turn already. They
+            make each worker get the batches that it would have got.
+        begin: a function that is called before the sampler draws.
     """
 
     def __init__(
@@ -31,23 +35,26 @@ class Indices:
         self._skip, self._idle, self._begin = skip, idle, begin
         self._newest: _Lists | None = None
         self.after_first: dict[str, Any] | None = None
-        """The global random state after the first list that is dropped, before any more are drawn."""
+        """The global random state after the first dropped list was drawn; None if none was."""
 
     def __len__(self) -> int:
         return len(self._batch_sampler)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[list[Any]]:
-        # the sampler is asked when a DataLoader would ask it; a DataLoader with workers asks twice, and draws once
+        # called when a DataLoader would call it; a DataLoader with workers calls it twice, and draws once
         self._newest = _Lists(self, None if self._begin is not None else iter(self._batch_sampler))
         return self._newest
 
     def start(self) -> None:
-        """Drop the lists that are to be dropped now, not when the first one is needed."""
+        """Draw and drop the skipped lists now, not when the first list is needed."""
         assert self._newest is not None
         self._newest.start()
 
     def first(self, lists: Iterator[list[Any]] | None) -> tuple[Iterator[list[Any]], int]:
-        """What the first pass begins with; the others begin at their beginning."""
+        """Return the lists of a pass without the skipped ones, and the number of empty lists before them.
+
+        Only the first call skips lists; later passes begin at their beginning.
+        """
         skip, idle, begin = self._skip, self._idle, self._begin
         self._skip, self._idle, self._begin = 0, 0, None
         if begin is not None:
@@ -62,7 +69,7 @@ class Indices:
 
 
 class _Lists:
-    """One pass."""
+    """The lists of one pass; those to skip are dropped when it starts."""
 
     def __init__(self, indices: Indices, lists: Iterator[list[Any]] | None) -> None:
         self._indices: Indices | None = indices
@@ -92,14 +99,14 @@ def rebuild(
     collate: Callable[[Any], Any],
     init: Callable[[int], Any] | None,
 ) -> DataLoader[Any]:
-    """A loader like `loader`, with a batch sampler, `collate_fn` and `worker_init_fn` of ours."""
+    """Make a loader like another, with another batch sampler, `collate_fn` and `worker_init_fn`."""
     return _like(loader, collate, init, {"batch_sampler": indices})
 
 
 def rebuild_stream(
     loader: DataLoader[Any], collate: Callable[[Any], Any], init: Callable[[int], Any] | None
 ) -> DataLoader[Any]:
-    """A loader like `loader`, which reads an IterableDataset, with a `collate_fn` and `worker_init_fn` of ours."""
+    """Make a loader like another of an IterableDataset, with another `collate_fn` and `worker_init_fn`."""
     return _like(loader, collate, init, {"batch_size": loader.batch_size, "drop_last": loader.drop_last})
 
 

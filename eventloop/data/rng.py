@@ -1,4 +1,8 @@
-"""The state of the global random generators, and of those a loader has of its own, as plain values and tensors."""
+"""Save and restore random generators: the global ones, and those of a loader or a model.
+
+`position`, the readers and checkpoints use it. States consist of plain values and tensors, so `torch.load`
+reads them with `weights_only=True`.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 _CONTAINERS = frozenset({list, tuple, dict})
-_LONG, _MOST = 32, 500  # items of a container, and objects, that are looked into
+_LONG, _MOST = 32, 500  # greatest number of items of a container, and of objects, that are searched
 _OTHERS = frozenset({"torch", "numpy", "eventloop", "logging", "threading", "multiprocessing", "functools"})
-_errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # what `error_of_state` has found
+_errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # results of `state_dict_error`
 _Own = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's generators, loadable with `weights_only=True`.
+    """Return the states of the global generators of Python, NumPy and torch, also of CUDA if initialised.
 
-    Their words are tensors: hundreds of Python ints take long to copy and to pickle.
+    The words of a generator are tensors, because hundreds of Python ints take long to copy and to pickle.
     """
     version, words, gauss = random.getstate()
     numpy: Any = np.random.get_state()
@@ -39,14 +43,14 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Put the generators into a state that `rng_state` returned."""
+    """Restore the global generators from a state that `rng_state` returned."""
     _put_global(state, random, np.random, torch.default_generator)
     for index, device in _of_devices(state):
         torch.cuda.set_rng_state(device, index)
 
 
 def check_rng_state(state: Mapping[str, Any]) -> None:
-    """Check a state of `rng_state` by loading it into throw-away generators, which raise if it is malformed."""
+    """Check a state of `rng_state` by loading it into temporary generators, which raise for a wrong one."""
     _put_global(state, random.Random(), np.random.RandomState(), torch.Generator())
     for index, device in _of_devices(state):
         torch.Generator(f"cuda:{index}").set_state(device)
@@ -68,30 +72,30 @@ def _of_devices(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def samplers_of(loader: Iterable[Any] | None) -> list[Any]:
-    """What decides the order of a loader, each or None: its sampler, its batch sampler's, its batch sampler."""
+    """Return a loader's sampler, its batch sampler's sampler, and its batch sampler, each or None."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     return [getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None), batch_sampler]
 
 
 def generators_of(loader: Iterable[Any] | None) -> list[torch.Generator]:
-    """The random generators a loader and its samplers have of their own."""
+    """Return the torch generators in the attribute `generator` of a loader and its samplers, each once."""
     owned = [getattr(owner, "generator", None) for owner in (loader, *samplers_of(loader))]
     return list({id(g): g for g in owned if isinstance(g, torch.Generator)}.values())
 
 
 def set_generators(loader: Iterable[Any] | None, states: list[torch.Tensor]) -> None:
-    """Put a loader's own generators into states, in the order of `generators_of`."""
+    """Restore a loader's own generators from states in the order of `generators_of`."""
     for generator, state in zip(generators_of(loader), states, strict=False):
         _put_torch(generator, state)
 
 
 def random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """The state of everything a pass over a loader may draw from in this process."""
+    """Return the state of everything that a pass over a loader may draw from in this process."""
     return {"rng": rng_state(), **own_random_state(loader)}
 
 
 def own_random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """The same without the global generators."""
+    """Return the state of a loader's own generators and samplers, without the global generators."""
     return {
         "generators": [g.get_state() for g in generators_of(loader)],
         "samplers": samplers_state(loader),
@@ -101,48 +105,54 @@ def own_random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
 def set_random_state(
     loader: Iterable[Any] | None, state: Mapping[str, Any], *, opening: bool = False
 ) -> None:
-    """Put everything into a state that `random_state` returned.
+    """Restore the global generators and a loader's own state from a state that `random_state` returned.
 
     Args:
-        opening: a pass is opened next: samplers with a `state_dict` are given theirs. Otherwise they are left
-            alone: they are where drawing has brought them, and one that is given its place begins its next pass there.
+        opening: whether a pass is opened next; then samplers with a `state_dict` are restored too. Otherwise
+            they keep the position to which drawing has brought them: a restored sampler would begin its next
+            pass there.
     """
     set_rng_state(state["rng"])
     set_own_random_state(loader, state, opening=opening)
 
 
 def set_own_random_state(loader: Iterable[Any] | None, state: Mapping[str, Any], *, opening: bool) -> None:
-    """The same without the global generators."""
+    """Restore a loader's own generators, and its samplers if `opening`; not the global generators."""
     set_samplers(loader, state.get("samplers", {}), opening=opening)
     set_generators(loader, state["generators"])
 
 
 def check_own_random_state(loader: Iterable[Any] | None, state: Mapping[str, Any]) -> None:
-    """Check the states of a loader's own generators by loading them into throw-away ones."""
+    """Check the states of a loader's own generators by loading them into temporary ones, which raise."""
     for generator, own in zip(generators_of(loader), state["generators"], strict=False):
         _put_torch(_like(generator), own)
     _check_generators(_own_generators(loader), state.get("samplers", {}).get("generators", {}))
 
 
-def moved(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Which of Python's, NumPy's and torch's generators are not the same in two of `rng_state`."""
+def changed_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return which of "python", "numpy" and "torch" differ in two states of `rng_state`."""
     return [name for name in ("python", "numpy", "torch") if not _same(before[name], after[name])]
 
 
 def samplers_state(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """What decides the order of the next pass beside the global generators and those of `generators_of`.
+    """Return the state that decides the next pass's order, except global generators and `generators_of`.
 
-    That is, by place: `generators`, the random generators that are attributes of the loader, of its dataset, of its
-    samplers, and of what these are made of; `states`, of samplers with `state_dict` and `load_state_dict`; `numbers`, the attributes that count
-    something, of samplers that neither have these nor `set_epoch`. A loader that saves its own state asks its
-    samplers itself.
+    Each entry is a mapping by place, which is the class and number of a sampler or the path of an attribute:
+
+    - `generators`: the states of generators among the attributes of the loader, of its dataset, of its
+      samplers, and of their parts;
+    - `states`: the states of samplers with `state_dict` and `load_state_dict`;
+    - `numbers`: the numbers among the attributes of other samplers, except torch's and those with
+      `set_epoch`.
+
+    `states` and `numbers` are empty for a loader that saves its own state, which includes its samplers.
     """
     asks_itself = saves_itself(loader)
     states: dict[str, Any] = {}
     numbers: dict[str, int | float] = {}
     for place, sampler in () if asks_itself else _samplers(loader).items():
         if _has_state_dict(sampler):
-            states[place] = copy.deepcopy(sampler.state_dict())  # it may be the live one
+            states[place] = copy.deepcopy(sampler.state_dict())  # a sampler may return its live state
         elif not (hasattr(sampler, "set_epoch") or type(sampler).__module__.startswith("torch.")):
             own = vars(sampler).items() if hasattr(sampler, "__dict__") else ()
             numbers |= {f"{place}.{name}": value for name, value in own if type(value) in (int, float)}
@@ -151,23 +161,25 @@ def samplers_state(loader: Iterable[Any] | None) -> dict[str, Any]:
 
 
 def set_samplers(loader: Iterable[Any] | None, saved: Mapping[str, Any], *, opening: bool) -> None:
-    """Put what is in the same place into a state that `samplers_state` returned; see `set_random_state`."""
-    for sampler, state in samplers_given(loader, saved) if opening else ():
+    """Restore a loader's generators, and its samplers if `opening`, from a state of `samplers_state`."""
+    for sampler, state in samplers_with_state(loader, saved) if opening else ():
         load_sampler(sampler, state)
     for generator, state in _matching(_own_generators(loader), saved.get("generators", {})):
         _put(generator, state)
 
 
-def samplers_given(loader: Iterable[Any] | None, saved: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+def samplers_with_state(loader: Iterable[Any] | None, saved: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Return the samplers of a loader that have a saved state, each with its state."""
     samplers, states = _samplers(loader), saved.get("states", {})
     places = () if saves_itself(loader) else samplers.keys() & states.keys()
     return [(samplers[place], states[place]) for place in places]
 
 
-def lost_in(loader: Iterable[Any] | None, saved: Mapping[str, Any]) -> list[str]:
-    """The places of a loader where `set_samplers` does not make the order what it was: there is no state for them,
-    or a number there is another one, whatever it stands for."""
+def unrestorable_in(loader: Iterable[Any] | None, saved: Mapping[str, Any]) -> list[str]:
+    """Return the places of a loader whose order `set_samplers` cannot restore.
+
+    A saved state does not have them, or has another kind of generator or another number for them.
+    """
     own = samplers_state(loader)
     lost = [place for place in own["states"] if place not in saved.get("states", {})]
     for place, state in own["generators"].items():
@@ -178,20 +190,21 @@ def lost_in(loader: Iterable[Any] | None, saved: Mapping[str, Any]) -> list[str]
 
 
 def saves_itself(loader: Any) -> bool:
-    """Return whether a loader saves its own place: it has `state_dict` and `load_state_dict`, and the first works."""
-    return _has_state_dict(loader) and not error_of_state(loader)
+    """Return whether a loader saves its own position: `state_dict` works, and `load_state_dict` exists."""
+    return _has_state_dict(loader) and not state_dict_error(loader)
 
 
-def error_of_state(loader: Any) -> str:
-    """Return the error that the `state_dict` of a loader raises, as accelerate's does, or "". A loader is asked once.
+def state_dict_error(loader: Any) -> str:
+    """Return the error that the `state_dict` of a loader raises, as accelerate's does, or "".
 
-    torchdata's loaders are not asked: that would begin a pass.
+    `state_dict` is called once for each loader. It is not called for torchdata's loaders, where it would
+    begin a pass.
     """
     if any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__):
         return ""
     try:
         known = _errors.get(loader)
-    except TypeError:  # it cannot be a key
+    except TypeError:  # the loader is not hashable
         return _ask(loader)
     if known is None:
         known = _errors[loader] = _ask(loader)
@@ -214,7 +227,7 @@ def _has_state_dict(owner: object) -> bool:
 
 
 def _samplers(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """A loader's samplers, and those they are made from, each once, by number and class."""
+    """Return a loader's samplers and the samplers among their attributes, each once, by class and number."""
     found: dict[int, Any] = {}
     left = [sampler for sampler in samplers_of(loader) if sampler is not None]
     while left:
@@ -228,18 +241,18 @@ def _samplers(loader: Iterable[Any] | None) -> dict[str, Any]:
 
 
 def module_generators(model: torch.nn.Module) -> dict[str, Any]:
-    """The state of the generators that are attributes of a model's modules, by name: of noise, of samples."""
+    """Return the states of the generators among the attributes of a model's modules, by name."""
     return {place: _state_of(generator) for place, generator in _of_modules(model).items()}
 
 
 def set_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Put those of the same name and kind into a state that `module_generators` returned."""
+    """Restore the modules' generators that have a state of their name and kind from `module_generators`."""
     for generator, state in _matching(_of_modules(model), saved):
         _put(generator, state)
 
 
 def check_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Check the states of the modules' generators by loading them into throw-away ones."""
+    """Check the states of the modules' generators by loading them into temporary ones, which raise."""
     _check_generators(_of_modules(model), saved)
 
 
@@ -255,8 +268,11 @@ def _matching(own: Mapping[str, _Own], saved: Mapping[str, Any]) -> list[tuple[A
 
 
 def _of_modules(model: torch.nn.Module) -> dict[str, Any]:
-    """Torch's own modules have none, and few others do: their attributes are looked at by their types first, for this is
-    done with each checkpoint."""
+    """Return the generators among the attributes of a model's modules.
+
+    Torch's own modules have none, and few others do. The types of attributes are checked first, because this
+    runs with each checkpoint.
+    """
     owners: dict[str, Any] = {}
     others: set[type] = set()
     for name, module in model.named_modules():
@@ -269,8 +285,11 @@ def _of_modules(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def _own_generators(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """A loader's generators that are attributes, without those of `generators_of`: of its samplers, its dataset, and what
-    these are made of, such as transforms, other datasets, or the loaders that it combines."""
+    """Return the generators among the attributes of a loader's parts, without those of `generators_of`.
+
+    Its parts are the samplers, the dataset, and their parts such as transforms, other datasets or combined
+    loaders.
+    """
     owners = _samplers(loader)
     for owner in (getattr(loader, "dataset", None), None if isinstance(loader, DataLoader) else loader):
         owners[type(owner).__name__] = owner
@@ -280,10 +299,12 @@ def _own_generators(loader: Iterable[Any] | None) -> dict[str, Any]:
 def _generators_in(
     owners: Mapping[str, Any], elsewhere: Iterable[Any] = (), *, depth: int = 0
 ) -> dict[str, Any]:
-    """The generators that are attributes, each once, without those that have their place elsewhere.
+    """Return the generators among the attributes of some objects, each once, by the path of the attribute.
 
     Args:
-        depth: attributes of attributes are looked into so far.
+        owners: the objects by name.
+        elsewhere: generators to leave out, because they are saved elsewhere.
+        depth: how many levels of attributes of attributes are searched.
     """
     mt19937: Any = np.random.mtrand
     known = {id(g) for g in (*elsewhere, torch.default_generator, mt19937._rand)}
@@ -304,16 +325,16 @@ def _generators_in(
 
 
 def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
-    """What an object is made of. Of what is long nothing: it is samples, and looking through them would take its time."""
+    """Yield the attributes or items of an object; nothing for a long container, which holds samples."""
     if type(owner) in _CONTAINERS:
         items = owner.items() if type(owner) is dict else enumerate(owner)
         yield from ((f"[{key!r}]", value) for key, value in (items if len(owner) <= _LONG else ()))
-    elif type(owner).__dictoffset__:  # what has none may answer as it likes when it is asked
+    elif type(owner).__dictoffset__:  # an object without it may compute its `__dict__`
         yield from ((f".{name}", value) for name, value in vars(owner).items())
 
 
 def _has_parts(value: Any) -> bool:
-    """Something of the user's, or of torch's what loaders are made of."""
+    """Return whether an object's attributes are searched: the user's objects, and parts of loaders."""
     kind = type(value)
     if kind in _CONTAINERS or isinstance(value, DataLoader | Dataset | Sampler):
         return True
@@ -324,12 +345,13 @@ def _has_parts(value: Any) -> bool:
 
 
 def load_sampler(sampler: Any, state: Any) -> None:
-    """Give a sampler its state of when a pass was opened.
+    """Restore a sampler to its state at the opening of a pass.
 
-    For some (torchdata's) that is a place within a pass, and before a pass begins it is the end of the one before. Such
-    a one is asked for what is left, which is nothing, and begins its next pass at the beginning.
+    For some samplers, such as torchdata's, the state is a position within a pass, and before a pass begins it
+    is the end of the pass before. Such a sampler is iterated, finds nothing left, and begins its next pass at
+    the beginning.
     """
-    sampler.load_state_dict(copy.deepcopy(state))  # it may keep it, and go on in it
+    sampler.load_state_dict(copy.deepcopy(state))  # the sampler may keep and change it
     now = rng_state()
     if next(iter(sampler), None) is not None:
         sampler.load_state_dict(copy.deepcopy(state))
@@ -337,7 +359,7 @@ def load_sampler(sampler: Any, state: Any) -> None:
 
 
 def _kind(generator: _Own) -> str:
-    """What a state of it can be put into."""
+    """Return the kind of a generator; a state fits generators of the same kind."""
     if isinstance(generator, np.random.Generator):
         return f"Generator({type(generator.bit_generator).__name__})"
     if isinstance(generator, np.random.RandomState):
@@ -346,7 +368,7 @@ def _kind(generator: _Own) -> str:
 
 
 def _like(generator: Any) -> Any:
-    """Another generator that takes the states of this one."""
+    """Make another generator that accepts the states of this one."""
     if isinstance(generator, torch.Generator):
         return torch.Generator(generator.device)
     if isinstance(generator, np.random.Generator):
@@ -358,7 +380,7 @@ def _like(generator: Any) -> Any:
 
 
 def _has_state(generator: _Own) -> bool:
-    """Not random.SystemRandom, nor one whose state has a form of its own."""
+    """Return whether a generator has a state of a known form, unlike random.SystemRandom."""
     return not isinstance(generator, random.Random) or type(generator).getstate is random.Random.getstate
 
 
@@ -386,12 +408,12 @@ def _put(generator: _Own, state: list[Any]) -> None:
 
 
 def _put_torch(generator: torch.Generator, state: torch.Tensor) -> None:
-    if generator.get_state().shape == state.shape:  # else it was one of another device
+    if generator.get_state().shape == state.shape:  # else it is a state of another kind of device
         generator.set_state(state.clone())  # torch reads a state from the start of its storage
 
 
 def _as_tensors(state: Any) -> Any:
-    """A state of NumPy's, its arrays as tensors of bytes, which every version of torch has."""
+    """Convert the arrays of a NumPy state to tensors of bytes, a type that every version of torch has."""
     if isinstance(state, Mapping):
         return {key: _as_tensors(value) for key, value in state.items()}
     if isinstance(state, np.ndarray):
@@ -400,7 +422,7 @@ def _as_tensors(state: Any) -> Any:
 
 
 def _as_arrays(state: Any, like: Any) -> Any:
-    """Back again; `like` is a state of the same generator, which knows the types."""
+    """Convert tensors of bytes back to arrays with the types in `like`, a state of the same generator."""
     if isinstance(state, Mapping):
         return {key: _as_arrays(value, like[key]) for key, value in state.items()}
     if isinstance(state, torch.Tensor):
@@ -417,12 +439,10 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _tensor(words: Any) -> torch.Tensor:
-    return torch.from_numpy(
-        words.view(np.int32).copy()
-    )  # torch's unsigned types came late, and are half there
+    return torch.from_numpy(words.view(np.int32).copy())  # torch supports its unsigned types only in part
 
 
 def _words(tensor: torch.Tensor) -> Any:
     if tensor.dtype != torch.int32:
-        raise TypeError(f"the words of a generator must be of torch.int32, got {tensor.dtype}")
+        raise TypeError(f"the words of a generator's state must be of torch.int32, got {tensor.dtype}")
     return tensor.numpy().view(np.uint32)

@@ -1,4 +1,7 @@
-"""Another pass over a loader, of which the one that trains does not notice."""
+"""Make a separate pass over the train loader without disturbing the pass that trains.
+
+`update_bn_stats` of `eventloop.model.batchnorm_statistics` uses it, for `PreciseBN`.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,16 @@ PutBack = Callable[[Any, Mapping[str, Any]], None]
 
 @contextmanager
 def apart(loader: Iterable[Any], put_back: PutBack) -> Iterator[Iterable[Any]]:
-    """What to make another pass over; afterwards, also after an error, the loader's place, the global random states and
-    those of the loader's own generators are what they were.
+    """Make a context for a separate pass over a loader, which yields the iterable to read.
 
-    A `DataLoader` is run as a copy with copies of its samplers, which shares the dataset. What else saves its own state
-    is run itself, and begins where it is; `put_back` is then given the loader and the state it had. So it is with a
-    `DataLoader` whose state its copy has changed, through a dataset that keeps its place. Where there is no state, but
-    a number that has changed, a warning says so.
+    Afterwards, also after an error, the loader's position, the global random states and those of the loader's
+    own generators are restored.
+
+    For a `DataLoader` the iterable is a copy with copies of its samplers, which shares the dataset. Any other
+    loader is returned itself. If it saves its own state, the separate pass begins at its position, and
+    afterwards `put_back` is called with the loader and its former state. `put_back` is also called for a
+    `DataLoader` whose state has changed through a dataset that keeps its position. A warning is logged if
+    there is no state, but a number has changed among the attributes of what was read.
     """
     alone = _copy(loader) if isinstance(loader, DataLoader) else loader
     with _random_state_kept(loader), _place_kept(loader, put_back, always=alone is loader):
@@ -44,12 +50,16 @@ def _random_state_kept(loader: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def _place_kept(loader: Any, put_back: PutBack, *, always: bool) -> Iterator[None]:
-    """With `always` also where the loader looks as it did: what its state tells may be of the newest pass."""
+    """Call `put_back` after the block if the loader's state has changed, or `always`.
+
+    An unchanged state is not enough for a loader that was read itself: the state may describe its newest
+    pass.
+    """
     if not saves_itself(loader):
         reads = _reads_in_order(loader)
         before = _numbers(reads)
         yield
-        _tell_moved(reads, before)
+        _warn_moved(reads, before)
         return
     state = deepcopy(loader.state_dict())
     try:
@@ -60,41 +70,45 @@ def _place_kept(loader: Any, put_back: PutBack, *, always: bool) -> Iterator[Non
 
 
 def _reads_in_order(loader: Any) -> object:
-    """What may keep a place here, and is not copied."""
+    """Return the object that may keep its position in this process and is not copied, or None."""
     if not isinstance(loader, DataLoader):
         return loader
     return loader.dataset if isinstance(loader.dataset, IterableDataset) and not loader.num_workers else None
 
 
-def _tell_moved(reads: object, before: Mapping[str, int | float]) -> None:
+def _warn_moved(reads: object, before: Mapping[str, int | float]) -> None:
     now = _numbers(reads)
     if moved := [name for name in before if now.get(name) != before[name]]:
         logger.warning(
-            "a pass for precise statistics has changed %s of the %s it read: if that is its place, training misses "
-            "batches; give the loader state_dict and load_state_dict, or PreciseBN a data_loader of its own",
+            "a pass for precise statistics has changed %s of the %s it read: if that is its position, "
+            "training misses batches; give the loader state_dict and load_state_dict, or give PreciseBN a "
+            "data_loader of its own",
             ", ".join(moved),
             type(reads).__name__,
         )
 
 
 def keeps_place(loader: Iterable[Any]) -> bool:
-    """Whether a pass that `apart` gives begins where the loader is."""
+    """Return whether a separate pass from `apart` begins at the loader's position, not at its beginning."""
     return saves_itself(loader) and not isinstance(loader, DataLoader)
 
 
 def load_back(loader: Any, state: Mapping[str, Any]) -> None:
-    """Give a loader its state back; a pass under way that is to go on has to be opened anew."""
+    """Restore the state of a loader; a running pass does not go on from it, and has to be opened again."""
     loader.load_state_dict(state)
 
 
 def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Its persistent workers serve one pass at a time, and its samplers may keep their place or count their passes."""
-    if "base_dataloader" in vars(loader):  # accelerate's, which passes for the loader that it reads
+    """Copy a DataLoader and its samplers.
+
+    Persistent workers serve one pass at a time, and samplers may keep their position or count their passes.
+    """
+    if "base_dataloader" in vars(loader):  # accelerate's, which reads this loader and looks like it
         return _copy_wrapper(loader)
     alone, copies = copy(loader), dict[int, Any]()
     own = vars(alone)  # a DataLoader refuses to have its samplers set
     own["_iterator"] = None
-    if "_initial_iter_for_state_dict" in own:  # torchdata's, that it has one already
+    if "_initial_iter_for_state_dict" in own:  # torchdata's flag that it has an iterator already
         own["_initial_iter_for_state_dict"] = False
     for name in ("sampler", "batch_sampler"):
         own[name] = _copy_sampler(own[name], copies)
@@ -108,7 +122,7 @@ def _copy_wrapper(loader: Any) -> DataLoader[Any]:
 
 
 def _copy_sampler(sampler: Any, copies: dict[int, Any]) -> Any:
-    """A copy, of the samplers that are its attributes too, each once; they share their data and generators."""
+    """Copy a sampler and the samplers among its attributes, each once; copies share data and generators."""
     if not hasattr(sampler, "__dict__") or hasattr(sampler, "__next__"):
         return sampler
     if id(sampler) not in copies:

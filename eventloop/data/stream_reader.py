@@ -1,4 +1,7 @@
-"""A pass over a DataLoader of an IterableDataset whose workers persist."""
+"""Resume a pass over a DataLoader of an IterableDataset with persistent workers.
+
+`readers` chooses it for such a loader.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ logger = logging.getLogger("eventloop")
 
 
 class StreamReader(IndexReader):
-    """A DataLoader over an IterableDataset whose workers persist.
+    """The reader of a DataLoader over an IterableDataset with persistent workers.
 
-    What was trained on is read again and dropped, by workers that begin with the seed they were given in the first
-    pass, and with the random state they had when this one was opened: the one they told with their last batch.
+    It resumes by reading again and dropping the batches already trained on. The workers are seeded as in the
+    first pass, and restored to the random state they returned with their last batch before the current pass
+    was opened.
     """
 
     def __init__(self) -> None:
@@ -30,7 +34,7 @@ class StreamReader(IndexReader):
         self._began: dict[int, tuple[bytes, ...]] = {}  # the workers' states when the pass was opened
 
     def open(self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
-        """See `Reader`."""
+        """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
         self._settle(skip)
         if self._rebuilt is not None and not skip:
             self._seeded_here, self._began = False, dict(self._states)
@@ -38,7 +42,7 @@ class StreamReader(IndexReader):
         return self._batches(self._start(loader, skip, opened_with), skip)
 
     def load_state_dict(self, loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
-        """See `IndexReader`."""
+        """Restore the states that the workers had when the pass was opened."""
         super().load_state_dict(loader, state)
         self._began = dict(self._states)
 
@@ -61,8 +65,8 @@ class StreamReader(IndexReader):
         self._rebuilt = rebuild_stream(loader, inside.collate, inside.init)
         self._states = dict(self._began)
         iterator: Iterator[FromWorker] = iter(self._rebuilt)
-        for _, worker, told in islice(iterator, skip):
-            self._states[worker] = merge(self._states.get(worker), told)
+        for _, worker, changed in islice(iterator, skip):
+            self._states[worker] = merge(self._states.get(worker), changed)
         if skip or begin is not None:
             set_random_state(loader, now)
         return iterator

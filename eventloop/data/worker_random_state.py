@@ -1,7 +1,8 @@
-"""The random state of a loader's worker processes: told with every batch, and put back where a run goes on.
+"""Send the random state of a loader's worker processes with every batch, and restore it at a resume.
 
-Each worker seeds generators of its own when it starts, and random augmentation draws from them. Two resumed runs
-read the same samples only if their workers go on where they were.
+`IndexReader` and `StreamReader` use it. Each worker process seeds its own generators when it starts, and
+random augmentation draws from them. A resumed run reads the same samples only if its workers continue from
+the saved states.
 """
 
 from __future__ import annotations
@@ -17,26 +18,28 @@ from typing import Any
 import numpy as np
 import torch
 
-Told = tuple[bytes | None, ...]
-"""The states of Python's, NumPy's and torch's generator; None for one that has not moved since it was last told."""
-FromWorker = tuple[Any, int, Told]
-"""A batch, the worker that read it, and the state it left that worker in. A plain tuple: pinning goes through it."""
+ChangedState = tuple[bytes | None, ...]
+"""The states of Python's, NumPy's and torch's generator; None if unchanged since the last batch."""
+FromWorker = tuple[Any, int, ChangedState]
+"""A batch, the number of its worker, and the worker's state after it; a plain tuple can be pinned."""
 
-_PYTHON = struct.Struct("=B?d")  # version, whether a gauss is kept, and it
-_NUMPY = struct.Struct("=iid")  # position, whether a gauss is kept, and it
+_PYTHON = struct.Struct("=B?d")  # version, whether there is a cached gauss, its value
+_NUMPY = struct.Struct("=iid")  # position, whether there is a cached gauss, its value
 
 
 class InWorker:
-    """The `collate_fn` and the `worker_init_fn` of a loader whose workers tell their state.
+    """The `collate_fn` and the `worker_init_fn` of a loader whose workers return their random state.
 
-    One object for both, which a worker gets as a copy: what the one notes the other sees.
+    Both are methods of one object, of which each worker process has a copy, because they share attributes.
 
     Args:
         collate: the loader's own `collate_fn`.
-        init: its own `worker_init_fn`, or None. It is called first.
-        states: the state each worker goes on with; one that is not named keeps what it was seeded with.
-        idle: so many workers, the first ones, are given an empty list before their first batch. It stands for
-            a batch that was read before, so that each worker gets the batches it would have got.
+        init: the loader's own `worker_init_fn`, or None. It is called first.
+        states: the state that each worker starts with; a worker without one keeps the state it was seeded
+            with.
+        idle: the number of workers, from the first on, that get an empty list before their first batch. It
+            stands for a batch that was read before the checkpoint, so that each worker gets the batches it
+            would have got.
     """
 
     def __init__(
@@ -51,48 +54,51 @@ class InWorker:
         self._states = dict(states)
         self._idle = idle
         self._worker = 0
-        self._told: Told = (None, None, None)
+        self._sent: ChangedState = (None, None, None)
         self._is_idle = False
 
     def init(self, worker: int) -> None:
-        """A worker begins."""
+        """Restore the state of a starting worker process, after the loader's own `worker_init_fn`."""
         Finalize(None, _end_alone, args=(os.getppid(),), exitpriority=100)
         if self._init is not None:
             self._init(worker)
         self._worker = worker
         self._is_idle = worker < self._idle
         if worker in self._states:
-            self._told = self._states[worker]
+            self._sent = self._states[worker]
             unpack(self._states[worker])
 
     def collate(self, samples: Any) -> FromWorker:
-        """Make a batch, and tell the state it left."""
+        """Make a batch, and return it with the worker's number and its changed state."""
         idle, self._is_idle = self._is_idle, False
         if idle and _is_empty(samples):
             return None, self._worker, (None, None, None)
         batch = self._collate(samples)
         state = pack()
-        told = tuple(None if new == old else new for new, old in zip(state, self._told, strict=True))
-        self._told = state
-        return batch, self._worker, told
+        changed = tuple(None if new == old else new for new, old in zip(state, self._sent, strict=True))
+        self._sent = state
+        return batch, self._worker, changed
 
 
 def _end_alone(parent: int) -> None:
-    """A worker whose parent was killed ends. What it has told of its states may fill the pipe, which nobody reads, and its
-    queue would be joined for ever; behind a batch alone, which is a few bytes, there is room."""
+    """End a worker process at once if its parent was killed.
+
+    The states that it sent may fill the pipe, which is not read any more, and the exit would wait for the
+    queue without end. Batches alone take a few bytes of the pipe and do not fill it.
+    """
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _is_empty(samples: Any) -> bool:
-    """What reading no sample gives: `[]`, or with a dataset's `__getitems__` perhaps columns of no rows."""
+    """Return whether samples are empty: `[]`, or columns without rows from a dataset's `__getitems__`."""
     if isinstance(samples, Mapping):
         return all(len(column) == 0 for column in samples.values())
     return len(samples) == 0
 
 
 def pack() -> tuple[bytes, bytes, bytes]:
-    """The states of the three global generators."""
+    """Return the states of the three global generators as bytes."""
     version, words, gauss = random.getstate()
     python = _PYTHON.pack(version, gauss is not None, gauss or 0.0) + array("I", words).tobytes()
     numpy: Any = np.random.get_state()
@@ -100,7 +106,7 @@ def pack() -> tuple[bytes, bytes, bytes]:
 
 
 def unpack(state: tuple[bytes, ...]) -> None:
-    """Put the generators into a state that `pack` returned."""
+    """Restore the three global generators from a state that `pack` returned."""
     python, numpy, of_torch = state
     version, has_gauss, gauss = _PYTHON.unpack_from(python)
     words = array("I", python[_PYTHON.size :])
@@ -110,7 +116,7 @@ def unpack(state: tuple[bytes, ...]) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
 
 
-def merge(before: tuple[bytes, ...] | None, told: Told) -> tuple[bytes, ...]:
-    """The whole state, from the one before and what has changed since."""
-    old = before if before is not None else (b"",) * len(told)
-    return tuple(was if new is None else new for was, new in zip(old, told, strict=True))
+def merge(before: tuple[bytes, ...] | None, changed: ChangedState) -> tuple[bytes, ...]:
+    """Return the complete state from the former one and the changes since."""
+    old = before if before is not None else (b"",) * len(changed)
+    return tuple(was if new is None else new for was, new in zip(old, changed, strict=True))

@@ -1,4 +1,7 @@
-"""Roll back a partly loaded checkpoint."""
+"""Roll back a partly loaded checkpoint, so that a failed load leaves every object as it was.
+
+`Trainer.resume` and `load_model_state` use it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ logger = logging.getLogger("eventloop")
 
 
 class Rollback:
-    """Record rollback actions and run them if the block raises.
+    """A context that runs the recorded rollback actions if its block raises.
 
         with Rollback(path) as rollback:
             rollback.snapshot("the hook mine", hook)
@@ -35,15 +38,21 @@ class Rollback:
         self._committing = False
 
     def on_rollback(self, name: str, action: Callable[[], object]) -> None:
-        """Call `action` if the block raises. Rollback runs in reverse order."""
+        """Record an action that is called if the block raises; actions run in reverse order.
+
+        Args:
+            name: what messages call the object that the action restores.
+        """
         self._actions.append((name, action))
 
     def snapshot(self, name: str, owner: Any, *, copies: bool = True) -> None:
-        """Restore an object's attributes on rollback.
+        """Record an object's attributes, and restore them on rollback.
 
         Args:
-            copies: also copy `state_dict()`, and the tensors and containers among the attributes, because loading may
-                change objects in place. All tensors of an optimizer are in its `state_dict()`, and copied once.
+            name: what messages call the object.
+            copies: also copy `state_dict()`, and the tensors and containers among the attributes, because
+                loading may change objects in place. All tensors of an optimizer are in its `state_dict()`,
+                and copied once.
         """
         state = copy.deepcopy(owner.state_dict()) if copies else None
         attributes = dict(getattr(owner, "__dict__", {}))
@@ -86,15 +95,14 @@ class Rollback:
             return
         if self._actions:
             failed, interrupt = self._roll_back()
-            but = f", but {' and '.join(failed)} could not be put back: build the trainer once more"
-            error.add_note(
-                f"nothing of {self.source} is loaded: what was loaded before this error is put back{but if failed else ''}"
-            )
+            but = f", except {' and '.join(failed)}, which could not be restored: build a new trainer"
+            restored = f"everything is restored as it was before{but if failed else ''}"
+            error.add_note(f"nothing of {self.source} is loaded: {restored}")
             if interrupt is not None:
                 raise interrupt
         elif self._committing:
             error.add_note(
-                f"the trainer has only a part of {self.source}: load it again, or build the trainer once more"
+                f"the trainer has loaded only a part of {self.source}: load it again, or build a new trainer"
             )
 
     def _roll_back(self) -> tuple[list[str], KeyboardInterrupt | None]:
@@ -109,7 +117,7 @@ class Rollback:
                     interrupt = error
                     action()  # again, because it may be half done
             except (Exception, KeyboardInterrupt):
-                logger.exception("%s could not be put back to what it was before %s", name, self.source)
+                logger.exception("%s could not be restored to its state before loading %s", name, self.source)
                 failed.append(name)
         return failed, interrupt
 
@@ -120,16 +128,16 @@ def _run(steps: Sequence[Callable[[], object]]) -> None:
 
 
 def _contents(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Callable[[], object]]:
-    """Copy the tensors and containers in `value`, at any depth; yield functions that fill them with their former values.
+    """Copy the tensors and containers in a value, at any depth; yield functions that restore them.
 
-    Other objects, as a trainer or a module, are not entered.
+    Other objects, such as a trainer or a module, are not entered.
     """
     seen = {} if seen is None else seen
     if id(value) in seen or not isinstance(value, torch.Tensor | dict | list | set | deque | tuple):
         return
     seen[id(value)] = value
     if isinstance(value, torch.Tensor):
-        # one without storage, or with elements that share memory, as an expanded one, cannot be filled
+        # a tensor without storage, or an expanded one, whose elements share memory, cannot be filled
         if not (is_lazy(value) or value.is_meta or (value.layout is torch.strided and 0 in value.stride())):
             yield partial(_fill_tensor, value, value.detach().clone())
         return

@@ -1,4 +1,8 @@
-"""The layout of a checkpoint that can be resumed from, which is compared with what was read before anything is loaded."""
+"""Describe and check the layout of a checkpoint that can be resumed from.
+
+`eventloop.resume` uses it. A value of the wrong type is refused with its key, the expected type and the
+value.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,17 @@ from eventloop.util.text import error_text
 T = TypeVar("T")
 
 SCHEMA = 1
-"""The version of the layout, in `meta`."""
+"""The version of the layout, which `meta` contains."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 LastStep = Annotated[int, msgspec.Meta(ge=-1)]
-"""The last step of a scheduler; PyTorch has -1 in a part of a SequentialLR that has not begun."""
+"""The last step of a scheduler; in PyTorch it is -1 in a part of a SequentialLR that has not begun."""
 GeneratorState = Annotated[list[Any], msgspec.Meta(min_length=1)]
 """The kind of a generator, then the parts of its state."""
 
 
 class RandomState(msgspec.Struct):
-    """Hold the states of the global generators, and of generators that are attributes of modules."""
+    """The states of the global generators, and of generators that are attributes of modules."""
 
     python: tuple[int, Tensor, float | None]
     numpy: tuple[str, Tensor, int, int, float]
@@ -39,22 +43,22 @@ class RandomState(msgspec.Struct):
 
 
 class Samplers(msgspec.Struct):
-    """Hold the states of a loader's samplers, by their places in it."""
+    """The states of a loader's samplers and of other generators in it, by their places."""
 
     generators: dict[str, GeneratorState] = {}
     states: dict[str, Any] = {}
     numbers: dict[str, int | float] = {}
 
 
-class OfLoader(msgspec.Struct):
-    """Hold the generators and samplers that decide a loader's order, besides the global generators."""
+class LoaderState(msgspec.Struct):
+    """The generators and samplers that decide a loader's order, besides the global generators."""
 
     generators: list[Tensor]
     samplers: Samplers = msgspec.field(default_factory=Samplers)
 
 
-class Opened(msgspec.Struct):
-    """Hold the random state that a pass was opened with; empty before the first pass."""
+class OpenedWith(msgspec.Struct):
+    """The random state with which a pass was opened; empty before the first pass."""
 
     rng: RandomState | None = None
     generators: list[Tensor] | None = None
@@ -65,8 +69,8 @@ class Opened(msgspec.Struct):
             raise ValueError("Object must have both `rng` and `generators`, or neither")
 
 
-class Reading(msgspec.Struct):
-    """Hold the state of the reader of a loader."""
+class ReaderState(msgspec.Struct):
+    """The state of the reader of a loader."""
 
     num_workers: Count = 0
     workers: dict[int, list[Tensor]] = {}
@@ -75,40 +79,40 @@ class Reading(msgspec.Struct):
     seeded_earlier: bool = False
 
 
-class Position(OfLoader, kw_only=True):
-    """Hold the position in the train loader."""
+class Position(LoaderState, kw_only=True):
+    """The position in the train loader."""
 
     batch_idx: Count
     passes: Count
-    opened_with: Opened
+    opened_with: OpenedWith
     evaluated: Count
-    loader: Reading = msgspec.field(default_factory=Reading)
-    evaluations: dict[str, OfLoader] = {}
+    loader: ReaderState = msgspec.field(default_factory=ReaderState)
+    evaluations: dict[str, LoaderState] = {}
 
     def __post_init__(self) -> None:
         if self.batch_idx and self.opened_with.rng is None:
-            raise ValueError("Object must say in `opened_with` how a pass of more than 0 batches began")
+            raise ValueError("Object must have `rng` in `opened_with` if `batch_idx` is more than 0")
 
 
-class OfRun(msgspec.Struct):
-    """Hold the settings of the run that the resume also calculates with."""
+class RunSettings(msgspec.Struct):
+    """The settings of the run from which the resume computes positions."""
 
     loader_length: Count | None = None
     world_size: int | None = None
 
 
 class SavedSettings(msgspec.Struct):
-    """Hold the settings that the run was built with."""
+    """The settings with which the run was built."""
 
     optimizer: dict[str, list[dict[str, Any]]]
     param_schedulers: list[Any]
-    run: OfRun = msgspec.field(default_factory=OfRun)
+    run: RunSettings = msgspec.field(default_factory=RunSettings)
     hooks: list[str] = []
     hook_options: dict[str, dict[str, Any]] = {}
 
 
 class Meta(msgspec.Struct):
-    """Counters, and what the rest is of."""
+    """The counters and settings of the run, and the classes of its optimizers and schedulers."""
 
     iter: Count
     epoch: Count
@@ -122,8 +126,8 @@ class Meta(msgspec.Struct):
     needs_hooks: list[str] = []
 
 
-class OfRank(msgspec.Struct):
-    """Hold the state that one rank other than 0 resumes with."""
+class RankState(msgspec.Struct):
+    """The state with which one rank other than 0 resumes."""
 
     rng: RandomState
     position: Position
@@ -131,7 +135,7 @@ class OfRank(msgspec.Struct):
 
 
 class Checkpoint(msgspec.Struct):
-    """Hold every key of a checkpoint that can be resumed from."""
+    """Every key of a checkpoint that can be resumed from."""
 
     meta: Meta
     state_dict: dict[str, Any]
@@ -139,40 +143,45 @@ class Checkpoint(msgspec.Struct):
     param_schedulers: list[dict[str, Any]]
     hooks: dict[str, Any]
     rng: RandomState
-    ranks: list[OfRank | None] | None = None
+    ranks: list[RankState | None] | None = None
 
     def __post_init__(self) -> None:
         if None in (self.ranks or [])[1:]:
-            raise ValueError("Object must have a state of each rank but the first in `ranks`")
+            raise ValueError("Object must have a state of each rank except the first in `ranks`")
 
 
 def check_layout(checkpoint: Mapping[str, Any], source: object) -> None:
-    """Refuse what cannot be resumed from by any trainer.
+    """Refuse a checkpoint that no trainer of this version can resume from.
+
+    Args:
+        checkpoint: the contents of the checkpoint.
+        source: its name, for the message.
 
     Raises:
-        CheckpointError: keys are missing, it is of another version, or a value is of the wrong type: with its key, what
-            was expected and what was found.
+        CheckpointError: keys are missing, the checkpoint has another version, or a value has the wrong type;
+            the message has the key, the expected type and the value.
     """
     check_usable(checkpoint, source)
     if _is_of_another_version(checkpoint):
         raise CheckpointError(
-            f"{source} has schema {checkpoint['meta'].get('schema')!r}, this version of eventloop reads {SCHEMA}: "
-            "update eventloop"
+            f"{source} has schema {checkpoint['meta'].get('schema')!r}, this version of eventloop reads "
+            f"{SCHEMA}: update eventloop"
         )
 
 
 def check_usable(checkpoint: Mapping[str, Any], source: object) -> None:
-    """Refuse what no version of eventloop resumes from, so that an older checkpoint is taken in its place.
+    """Refuse a checkpoint that no version of eventloop can resume from, so that an older one is tried.
 
-    A checkpoint of another version passes: to fall back behind it would train a part of the run again, without the user
-    knowing why.
+    A checkpoint of another version passes. If an older checkpoint were tried instead, a part of the run would
+    be trained again, and the user would not know why.
 
     Raises:
-        CheckpointError: keys are missing, or a value is of the wrong type.
+        CheckpointError: keys are missing, or a value has the wrong type.
     """
     if missing := [key for key in NEEDED if key not in checkpoint]:
         raise CheckpointError(
-            f"{source} cannot be resumed from, it has no {', '.join(missing)}: load_checkpoint takes its weights"
+            f"{source} cannot be resumed from, it has no {', '.join(missing)}: use load_checkpoint to load "
+            "its weights"
         )
     if not _is_of_another_version(checkpoint):
         read_as(Checkpoint, checkpoint, f"{source} cannot be resumed from")
@@ -185,13 +194,13 @@ def _is_of_another_version(checkpoint: Mapping[str, Any]) -> bool:
 
 
 def read_as(kind: type[T], value: object, what: str) -> T:
-    """Return a value as the type that says its layout.
+    """Convert a value to the type that describes its layout.
 
     Args:
-        what: what the error begins with.
+        what: the beginning of the error's message.
 
     Raises:
-        CheckpointError: it is not of that layout.
+        CheckpointError: the value does not have that layout.
     """
     try:
         return msgspec.convert(value, kind)
@@ -201,8 +210,8 @@ def read_as(kind: type[T], value: object, what: str) -> T:
         found = reprlib.repr(_at(value, place))
         of = f"of {place} " if place else ""
         raise CheckpointError(f"{what}, the value {of}is wrong: {expected}: {found}") from error
-    except AttributeError as error:  # msgspec takes a tensor for a mapping
-        raise CheckpointError(f"{what}, it has a tensor in the place of a mapping") from error
+    except AttributeError as error:  # msgspec treats a tensor as a mapping
+        raise CheckpointError(f"{what}, it has a tensor where a mapping is expected") from error
 
 
 def _at(value: Any, place: str) -> Any:
@@ -217,11 +226,16 @@ def _at(value: Any, place: str) -> Any:
 
 
 def check_alike(saved: Any, own: Any, what: str) -> None:
-    """Refuse a value that is of another kind than the one it is to replace, or has one in it: a text for a number. What
-    is None on either side may be anything on the other, and keys that one side has are the affair of those who load it.
+    """Refuse a saved value if it, or a value in it, is of another kind than the current one.
+
+    A string does not match a number, for example. None on one side matches anything on the other. Keys that
+    only one side has are not checked here.
+
+    Args:
+        what: the name of the value, which begins the message.
 
     Raises:
-        CheckpointError: with the key, what was expected and what was found.
+        CheckpointError: the kinds differ; the message has the key, the expected kind and the value.
     """
     if isinstance(own, Mapping) and isinstance(saved, Mapping):
         for key in own.keys() & saved.keys():
@@ -231,12 +245,12 @@ def check_alike(saved: Any, own: Any, what: str) -> None:
             check_alike(each, other, f"{what}[{number}]")
     elif own is not None and saved is not None and (kind := _kind(own)) and kind != _kind(saved):
         raise CheckpointError(
-            f"{what} is wrong: expected a {kind}, as {reprlib.repr(own)}, got {reprlib.repr(saved)}"
+            f"{what} is wrong: expected a {kind}, such as {reprlib.repr(own)}, got {reprlib.repr(saved)}"
         )
 
 
 def _kind(value: Any) -> str | None:
-    """Return the kind of a plain value, None for any other, which may have been saved as something plain."""
+    """Return the kind of a plain value; None for any other value, which may be saved as a plain one."""
     if isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1):
         return "number"  # a learning rate may be a tensor
     kinds = {Mapping: "mapping", list: "list", tuple: "list", str: "text"}

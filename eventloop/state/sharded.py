@@ -1,6 +1,7 @@
-"""Refuses tensors that are sharded over ranks, as FSDP2 and tensor parallelism make them.
+"""Refuse tensors that are sharded over ranks, as FSDP2 and tensor parallelism make them.
 
-Everything that takes tensors in calls this: a checkpoint, an average or a metric would otherwise hold one rank's part.
+Checkpoints, averages and metrics call this, because they would otherwise hold the part of one rank without an
+error.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import torch
 
 GATHER = "Gather it first: full_tensor(), called on all ranks."
 NO_SHARDED_SAVES = (
-    "Sharded checkpoints are not supported yet: train with default_hooks=dict(checkpoint=None), and save what "
-    "full_tensor() gathers on all ranks."
+    "Sharded checkpoints are not supported yet: train with default_hooks=dict(checkpoint=None), and save "
+    "what full_tensor() gathers on all ranks."
 )
 
 
@@ -48,20 +49,21 @@ def refuse_sharded_model(who: str, model: torch.nn.Module, advice: str = NO_SHAR
     """Raise an error if a parameter or buffer of `model` is sharded over ranks.
 
     Raises:
-        TypeError: naming the first such tensor; or the first module of FSDP, whose parameters may just be gathered.
+        TypeError: a tensor is sharded, or a module is one of FSDP, whose parameters may be gathered at the
+            moment; the message names the first one.
     """
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         refuse_sharded(f"{who}: {name!r} of the model", tensor, advice)
     for name, module in model.named_modules():
         if isinstance(module, (_fsdp1(), _fsdp2())):
             raise TypeError(
-                f"{who}: the module {name!r} of the model is sharded over ranks: expected plain parameters, got a "
-                f"{type(module).__name__}. {advice}"
+                f"{who}: the module {name!r} of the model is sharded over ranks: expected plain parameters, "
+                f"got a {type(module).__name__}. {advice}"
             )
 
 
 def gathers_weights(model: torch.nn.Module) -> bool:
-    """Return whether a forward pass of `model` needs all ranks, which hold a part of its weights each."""
+    """Return whether a forward pass of `model` needs all ranks, because each holds a part of its weights."""
     kinds = (_fsdp1(), _fsdp2())
     return any(map(is_sharded, model.parameters())) or any(
         isinstance(each, kinds) for each in model.modules()

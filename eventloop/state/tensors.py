@@ -11,18 +11,21 @@ _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested mappings, lists and tuples, in order."""
+    """Yield the tensors in nested mappings, lists and tuples, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
-            if type(item) not in _ATOMS:  # most are; to ask what else they may be takes long
+            if type(item) not in _ATOMS:  # most items are atoms, and isinstance checks of each take long
                 yield from tensors_of(item)
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """How much there is to copy and to write. PyTorch refuses to say it of one kind of sparse tensors; of the other
-    kinds it has the bytes they would take if they were dense."""
+    """Return the bytes of tensors, which is what a save copies and writes.
+
+    For COO tensors, which have no `nbytes`, the indices and values count. For other sparse tensors PyTorch
+    returns the bytes that they would take if they were dense.
+    """
     return sum(t.nbytes if t.layout is not torch.sparse_coo else _bytes_of_coo(t) for t in tensors)
 
 

@@ -95,7 +95,7 @@ def test_one_that_cannot_be_looked_into(tmp_path: Path, caplog: pytest.LogCaptur
     assert load_newest(tmp_path)[0].name == "epoch_1"
 
     assert len(scan(tmp_path).damaged) == 1
-    assert f"{tmp_path / 'epoch_2'} may be a checkpoint, and cannot be looked into: " in caplog.text
+    assert f"{tmp_path / 'epoch_2'} may be a checkpoint, and cannot be read: " in caplog.text
 
 
 def test_links_that_lead_nowhere(tmp_path: Path) -> None:

@@ -190,7 +190,10 @@ def test_a_former_one_that_cannot_be_removed(
 
     save_checkpoint(NEW, tmp_path / "a", disk=RecordingDisk(tmp_path, number))
 
-    assert f"{tmp_path / 'a'} is saved, but what had the name before could not be removed: " in caplog.text
+    assert (
+        f"{tmp_path / 'a'} is saved, but the former checkpoint of that name could not be removed: "
+        in caplog.text
+    )
     assert weights(tmp_path / "a") == [1.0] * 3
     assert find_checkpoints(tmp_path) == [tmp_path / "a"]
 
@@ -337,7 +340,7 @@ def test_something_else_than_a_state(tmp_path: Path) -> None:
 
     for name in ("list.pth", "a"):
         with pytest.raises(
-            CheckpointError, match=f"{name} is no checkpoint of eventloop: expected a mapping"
+            CheckpointError, match=f"{name} is not a checkpoint of eventloop: expected a mapping"
         ):
             load_checkpoint(tmp_path / name)
 

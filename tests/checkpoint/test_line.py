@@ -14,7 +14,7 @@ import torch
 
 from eventloop.checkpoint import load_best, load_newest, save_checkpoint
 from eventloop.checkpoint.directory import go_back
-from eventloop.checkpoint.lineage import LINE, Turn, line_of, read_turns, write_turns
+from eventloop.checkpoint.lineage import LINE, StepBack, lineage_filter, read_steps_back, write_steps_back
 from eventloop.checkpoint.manifest import Label
 from eventloop.checkpoint.store import scan
 from eventloop.util.errors import CheckpointError
@@ -54,7 +54,7 @@ def back(directory: Path, sequence: int) -> bool:
 )
 def test_what_led_to_where_the_run_is(turns: list[tuple[int, int]], on_line: list[int]) -> None:
     """What was saved since the last turn, and what led to where it went back to, which an earlier one may have left."""
-    line = line_of([Turn(*turn) for turn in turns])
+    line = lineage_filter([StepBack(*turn) for turn in turns])
 
     assert [sequence for sequence in range(1, 8) if line(sequence)] == on_line
 
@@ -89,7 +89,7 @@ def test_back_to_what_was_left_behind(tmp_path: Path) -> None:
 
     assert back(tmp_path, 3)
     assert names(tmp_path) == ["4", "1", "2", "3"]
-    assert read_turns(tmp_path) == (Turn(1, 3), Turn(3, 4))
+    assert read_steps_back(tmp_path) == (StepBack(1, 3), StepBack(3, 4))
 
 
 def test_a_sequence_is_given_once(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_newest_of_the_line_is_loaded(tmp_path: Path, caplog: pytest.LogCapt
     back(tmp_path, 1)
 
     assert load_newest(tmp_path)[0].name == "1"
-    line = f"{tmp_path / '1'} is the newest on the line that was last gone on with; left behind are 2, 3"
+    line = f"{tmp_path / '1'} is the newest checkpoint of the current lineage; a run went back before it saved 2, 3, which are passed over"
     assert [record.getMessage() for record in caplog.records] == [line]
     save(tmp_path, 4)
     caplog.clear()
@@ -168,7 +168,7 @@ def rewrite(directory: Path, line: Any) -> None:
     ("content", "message"),
     [
         (b"", r"line\.json is damaged: Input data was truncated"),
-        (b'{"sha256":"0","line":{}}', r"line\.json is damaged: it does not have the hash it names"),
+        (b'{"sha256":"0","line":{}}', r"line\.json is damaged: its contents do not match the hash in it"),
         (b"\xff", r"line\.json is damaged: JSON is malformed"),
         (
             b'{"sha256":"a","line":' + b"[" * 100_000,
@@ -183,7 +183,7 @@ def test_a_damaged_file(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / LINE).write_bytes(content)
 
     with pytest.raises(CheckpointError, match=message):
-        read_turns(tmp_path)
+        read_steps_back(tmp_path)
     found = scan(tmp_path)
     assert [path.name for path in found.paths] == ["1", "2"]
     assert len(found.damaged) == 1
@@ -198,7 +198,7 @@ def test_a_file_of_a_later_version(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"has schema 2, this version of eventloop reads 1: update eventloop"
     ):
-        read_turns(tmp_path)
+        read_steps_back(tmp_path)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / LINE).mkdir()
 
     with pytest.raises(CheckpointError, match=r"line\.json cannot be read: .*directory"):
-        read_turns(tmp_path)
+        read_steps_back(tmp_path)
 
 
 def test_a_pipe_under_its_name(tmp_path: Path) -> None:
@@ -215,15 +215,15 @@ def test_a_pipe_under_its_name(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / LINE)
 
     with pytest.raises(CheckpointError, match=r"line\.json cannot be read: .*it is not a regular file"):
-        read_turns(tmp_path)
+        read_steps_back(tmp_path)
     assert back(tmp_path, 1)
-    assert read_turns(tmp_path) == (Turn(1, 2),)
+    assert read_steps_back(tmp_path) == (StepBack(1, 2),)
 
 
 def test_turns_are_read_as_they_were_written(tmp_path: Path) -> None:
     """In their order; none where there is no file."""
-    assert read_turns(tmp_path) == ()
+    assert read_steps_back(tmp_path) == ()
 
-    write_turns(tmp_path, [Turn(1, 3), Turn(2, 9)], tmp_path / ".work")
+    write_steps_back(tmp_path, [StepBack(1, 3), StepBack(2, 9)], tmp_path / ".work")
 
-    assert read_turns(tmp_path) == (Turn(1, 3), Turn(2, 9))
+    assert read_steps_back(tmp_path) == (StepBack(1, 3), StepBack(2, 9))

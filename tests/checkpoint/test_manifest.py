@@ -135,7 +135,7 @@ def test_names_that_are_no_texts(tmp_path: Path) -> None:
 def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path, state: dict[str, Any], wrong: str) -> None:
     """What a handler has made of the counters and names may be no manifest: that is an error, not a checkpoint that is
     announced and cannot be loaded."""
-    message = f"could not be read again, so it is not saved: .*{wrong}.*; it is made of the state's names"
+    message = f"could not be read again, so the checkpoint is not saved: .*{wrong}"
     with pytest.raises(CheckpointError, match=message):
         save_checkpoint({"state_dict": {}, **state}, tmp_path / "a")
 
@@ -145,7 +145,7 @@ def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path, state: dict[s
 @pytest.mark.parametrize("metrics", [{}, {"loss": 0.5}, {"acc": "nan"}])
 def test_the_best_of_nothing(metrics: dict[str, float | str]) -> None:
     """It could not be compared with others."""
-    with pytest.raises(ValueError, match="it is to be the best of 'acc', of which its metrics have no score"):
+    with pytest.raises(ValueError, match="best names 'acc', expected a score of it in metrics, got none"):
         Label(best={"acc": "greater"}, metrics=metrics)
 
 
@@ -230,7 +230,7 @@ def test_a_changed_number(saved: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"sequence":7', b'"sequence":8'))
 
     with pytest.raises(
-        CheckpointError, match=r"manifest\.json is damaged: it does not have the hash it names"
+        CheckpointError, match=r"manifest\.json is damaged: its contents do not match the hash in it"
     ):
         read_manifest(saved)
 
@@ -262,7 +262,7 @@ def test_something_else_under_its_name(saved: Path) -> None:
     envelope = {"sha256": hashlib.sha256(body).hexdigest(), "manifest": msgspec.Raw(body)}
     (saved / MANIFEST).write_bytes(msgspec.json.encode(envelope))
 
-    with pytest.raises(CheckpointError, match=r"manifest\.json is no manifest: Expected `int`"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json is not a manifest: Expected `int`"):
         read_manifest(saved)
 
 

@@ -14,7 +14,7 @@ import torch
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.manifest import Label, TensorEntry, read_manifest
-from eventloop.checkpoint.saving.saver import FEW, Also, Saver, SaveReplacedError, State
+from eventloop.checkpoint.saving.saver import FEW, ReplacedIfDurable, Saver, SaveReplacedError, State
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError
 from eventloop.checkpoint.store import Serialized, leftovers
@@ -179,7 +179,7 @@ def test_busy(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
 
     assert (before, saver.busy) == (False, True)
     with pytest.raises(
-        RuntimeError, match="the save before is under way: wait for it, or make the Saver with spare=True"
+        RuntimeError, match="a save is running: wait for its promise, or make the Saver with spare=True"
     ):
         saver.save(a_state(2.0), Job(tmp_path / "b"))
     gate.open.set()
@@ -291,7 +291,7 @@ def test_what_goes_if_the_save_before_is_durable(make_saver: Make, tmp_path: Pat
     saver = make_saver(first_waits, spare=True)
     first = saver.save(a_state(1.0), Job(tmp_path / "a"))
     job = Job(tmp_path / "b", replaces=(tmp_path / "older",))
-    second = saver.save(a_state(2.0), job, also=Also(first, (tmp_path / "old",)))
+    second = saver.save(a_state(2.0), job, also=ReplacedIfDurable(first, (tmp_path / "old",)))
     go.set()
     second.result(DEADLINE)
 

@@ -15,7 +15,7 @@ import torch
 
 from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.saving import saver_client
-from eventloop.checkpoint.saving.save_timeout import ALONE, AWAITED, Allowance, Owed, Patience
+from eventloop.checkpoint.saving.save_timeout import ALONE, AWAITED, SavePromise, SaveTimeouts, TimeLimit
 from eventloop.checkpoint.saving.saver import STARTS, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job, ProcessGoneError, SaverProcess
 from eventloop.checkpoint.saving.snapshot import Snapshot
@@ -23,8 +23,8 @@ from tests.support.saving import DEADLINE, Gate, a_state, assert_same, write
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
 
-AT_ONCE = Allowance(0.0, 0.0, inf)
-NEVER = Allowance(1e9, 1.0, 1.0)
+AT_ONCE = TimeLimit(0.0, 0.0, inf)
+NEVER = TimeLimit(1e9, 1.0, 1.0)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_who_waits_waits_no_longer_than_for_a_thread(
     state = a_state(1.0)
     written = saver.save(state, Job(tmp_path / "a"))
     state["state_dict"]["w"].fill_(-1.0)
-    assert isinstance(written, Owed)
+    assert isinstance(written, SavePromise)
     while written.process is None:  # until the thread has given it
         written.wait(0.01)
 
@@ -62,7 +62,10 @@ def test_who_waits_waits_no_longer_than_for_a_thread(
     assert process.exit_code == -signal.SIGKILL
     assert not begun.exists()
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
-    assert "is waited for, and the process that writes it takes too long: it is ended" in caplog.text
+    assert (
+        "takes too long in the process that writes it, and the training waits: the process is ended"
+        in caplog.text
+    )
 
 
 def test_a_superseded_save_is_given_up_to_the_next(
@@ -112,7 +115,7 @@ def test_who_closes_waits_no_longer_either(
     monkeypatch.setattr("eventloop.checkpoint.saving.save_timeout.ALONE", NEVER)
     saver, _ = stopped
     written = saver.save(a_state(1.0), Job(tmp_path / "a"))
-    assert isinstance(written, Owed)
+    assert isinstance(written, SavePromise)
     while written.process is None:  # until the thread has given it
         written.wait(0.01)
     closing = threading.Thread(target=saver.close, daemon=True)
@@ -132,7 +135,7 @@ def test_a_save_that_somebody_has_waited_for_is_given_to_no_process(
     first = saver.save(a_state(1.0), Job(tmp_path / "a", awaited=True))
     assert gate.entered.wait(DEADLINE)
     second = saver.save(a_state(2.0), Job(tmp_path / "b"))
-    assert isinstance(second, Owed)
+    assert isinstance(second, SavePromise)
     second._hurry()
     gate.open.set()
 
@@ -159,7 +162,7 @@ def test_a_save_that_nobody_waits_for_is_written_in_the_end(
     assert written.wait(DEADLINE)
     assert process.exit_code == -signal.SIGKILL
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
-    assert "the process could not: it was killed, as it had not answered after 0.0 s" in caplog.text
+    assert "the process could not: it had not answered after 0.0 s, and was killed" in caplog.text
 
 
 @pytest.mark.slow
@@ -170,7 +173,7 @@ def test_a_process_that_does_not_read_holds_nobody(stopped: tuple[Saver, SaverPr
         {"meta": {}, "state_dict": {"w": torch.ones(3)}, "text": "x" * (1 << 22)}
     )
 
-    with pytest.raises(ProcessGoneError, match=r"it was killed, as it had not answered after 0\.1 s"):
+    with pytest.raises(ProcessGoneError, match=r"it had not answered after 0\.1 s, and was killed"):
         process.save(packed, Job(Path("never")), 0.1)
 
 
@@ -320,17 +323,17 @@ def test_the_new_process_writes(make_saver: Callable[..., Saver], tmp_path: Path
 
 def test_patience_grows_with_what_is_written() -> None:
     """A fixed time, and what a slow disk needs for so many bytes."""
-    patience = Patience()
+    patience = SaveTimeouts()
 
     assert patience.awaited(0) == AWAITED.seconds
-    assert patience.alone(100_000_000) == ALONE.seconds + 10.0
+    assert patience.in_background(100_000_000) == ALONE.seconds + 10.0
 
 
 def test_patience_knows_slow_disks() -> None:
     """Where the fastest save was slow, the others may be as slow, and some more."""
-    patience = Patience()
+    patience = SaveTimeouts()
     patience.learn(1_000_000, 50.0)
     patience.learn(1_000_000, 100.0)
 
     assert patience.awaited(2_000_000) == pytest.approx(AWAITED.seconds + 3 * 100.0)
-    assert patience.alone(2_000_000) == pytest.approx(ALONE.seconds + 10 * 100.0)
+    assert patience.in_background(2_000_000) == pytest.approx(ALONE.seconds + 10 * 100.0)

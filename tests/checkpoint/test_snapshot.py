@@ -385,7 +385,7 @@ def test_shared_memory_that_cannot_be_pinned(
 
     assert not buffer.shared
     assert asked[-1]
-    assert "the memory for checkpoints could not be pinned: CUDA's error 2" in caplog.text
+    assert "the memory for checkpoints could not be pinned: CUDA error 2" in caplog.text
 
 
 def test_an_error_of_pinning_is_not_the_next_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_read(saved: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_name_that_is_not_in_it(saved: Path) -> None:
     """What the manifest does not name is not opened."""
     with (
-        pytest.raises(CheckpointError, match=r"a has no other\.pth: its manifest names state\.pth"),
+        pytest.raises(CheckpointError, match=r"a has no other\.pth: its manifest lists state\.pth"),
         open_verified(saved, "other.pth"),
     ):
         pass

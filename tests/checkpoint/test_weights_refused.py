@@ -63,7 +63,7 @@ def test_names_that_differ_are_logged(
 
     (told,) = caplog.messages
     assert told == (
-        f"{tmp_path / 'w.pth'} has other names than the model, and the rest was loaded:\n"
+        f"{tmp_path / 'w.pth'} and the model differ in names; the common names were loaded:\n"
         "  0.bias: (8,) in the model, not in the checkpoint\n  4.bias: (2,) in the checkpoint, not in the model"
     )
 
@@ -140,7 +140,7 @@ def test_a_module_that_cannot_be_put_back(caplog: pytest.LogCaptureFixture) -> N
     with pytest.raises(CheckpointError, match=r"it does not fit the model; .*ValueError: never"):
         load_model_state(model, {**weights(), "3._extra_state": [2]}, strict=True, source="it")
 
-    assert caplog.messages == ["the model could not be put back to what it was before it"]
+    assert caplog.messages == ["the model could not be restored to its state before loading it"]
 
 
 def test_tensors_of_another_layout(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_nothing_is_removed_once_what_stays_is_gone(
     assert checkpoints(run, "--prune", "1") == 1
 
     assert names(run) == ALL - {"epoch_4"}
-    assert "nothing was removed: epoch_4 changed meanwhile, look again" in capsys.readouterr().err
+    assert "nothing was removed: epoch_4 changed meanwhile; run the command again" in capsys.readouterr().err
 
 
 def test_what_is_gone_already_is_no_failure(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

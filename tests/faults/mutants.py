@@ -70,13 +70,15 @@ MUTANTS = (
         "checkpoint/store.py",
         "        disk.sync_directory(path.parent)\n",
         "",
-        after="disk.rename(beside, path)\n",
+        after="disk.rename(durable, path)\n",
     ),
     Mutant(
         "no sync before a removal", "checkpoint/directory.py", "    disk.sync_directory(path.parent)\n", ""
     ),
     # --- names
-    Mutant("no name of its own while it is written", "checkpoint/store.py", 'aside(path, "tmp")', "path"),
+    Mutant(
+        "no name of its own while it is written", "checkpoint/store.py", 'temporary_path(path, "tmp")', "path"
+    ),
     Mutant(
         "removed under its name",
         "checkpoint/directory.py",
@@ -233,7 +235,7 @@ MUTANTS = (
     Mutant(
         "a sequence is given twice",
         "checkpoint/directory.py",
-        ", *(turn.newest for turn in turns)",
+        ", *(step.newest for step in steps)",
         "",
         tests=LINE,
     ),

@@ -67,17 +67,17 @@ def test_nothing_is_executed(damaged: Damaged, directory: Path, make: Callable[[
         ("a manifest that is a pipe", "has no readable manifest.json: .*it is not a regular file"),
         ("a state that is a pipe", "is incomplete, state.pth cannot be read: .*it is not a regular file"),
         ("a later schema", "has schema 2, this version of eventloop reads 1: update eventloop"),
-        ("a field of another type", "is no manifest: Expected `object`"),
+        ("a field of another type", "is not a manifest: Expected `object`"),
         (
             "a file that none can be",
-            r"is no manifest: files: expected names of files in the directory, got 'a\\x00b'",
+            r"is not a manifest: files: expected names of files in the directory, got 'a\\x00b'",
         ),
         (
             "the best of nothing",
-            "is no manifest: it is to be the best of 'f1', of which its metrics have no score",
+            "is not a manifest: best names 'f1', expected a score of it in metrics, got none",
         ),
-        ("the best by a text", "is no manifest: could not convert string to float: 'much'"),
-        ("no file named", "has no state.pth: its manifest names no file"),
+        ("the best by a text", "is not a manifest: could not convert string to float: 'much'"),
+        ("no file named", "has no state.pth: its manifest lists no file"),
         ("a state that is no mapping", "expected a mapping with a 'state_dict'"),
     ],
 )

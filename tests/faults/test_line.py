@@ -10,7 +10,7 @@ import pytest
 from eventloop.checkpoint import load_newest
 from eventloop.checkpoint.cleanup import remove_dead
 from eventloop.checkpoint.directory import go_back, leftovers, scan
-from eventloop.checkpoint.lineage import read_turns
+from eventloop.checkpoint.lineage import read_steps_back
 from tests.faults.crash_states import Model, write_tree
 from tests.faults.operations import FAULTS, faults_of, save, value_of, values
 from tests.faults.shim import Operation, Record, shimmed
@@ -81,14 +81,17 @@ def test_failing_operations(tmp_path: Path) -> None:
     tries = [(n, fault) for n, operation in enumerate(record.made) for fault in faults_of(operation)]
     for number, (at, fault) in enumerate(tries):
         run = prepare(tmp_path / str(number), again=True)
-        former = read_turns(run)
+        former = read_steps_back(run)
         failing = Record(at, FAULTS[fault])
         with shimmed(failing):
             try:
                 go_back(scan(run), run / "iter_1")
             except OSError:
                 renamed = any(operation.name == "rename" for operation in failing.made[:at])
-                assert renamed or fault == "late" or read_turns(run) == former, (str(failing.failed), fault)
+                assert renamed or fault == "late" or read_steps_back(run) == former, (
+                    str(failing.failed),
+                    fault,
+                )
             else:
                 assert fault == "short", "the error was told to nobody"
         assert values(run) == {"iter_2": 2, "iter_3": 3, "iter_1": 1}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.checkpoint.saving.save_timeout import Owed, Patience
+from eventloop.checkpoint.saving.save_timeout import SavePromise, SaveTimeouts
 from eventloop.checkpoint.saving.saver_client import SaverProcess, Written
 
 
@@ -15,7 +15,7 @@ from eventloop.checkpoint.saving.saver_client import SaverProcess, Written
 def test_a_process_that_writes_in_time_is_left_alone(tmp_path: Path) -> None:
     """Who waits for a save without a bound ends the process only when that has taken too long."""
     process = SaverProcess()
-    owed = Owed(tmp_path / "iter_1", Patience())
+    owed = SavePromise(tmp_path / "iter_1", SaveTimeouts())
     owed.process = process
     owed.set_result(Written(1, 0.0))
 

@@ -82,7 +82,7 @@ def test_losses_win_there_too(metric: str) -> None:
 def test_name_that_says_neither_is_an_error(metric: str) -> None:
     """Half a word does not count; the error asks for the rule."""
     with pytest.raises(
-        ValueError, match=f"cannot tell .* whether more '{metric}' is better: say rule='greater'"
+        ValueError, match=f"cannot infer .* whether a greater '{metric}' is better: pass rule='greater'"
     ):
         infer_rule(metric)
 
@@ -90,7 +90,7 @@ def test_name_that_says_neither_is_an_error(metric: str) -> None:
 def test_misspelled_name_gets_a_suggestion() -> None:
     """A near word is named, besides the rule."""
     with pytest.raises(
-        ValueError, match=r"'acuracy' is better: did you mean 'accuracy'\? Otherwise say rule="
+        ValueError, match=r"'acuracy' is better: did you mean 'accuracy'\? Otherwise pass rule="
     ):
         infer_rule("acuracy")
 

@@ -318,7 +318,7 @@ def test_another_runs_checkpoints_are_noticed(
     assert "holds checkpoints of another run" not in caplog.text
 
     make_trainer(max_epochs=1, hooks=[CheckpointHook(interval=1)]).train()
-    assert "holds checkpoints of another run, epoch_2 the newest" in caplog.text
+    assert "holds checkpoints of another run, the newest is epoch_2" in caplog.text
 
 
 def test_what_killed_saves_have_left_is_removed(make_trainer: Make, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from eventloop import cli
 from eventloop.checkpoint import load_newest
-from eventloop.checkpoint.lineage import write_turns
+from eventloop.checkpoint.lineage import write_steps_back
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
@@ -165,7 +165,9 @@ def test_going_back_leaves_behind_what_is_newer_in_all(
 
     third = run(archive)
     assert third.resume("auto") == tmp_path / chosen
-    assert f"left behind are {', '.join(str(tmp_path / each) for each in left)}" in caplog.text
+    assert (
+        f"a run went back before it saved {', '.join(str(tmp_path / each) for each in left)}," in caplog.text
+    )
     crashed(third, epochs=1)
     assert run(archive).resume("auto") == tmp_path / then
 
@@ -181,14 +183,14 @@ def test_a_note_that_cannot_be_written_in_one_of_them(
     def full(directory: Path, *arguments: Any) -> None:
         if directory != tmp_path / "run":
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_turns(directory, *arguments)
+        write_steps_back(directory, *arguments)
 
-    monkeypatch.setattr("eventloop.checkpoint.directory.write_turns", full)
+    monkeypatch.setattr("eventloop.checkpoint.directory.write_steps_back", full)
     crashed(second, epochs=0)
 
     newest = tmp_path / "archive" / "run" / "epoch_2"
     assert (
-        f"{tmp_path / 'run'} could not note that the run goes on from epoch_1: until it has saved, "
+        f"could not record in {tmp_path / 'run'} that the run goes on from epoch_1; until it has saved, "
         f'resume("auto") would take {newest}: [Errno 28] No space left on device'
     ) in caplog.text
     assert run({"interval": 2}).resume("auto") == newest

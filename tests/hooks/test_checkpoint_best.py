@@ -89,20 +89,22 @@ def test_auto_takes_the_first_metric(best_of: Callable[..., CheckpointHook], fil
 
 def test_auto_without_any_metric_is_an_error(best_of: Callable[..., CheckpointHook]) -> None:
     """A validation that returns nothing has no first metric."""
-    with pytest.raises(KeyError, match="save_best='auto' is no metric of the validation: it returned none"):
+    with pytest.raises(
+        KeyError, match="save_best='auto' is not a metric of the validation: it returned no metrics"
+    ):
         best_of({}, save_best="auto")
 
 
 def test_auto_whose_name_says_nothing_asks_for_the_rule(best_of: Callable[..., CheckpointHook]) -> None:
     """The first validation tells that the first metric needs a rule."""
-    with pytest.raises(ValueError, match="cannot tell from its name whether more 'quality' is better"):
+    with pytest.raises(ValueError, match="cannot infer from its name whether a greater 'quality' is better"):
         best_of({"quality": 1.0}, save_best="auto")
 
 
 def test_missing_metric_is_an_error(best_of: Callable[..., CheckpointHook]) -> None:
     """The first validation without it says which are near."""
     with pytest.raises(
-        KeyError, match=r"save_best='accuracy' is no metric of the validation: did you mean 'accuracy_1'"
+        KeyError, match=r"save_best='accuracy' is not a metric of the validation: did you mean 'accuracy_1'"
     ):
         best_of({"accuracy_1": 1.0}, save_best="accuracy")
 

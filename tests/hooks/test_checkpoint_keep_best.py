@@ -296,7 +296,7 @@ def test_ranks_know_the_same(tmp_path: Path) -> None:
         ({"keep_best": -2}, "keep_best must be a positive int, .* got -2"),
         (
             {"keep_best": 3, "save_best": None},
-            'keep_best=3 needs the metric they are the best of: save_best="accuracy", .* max_keep_ckpts=3$',
+            'keep_best=3 needs a metric: save_best="accuracy", .* max_keep_ckpts=3$',
         ),
     ],
 )

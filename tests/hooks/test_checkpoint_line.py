@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_newest
-from eventloop.checkpoint.lineage import LINE, Turn, read_turns
+from eventloop.checkpoint.lineage import LINE, StepBack, read_steps_back
 from eventloop.checkpoint.store import remove_checkpoint, scan
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
@@ -95,7 +95,7 @@ def test_it_is_noted_once(run: Run, tmp_path: Path) -> None:
     second.train()
     second.train()
 
-    assert len(read_turns(tmp_path / "run")) == 1
+    assert len(read_steps_back(tmp_path / "run")) == 1
 
 
 def test_one_of_another_directory(run: Run, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_first_of_two_hooks_notes_it(make_trainer: Make, tmp_path: Path) -> 
     second.resume(tmp_path / "run" / "epoch_1")
     killed(second)
 
-    assert len(read_turns(tmp_path / "run")) == 1
+    assert len(read_steps_back(tmp_path / "run")) == 1
     assert load_newest(tmp_path / "run")[0].name == "epoch_1"
 
 
@@ -154,11 +154,11 @@ def test_a_note_that_cannot_be_written(
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("eventloop.checkpoint.directory.write_turns", full)
+    monkeypatch.setattr("eventloop.checkpoint.directory.write_steps_back", full)
     second.train()
 
     assert (
-        f"{tmp_path / 'run'} could not note that the run goes on from best_acc_epoch_2: until it has saved, "
+        f"could not record in {tmp_path / 'run'} that the run goes on from best_acc_epoch_2; until it has saved, "
         'resume("auto") would take epoch_5: [Errno 28] No space left on device'
     ) in caplog.text
     assert second.epoch == 6
@@ -172,4 +172,4 @@ def test_turns_name_sequences(run: Run, tmp_path: Path) -> None:
     killed(second)
 
     # epoch_1, its best, epoch_2, its best, epoch_3, epoch_4, epoch_5
-    assert read_turns(tmp_path / "run") == (Turn(1, 7),)
+    assert read_steps_back(tmp_path / "run") == (StepBack(1, 7),)

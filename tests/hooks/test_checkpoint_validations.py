@@ -93,7 +93,7 @@ def test_one_without_the_metric_is_no_error_there(run: Run, scripted: Scripted) 
     trainer = run(**scripted({"loss": 1.0}))
 
     assert trainer.val() == {"loss": 1.0}
-    with pytest.raises(KeyError, match="save_best='acc' is no metric of the validation"):
+    with pytest.raises(KeyError, match="save_best='acc' is not a metric of the validation"):
         validating(run(**scripted({"loss": 1.0})), "before_train", 50).train()
 
 

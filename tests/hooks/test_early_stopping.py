@@ -317,7 +317,7 @@ def test_rank_0_decides(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"monitor": ""}, TypeError, "monitor must be the name of a metric, got ''"),
         ({"monitor": ["acc"]}, TypeError, r"monitor must be the name of a metric, got \['acc'\]"),
-        ({"monitor": "score"}, ValueError, "cannot tell from its name whether more 'score' is better"),
+        ({"monitor": "score"}, ValueError, "cannot infer from its name whether a greater 'score' is better"),
         ({"rule": "max"}, ValueError, "unknown rule 'max'"),
         ({"delta_mode": "relative"}, ValueError, "unknown delta_mode 'relative': known are abs, rel"),
         ({"patience": -1}, ValueError, "patience must be at least 0, got -1"),

@@ -389,7 +389,10 @@ def test_a_place_that_cannot_be_put_back_is_told(
     told = [line for line in caplog.messages if "precise statistics" in line]
     assert len(told) == 1
     assert says in told[0]
-    assert "give the loader state_dict and load_state_dict, or PreciseBN a data_loader of its own" in told[0]
+    assert (
+        "give the loader state_dict and load_state_dict, or give PreciseBN a data_loader of its own"
+        in told[0]
+    )
 
 
 @pytest.mark.parametrize("loader", [batches, lambda: DataLoader(rows(), SIZE, sampler=Counted())])  # type: ignore[arg-type]

@@ -200,7 +200,7 @@ def other_buffer(tensor: torch.Tensor) -> torch.nn.Module:
     ("model", "message"),
     [
         (Extra(), r"dense tensors by name and nothing nested: _extra_state is a dict; published_format='pth' takes"),
-        (Overlapping(), r"first and weight overlap in memory and are not the same; published_format='pth' takes them"),
+        (Overlapping(), r"first and weight overlap in memory and are not the same; use published_format='pth'"),
         (other_buffer(torch.zeros(2).to_sparse()), r"nothing nested: other is a tensor of layout torch.sparse_coo"),
         (other_buffer(torch.zeros(2, dtype=torch.complex128)), r"nothing nested: other is of torch.complex128"),
     ],

@@ -64,7 +64,7 @@ def test_a_name_that_is_nowhere(make_trainer: MakeTrainer, saved: Path, tmp_path
     ):
         make_trainer(work_dir=saved).resume("epoch_11")
     with pytest.raises(
-        FileNotFoundError, match=r"no checkpoint at epoch_1, nor .* in .*new, which holds none"
+        FileNotFoundError, match=r"no checkpoint at epoch_1, nor .* in .*new, which holds no checkpoint"
     ):
         make_trainer(work_dir=tmp_path / "new").resume("epoch_1")
 
@@ -75,10 +75,12 @@ def test_other_names_of_the_newest(make_trainer: MakeTrainer, saved: Path, name:
     trainer = make_trainer(work_dir=saved)
 
     with pytest.raises(
-        FileNotFoundError, match=rf'no checkpoint at {name}, .*: the newest one is "auto", epoch_2$'
+        FileNotFoundError, match=rf'no checkpoint at {name}, .*: "auto" takes the newest one, epoch_2$'
     ):
         trainer.resume(name)
-    with pytest.raises(FileNotFoundError, match=r'no checkpoint at .*: the newest one is "auto", epoch_2$'):
+    with pytest.raises(
+        FileNotFoundError, match=r'no checkpoint at .*: "auto" takes the newest one, epoch_2$'
+    ):
         trainer.resume(saved / name)
 
 
@@ -88,7 +90,7 @@ def test_other_names_of_the_newest(make_trainer: MakeTrainer, saved: Path, name:
 def test_what_is_no_path(make_trainer: MakeTrainer, saved: Path, path: Any, error: type[Exception]) -> None:
     """Is refused with what is expected."""
     with pytest.raises(
-        error, match=rf'"auto", "best", or the path or name .*, got {path or "."}.*the newest one is'
+        error, match=rf'"auto", "best", or the path or name .*, got {path or "."}.*"auto" takes the newest'
     ):
         make_trainer(work_dir=saved).resume(path)
 
@@ -101,7 +103,7 @@ def test_a_directory_of_checkpoints(make_trainer: MakeTrainer, saved: Path, tmp_
 
     with pytest.raises(
         FileNotFoundError,
-        match=r'run is no checkpoint, but a directory of them: epoch_2, epoch_1, the newest first: the newest one is "auto"',
+        match=r'run is not a checkpoint, but a directory of them: epoch_2, epoch_1, the newest first: "auto" takes the newest',
     ):
         trainer.resume(saved)
     with pytest.raises(
@@ -109,9 +111,7 @@ def test_a_directory_of_checkpoints(make_trainer: MakeTrainer, saved: Path, tmp_
         match=r"epoch_7, epoch_6, epoch_5, epoch_4, epoch_3 and 2 more, the newest first; a trainer with this work_dir",
     ):
         trainer.resume(others)
-    with pytest.raises(
-        FileNotFoundError, match=r"elsewhere is a directory that holds no checkpoint, and is none"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"elsewhere is not a checkpoint, as it has no manifest"):
         trainer.load_checkpoint(tmp_path / "elsewhere")
 
 
@@ -131,7 +131,7 @@ def test_a_damaged_one_by_its_name(make_trainer: MakeTrainer, saved: Path) -> No
 
     with pytest.raises(
         CheckpointError,
-        match=r"is damaged: it has 11 bytes.*; the newest that is whole is \"auto\", and `eventloop checkpoints .*run --ve",
+        match=r"is damaged: it has 11 bytes.*; \"auto\" takes the newest intact checkpoint, and `eventloop checkpoints .*run --ve",
     ):
         make_trainer(work_dir=saved).resume("epoch_2")
 
@@ -149,7 +149,7 @@ def test_a_refusal_is_all_that_is_said(
         trainer.resume("epoch_1")
     assert isinstance(trainer.model, torch.nn.Sequential)
     trainer.model.append(torch.nn.Linear(3, 3))
-    with pytest.raises(CheckpointError, match="is of another model"):
+    with pytest.raises(CheckpointError, match="does not fit the model"):
         trainer.load_checkpoint("epoch_1")
     trainer.bus.flush()
     assert (told, caplog.text) == ([], "")

@@ -188,7 +188,7 @@ class Endless:
             "its dataset is an IterableDataset|dataset is an IterableDataset",
         ),
         (lambda: Sub(samples(20), 4), "Sub is a subclass of DataLoader"),
-        (Endless, "a Endless is no torch.utils.data.DataLoader"),
+        (Endless, "a Endless is not a torch.utils.data.DataLoader"),
         (lambda: DataLoader(DataLoader(samples(20), 4).dataset, batch_size=None), "batch_size=None"),
     ],
     ids=["iterable", "subclass", "own", "no batches"],
@@ -305,7 +305,7 @@ def test_another_number_of_workers_is_logged(
     with caplog.at_level(logging.WARNING, "eventloop"):
         second.train()
 
-    assert "num_workers: 2 in the checkpoint, 0 in this loader" in caplog.text
+    assert "num_workers was 2 in the checkpoint and is 0 in this loader" in caplog.text
     assert data.reads.tolist() == [0] * 7 * BATCH + [1] * (SAMPLES - 7 * BATCH)
 
 
@@ -323,7 +323,7 @@ def test_workers_out_of_order_are_logged(
     with caplog.at_level(logging.WARNING, "eventloop"):
         second.train()
 
-    assert "in_order is False: which batches were trained on is not known exactly" in caplog.text
+    assert "in_order=False: the batches that were trained on are not known exactly" in caplog.text
     assert int(data.reads.sum()) == SAMPLES - 7 * BATCH
 
 

@@ -285,7 +285,7 @@ def test_a_refused_resume_leaves_no_trace(
         with pytest.raises(Exception, match="refused late") as error:
             trainer.resume(other)
 
-        assert "is loaded: what was loaded before this error is put back" in error.value.__notes__[-1]
+        assert "is loaded: everything is restored as it was before" in error.value.__notes__[-1]
         assert "could not" not in error.value.__notes__[-1]
         assert_same(everything(trainer), before)
         trainer.train()
@@ -383,10 +383,10 @@ def test_a_hook_that_cannot_be_put_back_is_named(tmp_path: Path, caplog: pytest.
         f"raised by the hook Stuck, which was given its state of {tmp_path / 'epoch_1'}. "
     )
     assert put_back == (
-        f"nothing of {tmp_path / 'epoch_1'} is loaded: what was loaded before this error is put back, but the hook Stuck "
-        "could not be put back: build the trainer once more"
+        f"nothing of {tmp_path / 'epoch_1'} is loaded: everything is restored as it was before, except the hook Stuck, "
+        "which could not be restored: build a new trainer"
     )
-    assert "the hook Stuck could not be put back to what it was before" in caplog.text
+    assert "the hook Stuck could not be restored to its state before" in caplog.text
 
 
 class Meddling(Hook):
@@ -502,7 +502,7 @@ def test_an_error_that_leaves_a_part_of_the_checkpoint_says_so(tmp_path: Path) -
             trainer.resume("epoch_1")
 
         assert error.value.__notes__ == [
-            f"the trainer has only a part of {tmp_path / 'epoch_1'}: load it again, or build the trainer once more"
+            f"the trainer has loaded only a part of {tmp_path / 'epoch_1'}: load it again, or build a new trainer"
         ]
         trainer.resume("epoch_1")
 

@@ -60,7 +60,7 @@ def test_checkpoint_of_another_model(make_trainer: MakeTrainer, saved: Path) -> 
     model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 5), nn.Linear(5, 3))
     trainer = make_trainer(model=model, work_dir=saved / "other")
     lines = [
-        r"epoch_2 is of another model; nothing was loaded:",
+        r"epoch_2 does not fit the model; nothing was loaded:",
         r"  3.weight: the checkpoint has \(3, 8\), the model \(5, 8\)",
         r"  3.bias: the checkpoint has \(3,\), the model \(5,\)",
         r"  4.weight: \(3, 5\) in the model, not in the checkpoint",
@@ -112,7 +112,7 @@ def test_something_else_than_a_checkpoint(make_trainer: MakeTrainer, saved: Path
     """A file of torch that holds something else is refused as what it is."""
     torch.save([1, 2], saved / "list.pth")
 
-    refuse(make_trainer(work_dir=saved), saved / "list.pth", "list.pth is no checkpoint of eventloop")
+    refuse(make_trainer(work_dir=saved), saved / "list.pth", "list.pth is not a checkpoint of eventloop")
 
 
 def test_weights_alone(make_trainer: MakeTrainer, saved: Path) -> None:
@@ -120,9 +120,7 @@ def test_weights_alone(make_trainer: MakeTrainer, saved: Path) -> None:
     path = saved / "weights.pth"
     torch.save({"state_dict": tiny_model().state_dict()}, path)
 
-    refuse(
-        make_trainer(work_dir=saved), path, "it has no meta, optimizer, .*: load_checkpoint takes its weights"
-    )
+    refuse(make_trainer(work_dir=saved), path, "it has no meta, optimizer, .*: use load_checkpoint")
 
 
 @pytest.mark.parametrize(

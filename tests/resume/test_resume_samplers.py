@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from eventloop import Trainer
-from eventloop.data.rng import lost_in, samplers_state, set_samplers
+from eventloop.data.rng import samplers_state, set_samplers, unrestorable_in
 from eventloop.hooks import CheckpointHook
 from tests.support.interrupted import seed, stop_after
 from tests.support.trainers import MakeTrainer, tiny_model
@@ -284,7 +284,9 @@ def test_sampler_that_cannot_be_known_is_told(
 
     assert parts != whole
     lines = [
-        line for line in caplog.messages if "the order of the samples may not be that of the run" in line
+        line
+        for line in caplog.messages
+        if "the order of the samples may not be that of the interrupted run" in line
     ]
     assert len(lines) == 1
     assert "nothing that Counted(0).passes could go on with" in lines[0]
@@ -324,7 +326,7 @@ def test_generator_of_another_kind_keeps_its_state(caplog: pytest.LogCaptureFixt
     set_samplers(loader, saved, opening=True)
 
     assert str(samplers_state(loader)) == str(before)
-    assert lost_in(loader, saved) == ["OwnGenerator(0).own"]
+    assert unrestorable_in(loader, saved) == ["OwnGenerator(0).own"]
 
 
 def test_generator_without_a_state_is_left_alone() -> None:
@@ -485,7 +487,7 @@ def test_workers_that_cannot_go_on_are_told(
     lines = [
         line
         for line in caplog.messages
-        if line.startswith("the loader's workers persist since an earlier pass")
+        if line.startswith("the loader's persistent workers were started in an earlier pass")
     ]
     assert (parts == whole) == (stop == 3)
-    assert ["what they draw at random differs from here on" in line for line in lines] == [True] * (stop != 3)
+    assert ["their random numbers differ from here on" in line for line in lines] == [True] * (stop != 3)

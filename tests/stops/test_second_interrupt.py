@@ -275,7 +275,7 @@ def test_a_save_under_way_is_given_up(
     assert [(type(e).__name__, Path(e.path).name) for e in seen] == [
         ("CheckpointSaved", "iter_2"), ("CheckpointFailed", "iter_4"),
     ]  # fmt: skip
-    assert seen[1].error == "given up: the run was ended at once"
+    assert seen[1].error == "given up: the run was aborted"
     assert [path.name for path in (tmp_path / "run").glob("*iter_*")] == ["iter_2"]
     assert load_checkpoint(tmp_path / "run" / "iter_2")["meta"]["iter"] == 2
 
@@ -421,7 +421,7 @@ def test_the_hook_leaves_a_save_to_its_process(
     ended_by_ctrl_c(trainer)
 
     path = tmp_path / "run" / "iter_2"
-    assert warnings_of(caplog) == [f"checkpoint {path} is still being written, by a process that finishes it"]
+    assert warnings_of(caplog) == [f"checkpoint {path} is still being written; its process finishes it"]
     assert seen == []
     os.kill(process.pid, signal.SIGCONT)
     process.close()

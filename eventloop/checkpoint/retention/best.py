@@ -1,4 +1,7 @@
-"""Which scores are watched, and which of two is better."""
+"""Choose the metrics that are watched for best checkpoints, and compare their scores.
+
+`CheckpointHook` and `EarlyStoppingHook` use it.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ Rule = Literal["greater", "less"]
 
 _LESS = {"loss", "error", "err", "mae", "mse", "rmse", "perplexity", "ppl", "wer", "cer", "fid", "nll"}
 _GREATER = {
-    "acc", "accuracy", "top", "top1", "top5", "ap", "ar", "auc", "auroc", "precision", "recall", "f1", "map", "mdice",
-    "dice", "miou", "iou", "macc", "aacc", "psnr", "ssim", "bleu", "rouge", "kappa",
+    "acc", "accuracy", "top", "top1", "top5", "ap", "ar", "auc", "auroc", "precision", "recall", "f1", "map",
+    "mdice", "dice", "miou", "iou", "macc", "aacc", "psnr", "ssim", "bleu", "rouge", "kappa",
 }  # fmt: skip
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-"""`ROC`, `Accuracy`, `acc`, `50`."""
+"""Parts of a name such as `ROC`, `Accuracy`, `acc` and `50`."""
 
 
 class Best(NamedTuple):
-    """The best score so far, the file that has it, and the metric; None, "" and "" before the first."""
+    """The best score so far, the name of its checkpoint, and the metric; None, "" and "" before the first."""
 
     score: float | None = None
     name: str = ""
@@ -31,15 +34,17 @@ class Best(NamedTuple):
 
 
 class BestMetrics:
-    """Which metrics are watched, and what is better in each.
+    """The watched metrics, each with the rule that decides which of two scores is better.
 
     Args:
-        save_best: a metric, several, or "auto" for the first of the first validation.
-        rule: "greater" or "less", for all of them or one each; by default told from the names.
-        greater_keys, less_keys: parts of names, asked before `infer_rule` is.
+        save_best: a metric, several, or "auto" for the first metric of the first validation.
+        rule: "greater" or "less", one for all metrics or one for each; by default inferred from the names.
+        greater_keys, less_keys: parts of names that decide the rule before `infer_rule` does.
 
     Raises:
-        TypeError, ValueError: see the message.
+        TypeError: an argument is not a string or a list of strings.
+        ValueError: a list is empty or names something twice, a rule is unknown or cannot be inferred, the
+            numbers of rules and metrics differ, "auto" is not alone, or two metrics would have one file name.
     """
 
     def __init__(
@@ -57,9 +62,11 @@ class BestMetrics:
             if each not in ("greater", "less"):
                 raise ValueError(f"unknown rule {each!r}{suggest(each, ['greater', 'less'])}")
         if "auto" in self.metrics and len(self.metrics) > 1:
-            raise ValueError(f"save_best='auto' stands alone, got {self.metrics}")
+            raise ValueError(f"save_best='auto' cannot be combined with other metrics, got {self.metrics}")
         if len(rules) > 1 and len(rules) != len(self.metrics):
-            raise ValueError(f"give one rule, or one for each metric: got {len(rules)} for {self.metrics}")
+            raise ValueError(
+                f"rule: expected one, or one for each metric, got {len(rules)} for {self.metrics}"
+            )
         if len(rules) == 1:
             rules *= max(1, len(self.metrics))
         self._given: list[str] = rules
@@ -72,21 +79,20 @@ class BestMetrics:
         return bool(self.metrics)
 
     def settle(self, metrics: Mapping[str, float]) -> None:
-        """Check the metrics of a validation, and settle what "auto" is.
+        """Check that a validation has the watched metrics; replace "auto" by its first one.
 
         Raises:
-            KeyError: one that is watched is not among them (with a suggestion).
-            ValueError: no rule is known for the first of them.
+            KeyError: a watched metric is not among them (with a suggestion).
         """
         if self.metrics == ["auto"] and metrics:
             self.metrics = [next(iter(metrics))]
         for metric in self.metrics:
             if metric not in metrics:
-                known = suggest(metric, [*metrics]) if metrics else ": it returned none"
-                raise KeyError(f"save_best={metric!r} is no metric of the validation{known}")
+                known = suggest(metric, [*metrics]) if metrics else ": it returned no metrics"
+                raise KeyError(f"save_best={metric!r} is not a metric of the validation{known}")
 
     def better(self, metrics: Mapping[str, float], bests: Mapping[str, Best]) -> list[str]:
-        """Those whose score is better than that of the best so far."""
+        """Return the watched metrics whose score is better than the best so far."""
         return [
             metric
             for metric in self.metrics
@@ -94,10 +100,10 @@ class BestMetrics:
         ]
 
     def rule_of(self, metric: str) -> Rule:
-        """What is better in a metric.
+        """Return whether a greater or a smaller score of a metric is better.
 
         Raises:
-            ValueError: its name does not say.
+            ValueError: no rule was given, and none can be inferred from the name.
         """
         if metric not in self._rules:
             given = self._given[self.metrics.index(metric)] if self._given else None
@@ -106,18 +112,20 @@ class BestMetrics:
 
     def _infer(self, metric: str) -> Rule:
         name = metric.lower()
-        for fits in (name.__eq__, name.__contains__):  # a whole name says more than a part of one
+        for fits in (name.__eq__, name.__contains__):  # a whole name decides before a part of one
             greater = any(fits(key.lower()) for key in self._greater)
             less = any(fits(key.lower()) for key in self._less)
             if greater and less:
-                raise ValueError(f"greater_keys and less_keys both fit {metric!r}: say its rule")
+                raise ValueError(
+                    f"greater_keys and less_keys both match {metric!r}: pass rule='greater' or 'less'"
+                )
             if greater or less:
                 return "greater" if greater else "less"
         return infer_rule(metric)
 
 
 def file_part(metric: str) -> str:
-    """How a metric is called in the name of a file."""
+    """Return a metric's name in a form that is safe in the name of a file."""
     return safe_name(metric.replace("/", "_"))
 
 
@@ -127,31 +135,31 @@ def _refuse_same_files(metrics: Sequence[str]) -> None:
         other = of_file.setdefault(file_part(metric), metric)
         if other != metric:
             raise ValueError(
-                f"save_best={other!r} and {metric!r} would be saved under the same name, best_{file_part(metric)}: "
-                "let the validation return one of them under another"
+                f"save_best={other!r} and {metric!r} would be saved under the same name, "
+                f"best_{file_part(metric)}: rename one of the two metrics in the validation"
             )
 
 
 def _texts(what: str, value: object) -> list[str]:
-    """A text or several, each once."""
+    """Return a string, or a sequence of strings, as a list; refuse anything else."""
     if value is None:
         return []
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, Sequence) or not all(isinstance(each, str) for each in values):
-        raise TypeError(f"{what} must be a text or a list of them, got {value!r}")
+        raise TypeError(f"{what} must be a string or a list of strings, got {value!r}")
     if not values or (what != "rule" and len(set(values)) < len(values)):
-        raise ValueError(f"{what} must name something, each once, got {value!r}")
+        raise ValueError(f"{what} must not be empty or have a name twice, got {value!r}")
     return list(values)
 
 
 def infer_rule(metric: str) -> Rule:
-    """Tell from a metric's name whether more of it is better.
+    """Infer from a metric's name whether a greater or a smaller score is better.
 
     Whole words of the name decide, and a word for losses wins: `val/loss_acc`, `stop_loss` and `heatmap_loss`
-    are losses, which MMEngine's substrings take for accuracies.
+    are losses, while MMEngine's substrings match accuracies in them.
 
     Raises:
-        ValueError: the name says neither.
+        ValueError: the name has no known word.
     """
     words = _words(metric)
     if words & _LESS:
@@ -160,14 +168,17 @@ def infer_rule(metric: str) -> Rule:
         return "greater"
     guess = near(metric.lower(), [word for word in sorted(_LESS | _GREATER) if len(word) > 5])
     raise ValueError(
-        f"cannot tell from its name whether more {metric!r} is better{f'{guess} Otherwise' if guess else ':'} say "
-        "rule='greater' or 'less'"
+        f"cannot infer from its name whether a greater {metric!r} is "
+        f"better{f'{guess} Otherwise' if guess else ':'} pass rule='greater' or 'less'"
     )
 
 
 def _words(metric: str) -> set[str]:
-    """The words of a name, which end at separators, digits and changes of case: `val_top5acc`, `BalancedAccuracy`. As
-    `mAP50`, `meanIoU` and `f1` have them within a word, neighbours also stand for one together."""
+    """Return the words of a name, in lower case, such as those of `val_top5acc` and `BalancedAccuracy`.
+
+    A word ends at a separator, a digit or a change of case. Because of `mAP50`, `meanIoU` and `f1`, any
+    neighbours without a separator between them also count as one word.
+    """
     words = set[str]()
     for chunk in re.split(r"[^A-Za-z0-9]+", metric):
         parts = _PART.findall(chunk)
@@ -176,7 +187,10 @@ def _words(metric: str) -> set[str]:
 
 
 def is_better(score: float, than: float | None, rule: Rule) -> bool:
-    """Strictly better; a score that is NaN or infinite never is, so it cannot become an unbeatable best."""
+    """Return whether a score is strictly better than another; NaN and infinite scores never are.
+
+    So no such score becomes a best that cannot be beaten. Any finite score is better than None.
+    """
     if not math.isfinite(score):
         return False
     if than is None:

@@ -1,4 +1,7 @@
-"""Which checkpoints of the interval there are, those under way among them, and which of them are to go."""
+"""Keep the record of the regular checkpoints, and decide which ones `max_keep_ckpts` removes.
+
+`CheckpointHook` uses it. A checkpoint is removed only after its successor is durable.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,12 @@ from typing import NamedTuple
 
 
 class Going(NamedTuple):
-    """The names that go once a save is durable: in any case, and besides if the save before it is durable too."""
+    """The names to remove once a save is durable.
+
+    Attributes:
+        surely: removed in any case.
+        if_former: removed only if the save before it has become durable too.
+    """
 
     surely: tuple[str, ...] = ()
     if_former: tuple[str, ...] = ()
@@ -16,7 +24,7 @@ class Going(NamedTuple):
 
 @dataclass
 class _Begun:
-    """A save under way: its name, its iteration, and what goes for it."""
+    """A running save: its name, its iteration, and the names that it removes."""
 
     name: str
     iter: int
@@ -25,12 +33,13 @@ class _Begun:
 
 
 class Kept:
-    """The record of what `max_keep_ckpts` counts: checkpoints that are durable. A save that is still under way may
-    fail, so what goes for the next one depends on it.
+    """The record of the durable checkpoints that `max_keep_ckpts` counts, and of the running saves.
+
+    A running save may still fail, so the removals of the next save depend on its result.
 
     Args:
-        limit: so many of the newest stay; -1 all.
-        names: those that are there.
+        limit: the number of newest checkpoints that stay; -1 keeps all.
+        names: the checkpoints that exist.
     """
 
     def __init__(self, limit: int = -1, names: Iterable[str] = ()) -> None:
@@ -41,22 +50,22 @@ class Kept:
 
     @property
     def durable(self) -> list[str]:
-        """The names of those that are there, oldest first."""
+        """Return the names of the durable checkpoints, oldest first."""
         return list(self._durable)
 
     @property
     def names(self) -> list[str]:
-        """Those, and behind them the ones under way."""
+        """Return the names of the durable checkpoints, then those of the running saves."""
         coming = [begun.name for begun in self._begun]
         return [*(name for name in self._durable if name not in coming), *coming]
 
     @property
     def saved_at(self) -> int:
-        """The iteration of the last one that is durable or under way; -1 before the first."""
+        """Return the iteration of the last durable checkpoint or running save; -1 before the first."""
         return self._begun[-1].iter if self._begun else self._durable_at
 
     def begin(self, name: str, iteration: int) -> Going:
-        """A save begins: what goes when it is durable."""
+        """Record that a save begins; return the names to remove when it is durable."""
         coming = [begun.name for begun in self._begun]
         there = [each for each in self._durable if each != name]
         surely = self._beyond([each for each in there if each not in coming], name)
@@ -66,7 +75,7 @@ class Kept:
         return going
 
     def done(self, name: str) -> None:
-        """A save is durable, and what was to go for it is gone."""
+        """Record that a save is durable, and that the names it removes are gone."""
         if (begun := self._take(name)) is None:
             return
         for later in self._begun:
@@ -75,17 +84,17 @@ class Kept:
         self._durable_at = begun.iter
 
     def failed(self, name: str) -> None:
-        """A save failed, or is left out; what had its name before is still there."""
+        """Record that a save failed or was skipped; the former checkpoint of its name still exists."""
         if self._take(name) is not None:
             for later in self._begun:
                 later.if_former.clear()
 
     def resumed_from(self, iteration: int) -> None:
-        """The newest one that is there is of this iteration."""
+        """Set the iteration of the newest existing checkpoint."""
         self._durable_at = iteration
 
     def only(self, there: Collection[str]) -> None:
-        """Forget names that are not there: a save that had been under way may have failed."""
+        """Forget the names that are not in `there`, such as that of a save that failed."""
         self._durable = [name for name in self._durable if name in there]
 
     def _take(self, name: str) -> _Begun | None:

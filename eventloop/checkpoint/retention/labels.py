@@ -1,4 +1,7 @@
-"""What the manifests say of the checkpoints that a hook saves: their order, what they are the best of, and scores."""
+"""Make the labels of a hook's checkpoints: their order, their scores, and what they are the best of.
+
+`CheckpointHook` uses it, also to record that a run went back to an earlier checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -15,38 +18,42 @@ logger = logging.getLogger("eventloop")
 
 
 class Labels:
-    """Makes the labels, and knows the last validation, whose scores every checkpoint after it has.
+    """The maker of a hook's labels, which remembers the scores of the last validation.
 
     Args:
-        keep_best: what the labels of the best ones say of how many stay.
+        keep_best: the number in the labels, how many best checkpoints of each metric are kept.
     """
 
     def __init__(self, keep_best: int = 1) -> None:
         self._keep_best = keep_best
         self.sequence = -1
-        """Of the last label in the directory; -1 while nobody has looked into it."""
+        """The sequence of the last label in the directory; -1 before the directory was scanned."""
         self._metrics: dict[str, float] = {}
         self._validated_at: int | None = None
 
     @property
     def last(self) -> tuple[dict[str, float], int] | None:
-        """The scores of the last validation, and its iteration."""
+        """Return the scores of the last validation and its iteration; None before the first."""
         return None if self._validated_at is None else (self._metrics, self._validated_at)
 
     def look_around(self, directory: Path) -> Found:
-        """Read what is in the directory, so that what is saved from now on comes after it."""
+        """Scan the directory, so that later labels have a greater sequence than all in it."""
         found = scan(directory)
         self.sequence = found.last
         return found
 
     def validated(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """A validation was completed."""
+        """Record the scores of a completed validation."""
         self._metrics, self._validated_at = dict(metrics), iteration
 
-    def make(self, beside: Iterable[int], best: Mapping[str, Rule]) -> Label:
-        """The label of the next one; `beside` are the sequences of all hooks of the run, whose checkpoints have one
-        order, wherever they lie."""
-        self.sequence = 1 + max(beside)
+    def make(self, sequences: Iterable[int], best: Mapping[str, Rule]) -> Label:
+        """Make the label of the next checkpoint.
+
+        Args:
+            sequences: the last sequences of all hooks of the run, whose checkpoints share one order.
+            best: the metrics of which it is one of the best, with their rules.
+        """
+        self.sequence = 1 + max(sequences)
         metrics = {metric: score(float(value)) for metric, value in self._metrics.items()}
         return Label(
             sequence=self.sequence, best=dict(best), keep_best=self._keep_best, metrics=metrics,
@@ -54,18 +61,25 @@ class Labels:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """The last validation."""
+        """Return the scores and the iteration of the last validation."""
         return {"metrics": dict(self._metrics), "validated_at": self._validated_at}
 
     def load(self, metrics: Mapping[str, float], validated_at: int | None) -> None:
-        """Go on with it."""
+        """Restore the scores and the iteration of the last validation."""
         self._metrics, self._validated_at = dict(metrics), validated_at
 
 
 def note_where_it_went_back(directories: Sequence[Path], resumed: Path) -> None:
-    """Training begins after a resume from a checkpoint that was chosen: if it is one of the run's directories, and not
-    the newest, note that durably, so that `resume("auto")` goes on from there until the run has saved. Where that cannot
-    be written the run goes on, and the log says so."""
+    """Record durably that the run resumed from an earlier checkpoint of its directories.
+
+    `resume("auto")` then goes on from there until the run has saved. Called when training begins. Nothing is
+    recorded for the newest checkpoint, or one of another directory. If the record cannot be written, a
+    warning is logged.
+
+    Args:
+        directories: those that the hooks of the run save in.
+        resumed: the path of the checkpoint.
+    """
     name = resumed.stem if resumed.suffix in SUFFIXES and not resumed.is_file() else resumed.name
     found = scan(*directories)
     places = [place for place in directories if place.resolve() == resumed.resolve().parent]
@@ -77,16 +91,18 @@ def note_where_it_went_back(directories: Sequence[Path], resumed: Path) -> None:
     except OSError as error:
         newest = scan(*directories).paths[-1]
         logger.warning(
-            '%s could not note that the run goes on from %s: until it has saved, resume("auto") would take %s: %s',
+            'could not record in %s that the run goes on from %s; until it has saved, resume("auto") would '
+            "take %s: %s",
             path.parent, path.name, found.name_of(newest), error,
         )  # fmt: skip
 
 
 def warn_of_another_run(found: Found, directory: Path) -> None:
-    """A run begins anew: say so when its files will lie among another's."""
+    """Warn that a new run starts in a directory with checkpoints of another run."""
     if found.paths:
         logger.warning(
-            "%s holds checkpoints of another run, %s the newest: this one begins anew and will overwrite those "
-            "of the same names; trainer.resume() would go on with it, another work_dir keeps them apart",
+            "%s holds checkpoints of another run, the newest is %s: this run starts from the beginning and "
+            "will overwrite those of the same names; call trainer.resume() to go on with the other run, or "
+            "use another work_dir",
             directory, found.paths[-1].name,
         )  # fmt: skip

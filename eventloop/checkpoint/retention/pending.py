@@ -1,4 +1,7 @@
-"""The saves of a `CheckpointHook` that are under way, and what is told of them."""
+"""Start the saves of a `CheckpointHook`, track the running ones, and report their results as events.
+
+`CheckpointHook` uses it on the training thread; the saver writes in the background.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.retention.best import Best
 from eventloop.checkpoint.saving.overlapped_copy import Copying
-from eventloop.checkpoint.saving.saver import Also, Saver, SaveReplacedError
+from eventloop.checkpoint.saving.saver import ReplacedIfDurable, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job, Written
 from eventloop.events import CheckpointFailed, CheckpointSaved, Event
 from eventloop.util.text import error_text
@@ -19,7 +22,7 @@ from eventloop.util.waiting import Promise
 
 
 class SavingTrainer(Protocol):
-    """The parts of a trainer that saves are reported to."""
+    """The parts of a trainer that saves need: its overlapped copy, and events about their results."""
 
     copying: Copying
 
@@ -31,7 +34,15 @@ logger = logging.getLogger("eventloop")
 
 
 class Saving(NamedTuple):
-    """A checkpoint on its way to the disk, and the iteration it is of; of a best one the best ones before it."""
+    """A running save.
+
+    Attributes:
+        path: the checkpoint's path.
+        began: the `perf_counter` when the save began.
+        written: the promise of its result.
+        bests: for a best checkpoint the record of best ones before it, to be restored if it fails; else None.
+        iter: the iteration of the state.
+    """
 
     path: Path
     began: float
@@ -41,11 +52,11 @@ class Saving(NamedTuple):
 
 
 class Saves:
-    """Begins saves, reports what became of them, and waits for them, or for nobody.
+    """The running saves of a hook, in the order in which they are written.
 
     Args:
-        new_saver: makes what saves, when there is something to save.
-        saved, failed: told of each save before its event is emitted.
+        new_saver: makes the saver, when the first save begins.
+        saved, failed: called with each finished save, before its event is emitted.
     """
 
     def __init__(
@@ -57,15 +68,17 @@ class Saves:
         self._new_saver, self._saved, self._failed = new_saver, saved, failed
         self.saver: Saver | None = None
         self.under_way: list[Saving] = []
-        """The one that is being written first."""
+        """The running saves; the first one is being written."""
         self.newest: Saving | None = None
-        """The save that became durable last in this process; a best checkpoint does not replace the regular one of its
-        iteration."""
-        self._left_out = 0  # skipped or replaced in this run
+        """The save that became durable last in this process.
+
+        A best checkpoint does not take the place of the regular one of its iteration.
+        """
+        self._left_out = 0  # saves skipped or replaced in this run
 
     @property
     def busy(self) -> bool:
-        """True while one is being written."""
+        """Return whether a save is running."""
         return self.saver is not None and self.saver.busy
 
     def begin(
@@ -79,15 +92,21 @@ class Saves:
         overlap: bool,
         began: float,
     ) -> None:
-        """Begin to save `state`, which `gather` made.
+        """Begin to save a state; return when it is copied, or when the rest of it is being copied.
 
         Args:
-            bests: of a best one those before it, for `Saving`.
-            if_former: what it replaces besides, if the one that is under way by now becomes durable.
+            state: the whole state of the trainer.
+            job: the path, the label and the checkpoints to remove.
+            bests: for a best checkpoint the record of best ones before it.
+            if_former: checkpoints to remove also, if the save that is running now becomes durable.
+            overlap: copy what only the optimizer's step changes during the next forward and backward pass.
+            began: the `perf_counter` when the save began.
         """
         if self.saver is None:
             self.saver = self._new_saver()
-        also = Also(self.under_way[-1].written, if_former) if self.under_way and if_former else None
+        also = (
+            ReplacedIfDurable(self.under_way[-1].written, if_former) if self.under_way and if_former else None
+        )
         later = trainer.copying.may_come_later if overlap else None
         written = self.saver.save(state, job, later=later, also=also)
         trainer.copying.begin(self.saver.join)
@@ -95,35 +114,36 @@ class Saves:
         self.under_way.append(Saving(job.path, began, written, bests, iteration))
 
     def report_done(self, trainer: SavingTrainer) -> None:
-        """Report those that have become durable, or have failed."""
+        """Report the saves that have become durable or have failed."""
         while self.under_way and self.under_way[0].written.done():
             self._report(trainer, self.under_way[0])
 
     def drop_waiting(self, trainer: SavingTrainer) -> None:
-        """Give up the one that waits to be written, now, so that it is not counted among those that are kept."""
+        """Drop the save that waits to be written, and report it, so that it does not count as kept."""
         if self.saver is not None:
             self.saver.drop_waiting()
             for saving in [saving for saving in self.under_way if saving.written.done()]:
                 self._report(trainer, saving)
 
     def supersede(self) -> None:
-        """A newer one is saved next, and the time is short; see there."""
+        """Shorten the wait for running saves, because a newer state is saved next in a hurry."""
         if self.saver is not None:
             self.saver.supersede()
 
     def finish(self, trainer: SavingTrainer) -> None:
-        """Wait for all of them, and report them."""
+        """Wait for all running saves, and report them."""
         while self.under_way:
             self._report(trainer, self.under_way[0])
 
     def close(self, trainer: SavingTrainer) -> None:
-        """Wait for all of them, and let the saver go."""
+        """Wait for all running saves, report them, and end the saver."""
         self.finish(trainer)
         left_out, self._left_out = self._left_out, 0
         if left_out > 1:
             logger.warning(
-                "%d checkpoints were left out, because another one was still being written: a longer interval, or "
-                'when_busy="wait", leaves out none',
+                "%d checkpoints were left out, because another one was still being written: to save them "
+                "all, use a "
+                'longer interval or when_busy="wait"',
                 left_out,
             )
         if self.saver is not None:
@@ -131,7 +151,7 @@ class Saves:
             self.saver = None
 
     def abandon(self, trainer: SavingTrainer) -> None:
-        """Wait for nothing any more, and say what becomes of those under way."""
+        """End the saver without waiting, and report the running saves."""
         if self.saver is None:
             return
         saver, self.saver = self.saver, None
@@ -141,41 +161,39 @@ class Saves:
                 self._report(trainer, saving)
             elif left == "process":
                 self.under_way.remove(saving)
-                logger.warning(
-                    "checkpoint %s is still being written, by a process that finishes it", saving.path
-                )
+                logger.warning("checkpoint %s is still being written; its process finishes it", saving.path)
             else:
                 logger.warning("checkpoint %s was given up; older ones are intact", saving.path)
-                self._fail(trainer, saving, "given up: the run was ended at once")
+                self._fail(trainer, saving, "given up: the run was aborted")
 
     def skip(self, trainer: SavingTrainer, path: Path) -> None:
-        """Say that a checkpoint was due and is left out, because of the one before."""
+        """Report that a checkpoint was due, and is skipped because another one is being written."""
         reason = f"skipped: {self.under_way[-1].path.name} was still being written"
-        self._tell_left_out(path, reason)
+        self._log_left_out(path, reason)
         trainer.announce(CheckpointFailed, path=str(path), seconds=0.0, error=reason)
 
-    def _tell_left_out(self, path: Path, reason: str) -> None:
-        """Log the 1st, 2nd, 4th, 8th, ...: a disk that is too slow leaves out one after the other."""
+    def _log_left_out(self, path: Path, reason: str) -> None:
+        """Log the 1st, 2nd, 4th, 8th, ... skipped save, because with a slow disk there may be very many."""
         self._left_out += 1
         if self._left_out & (self._left_out - 1) == 0:
-            so_far = f" ({self._left_out} left out so far)" if self._left_out > 1 else ""
+            so_far = f" ({self._left_out} skipped so far)" if self._left_out > 1 else ""
             logger.warning("checkpoint %s was %s%s", path, reason, so_far)
 
     def _report(self, trainer: SavingTrainer, saving: Saving) -> None:
-        """Wait for a save, and say what became of it."""
+        """Wait for a save, and report its result."""
         path = str(saving.path)
         try:
             size, durable = saving.written.result()
         except SaveReplacedError:
             reason = "replaced by a newer one before it was written"
-            self._tell_left_out(saving.path, reason)
+            self._log_left_out(saving.path, reason)
             self._fail(trainer, saving, reason)
             return
-        except Exception as error:  # a full disk comes as an OSError, or as torch's RuntimeError
+        except Exception as error:  # a full disk raises an OSError, or a RuntimeError of torch
             logger.exception("checkpoint %s was not saved; older ones are intact", path)
             self._fail(trainer, saving, error_text(error))
             return
-        self.under_way.remove(saving)  # not before: Ctrl-C leaves it as it is
+        self.under_way.remove(saving)  # not before: after a Ctrl-C the save is reported later
         if self.newest is None or saving.bests is None or saving.iter != self.newest.iter:
             self.newest = saving
         self._saved(saving)

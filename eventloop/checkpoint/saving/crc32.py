@@ -1,7 +1,8 @@
-"""`torch.save` without the CRC-32 that its zip format has of each tensor.
+"""Disable the CRC-32 that `torch.save` computes for each tensor of its zip format.
 
-It is worked out on one core, at 1.6 GB/s, before a byte is written, and halves the bandwidth of a save whose SHA-256, which
-the manifest has and every load looks at, is worked out beside the writing. `torch.load` never looks at the CRC-32.
+The saver uses it while the training stands still. The CRC-32 is computed on one core at 1.6 GB/s before a
+byte is written, and halves the bandwidth of a save. It is not needed: `torch.load` never checks it, and
+`load_checkpoint` checks the SHA-256 of the manifest, which is computed while the file is written.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import torch
 
 
 class _Switch:
-    """torch's option, which is a thread's, in older releases the process's."""
+    """A counted switch for torch's option, which belongs to a thread, in older releases to the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._was = True  # when the first of them came
+        self._was = True  # the option before the first user
 
     def off(self) -> bool:
-        """One more wants it off; returns what it is to be afterwards."""
+        """Disable the option for one more user; return the value to restore afterwards."""
         with self._lock:
             self._was = torch.serialization.get_crc32_options() or (self._users > 0 and self._was)
             torch.serialization.set_crc32_options(False)
@@ -30,7 +31,7 @@ class _Switch:
             return self._was
 
     def back(self, was: bool) -> None:
-        """One fewer does. A save that is under way has looked already."""
+        """Restore the option for one user; a save that is running has read it already."""
         with self._lock:
             self._users -= 1
             torch.serialization.set_crc32_options(was)
@@ -41,8 +42,11 @@ _SWITCH = _Switch()
 
 @contextmanager
 def without_crc32() -> Iterator[None]:
-    """A `torch.save` that is begun within the block does not work it out. For who saves while the training stands still:
-    with an older torch another thread's own files would lack it too."""
+    """Disable the CRC-32 of each `torch.save` that begins in the block.
+
+    Use it only while the training stands still: in older releases of torch the option belongs to the process,
+    so files that other threads save would lack the CRC-32 too.
+    """
     was = _SWITCH.off()
     try:
         yield

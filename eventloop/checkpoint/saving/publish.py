@@ -1,4 +1,7 @@
-"""Publishing a checkpoint: what others need of it, under a name that says what is in it."""
+"""Publish parts of a checkpoint, such as its weights, as a file with a hash in its name.
+
+`CheckpointHook` uses it at the end of a training, for `published_keys`.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,22 @@ logger = logging.getLogger("eventloop")
 
 
 class Publisher:
-    """Writes the named parts of checkpoints beside them, as `<name>-<hash>.pth` or `.safetensors`.
+    """The writer of published files, `<name>-<hash>.pth` or `.safetensors`, next to the checkpoint.
 
-    The hash is the first eight digits of the file's SHA-256, as in torch.hub's names:
-    `load_state_dict_from_url(check_hash=True)` checks it. A part that the checkpoint does not have is named and left
-    out. In a safetensors file there is one part, its tensors by name; of tensors that are the same one in the model,
-    as tied weights are, one is written, as by `safetensors.torch.save_model`.
+    The hash is the first eight digits of the file's SHA-256, as in torch.hub's names, so
+    `load_state_dict_from_url(check_hash=True)` checks it. A key that the checkpoint lacks is logged and left
+    out. A safetensors file holds one key, with its tensors by name. Tied tensors are written once, like
+    `safetensors.torch.save_model` does.
+
+    Args:
+        keys: the keys of the checkpoint to publish; None publishes nothing.
+        file_format: "pth" or "safetensors".
 
     Raises:
-        TypeError, ValueError: see the message.
-        ImportError: safetensors is to be written, and is not installed.
+        TypeError: `keys` is not a string or a list of strings.
+        ValueError: `keys` is empty or has a key twice, the format is unknown, or safetensors cannot hold the
+            keys.
+        ImportError: the format is safetensors, which is not installed.
     """
 
     def __init__(self, keys: str | Sequence[str] | None, file_format: PublishedFormat) -> None:
@@ -46,20 +55,21 @@ class Publisher:
         if file_format == "safetensors":
             if len(self._keys) != 1 or self._keys[0] in NEEDED:
                 raise ValueError(
-                    "published_format='safetensors' holds the tensors of one key, published_keys='state_dict' for "
-                    f"the weights, got published_keys={keys!r}"
+                    "published_format='safetensors' holds the tensors of one key, expected "
+                    f"published_keys='state_dict' for the weights, got published_keys={keys!r}"
                 )
             require_safetensors()
 
     def __bool__(self) -> bool:
-        """There is something to publish."""
+        """Return whether there is a key to publish."""
         return bool(self._keys)
 
     def check(self, model: torch.nn.Module) -> None:
         """Refuse a model whose weights could not be published, before it is trained.
 
         Raises:
-            ValueError: see the message.
+            ValueError: the format is safetensors, and the model's state dict has something else than dense
+                tensors of its types, or tensors that overlap in memory.
         """
         if self._format != "safetensors" or self._keys != ["state_dict"]:
             return
@@ -71,19 +81,22 @@ class Publisher:
             raise ValueError(str(error)) from None
 
     def publish_all(self, paths: Iterable[Path], model: torch.nn.Module) -> None:
-        """`publish` each, and log where."""
+        """Publish each checkpoint, and log the path of each published file."""
         for path in paths:
             if (made := self.publish(path, model)) is not None:
                 logger.info("published %s", made)
 
     def publish(self, path: Path, model: torch.nn.Module) -> Path | None:
-        """Publish a checkpoint, and return where; None where it has nothing to publish.
+        """Publish a checkpoint, and return the path of the published file.
+
+        None is returned if the checkpoint lacks the key of a safetensors file.
 
         Args:
-            model: which tensors are one another; a checkpoint has each by itself.
+            model: the model, which shows which tensors are tied; a checkpoint has each by itself.
 
         Raises:
-            FileNotFoundError, CheckpointError: the checkpoint cannot be read, or what it has cannot be published.
+            FileNotFoundError: the checkpoint does not exist.
+            CheckpointError: the checkpoint cannot be read, or the format cannot hold its tensors.
             OSError: the file cannot be written.
         """
         checkpoint = load_checkpoint(path)
@@ -101,29 +114,30 @@ class Publisher:
         check_flat(checkpoint[self._keys[0]], source)
         own = unwrap(model).state_dict() if self._keys == ["state_dict"] else {}
         shared = shared_names(own, source)
-        said = {key: str(checkpoint.get("meta", {}).get(key, "")) for key in ("iter", "epoch")}
-        data = encode(checkpoint[self._keys[0]], shared, {**said, "eventloop": __version__})
+        counters = {key: str(checkpoint.get("meta", {}).get(key, "")) for key in ("iter", "epoch")}
+        data = encode(checkpoint[self._keys[0]], shared, {**counters, "eventloop": __version__})
         return _write(path, "safetensors", lambda sink: sink.write(data))
 
 
 def _checked(keys: object) -> list[str]:
-    """The keys to publish.
+    """Return the keys to publish as a list.
 
     Raises:
-        TypeError, ValueError: they are no texts, or there are none, or one twice.
+        TypeError: `keys` is not a string or a list of strings.
+        ValueError: `keys` is empty or has a key twice.
     """
     if keys is None:
         return []
     values = [keys] if isinstance(keys, str) else keys
     if not isinstance(values, Sequence) or not all(isinstance(key, str) for key in values):
-        raise TypeError(f"published_keys must be a text or a list of them, got {keys!r}")
+        raise TypeError(f"published_keys must be a string or a list of strings, got {keys!r}")
     if not values or len(set(values)) < len(values):
-        raise ValueError(f"published_keys must name something, each once, got {keys!r}")
+        raise ValueError(f"published_keys must not be empty or have a key twice, got {keys!r}")
     return list(values)
 
 
 def _write(path: Path, suffix: str, write: Callable[[Sink], object]) -> Path:
-    """Write a file durably beside a checkpoint, under a name with its hash."""
+    """Write a file durably in the folder of a checkpoint, under a name with its hash."""
     work = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}.tmp")
     try:
         entry = write_file(work, write)

@@ -1,4 +1,7 @@
-"""Weights as a safetensors file: flat tensors by name, which many programs read and none can execute."""
+"""Encode weights as a safetensors file, which many programs read without executing code.
+
+Publishing uses it. Equal weights give equal bytes, so that the hash in the file's name is stable.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from eventloop.util.errors import CheckpointError
 
 
 def require_safetensors() -> Any:
-    """The module `safetensors.torch`.
+    """Import and return the module `safetensors.torch`.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: safetensors is not installed.
     """
     try:
         import safetensors.torch
@@ -28,25 +31,27 @@ def require_safetensors() -> Any:
 
 
 def check_flat(state: object, source: str) -> None:
-    """Refuse what such a file cannot hold.
+    """Refuse a state that a safetensors file cannot hold.
+
+    Args:
+        source: what messages call the state.
 
     Raises:
-        CheckpointError: it is no mapping, or something in it is no dense tensor of a type the format has; everything
-            is named.
+        CheckpointError: the state is not a mapping, or has values that are not dense tensors of a type of the
+            format; the message lists them all.
     """
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{source} cannot be published as safetensors: it is a {type(state).__name__}")
-    wrong = [
-        f"{name} is {found}" for name, value in state.items() if (found := _unlike_a_tensor_there(value))
-    ]
+    wrong = [f"{name} is {found}" for name, value in state.items() if (found := _why_not(value))]
     if wrong:
         raise CheckpointError(
-            f"{source} cannot be published as safetensors, which holds dense tensors by name and nothing nested: "
-            f"{', '.join(wrong)}; published_format='pth' takes them"
+            f"{source} cannot be published as safetensors, which holds dense tensors by name and nothing "
+            f"nested: {', '.join(wrong)}; use published_format='pth'"
         )
 
 
-def _unlike_a_tensor_there(value: Any) -> str:
+def _why_not(value: Any) -> str:
+    """Describe a value that a safetensors file cannot hold; return "" for one that it can."""
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
     if value.layout is not torch.strided:
@@ -59,7 +64,7 @@ def _unlike_a_tensor_there(value: Any) -> str:
 
 
 class _Span(NamedTuple):
-    """Where a tensor lies; two that are equal are one tensor."""
+    """The memory of a tensor and its view on it; tensors with equal spans are the same tensor."""
 
     device: str
     storage: int
@@ -71,11 +76,15 @@ class _Span(NamedTuple):
 
 
 def shared_names(state: Mapping[str, torch.Tensor], source: str) -> dict[str, str]:
-    """The names of tensors that are another one, as tied weights are, and the name that stands for them: the first
-    in the alphabet, as `safetensors.torch.save_model` chooses it.
+    """Map the name of each tied tensor to the name under which it is written.
+
+    The written name is the first in the alphabet, as in `safetensors.torch.save_model`.
+
+    Args:
+        source: what messages call the state.
 
     Raises:
-        CheckpointError: two overlap in memory and are not the same, so that no name stands for both.
+        CheckpointError: two tensors overlap in memory and are not the same.
     """
     names: dict[_Span, list[str]] = {}
     for name in sorted(state):
@@ -85,8 +94,8 @@ def shared_names(state: Mapping[str, torch.Tensor], source: str) -> dict[str, st
     for span, after in pairwise(spans):
         if after[:2] == span[:2] and after.start < span.end:
             raise CheckpointError(
-                f"{source} cannot be published as safetensors: {names[span][0]} and {names[after][0]} overlap in "
-                "memory and are not the same; published_format='pth' takes them"
+                f"{source} cannot be published as safetensors: {names[span][0]} and {names[after][0]} "
+                "overlap in memory and are not the same; use published_format='pth'"
             )
     return {name: first for first, *others in names.values() for name in others}
 
@@ -99,13 +108,17 @@ def _span_of(tensor: torch.Tensor) -> _Span:
     return _Span(str(tensor.device), storage, start, end, tensor.shape, tensor.stride(), tensor.dtype)
 
 
-def encode(state: Mapping[str, torch.Tensor], shared: Mapping[str, str], said: Mapping[str, str]) -> bytes:
-    """The bytes of a file.
+def encode(
+    state: Mapping[str, torch.Tensor], shared: Mapping[str, str], metadata: Mapping[str, str]
+) -> bytes:
+    """Return the bytes of a safetensors file.
 
     Args:
-        state: after `check_flat`.
-        shared: names to leave out where they have what the other name has; the metadata says which stands for which.
-        said: the rest of the metadata; `format="pt"` is what programs look for that read files of several frameworks.
+        state: tensors by name, which `check_flat` accepts.
+        shared: names to leave out if their tensor equals that of the other name; the metadata maps one to the
+            other.
+        metadata: the rest of the metadata. `format="pt"` is added, which programs for several frameworks look
+            for.
     """
     left_out = {
         name: first
@@ -113,17 +126,20 @@ def encode(state: Mapping[str, torch.Tensor], shared: Mapping[str, str], said: M
         if name in state and first in state and torch.equal(state[name], state[first])
     }
     tensors = {
-        # it writes the bytes as they lie there, to which a conjugate or a negative view is still to be applied
+        # the library writes the bytes in memory, without applying the flags of a conjugate or a negative view
         name: value.resolve_conj().resolve_neg().contiguous()
         for name, value in state.items()
         if name not in left_out
     }
-    return _in_order(require_safetensors().save(tensors, {**left_out, "format": "pt", **said}))
+    return _in_order(require_safetensors().save(tensors, {**left_out, "format": "pt", **metadata}))
 
 
 def _in_order(saved: bytes) -> bytes:
-    """The library writes the metadata in another order in each process: the same weights would have another hash, and
-    a file of another name, each time. The header begins after its length of 8 bytes, and may end in spaces."""
+    """Sort the metadata of a file, which the library writes in another order in each process.
+
+    Otherwise equal weights would have another hash, and so another name of their file. The header begins
+    after its length, of 8 bytes, and may end in spaces.
+    """
     end = 8 + int.from_bytes(saved[:8], "little")
     header = json.loads(saved[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))

@@ -1,7 +1,7 @@
-"""How long a process that writes checkpoints may take before a thread writes in its place.
+"""Limit how long the process that writes checkpoints may take before a thread writes in its place.
 
-The process takes only time that nobody wants, and somebody may stop it (SIGSTOP, a frozen container, a debugger). What
-it has not written must not be lost for that, nor may a run wait for it for ever.
+The saver uses it. The process runs at the lowest priority, and may be stopped (SIGSTOP, a frozen container, a
+debugger). Its saves must not be lost then, and the run must not wait for it without a limit.
 """
 
 from __future__ import annotations
@@ -16,77 +16,91 @@ from eventloop.util.waiting import Promise
 logger = logging.getLogger("eventloop")
 
 
-class Allowance(NamedTuple):
-    """Seconds for a save of any size, and besides so many times as long as the fastest one of this run would have
-    taken; or, where there was none, what a disk of so many bytes a second takes."""
+class TimeLimit(NamedTuple):
+    """A time limit for a save, which depends on its size and on the fastest save of this run.
+
+    Attributes:
+        seconds: the limit for a save of any size, to which the rest is added.
+        times: factor on the time that the fastest save of this run would have taken for that size.
+        bandwidth: bytes a second, assumed while the run has not completed a save.
+    """
 
     seconds: float
     times: float
     bandwidth: float
 
     def of(self, size: int, fastest: float | None) -> float:
-        """Seconds for so many bytes, where the fastest save took `fastest` a byte."""
+        """Return the limit in seconds for `size` bytes; the fastest save took `fastest` seconds a byte."""
         return self.seconds + size * (1 / self.bandwidth if fastest is None else self.times * fastest)
 
 
-ALONE = Allowance(30.0, times=10.0, bandwidth=10e6)
-"""While the training goes on."""
-AWAITED = Allowance(2.0, times=3.0, bandwidth=50e6)
-"""From when the training stands still for it: of a preemption's grace a part, and on an idle machine never reached."""
-SUPERSEDED = Allowance(2.0, times=1.0, bandwidth=200e6)
-"""As long as a newer state that is to be saved in a hurry takes: of a preemption's grace the larger part is for that."""
+ALONE = TimeLimit(30.0, times=10.0, bandwidth=10e6)
+"""The limit while the training goes on."""
+AWAITED = TimeLimit(2.0, times=3.0, bandwidth=50e6)
+"""The limit once the training waits: a part of a preemption's grace period."""
+SUPERSEDED = TimeLimit(2.0, times=1.0, bandwidth=200e6)
+"""The limit for a save while a newer state waits, which needs most of a preemption's grace period."""
 
 
-class Patience:
-    """Remembers how fast saves were, and says how long one may take."""
+class SaveTimeouts:
+    """The time limits of a run's saves, which adapt to the fastest save."""
 
     def __init__(self) -> None:
         self._fastest: float | None = None  # seconds a byte
 
     def learn(self, size: int, seconds: float) -> None:
-        """A save of `size` bytes took so long."""
+        """Record that a save of `size` bytes took that many seconds."""
         took = seconds / max(size, 1)
         self._fastest = took if self._fastest is None else min(self._fastest, took)
 
-    def alone(self, size: int) -> float:
-        """Seconds that a save may take while nobody waits for it."""
+    def in_background(self, size: int) -> float:
+        """Return the seconds that a save of `size` bytes may take while the training goes on."""
         return ALONE.of(size, self._fastest)
 
     def awaited(self, size: int, *, superseded: bool = False) -> float:
-        """Seconds that a save is waited for."""
+        """Return the seconds that the training waits for a save of `size` bytes."""
         return (SUPERSEDED if superseded else AWAITED).of(size, self._fastest)
 
 
-class Owed(Promise[Written]):
-    """The promise of a save. Who waits for it without a bound does so for a while; then the process that has it is ended,
-    and a thread writes: both read the same copy. But one that is superseded is given up then."""
+class SavePromise(Promise[Written]):
+    """The promise of a save, whose process is killed if a caller waits for too long.
 
-    def __init__(self, path: Path, patience: Patience) -> None:
+    After `wait` without a timeout has reached the limit, a thread writes the same copy instead of the
+    process. A save that is superseded is given up instead.
+    """
+
+    def __init__(self, path: Path, timeouts: SaveTimeouts) -> None:
         super().__init__()
-        self.path, self._patience = path, patience
+        self.path, self._timeouts = path, timeouts
         self.size = 0
-        """Bytes of its tensors, once they are known."""
+        """Bytes of its tensors; 0 until they are counted."""
         self.process: SaverProcess | None = None
-        """The one that writes it."""
+        """The process that writes it, if one does."""
         self.hurried = False
-        """Set once somebody has waited for long enough: no process is given it any more."""
+        """True once a caller has waited for the limit; from then on the save is not given to a process."""
         self.superseded = False
-        """Set where a newer state is saved next, and the time is short."""
+        """True if a newer state is saved next, and the time is short."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As any promise's; see there."""
+        """Wait until the save is done, for at most `timeout` seconds; return whether it is done.
+
+        Without a timeout the writing process is killed at the limit, and the wait goes on.
+        """
         if timeout is None and not super().wait(
-            self._patience.awaited(self.size, superseded=self.superseded)
+            self._timeouts.awaited(self.size, superseded=self.superseded)
         ):
             self._hurry()
         return super().wait(timeout)
 
     def _hurry(self) -> None:
-        self.hurried = True  # before the look: who gives it to a process looks in the other order
+        self.hurried = (
+            True  # set before `process` is read; the saver sets `process` before it reads `hurried`
+        )
         if (process := self.process) is None or process.left:
             return
         logger.warning(
-            "checkpoint %s is waited for, and the process that writes it takes too long: it is ended",
+            "checkpoint %s takes too long in the process that writes it, and the training waits: the process "
+            "is ended",
             self.path,
         )
         process.kill()

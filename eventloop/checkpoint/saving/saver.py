@@ -1,10 +1,13 @@
-"""Writing checkpoints without holding up the training thread.
+"""Save checkpoints in the background, so that the training thread waits only for a copy.
 
-Three things happen to a state. It is copied: what is small or may change at any time at once, the parameters and the
-optimizer's state beside the next forward and backward pass (`Rest`). It is serialised, hashed and written: Python,
-on a second thread, takes the interpreter from the training thread, so a process does that, from the copy in shared
-memory. But a process has to import torch, for seconds, so it is started only by a run that has lasted a while; until
-it is ready, and wherever it cannot be had, a thread writes. Then it is durable, and what it replaces is removed.
+`CheckpointHook` uses it, through `retention.pending`. A save has three stages:
+
+1. Copy. Small states and values that may change at any time are copied at once; the parameters and the
+   optimizer's state are copied during the next forward and backward pass (`Rest`).
+2. Serialise, hash and write. A thread would take the GIL from the training thread, so a process does this,
+   from the copy in shared memory. The process needs seconds to import torch, so it is started only after the
+   run has lasted a while. Until it is ready, and where it cannot be started, a thread writes.
+3. Remove the checkpoints that the new, durable one replaces.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 from eventloop.checkpoint.cleanup import remove_replaced, remove_unfinished
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.saving.crc32 import without_crc32
-from eventloop.checkpoint.saving.save_timeout import Owed, Patience
+from eventloop.checkpoint.saving.save_timeout import SavePromise, SaveTimeouts
 from eventloop.checkpoint.saving.saver_client import Job, ProcessGoneError, SaverProcess, Written
 from eventloop.checkpoint.saving.saver_thread import SaverThread
 from eventloop.checkpoint.saving.snapshot import Packed, Rest, Snapshot
@@ -36,73 +39,87 @@ logger = logging.getLogger("eventloop")
 
 State = Mapping[str, Any] | Serialized
 Write = Callable[[State, Job, threading.Event], int]
-"""`(state, job, given_up) -> bytes`: writes durably, and raises SaveGivenUp soon after `given_up` is set."""
+"""A function that writes durably, returns the bytes, and raises SaveGivenUp once the event is set."""
 
 START_AFTER_SECONDS = 3.0
-"""Age of a saver from which a save starts the process."""
+"""Age of a saver from which on a save starts the process."""
 STARTS = 4
-"""Times that a process is started, where it dies: one that does so again and again would only cost."""
+"""Times that the process is started; a process that dies again and again is not started any more."""
 SMALL = 1 << 20
 FEW = 100
-"""Bytes of tensors, and how many, up to which a state is serialised on the training thread rather than on the writing
-thread: torch takes 20 us for each tensor, ten times as long as to copy it."""
+"""Bytes and number of tensors up to which a state is serialised at once, on the training thread.
+
+torch takes 20 us for each tensor, ten times as long as a copy of it.
+"""
 AT_ONCE = 8 << 20
-"""Bytes of tensors up to which everything is copied at once: about a millisecond, less than handing it over is worth."""
+"""Bytes of tensors up to which everything is copied at once, which takes about a millisecond."""
 AT_ONCE_SECONDS = 0.1
-"""How long a save that nobody waits for any more is waited for all the same: most are done by then."""
+"""Seconds that `abandon` waits for a running save; most are done by then."""
 EXIT_SECONDS = 10.0
-"""How long the interpreter's exit waits for a save whose saver nobody closed; as long as for a bus."""
+"""Seconds that the interpreter's exit waits for the save of an open saver, as long as for a bus."""
 
 Left = Literal["", "given up", "process"]
-"""What `Saver.abandon` left of a save: nothing, no file, or a process that finishes it alone."""
+"""The results of `Saver.abandon`: no save is left, one was cancelled, or the process finishes one."""
 
 
 class SaveReplacedError(RuntimeError):
-    """A newer state took the place of one that was waiting to be written."""
+    """A newer state replaced this one before it was written."""
 
 
-class Also(NamedTuple):
-    """What a save replaces besides, if the one that was begun before it became durable too."""
+class ReplacedIfDurable(NamedTuple):
+    """The checkpoints that a save removes also, if the save before it became durable.
+
+    Attributes:
+        former: the promise of the save before.
+        replaces: the paths to remove.
+    """
 
     former: Promise[Written]
     replaces: tuple[Path, ...]
 
 
 class _Task:
-    """A save on its way."""
+    """One running save: its job, its copy, and the promise of its result."""
 
     def __init__(
-        self, job: Job, written: Owed, copy: Packed | State, snapshot: Snapshot | None, also: Also | None
+        self,
+        job: Job,
+        written: SavePromise,
+        copy: Packed | State,
+        snapshot: Snapshot | None,
+        also: ReplacedIfDurable | None,
     ) -> None:
         self.job, self.written, self.copy, self.snapshot, self._also = job, written, copy, snapshot, also
         self.begun = threading.Event()
-        """Set once it is being written, and can no longer be replaced."""
+        """Set once the save is being written; from then on it cannot be replaced."""
 
     @property
     def rest(self) -> Rest | None:
-        """What is still being copied of it."""
+        """Return the part of the copy that is made late, if there is one."""
         return self.copy.rest if isinstance(self.copy, Packed) else None
 
     def settled_job(self) -> Job:
-        """The job, once it is known what became of the save before: whoever writes does one after the other."""
+        """Return the job with all paths to remove. Called when the save before is done."""
         if self._also is None or self._also.former.exception() is not None:
             return self.job
         return self.job._replace(replaces=(*self.job.replaces, *self._also.replaces))
 
 
 def _from_root(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The same, in whatever directory the program is when it comes to them, or its process."""
+    """Return absolute paths, because the program or its process may change the working directory."""
     return tuple(path.absolute() for path in paths)
 
 
 class Saver:
-    """Copies a state at once or soon, and makes it durable later.
+    """The background saver of one hook: it copies a state now or soon, and makes it durable later.
+
+    Public methods are called on the training thread, except where the interpreter's exit abandons a saver.
 
     Args:
-        write: how the thread writes.
-        start_after: seconds from which on a process is worth its start; None never.
-        spare: have a second set of buffers, so that a state can be copied while another is being written: the one
-            that is copied waits, and a newer one takes its place. Without, the save before must be done.
+        write: the function that the thread writes with.
+        start_after: the age in seconds from which on a save starts the process; None never starts it.
+        spare: keep a second set of buffers, so that a state can be copied while another is being written. The
+            copied one waits, and a newer one replaces it. Without spare buffers the save before must be done.
     """
 
     def __init__(
@@ -112,13 +129,13 @@ class Saver:
         self._start_after = start_after
         self._born = monotonic()
         self._snapshots = [Snapshot() for _ in range(2 if spare else 1)]
-        self._shared = False  # they lie where a process can see them
+        self._shared = False  # whether the snapshots are in shared memory
         self._copier: SaverThread | None = None
         self._writer: SaverThread | None = None
-        self._tasks: list[_Task] = []  # under way: the one being written first
-        self._lock = threading.Lock()  # of what decides whether a task is written or replaced
+        self._tasks: list[_Task] = []  # running saves; the first one is being written
+        self._lock = threading.Lock()  # held to decide whether a task is written or replaced
         self._given_up = threading.Event()
-        self._patience = Patience()
+        self._timeouts = SaveTimeouts()
         self._starts = 0
         self.process: SaverProcess | None = None
 
@@ -128,22 +145,27 @@ class Saver:
         job: Job,
         *,
         later: Callable[[], Collection[int]] | None = None,
-        also: Also | None = None,
+        also: ReplacedIfDurable | None = None,
     ) -> Promise[Written]:
-        """Copy `state` and start writing it; once it is durable, remove what it replaces.
+        """Copy a state and start writing it; once it is durable, remove what it replaces.
 
         Args:
-            later: asked for a large state, what need not be copied at once: see `Snapshot.pack`. The caller calls
-                `join` before those change.
-            also: what it replaces besides, depending on the save before.
+            state: the state to save.
+            job: the path, the label and the checkpoints to remove.
+            later: called for a large state; returns the `data_ptr` of tensors that may be copied after this
+                call. The caller calls `join` before they change.
+            also: checkpoints to remove if the save before becomes durable.
+
+        Returns:
+            The promise of the result; also an error of the copy is raised by the promise.
 
         Raises:
-            RuntimeError: the save before is under way, and there are no spare buffers.
+            RuntimeError: the save before is running, and there are no spare buffers.
         """
         _open.add(self)
         self._make_room()
         self._writer = self._writer or SaverThread("checkpoint")
-        written = Owed(job.path, self._patience)
+        written = SavePromise(job.path, self._timeouts)
         try:
             job = job._replace(path=job.path.absolute(), replaces=_from_root(job.replaces))
             also = also and also._replace(replaces=_from_root(also.replaces))
@@ -151,7 +173,7 @@ class Saver:
         except Exception as error:
             written.set_exception(
                 error
-            )  # no memory, a kind of tensor that nobody can copy: a save that failed
+            )  # no memory, or a kind of tensor that cannot be copied: a failed save
             return written
         self._tasks.append(task)
         if task.rest is not None and task.rest.left:
@@ -163,29 +185,33 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """True while a save is under way."""
+        """Return whether a save is running."""
         self._tasks = [task for task in self._tasks if not task.written.done()]
         return bool(self._tasks)
 
     def drop_waiting(self) -> None:
-        """Replace the save that waits for its turn by none; one that is being written by now is waited for."""
+        """Drop the save that waits to be written; wait for it instead if its writing has begun by now."""
         if self.busy:
             for task in self._tasks[1:]:
                 self._replace(task)
 
     def supersede(self) -> None:
-        """A newer state is saved next, and the time is short: what a process takes too long for is given up to it."""
+        """Shorten the wait for running saves, because a newer state is saved next in a hurry.
+
+        A save that its process does not finish in time is given up. A save that the training awaits is not
+        affected.
+        """
         for task in self._tasks:
             task.written.superseded = not task.job.awaited
 
     def join(self) -> None:
-        """Return once what is being copied may be changed."""
+        """Wait until the tensors that are being copied may be changed."""
         for task in self._tasks:
             if task.rest is not None:
                 task.rest.join()
 
     def close(self) -> None:
-        """Let the threads and the process go, after what they are writing."""
+        """Wait for all saves, then end the threads and the process."""
         for task in list(self._tasks):
             task.written.wait()
         for thread in (self._copier, self._writer):  # in this order: the first gives the second its work
@@ -197,9 +223,11 @@ class Saver:
         _open.discard(self)
 
     def abandon(self, timeout: float = AT_ONCE_SECONDS) -> Left:
-        """Let the threads and the process go, and wait for a save under way no longer than `timeout` seconds. A
-        process then finishes it alone; a thread gives it up and removes what it wrote. No other file is touched.
-        The saver is of no use afterwards."""
+        """Wait for running saves for at most `timeout` seconds, then leave them; return what was left.
+
+        The process finishes its save alone. A thread cancels its save and removes the incomplete files; no
+        other file is touched. The saver cannot be used afterwards.
+        """
         _open.discard(self)
         tasks = list(self._tasks)
         until = monotonic() + timeout
@@ -218,14 +246,16 @@ class Saver:
             if not task.written.done() or isinstance(task.written.exception(), SaveGivenUp)
         ]
         for task in unwritten:
-            # of a thread that hangs: it will find nothing to rename
+            # if the thread hangs, it will find nothing to rename later
             remove_unfinished(task.job.path, os.getpid())
         return "given up" if unwritten else ""
 
     def start_process(self) -> None:
-        """Start the process, where memory can be shared with one. What is under way is written from the buffers it
-        was copied to, which go when it is done."""
-        frozen = getattr(sys, "frozen", False)  # such a program's executable is the program
+        """Start the process, on a system with shared memory; later states are copied into shared buffers.
+
+        Running saves are written from the former buffers, which are freed when these saves are done.
+        """
+        frozen = getattr(sys, "frozen", False)  # the executable of a frozen program is not Python
         if not hasattr(os, "memfd_create") or not sys.executable or frozen:
             self._start_after = None
             return
@@ -249,9 +279,9 @@ class Saver:
     # --- copying -------------------------------------------------------------------------------------------
 
     def _copy(
-        self, state: Mapping[str, Any], written: Owed, later: Callable[[], Collection[int]] | None
+        self, state: Mapping[str, Any], written: SavePromise, later: Callable[[], Collection[int]] | None
     ) -> tuple[Packed | State, Snapshot | None]:
-        """A copy of a state, whose size becomes that of the promise, and the buffers that it lies in."""
+        """Copy a state; return the copy and its buffers, and set the size of the promise."""
         ready = self._process_ready()
         tensors = list(tensors_of(state))
         size = written.size = bytes_of(tensors)
@@ -266,7 +296,7 @@ class Saver:
                 raise
             reason = error_text(error)
         private = Snapshot()
-        packed = private.pack(state, pointers)  # or it is not for the sharing that it cannot be copied
+        packed = private.pack(state, pointers)  # raises if the sharing was not the cause
         self._shared, self._start_after = False, None
         self._snapshots = [private, *(Snapshot() for _ in self._snapshots[1:])]
         logger.warning(
@@ -279,18 +309,18 @@ class Saver:
         return snapshot.pack(state, pointers), snapshot
 
     def _make_room(self) -> None:
-        """The save that waits for its turn gives up its buffers."""
+        """Free the buffers of the save that waits to be written."""
         if self.busy and len(self._snapshots) < 2:
-            raise RuntimeError("the save before is under way: wait for it, or make the Saver with spare=True")
+            raise RuntimeError("a save is running: wait for its promise, or make the Saver with spare=True")
         self.drop_waiting()
 
     def _free_snapshot(self) -> Snapshot:
-        """Buffers that nothing is written from."""
+        """Return buffers that no running save uses."""
         used = [task.snapshot for task in self._tasks if not task.written.done()]
         return next(snapshot for snapshot in self._snapshots if snapshot not in used)
 
     def _replace(self, task: _Task) -> None:
-        """Take a task's buffers, unless it is being written by now: then wait for it."""
+        """Replace a task that waits to be written; wait for it instead if its writing has begun."""
         self.join()
         with self._lock:
             if not task.begun.is_set():
@@ -329,7 +359,7 @@ class Saver:
         except Exception as error:
             task.written.set_exception(error)
         else:
-            self._patience.learn(task.written.size, written.at - began)
+            self._timeouts.learn(task.written.size, written.at - began)
             task.written.set_result(written)
 
     def _attempt(self, task: _Task) -> Written:
@@ -340,19 +370,19 @@ class Saver:
             return self._write_here(copy, job)
         if copy.rest is not None:
             copy.rest.wait()
-        # the process takes only time that nobody wants: who waits for a save may not have so much of it
-        process = self.process  # another may take the place of one that is gone
+        # the process has the lowest priority: a save that the training awaits could take too long there
+        process = self.process  # read once: another process may replace one that died
         if not job.awaited and process is not None and copy.layout.shared:
-            task.written.process = process  # before it is asked: one that is in use is not replaced
+            task.written.process = process  # set first, because a process in use is not replaced
             try:
                 if process.ready and not task.written.hurried:
-                    return process.save(copy, job, self._patience.alone(task.written.size))
-            except ProcessGoneError as error:  # what it cannot do, a thread may; its error is what counts
+                    return process.save(copy, job, self._timeouts.in_background(task.written.size))
+            except ProcessGoneError as error:  # a thread tries next; only its error is reported
                 if not task.written.superseded:
                     logger.warning(
                         "a checkpoint is written by a thread, because the process could not: %s", error
                     )
-            for path in (job.path, *job.replaces):  # of what it was removing too
+            for path in (job.path, *job.replaces):  # the process may have died while it removed one of them
                 remove_unfinished(path, process.pid)
             task.written.process = None
         if task.written.superseded and task.written.hurried:
@@ -367,8 +397,11 @@ class Saver:
         return written
 
     def _process_ready(self) -> bool:
-        """True once the process is there; starts it when the time has come, also while a save is under way: with
-        a slow disk and spare buffers there may always be one. In place of one that is gone it starts another."""
+        """Return whether the process is ready; start it if it is due, or a new one if it died.
+
+        It is also started while a save is running, because with a slow disk and spare buffers one may always
+        be.
+        """
         young = self._start_after is None or monotonic() - self._born < self._start_after
         in_use = any(task.written.process and not task.written.done() for task in self._tasks)
         if not young and not in_use and self._starts < STARTS and not self._process_lives():
@@ -384,7 +417,7 @@ _open: set[Saver] = set()
 
 @atexit.register
 def _end_all() -> None:
-    """torch aborts the interpreter when a thread is still writing while it exits."""
+    """Abandon all savers at the interpreter's exit: torch aborts if a thread is still writing."""
     for saver in list(_open):
         if saver.abandon(EXIT_SECONDS) == "given up":
             logger.warning("a checkpoint was given up at the interpreter's exit; older ones are intact")

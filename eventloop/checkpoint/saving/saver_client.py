@@ -1,4 +1,7 @@
-"""The process that writes checkpoints, seen from the one that trains."""
+"""Start the process that writes checkpoints, and send it work.
+
+The saver uses it in the training process, `saver_process` uses its messages on the other side.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,22 @@ from eventloop.processes.launch import Home, command, signals_held
 _LENGTH = struct.Struct("<Q")
 
 EXIT_SECONDS = 5.0
-"""How long a process that has nothing to do may take to end: one at rest takes milliseconds."""
+"""Seconds that an idle process may take to end; it normally takes milliseconds."""
 LOOK_SECONDS = 1.0
-"""How often who waits for an answer looks whether the process was killed, or left, and the process for its parent."""
+"""Seconds between two checks while waiting: for `kill` and `leave`, or for the parent's end."""
 KILLED_SECONDS = 1.0
-"""How long one that was killed is waited for."""
+"""Seconds to wait for a killed process."""
 
 
 class Job(NamedTuple):
-    """What is to be saved: under which name, what its manifest says, and what it replaces once it is durable; and
-    whether the training stands still until it is."""
+    """The description of a save.
+
+    Attributes:
+        path: the checkpoint's path.
+        label: the fields of the manifest that do not follow from the state.
+        replaces: checkpoints to remove once this one is durable.
+        awaited: whether the training waits until this one is durable.
+    """
 
     path: Path
     label: Label = Label()
@@ -39,34 +48,40 @@ class Job(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What was saved: bytes, and the `perf_counter` when they were durable."""
+    """The result of a save.
+
+    Attributes:
+        bytes: the size of the payload.
+        at: the `perf_counter` when it was durable.
+    """
 
     bytes: int
     at: float
 
 
 class ProcessGoneError(RuntimeError):
-    """The process died, or cannot do what it was asked; somebody else has to."""
+    """The process died or could not save; a thread has to."""
 
 
 class SaverProcess:
-    """A worker that writes what lies in shared memory. It is no fork: it knows nothing of this process but what it
-    is sent, and ends when this process does. One thread at a time may talk to it.
+    """A worker process that writes checkpoints from shared memory.
+
+    It is started afresh, not forked, and ends when this process does. One thread at a time may call `save`.
 
     Raises:
-        OSError: no process could be started.
+        OSError: the process could not be started.
     """
 
     def __init__(self) -> None:
         self._ready = self._killed = self._left = False
-        self._sent: Layout | None = None  # the layout that the process knows
+        self._sent: Layout | None = None  # the layout that was sent last
         reader, writer = _pipe()
         try:
-            # it holds `reader` too: left alone, it must not die of an answer that nobody reads
+            # the process holds `reader` too, so that an answer without a reader does not end it by SIGPIPE
             with signals_held():
                 self._process = subprocess.Popen(
-                    command("eventloop.checkpoint.saving.saver_process", Home.here(), str(writer)), pass_fds=[reader, writer],
-                    stdin=subprocess.PIPE,
+                    command("eventloop.checkpoint.saving.saver_process", Home.here(), str(writer)),
+                    pass_fds=[reader, writer], stdin=subprocess.PIPE,
                 )  # fmt: skip
         except BaseException:
             os.close(reader)
@@ -77,41 +92,42 @@ class SaverProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended, None while it runs."""
+        """Return its exit code; None while it runs."""
         return self._process.poll()
 
     @property
     def alive(self) -> bool:
-        """False from `kill` on, also while the system holds the process in a disk's request."""
+        """Return whether it runs; False after `kill`, even while the disk still blocks its end."""
         return not self._killed and self.exit_code is None
 
     @property
     def left(self) -> bool:
-        """True once nobody waits for it, and it ends by itself: what it was given is its own affair."""
+        """Return whether `leave` was called: the process then finishes its save and ends by itself."""
         return self._left
 
     @property
     def ready(self) -> bool:
-        """True once it has imported what it needs, and while it lives."""
+        """Return whether it has imported its modules and is alive."""
         return self.wait_ready(0)
 
     def wait_ready(self, timeout: float) -> bool:
-        """Wait for that."""
+        """Wait for at most `timeout` seconds until the process is ready; return whether it is."""
         if not self._ready and self.alive and wait_for(self._answers.fileno(), select.POLLIN, timeout):
             self._ready = receive(self._answers) == "ready"
         return self._ready and self.alive
 
     def save(self, packed: Packed, job: Job, timeout: float = inf) -> Written:
-        """Let the process write, and wait for it; one that has not answered after `timeout` seconds is killed, unless it
-        was left.
+        """Let the process write a state, and wait for the result.
+
+        A process that has not answered after `timeout` seconds is killed, unless `leave` was called.
 
         Raises:
-            ProcessGoneError: it died over it, or could not; the cause is why.
+            ProcessGoneError: the process died, was killed, or could not save; the cause has the reason.
         """
         until = monotonic() + timeout
         try:
@@ -121,10 +137,10 @@ class SaverProcess:
             answered = self._answered(until)
             answer = receive(self._answers) if answered else None
         except (OSError, ValueError) as error:  # ValueError: its pipes were closed meanwhile
-            raise ProcessGoneError("it is gone") from error
+            raise ProcessGoneError("it has ended") from error
         if not answered:
             self.kill()
-            raise ProcessGoneError(f"it was killed, as it had not answered after {timeout:.1f} s")
+            raise ProcessGoneError(f"it had not answered after {timeout:.1f} s, and was killed")
         if answer is None:
             raise ProcessGoneError("it died")
         if isinstance(answer, Exception):
@@ -133,15 +149,14 @@ class SaverProcess:
         return written
 
     def kill(self) -> None:
-        """End the process at once; any thread. What asks it to save gets a ProcessGoneError."""
+        """Kill the process, on any thread; a running `save` raises ProcessGoneError."""
         self._killed = True
         self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # of a disk that hangs it may be waiting for ever
+        with suppress(subprocess.TimeoutExpired):  # it may wait for a disk that hangs, without end
             self._process.wait(KILLED_SECONDS)
 
     def close(self) -> None:
-        """End the process, which has nothing to do. One that is still importing is not waited for, nor is one that does
-        not end because it is stopped."""
+        """End the idle process; kill it if it is still importing, or is stopped."""
         given_nothing = not self.ready
         self.leave()
         with suppress(subprocess.TimeoutExpired):
@@ -151,7 +166,7 @@ class SaverProcess:
         self._answers.close()
 
     def _answered(self, until: float) -> bool:
-        """Wait for that; once it was left, without end."""
+        """Wait for an answer until a time, or without a limit after `leave`; return whether there is one."""
         remaining = until - monotonic()
         while not wait_for(self._answers.fileno(), select.POLLIN, min(LOOK_SECONDS, remaining)):
             remaining = inf if self._left else until - monotonic()
@@ -160,7 +175,7 @@ class SaverProcess:
         return True
 
     def _send(self, message: object, until: float) -> None:
-        """As `send`, to one that may not be reading."""
+        """Send a message until a time, because a stopped process does not read."""
         assert self._process.stdin is not None
         pipe, rest = self._process.stdin.fileno(), memoryview(framed(message))
         os.set_blocking(pipe, False)
@@ -168,19 +183,21 @@ class SaverProcess:
             rest = rest[os.write(pipe, rest) :]
 
     def leave(self) -> None:
-        """Let the process end once it is done, without waiting for it."""
+        """Let the process end by itself after its save, without waiting for it."""
         self._left = True
         stdin = self._process.stdin
         if stdin is not None and not stdin.closed:
-            os.set_blocking(stdin.fileno(), False)  # one that hangs does not read
-            with suppress(OSError):  # a forked loader worker may hold the pipe too, so its end would not do
+            os.set_blocking(stdin.fileno(), False)  # a process that hangs does not read
+            with suppress(
+                OSError
+            ):  # closing is not enough, because a forked loader worker may hold the pipe too
                 send(stdin, None)
             with suppress(OSError):
                 stdin.close()
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe, of which no end has the number of a standard stream: a program may have closed those."""
+    """Make a pipe whose ends have numbers above 2, because a program may have closed its standard streams."""
     ends: list[int] = []
     taken: list[int] = []
     try:
@@ -195,29 +212,35 @@ def _pipe() -> tuple[int, int]:
 
 
 def wait_for(descriptor: int, event: int, seconds: float) -> bool:
-    """Whether a pipe can be read, or written, or has no other end any more, within so many seconds. Not by `select`: that
-    takes no descriptor beyond 1023, and loaders that share tensors have more open."""
+    """Wait until a pipe can be read or written, or its other end is closed; return False after `seconds`.
+
+    It uses `poll`, because `select` refuses descriptors above 1023, and loaders that share tensors have more
+    open.
+    """
     poll = select.poll()
     poll.register(descriptor, event)
     return bool(poll.poll(max(0.0, min(seconds * 1000.0, 2**31 - 1))))
 
 
 def framed(message: object) -> bytes:
-    """One message, behind its length."""
+    """Return a pickled message with its length before it."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 
 
 def send(stream: IO[bytes] | None, message: object) -> None:
-    """Write one message."""
+    """Write one message to a stream, and flush it."""
     assert stream is not None
     stream.write(framed(message))
     stream.flush()
 
 
 def receive(stream: IO[bytes] | FileIO) -> Any:
-    """Read one message; None says to end, and so does the end of the stream, in the middle of a message too. Only ever
-    between this process and its own child."""
+    """Read one message; return None at the end of the stream, also in the middle of a message.
+
+    None as a message also means the end. Messages are pickled: use it only between this process and its own
+    child.
+    """
     head = _read(stream, _LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -227,7 +250,7 @@ def receive(stream: IO[bytes] | FileIO) -> Any:
 
 
 def _read(stream: IO[bytes] | FileIO, size: int) -> bytearray:
-    """So many bytes, fewer at the end of the stream. One without a buffer gives them in pieces."""
+    """Read `size` bytes, or fewer at the end of the stream; an unbuffered stream returns them in pieces."""
     read = bytearray()
     while len(read) < size and (piece := stream.read(size - len(read))):
         read += piece

@@ -1,4 +1,7 @@
-"""The process that writes checkpoints in a longer run, started by `eventloop.checkpoint.saving.saver_client`."""
+"""The program of the process that writes checkpoints in a longer run.
+
+`saver_client` starts it. It runs at the lowest priority, and finishes its save even if the parent ends.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,12 @@ _IN_MEMORY = 32 << 20
 
 
 def main() -> None:
-    """Write what comes on standard input, until that ends; answer each with what was written or the error, to the
-    descriptor of the command line: what a sitecustomize or a plug-in of torch's prints must not look like an answer."""
-    # Ctrl-C and a scheduler's SIGTERM reach the whole group: the parent decides, and this save is finished
+    """Save the states that standard input asks for; answer each with the result or the error.
+
+    The answers go to the descriptor given on the command line, not to standard output, where a sitecustomize
+    or a plug-in of torch may print.
+    """
+    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the parent decides, this save goes on
     for signum in ASK_TO_END:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
@@ -34,7 +40,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.serialization.set_crc32_options(False)  # the manifest has SHA-256
     with suppress(OSError):  # a program may have closed its standard error
-        os.dup2(2, 1)  # what is printed here is no output of the training's
+        os.dup2(2, 1)  # prints of this process do not belong to the training's output
     with os.fdopen(int(sys.argv[1]), "wb") as answers, FileIO(0, closefd=False) as asked:
         _answer(asked, answers)
 
@@ -53,8 +59,10 @@ def _answer(asked: FileIO, answers: IO[bytes]) -> None:
 
 
 def _is_asked(asked: FileIO, parent: int) -> bool:
-    """Wait until there is something to read, or the end of it; False once the parent is gone, of which a fork that
-    outlives it may hold the pipe open."""
+    """Wait until the input can be read or has ended; return False once the parent has ended.
+
+    A forked child of the parent may outlive it and hold the pipe open, so the pipe's end is not enough.
+    """
     while not wait_for(asked.fileno(), select.POLLIN, LOOK_SECONDS):
         if os.getppid() != parent:
             return False
@@ -62,9 +70,12 @@ def _is_asked(asked: FileIO, parent: int) -> bool:
 
 
 def _give_way() -> None:
-    """Take only time that nobody else wants. Beside a training whose threads have every CPU, the same save as an
-    ordinary process costs it more than a synchronous one: each thread waits for the one that was put aside. When a
-    save is waited for, the training stands still, and this has its time."""
+    """Lower the priority of this process, so that it runs only on idle CPUs.
+
+    If the training's threads use every CPU, a save at normal priority costs more than a synchronous one,
+    because all threads wait for the one that lost its CPU. When the training waits for a save, the CPUs are
+    idle.
+    """
     os.nice(19)
     if hasattr(os, "SCHED_IDLE"):
         with suppress(OSError):  # a container may forbid it
@@ -79,12 +90,10 @@ def _save(state: dict[str, Any], job: Job) -> Written:
 
 
 def _cheapest(state: dict[str, Any]) -> dict[str, Any] | Serialized:
-    """torch writes a small state in hundreds of pieces; made in memory, it is one."""
+    """Serialise a small state in memory, because torch writes it to a file in hundreds of pieces."""
     return Serialized(state) if bytes_of(tensors_of(state)) <= _IN_MEMORY else state
 
 
 if __name__ == "__main__":
     main()
-    os._exit(
-        0
-    )  # all is on the disk, and to take torch apart takes a quarter of a second, which the parent waits for
+    os._exit(0)  # everything is durable; unloading torch takes 0.25 s, for which the parent would wait

@@ -1,4 +1,7 @@
-"""A thread that does one thing after another, and may be left behind."""
+"""Run the saver's work on a thread that can be left behind if it hangs.
+
+The saver uses one thread to copy and one to write.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from queue import SimpleQueue
 
 
 class SaverThread:
-    """Does what it is given, in order. It is a daemon, so that one whose disk hangs can be left behind: the threads
-    of an executor are joined at the interpreter's exit. Where none can be started whoever gives it something does that
-    at once."""
+    """A daemon thread that runs functions in order.
+
+    An executor would not do, because the interpreter's exit joins its threads, and one whose disk hangs never
+    ends. If no thread can be started, `do` runs the function on the calling thread.
+    """
 
     def __init__(self, name: str) -> None:
         self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -22,14 +27,14 @@ class SaverThread:
             self._thread = None
 
     def do(self, work: Callable[[], None]) -> None:
-        """Let the thread do `work`, which must not raise."""
+        """Let the thread run `work`, which must not raise."""
         if self._thread is None:
             work()
         else:
             self._todo.put(work)
 
     def end(self, timeout: float | None = None) -> None:
-        """End the thread once it is done; do not wait for it longer than `timeout` seconds."""
+        """End the thread after its work; wait for it for at most `timeout` seconds."""
         if self._thread is not None:
             self._todo.put(None)
             self._thread.join(timeout)
@@ -37,4 +42,4 @@ class SaverThread:
     def _run(self) -> None:
         while (work := self._todo.get()) is not None:
             work()
-            del work  # it holds the copy that was written
+            del work  # it refers to the copy that was written

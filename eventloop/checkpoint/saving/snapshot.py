@@ -1,4 +1,7 @@
-"""Copying a training's state to the host without the training thread waiting for it."""
+"""Copy a training's state to host memory, a part of it without blocking the training thread.
+
+The saver uses it. The copy is complete and unchanged only after `Rest.wait`.
+"""
 
 from __future__ import annotations
 
@@ -15,51 +18,55 @@ from eventloop.util.waiting import Latch
 
 
 class ChangedWhileCopiedError(RuntimeError):
-    """A tensor was changed while it was being copied: the copy is neither of what was before nor of what is now."""
+    """A tensor was changed while it was being copied, so the copy mixes old and new values."""
 
 
 class Snapshot:
-    """A copy of nested state on the host, into buffers that are reused from one snapshot to the next.
+    """A set of host buffers into which nested states are copied, one after the other.
 
-    A fresh buffer costs seven times a reused one. The tensors under one top-level key share one buffer per type:
-    torch writes a state three times faster when it need not write a storage for each tensor.
+    A fresh buffer costs seven times as much as a reused one. The tensors under one top-level key share one
+    buffer for each type, because torch writes a state three times faster if each tensor has no storage of its
+    own.
 
-    What may change at any time is copied by `pack`, before it returns. What changes only in an optimizer's step may
-    be copied later, beside the forward and backward pass that come first: on a CPU by whatever thread calls
-    `Rest.copy`, from CUDA by a stream of its own, ordered after what the device has been given to do so far. On other
+    `pack` copies what may change at any time before it returns. What changes only in an optimizer's step may
+    be copied later, during the next forward and backward pass: CPU tensors by the thread that calls
+    `Rest.copy`, CUDA tensors on a stream of their own, after the work that the device has so far. On other
     accelerators everything is copied at once.
 
     Args:
-        shared: put the buffers where another process can map them.
+        shared: allocate the buffers in memory that another process can map.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
         self._shared = shared
-        self._places: list[_Place] = []
+        self._specs: list[_Spec] = []
         self._layout = Layout([], [])
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy `state`; the result is overwritten by the next `take` or `pack`."""
+        """Copy a state completely; the next `take` or `pack` overwrites the result."""
         return self.pack(state).unpack()
 
     def pack(self, state: Mapping[str, Any], later: Collection[int] = ()) -> Packed:
-        """Copy `state`, but for what its `rest` is to copy; the result is overwritten by the next one.
+        """Copy a state, except the tensors that its `rest` copies later.
+
+        The next `take` or `pack` overwrites the result.
 
         Args:
-            later: the `data_ptr` of tensors that may be copied until somebody calls `Rest.join`.
+            state: nested mappings, lists and tuples with tensors.
+            later: the `data_ptr` of the tensors that do not change until `Rest.join` is called.
         """
         sources: list[torch.Tensor] = []
         known: dict[int, int] = {}
         structure: dict[str, Any] = {}
-        places: list[_Place] = []
+        specs: list[_Spec] = []
         for key, value in state.items():
             first = len(sources)
             structure[key] = _strip(value, sources, known)
-            places += [(key, t.dtype, t.shape, t.is_cuda) for t in sources[first:]]
-        if places != self._places:
+            specs += [(key, t.dtype, t.shape, t.is_cuda) for t in sources[first:]]
+        if specs != self._specs:
             with _first_device(sources):
-                self._layout, self._places = self._allocate(places), places
+                self._layout, self._specs = self._allocate(specs), specs
         now, rest = _Pairs(), _Pairs()
         for source, view in zip(sources, self._layout.views, strict=True):
             late = source.data_ptr() in later and (source.is_cpu or source.is_cuda)
@@ -80,16 +87,16 @@ class Snapshot:
                 own = pairs.take(device)
                 own.copy()
                 for source in own.sources:
-                    source.record_stream(stream)  # its memory is not to be given away before it is read
+                    source.record_stream(stream)  # the allocator must not reuse its memory before it is read
                 beside.append((device, passed(stream)))
         return Rest(pairs, copied, beside, versions)
 
-    def _allocate(self, places: list[_Place]) -> Layout:
-        """One buffer for each key, type and kind of memory, and a slot in it for each tensor."""
-        groups = list(dict.fromkeys((key, dtype, pinned) for key, dtype, _, pinned in places))
+    def _allocate(self, specs: list[_Spec]) -> Layout:
+        """Allocate a buffer for each key, type and kind of memory, with a slot for each tensor."""
+        groups = list(dict.fromkeys((key, dtype, pinned) for key, dtype, _, pinned in specs))
         sizes = [0] * len(groups)
         slots = []
-        for key, dtype, shape, pinned in places:
+        for key, dtype, shape, pinned in specs:
             group = groups.index((key, dtype, pinned))
             slots.append(Slot(group, sizes[group], tuple(shape)))
             sizes[group] += shape.numel()
@@ -101,7 +108,7 @@ class Snapshot:
 
 
 class _Pairs:
-    """Tensors and where they are to be copied to."""
+    """Tensors, each with the view of a buffer that it is copied to."""
 
     def __init__(self) -> None:
         self.sources: list[torch.Tensor] = []
@@ -112,11 +119,11 @@ class _Pairs:
         self.views.append(view)
 
     def devices(self) -> set[torch.device]:
-        """The CUDA devices among them."""
+        """Return the CUDA devices of the tensors."""
         return {source.device for source in self.sources if source.is_cuda}
 
     def take(self, device: torch.device) -> _Pairs:
-        """Those of a device, which are no longer here."""
+        """Remove the pairs of a device, and return them."""
         taken, kept = _Pairs(), _Pairs()
         for source, view in zip(self.sources, self.views, strict=True):
             (taken if source.device == device else kept).append(source, view)
@@ -124,20 +131,21 @@ class _Pairs:
         return taken
 
     def move(self) -> None:
-        """Copy them, on a CPU, with this one thread: torch would take as many as it trains with, which are busy."""
+        """Copy CPU tensors on the calling thread alone, as torch's own threads are busy with the training."""
         apart = _Pairs()
         for source, view in zip(self.sources, self.views, strict=True):
             if source.is_contiguous() and not source.is_conj() and not source.is_neg():
-                ctypes.memmove(
-                    view.data_ptr(), source.data_ptr(), source.nbytes
-                )  # lets go of the interpreter
+                ctypes.memmove(view.data_ptr(), source.data_ptr(), source.nbytes)  # releases the GIL
             else:
                 apart.append(source, view)
         apart.copy()
 
     def copy(self) -> None:
-        """Copy them; from CUDA on the current stream, without waiting, and from other accelerators with, for there no
-        memory is pinned and no event recorded."""
+        """Copy all pairs, CUDA tensors asynchronously on the current stream.
+
+        From other accelerators the copy is synchronous, because no memory is pinned and no event is recorded
+        for them.
+        """
         if self.sources:
             at_once = any(not (source.is_cpu or source.is_cuda) for source in self.sources)
             sources = [_resolved(source) if source.is_cuda else source for source in self.sources]
@@ -146,8 +154,10 @@ class _Pairs:
 
 
 class _Versions:
-    """Tells whether tensors were changed since; through `.data`, by another process or by a graph that a device
-    replays, PyTorch does not count it."""
+    """The version counters of tensors, which show whether the tensors were changed since.
+
+    PyTorch does not count changes through `.data`, by another process, or by a replayed CUDA graph.
+    """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._seen = [(tensor, tensor._version) for tensor in tensors]
@@ -155,7 +165,7 @@ class _Versions:
         self._changed = 0
 
     def changed(self) -> int:
-        """How many were, by the first time that somebody asks: afterwards they may be. Who asks meanwhile waits."""
+        """Return how many tensors had changed when this was first called; later changes do not count."""
         with self._lock:
             seen, self._seen = self._seen, []
             self._changed += sum(tensor._version != version for tensor, version in seen)
@@ -163,9 +173,9 @@ class _Versions:
 
 
 class Rest:
-    """What of a snapshot is still being copied.
+    """The part of a snapshot that is copied after `Snapshot.pack` has returned.
 
-    Any thread may call `copy`, once; the thread that trains calls `join` before it changes what is copied.
+    Any thread may call `copy`, once. The training thread calls `join` before it changes the tensors.
     """
 
     def __init__(
@@ -183,14 +193,14 @@ class Rest:
 
     @property
     def left(self) -> bool:
-        """True when there is something for `copy` to do."""
+        """Return whether `copy` has something to do."""
         return not self._done.is_set()
 
     def copy(self) -> None:
-        """Copy what is left of it on the CPU.
+        """Copy the CPU tensors.
 
         Raises:
-            ChangedWhileCopiedError: somebody changed a tensor without `join`, so the copy is of no use.
+            ChangedWhileCopiedError: a tensor was changed before `join`, so the copy cannot be used.
         """
         try:
             self._pairs.move()
@@ -201,17 +211,17 @@ class Rest:
         _refuse(changed)
 
     def join(self) -> None:
-        """Return once what is copied may be changed: on a CPU now, on a device by what it is given from now on."""
+        """Wait until the tensors may be changed: on the CPU now, on a device by work queued from now on."""
         self._done.wait()
-        self._versions.changed()  # so far; from here on they may be
+        self._versions.changed()  # counts the changes so far; later ones are allowed
         for device, event in self._beside:
             torch.cuda.current_stream(device).wait_event(event)
 
     def wait(self) -> None:
-        """Wait until all of the snapshot is there; not for the training thread.
+        """Wait until the whole snapshot is copied. Not called on the training thread, which it would block.
 
         Raises:
-            ChangedWhileCopiedError: as `copy` does, of what a device copied.
+            ChangedWhileCopiedError: a tensor was changed before `join`, so the copy cannot be used.
         """
         self._done.wait()
         for event in self._events:
@@ -223,89 +233,107 @@ def _refuse(changed: int) -> None:
     if changed:
         raise ChangedWhileCopiedError(
             f"{changed} tensors of the parameters or of the optimizer's state were changed while they were "
-            "copied, by something else than the optimizer's step: change them in a handler before the "
-            "checkpoint's, or use CheckpointHook(overlap=False)"
+            "copied, by something else than the optimizer's step: change them in a handler that runs before "
+            "CheckpointHook, or use CheckpointHook(overlap=False)"
         )
 
 
 class Slot(NamedTuple):
-    """Where a tensor lies: which buffer, from which element on, in which shape."""
+    """The position of a tensor: the number of its buffer, its first element there, and its shape."""
 
     buffer: int
     offset: int
     shape: tuple[int, ...]
 
     def view(self, buffers: list[Buffer]) -> torch.Tensor:
-        """The tensor there."""
+        """Return the tensor at this position, as a view of its buffer."""
         size = torch.Size(self.shape).numel()
         return buffers[self.buffer].tensor[self.offset : self.offset + size].view(self.shape)
 
 
 class Layout:
-    """Where the tensors of a state lie. It stays the same while their names, types and shapes do, so it is sent to
-    another process once; pickled, its buffers stand for their memory."""
+    """The buffers of a state, and the slots of its tensors in them.
+
+    It does not change while the names, types and shapes of the tensors do not, so it is sent to another
+    process once. Pickled, it refers to the memory of its buffers.
+    """
 
     def __init__(self, slots: list[Slot], buffers: list[Buffer]) -> None:
         self._slots, self._buffers = slots, buffers
         self.views = [slot.view(buffers) for slot in slots]
         self.shared = all(buffer.shared for buffer in buffers)
-        """Another process can see them."""
+        """Whether another process can map all buffers."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layout, (self._slots, self._buffers)
 
 
 class Ref(NamedTuple):
-    """Stands for the tensor with this number in a layout."""
+    """A placeholder for the tensor with this number in a layout."""
 
     number: int
 
 
 class Packed(NamedTuple):
-    """Nested state with a `Ref` for each tensor but the sparse ones, which are copies in it; the layout that has them,
-    and what of them is still to come."""
+    """A copied state.
+
+    Attributes:
+        structure: the nested state, with a `Ref` in place of each tensor in the layout. Tensors that fit no
+            slot, such as sparse ones, are copies in it.
+        layout: the buffers and slots that hold the tensors.
+        rest: the part that is copied late.
+    """
 
     structure: dict[str, Any]
     layout: Layout
     rest: Rest | None = None
 
     def unpack(self) -> dict[str, Any]:
-        """The state, its tensors views of the layout's buffers."""
+        """Return the state, with tensors that are views of the layout's buffers."""
         return {key: _restore(value, self.layout.views) for key, value in self.structure.items()}
 
 
 def passed(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """An event behind what a stream has so far. Who waits for it sleeps; for one of CUDA's default kind it would keep
-    a CPU busy that the training wants."""
+    """Record an event after all work that a stream has so far.
+
+    A thread that waits for it sleeps. An event of CUDA's default kind would keep a CPU of the training busy
+    instead.
+    """
     event = torch.cuda.Event(blocking=True)
     event.record(stream)
     return event
 
 
 def _first_device(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
-    """What is pinned is pinned on a device the state is on: on the current one it might take a context, hundreds of
-    MB, where the training has nothing."""
+    """Return a context in which memory is pinned on the first CUDA device of the tensors.
+
+    On the current device CUDA might create a context of hundreds of MB that the training does not need.
+    """
     first = next((tensor for tensor in tensors if tensor.is_cuda), None)
     return nullcontext() if first is None else torch.cuda.device_of(first)
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with what is conjugated or negated only by a flag made so: a copy to the host that nobody waits for
-    applies the flag before the numbers are there (PyTorch's issue 146286)."""
+    """Return a tensor without conjugate or negative flags.
+
+    An asynchronous copy to the host applies such a flag before the numbers have arrived (PyTorch's issue
+    146286).
+    """
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
-_Place = tuple[str, torch.dtype, torch.Size, bool]
-"""What decides which buffer a tensor goes to, and how much of it: its top-level key, type, shape, whether on CUDA."""
+_Spec = tuple[str, torch.dtype, torch.Size, bool]
+"""The top-level key, type and shape of a tensor, and whether it is on CUDA: they decide its slot."""
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 def _strip(value: Any, tensors: list[torch.Tensor], known: dict[int, int]) -> Any:
-    """The same nesting with a `Ref` for each tensor, which is appended to `tensors`, tied ones once; a copy of each that
-    does not fit a slot of a buffer.
+    """Return a nested state with a `Ref` in place of each tensor, and append the tensors to `tensors`.
+
+    Tied tensors are appended once. A tensor that fits no slot of a buffer is copied in place.
 
     Args:
-        known: the first of `tensors` at each `data_ptr`.
+        known: the number of the first of `tensors` at each `data_ptr`.
     """
     if type(value) in _ATOMS:
         return value
@@ -324,12 +352,12 @@ def _strip(value: Any, tensors: list[torch.Tensor], known: dict[int, int]) -> An
         items = [_strip(item, tensors, known) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, set):
-        return set(value)  # what is in it cannot change, which of them are can
+        return set(value)  # its elements are immutable, the set is not
     return value
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two that begin at one place are the same elements."""
+    """Return whether two tensors with the same first element have all elements in common."""
     return (
         (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
         and one.device == other.device
