@@ -143,13 +143,13 @@ def scan(*directories: str | Path) -> Found:
     abandoned: set[Path] = set()
     last = 0
     for directory in map(Path, directories):
-        here, beside = _look_into(directory, damaged)
+        here, single_files = _look_into(directory, damaged)
         steps = _steps_back_of(directory, damaged)
         on_line = lineage_filter(steps)
         abandoned.update(path for path, manifest in here.items() if not on_line(manifest.sequence))
         last = max([last, *(each.sequence for each in here.values()), *(step.newest for step in steps)])
         manifests.update(here)
-        files += beside
+        files += single_files
 
     single = [path for _, _, path in sorted(files)]
     left = in_order({path: manifest for path, manifest in manifests.items() if path in abandoned})

@@ -90,7 +90,7 @@ class Sink:
     def __init__(self, disk: Disk, file: FileIO, given_up: threading.Event | None = None) -> None:
         self._disk, self._file, self._given_up = disk, file, given_up
         self._hash = hashlib.sha256()
-        self._beside: ThreadPoolExecutor | None = None
+        self._hasher: ThreadPoolExecutor | None = None
         self.size = 0
         self.failure: Exception | None = None
 
@@ -125,16 +125,16 @@ class Sink:
         self._let_second_thread_go()
 
     def _let_second_thread_go(self) -> None:
-        beside, self._beside = self._beside, None
-        if beside is not None:
-            beside.shutdown(cancel_futures=True)  # work for which no thread could be started
+        hasher, self._hasher = self._hasher, None
+        if hasher is not None:
+            hasher.shutdown(cancel_futures=True)  # work for which no thread could be started
 
     def _write_beside_the_hash(self, view: memoryview) -> None:
         """Write and hash a piece at the same time, and wait for both at the end only."""
         failed = threading.Event()
         try:
-            self._beside = self._beside or ThreadPoolExecutor(1, "eventloop checkpoint hash")
-            hashed = self._beside.submit(partial(self._hash_pieces, failed), view)
+            self._hasher = self._hasher or ThreadPoolExecutor(1, "eventloop checkpoint hash")
+            hashed = self._hasher.submit(partial(self._hash_pieces, failed), view)
         except RuntimeError:  # the main thread has ended: executors take no more, 3.12 starts no thread
             self._let_second_thread_go()
             self._hash_pieces(failed, view)

@@ -122,10 +122,10 @@ class Stock:
     def damage_of(self, path: Path) -> str | None:
         """Read every file of a checkpoint; return a sentence about its damage, or None if it has none."""
         if path not in self.found.manifests:
-            return f"{path} is gone"
+            return f"{path} does not exist any more"
         if path not in self._damage and self._judge(path, verify_checkpoint):
             self._damage[path] = None
-        return self._damage[path] if path in self.found.manifests else f"{path} is gone"
+        return self._damage[path] if path in self.found.manifests else f"{path} does not exist any more"
 
     def _judge(self, path: Path, check: Callable[[Path], object]) -> bool:
         """Return whether a checkpoint passes a check; note its damage unless the run has removed it."""

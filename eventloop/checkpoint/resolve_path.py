@@ -39,16 +39,16 @@ def place_of(path: object, places: Sequence[Path]) -> Path:
     names = [path.name, path.stem] if path.suffix in SUFFIXES else [path.name]
     if any((path.parent / name).exists() for name in names):
         return _one(path, places)
-    beside = places if len(path.parts) == 1 else [path.parent]
-    there = [place / name for place in beside for name in names if (place / name).exists()]
+    folders = places if len(path.parts) == 1 else [path.parent]
+    there = [place / name for place in folders for name in names if (place / name).exists()]
     if there:
         return _one(there[0], places)
-    known = [*dict.fromkeys(each.name for place in beside for each in reversed(find_checkpoints(place)))]
+    known = [*dict.fromkeys(each.name for place in folders for each in reversed(find_checkpoints(place)))]
     if known:
         hint = _hint(path, known)
     else:
-        hint = ", which holds no checkpoint" if beside is places else f": {path.parent} holds no checkpoint"
-    looked = f", nor one of that name in {' or '.join(map(str, places))}" if beside is places else ""
+        hint = ", which holds no checkpoint" if folders is places else f": {path.parent} holds no checkpoint"
+    looked = f", nor one of that name in {' or '.join(map(str, places))}" if folders is places else ""
     raise FileNotFoundError(f"no checkpoint at {path}{looked}{hint}")
 
 

@@ -82,8 +82,8 @@ class LoaderPosition:
         self._opened_at: tuple[int, int] | None = None  # iteration and epoch
         self._current: tuple[Any, Reader] | None = None
         self._by_index: WeakKeyDictionary[Any, Reader] = WeakKeyDictionary()  # they may keep workers
-        # cleared by a finalizer, because the trainer is part of reference cycles: if a loader and the queues of
-        # its workers are collected together, the workers get no signal to end, and each costs a wait of 5 s
+        # cleared by a finalizer, because the trainer is part of reference cycles: if a loader and the queues
+        # of its workers are collected together, the workers get no signal to end; each costs a wait of 5 s
         finalize(self, self._by_index.clear).atexit = False
         self.skipped = 0
         """The number of batches that the current pass skipped because they were trained on already."""
@@ -267,9 +267,9 @@ class LoaderPosition:
 def _warn_lost(loader: Iterable[Any], saved: Mapping[str, Any]) -> None:
     if lost := unrestorable_in(loader, saved):
         logger.warning(
-            "the order of the samples may not be that of the interrupted run, as the checkpoint has no "
-            "state for %s: let the sampler shuffle by a generator that is an attribute of it, or by "
-            "set_epoch, or give it state_dict and load_state_dict",
+            "the order of the samples may not be that of the interrupted run, as the checkpoint cannot "
+            "restore %s: let the sampler shuffle by a generator that is an attribute of it, or by set_epoch, "
+            "or give it state_dict and load_state_dict",
             ", ".join(lost),
         )
 

@@ -45,7 +45,7 @@ def refuse_sharded(where: str, value: Any, advice: str = GATHER) -> None:
         )
 
 
-def refuse_sharded_model(who: str, model: torch.nn.Module, advice: str = NO_SHARDED_SAVES) -> None:
+def refuse_sharded_model(what: str, model: torch.nn.Module, advice: str = NO_SHARDED_SAVES) -> None:
     """Raise an error if a parameter or buffer of `model` is sharded over ranks.
 
     Raises:
@@ -53,11 +53,11 @@ def refuse_sharded_model(who: str, model: torch.nn.Module, advice: str = NO_SHAR
             moment; the message names the first one.
     """
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        refuse_sharded(f"{who}: {name!r} of the model", tensor, advice)
+        refuse_sharded(f"{what}: {name!r} of the model", tensor, advice)
     for name, module in model.named_modules():
         if isinstance(module, (_fsdp1(), _fsdp2())):
             raise TypeError(
-                f"{who}: the module {name!r} of the model is sharded over ranks: expected plain parameters, "
+                f"{what}: the module {name!r} of the model is sharded over ranks: expected plain parameters, "
                 f"got a {type(module).__name__}. {advice}"
             )
 

@@ -159,7 +159,7 @@ def test_sets_of_plain_values_are_saved(tmp_path: Path) -> None:
 def test_what_only_looks_plain(value: object, found: str) -> None:
     """What `weights_only=True` would refuse is refused wherever it is."""
     with pytest.raises(
-        TypeError, match=rf"the checkpoint's hooks\['seen'\] is {found}: a state_dict must be of"
+        TypeError, match=rf"the checkpoint's hooks\['seen'\] is {found}: a state_dict must consist of"
     ):
         plain({"seen": value}, "hooks")
 

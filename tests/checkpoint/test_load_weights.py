@@ -163,7 +163,7 @@ def test_what_has_no_weights(make_trainer: MakeTrainer, tmp_path: Path, state: o
     """It is said what was looked for, what is there, and what to do."""
     message = (
         "other.pth is not a checkpoint of eventloop: expected a mapping with a 'state_dict', 'model_state_dict' or 'model', "
-        rf"or a model's tensors by their names, {found}\. Where it has weights, model\.load_state_dict\("
+        rf"or a model's tensors by their names, {found}\. If it has weights, .* model\.load_state_dict\("
     )
 
     with pytest.raises(CheckpointError, match=message):

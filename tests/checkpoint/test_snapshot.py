@@ -235,8 +235,8 @@ def test_a_change_meanwhile() -> None:
 
     with pytest.raises(
         ChangedWhileCopiedError,
-        match=r"1 tensors of .* were changed while they were copied, .*: change them in a handler before the "
-        r"checkpoint's, or use CheckpointHook\(overlap=False\)",
+        match=r"1 tensors of .* were changed while they were copied, .*: change them in a handler that "
+        r"runs before CheckpointHook, or use CheckpointHook\(overlap=False\)",
     ):
         rest.copy()
     rest.join()

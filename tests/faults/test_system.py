@@ -99,7 +99,7 @@ def test_what_is_written_is_not_read_later(directory: Path, monkeypatch: pytest.
     data = bytearray(b"a" * BESIDE)
     with DISK.create(directory / "one") as file, DISK.create(directory / "other") as other:
         expected, sink = Sink(DISK, other), Sink(DISK, file)
-        monkeypatch.setattr(sink, "_beside", Slow())
+        monkeypatch.setattr(sink, "_hasher", Slow())
         expected.write(bytes(data))
         expected.close()
         sink.write(memoryview(data))

@@ -199,7 +199,7 @@ def other_buffer(tensor: torch.Tensor) -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Extra(), r"dense tensors by name and nothing nested: _extra_state is a dict; published_format='pth' takes"),
+        (Extra(), r"dense tensors by name and nothing nested: _extra_state is a dict; use published_format='pth'"),
         (Overlapping(), r"first and weight overlap in memory and are not the same; use published_format='pth'"),
         (other_buffer(torch.zeros(2).to_sparse()), r"nothing nested: other is a tensor of layout torch.sparse_coo"),
         (other_buffer(torch.zeros(2, dtype=torch.complex128)), r"nothing nested: other is of torch.complex128"),
@@ -247,7 +247,7 @@ def test_another_key_is_published(publish: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"layer": {"weight": torch.ones(2)}, "n": 3}, r"nothing nested: layer is a dict, n is a int; published_format"),
+        ({"layer": {"weight": torch.ones(2)}, "n": 3}, r"nothing nested: layer is a dict, n is a int; use published_format"),
         ([torch.ones(2)], r"its mean, cannot be published as safetensors: it is a list"),
     ],
 )  # fmt: skip

@@ -108,7 +108,7 @@ def test_a_directory_of_checkpoints(make_trainer: MakeTrainer, saved: Path, tmp_
         trainer.resume(saved)
     with pytest.raises(
         FileNotFoundError,
-        match=r"epoch_7, epoch_6, epoch_5, epoch_4, epoch_3 and 2 more, the newest first; a trainer with this work_dir",
+        match=r"epoch_7, epoch_6, epoch_5, epoch_4, epoch_3 and 2 more, the newest first; the newest is",
     ):
         trainer.resume(others)
     with pytest.raises(FileNotFoundError, match=r"elsewhere is not a checkpoint, as it has no manifest"):

@@ -519,7 +519,7 @@ def test_a_second_interrupt_leaves_a_part_of_the_checkpoint(tmp_path: Path) -> N
         with pytest.raises(KeyboardInterrupt) as error:
             trainer.resume("epoch_1")
 
-    assert "has only a part of" in error.value.__notes__[-1]
+    assert "has loaded only a part of" in error.value.__notes__[-1]
 
 
 def test_an_interrupt_while_a_resume_logs_repeats_no_warning(tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def test_sampler_whose_state_could_not_be_loaded(make_trainer: MakeTrainer, tmp_
     loader = DataLoader(Numbered(), BATCH, sampler=Strange())
 
     with pytest.raises(
-        TypeError, match=r"\['states'\]\['Strange\(0\)'\]\['passes'\] is array.*a state_dict must be"
+        TypeError, match=r"\['states'\]\['Strange\(0\)'\]\['passes'\] is array.*a state_dict must consist"
     ):
         run(make_trainer, loader, tmp_path, None, [])
 
@@ -289,7 +289,7 @@ def test_sampler_that_cannot_be_known_is_told(
         if "the order of the samples may not be that of the interrupted run" in line
     ]
     assert len(lines) == 1
-    assert "nothing that Counted(0).passes could go on with" in lines[0]
+    assert "cannot restore Counted(0).passes: " in lines[0]
 
 
 def test_checkpoint_from_before_samplers_were_saved(
@@ -314,7 +314,7 @@ def test_checkpoint_from_before_samplers_were_saved(
         second.train()
 
     assert second.iter == PER_EPOCH - 3
-    assert "nothing that OwnGenerator(0).own could go on with" in caplog.text
+    assert "cannot restore OwnGenerator(0).own: " in caplog.text
 
 
 def test_generator_of_another_kind_keeps_its_state(caplog: pytest.LogCaptureFixture) -> None:
@@ -364,8 +364,8 @@ def test_generator_that_a_loader_with_a_state_forgets_is_told(
             make_trainer, tmp_path, lambda: SavesItself(Numbered(), BATCH, sampler=sampler()), [3]
         )
 
-    lines = [line for line in caplog.messages if "the state of the SavesItself has nothing of" in line]
-    assert [f"nothing of the generator of {name}; shuffle=True" in line for line, name in zip(lines, told, strict=True)] \
+    lines = [line for line in caplog.messages if "the state of the SavesItself does not contain" in line]
+    assert [f"the generator of {name}; use shuffle=True" in line for line, name in zip(lines, told, strict=True)] \
         == [True] * len(told)  # fmt: skip
 
 
@@ -374,7 +374,7 @@ def test_generator_that_a_loader_with_a_state_forgets_is_told(
 
 def warnings_of_order(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the log says of an order that cannot be had by drawing the indices alone."""
-    return [line for line in caplog.messages if "as the pass goes" in line]
+    return [line for line in caplog.messages if "during the pass" in line]
 
 
 @pytest.mark.parametrize("stop", STOPS)
@@ -389,7 +389,9 @@ def test_samples_are_read_again_where_they_share_the_samplers_generator(
         )
 
     assert parts == whole
-    again = "read again and dropped: the sampler draws from the global generator of python as the pass goes, and is not"
+    again = (
+        "read again and dropped: the sampler draws from the global generator of python during the pass, and"
+    )
     assert [again in line for line in warnings_of_order(caplog)] == ([True] if stop in (3, 8) else [])
 
 
@@ -422,7 +424,7 @@ def test_order_that_training_has_a_part_in_is_told(
         line for line in warnings_of_order(caplog) if line.startswith("the order of the samples is not that")
     ]
     assert len(told) == 1
-    assert "draws from the global generator of torch as the pass goes, and so does the training" in told[0]
+    assert "draws from the global generator of torch during the pass, and so does the training" in told[0]
 
 
 # --- streams whose workers persist --------------------------------------------------------------------------

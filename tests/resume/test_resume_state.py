@@ -374,4 +374,4 @@ def test_sampler_of_an_evaluation_that_cannot_be_known(
     with caplog.at_level(logging.WARNING, "eventloop"):
         second.resume()
 
-    assert "nothing that Transformed._transforms['train'][0]._rng" in caplog.text
+    assert "cannot restore Transformed._transforms['train'][0]._rng" in caplog.text

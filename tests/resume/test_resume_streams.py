@@ -46,7 +46,7 @@ class Sub(DataLoader[Any]):
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the log has of orders that cannot be found again."""
-    return [line for line in caplog.messages if line.startswith("what is read from here on may not be")]
+    return [line for line in caplog.messages if line.startswith("the samples from here on may differ")]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_an_order_that_training_has_a_part_in_is_told(
     assert parts != whole
     (line,) = told(caplog)
     assert (
-        "reading draws from the global generator of torch as the pass goes, and so does the training" in line
+        "reading draws from the global generator of torch during the pass, and so does the training" in line
     )
 
 

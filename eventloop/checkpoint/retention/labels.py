@@ -21,7 +21,7 @@ class Labels:
     """The maker of a hook's labels, which remembers the scores of the last validation.
 
     Args:
-        keep_best: the number in the labels, how many best checkpoints of each metric are kept.
+        keep_best: how many best checkpoints of each metric are kept; the labels contain it.
     """
 
     def __init__(self, keep_best: int = 1) -> None:

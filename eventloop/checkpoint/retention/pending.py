@@ -142,8 +142,7 @@ class Saves:
         if left_out > 1:
             logger.warning(
                 "%d checkpoints were left out, because another one was still being written: to save them "
-                "all, use a "
-                'longer interval or when_busy="wait"',
+                'all, use a longer interval or when_busy="wait"',
                 left_out,
             )
         if self.saver is not None:

@@ -49,7 +49,8 @@ SMALL = 1 << 20
 FEW = 100
 """Bytes and number of tensors up to which a state is serialised at once, on the training thread.
 
-torch takes 20 us for each tensor, ten times as long as a copy of it.
+This holds for CPU tensors while no process is ready. torch takes 20 us for each tensor, ten times as long as
+a copy of it.
 """
 AT_ONCE = 8 << 20
 """Bytes of tensors up to which everything is copied at once, which takes about a millisecond."""

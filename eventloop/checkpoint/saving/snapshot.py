@@ -76,7 +76,7 @@ class Snapshot:
         return Packed(structure, self._layout, self._rest(rest, copied))
 
     def _rest(self, pairs: _Pairs, copied: list[torch.cuda.Event]) -> Rest:
-        beside = []
+        streamed = []
         versions = _Versions(pairs.sources)
         for device in pairs.devices():
             if device not in self._streams:
@@ -88,8 +88,8 @@ class Snapshot:
                 own.copy()
                 for source in own.sources:
                     source.record_stream(stream)  # the allocator must not reuse its memory before it is read
-                beside.append((device, passed(stream)))
-        return Rest(pairs, copied, beside, versions)
+                streamed.append((device, passed(stream)))
+        return Rest(pairs, copied, streamed, versions)
 
     def _allocate(self, specs: list[_Spec]) -> Layout:
         """Allocate a buffer for each key, type and kind of memory, with a slot for each tensor."""
@@ -182,11 +182,11 @@ class Rest:
         self,
         pairs: _Pairs,
         copied: list[torch.cuda.Event],
-        beside: list[tuple[torch.device, torch.cuda.Event]],
+        streamed: list[tuple[torch.device, torch.cuda.Event]],
         versions: _Versions,
     ) -> None:
-        self._pairs, self._beside, self._versions = pairs, beside, versions
-        self._events = [*copied, *(event for _, event in beside)]
+        self._pairs, self._streamed, self._versions = pairs, streamed, versions
+        self._events = [*copied, *(event for _, event in streamed)]
         self._done = Latch()
         if not pairs.sources:
             self._done.set()
@@ -214,7 +214,7 @@ class Rest:
         """Wait until the tensors may be changed: on the CPU now, on a device by work queued from now on."""
         self._done.wait()
         self._versions.changed()  # counts the changes so far; later ones are allowed
-        for device, event in self._beside:
+        for device, event in self._streamed:
             torch.cuda.current_stream(device).wait_event(event)
 
     def wait(self) -> None:
