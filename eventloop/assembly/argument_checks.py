@@ -68,8 +68,8 @@ def check_bus(bus: object) -> None:
         raise TypeError(f"bus must be a Bus, as Bus() makes one, got {bus!r}")
     if bus in _TAKEN:
         raise ValueError(
-            "the bus belongs to another trainer, whose hooks would step, log and save in these iterations too: give "
-            "each trainer a bus of its own"
+            "the bus belongs to another trainer, whose hooks would step, log and save in these iterations "
+            "too: give each trainer a bus of its own"
         )
 
 
@@ -110,7 +110,8 @@ def check_signatures(**steps: object) -> None:
             signature.bind(None, None)
         except TypeError as error:
             raise TypeError(
-                f"{name} is called with (trainer, batch), but the signature is {handler_name(step)}{signature}: {error}"
+                f"{name} is called with (trainer, batch), but the signature is "
+                f"{handler_name(step)}{signature}: {error}"
             ) from error
 
 
@@ -155,6 +156,6 @@ def check_default_hooks(given: object) -> None:
     """
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(
-            f"default_hooks must be a mapping {{name: a hook, its options or None}}, got {given!r}; other hooks go to "
-            "hooks=[...]"
+            f"default_hooks must be a mapping {{name: a hook, its options or None}}, got {given!r}; other "
+            "hooks go to hooks=[...]"
         )

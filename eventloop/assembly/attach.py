@@ -230,8 +230,8 @@ def _additional(name: str, given: Any) -> list[tuple[str | None, Any]]:
     """
     if given is None or (isinstance(given, Mapping) and "type" not in given):
         raise ValueError(
-            f"default_hooks has no {name!r}{suggest(name, [*DEFAULT_HOOKS])}; a hook of your own needs a type, or goes "
-            "to hooks=[...]"
+            f"default_hooks has no {name!r}{suggest(name, [*DEFAULT_HOOKS])}; a hook of your own needs a "
+            "type, or goes to hooks=[...]"
         )
     return _given(name, given, {})
 

@@ -31,8 +31,8 @@ logger = logging.getLogger("eventloop")
 _SEVERAL = (torch.Tensor, np.ndarray, Mapping, list, tuple, set)
 """Types that a `val_step` may return for handlers of `after_val_iter`; they become no metric."""
 LEFT_OUT = (
-    "val_step returned %s as %r, which is not a number and becomes no metric: return a number, or a tensor of one "
-    "element"
+    "val_step returned %s as %r, which is not a number and becomes no metric: return a number, or a tensor "
+    "of one element"
 )
 
 
@@ -204,7 +204,8 @@ class Evaluation:
             evaluators = {"accuracy": accuracy}
         if evaluators and (preds is None or target is None):
             raise ValueError(
-                f"evaluators need 'preds' and 'target' from val_step, which returned {sorted(map(str, outputs))}"
+                "evaluators need 'preds' and 'target' from val_step, which returned "
+                f"{sorted(map(str, outputs))}"
             )
         for name, evaluator in evaluators.items():
             if isinstance(evaluator, Metric):

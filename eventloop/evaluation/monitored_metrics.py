@@ -118,8 +118,8 @@ class MonitoredMetrics:
             batches = int(bool(self._unchecked) and _can_be_repeated(trainer))
             if self._unchecked and not batches:
                 logger.info(
-                    "not checked before training: whether the validation reports %s. The val_loader may not restart, or "
-                    "the model is lazy; Trainer(sanity_val=1) checks it all the same",
+                    "not checked before training: whether the validation reports %s. The val_loader may not "
+                    "restart, or the model is lazy; Trainer(sanity_val=1) checks it all the same",
                     self._names(),
                 )
         if batches and (names := self._try_out(batches)) is not None:
@@ -138,8 +138,8 @@ class MonitoredMetrics:
                 error.add_note(f"raised by the sanity validation before training, sanity_val={batches}")
                 raise
             logger.warning(
-                "the sanity validation of one batch failed, so it is not checked whether the validation reports %s: "
-                "%s; sanity_val=0 skips it",
+                "the sanity validation of one batch failed, so it is not checked whether the validation "
+                "reports %s: %s; sanity_val=0 skips it",
                 self._names(),
                 error_text(error),
             )
@@ -192,7 +192,8 @@ def _unreported(metric: str, option: str, names: Iterable[str]) -> str:
     guess = near(metric, known) or (f": did you mean {alike[0]!r}?" if alike else ".")
     return (
         f"{option} needs the metric {metric!r}, which the validation does not report{guess} It reports "
-        f"{', '.join(known) or 'nothing'}. Other names come from evaluator={{{metric!r}: ...}} or val_step=..."
+        f"{', '.join(known) or 'nothing'}. Other names come from evaluator={{{metric!r}: ...}} or "
+        "val_step=..."
     )
 
 
@@ -239,7 +240,7 @@ def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
 
 @contextmanager
 def _aside(trainer: CheckedTrainer) -> Iterator[None]:
-    """Put back what validating changes: random states, modes and buffers, the trainer's fields, evaluators."""
+    """Restore what validating changes: random states, modes, buffers, trainer fields, evaluators."""
     model, loader = trainer.model, trainer.val_loader
     drawn, modules = random_state(loader), module_generators(model)
     try:

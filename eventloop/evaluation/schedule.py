@@ -75,7 +75,8 @@ class ValSchedule:
         """Return the arguments, which a resumed run compares."""
         dynamic = [*zip(self._milestones, self._intervals, strict=True)][1:]
         return {
-            "val_interval": self._intervals[0], "val_begin": self._begin, "dynamic_intervals": [*map(list, dynamic)],
+            "val_interval": self._intervals[0], "val_begin": self._begin,
+            "dynamic_intervals": [*map(list, dynamic)],
         }  # fmt: skip
 
 

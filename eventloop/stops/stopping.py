@@ -15,9 +15,9 @@ logger = logging.getLogger("eventloop")
 
 _ENDLESS = 2**62
 UNEQUAL = (
-    "rank %d has %d batches in this epoch, and the ranks have from %d to %d: with DistributedDataParallel a rank "
-    "with more than %d waits for the gradients of the others forever; give all ranks as many batches, as "
-    "DistributedSampler does, or an even share with drop_last=True"
+    "rank %d has %d batches in this epoch, and the ranks have from %d to %d: with DistributedDataParallel a "
+    "rank with more than %d waits for the gradients of the others forever; give all ranks as many batches, "
+    "as DistributedSampler does, or an even share with drop_last=True"
 )
 
 

@@ -28,8 +28,8 @@ Marks = dict[int, torch.cuda.Event]
 class DeviceClock:
     """Sample the phases of iterations on one CUDA device.
 
-    CUDA events are recorded on the current stream, and read on the background loop once the device has passed the last
-    of them. The training thread never waits.
+    CUDA events are recorded on the current stream, and read on the background loop once the device has passed
+    the last of them. The training thread never waits.
 
     Args:
         post: hands a deferred value to the background, as `Bus.post`.

@@ -40,7 +40,8 @@ def evaluate(trainer: LoopTrainer, mode: Evaluate, *, scheduled: bool = False) -
     """Validate or test once, with all events, and return the metrics: {} if a stop cut the pass short.
 
     Args:
-        scheduled: the training loop's own evaluation. A run resumed from a checkpoint of it does not repeat it.
+        scheduled: the training loop's own evaluation. A run resumed from a checkpoint of it does not repeat
+            it.
 
     Raises:
         ValueError: the trainer has no loader for `mode`, or it is empty.
@@ -100,8 +101,8 @@ def _run_pass(trainer: LoopTrainer, mode: Evaluate, loader: Iterable[Any], evalu
 def _opened(trainer: LoopTrainer, loader: Iterable[Any]) -> Iterator[Any]:
     """Begin a pass over a loader, and restore the random state of the training.
 
-    Persistent workers draw their seed in the first pass of a process. In a resumed run that is another pass than in an
-    uninterrupted one, and the training must get the same random numbers.
+    Persistent workers draw their seed in the first pass of a process. In a resumed run that is another pass
+    than in an uninterrupted one, and the training must get the same random numbers.
     """
     if not persists(loader):
         return iter(loader)

@@ -25,7 +25,8 @@ class SkipIteration(Exception):
 class TrainLoop:
     """The epochs and iterations of one training, as generators.
 
-    Closing a generator emits nothing: `scopes` emits the events that begin and end a run, a phase and an epoch.
+    Closing a generator emits nothing: `scopes` emits the events that begin and end a run, a phase and an
+        epoch.
     """
 
     def __init__(self, trainer: LoopTrainer, schedule: Schedule) -> None:
@@ -47,14 +48,15 @@ class TrainLoop:
                 return
             if trainer.iter == began_at and trainer.epoch == began_in:
                 raise RuntimeError(
-                    f"epoch {trainer.epoch} trained no iteration: inside `for epoch in trainer.epochs()` write "
-                    "`for batch in trainer.batches(loader)`"
+                    f"epoch {trainer.epoch} trained no iteration: inside `for epoch in trainer.epochs()` "
+                    "write `for batch in trainer.batches(loader)`"
                 )
             if trainer.by_epoch:
                 self._evaluate()
 
     def iterations(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of an epoch. The caller's body is the forward pass; the events are emitted around it.
+        """Yield the batches of an epoch. The caller's body is the forward pass; the events are emitted around
+        it.
 
         Raises:
             ValueError: the loader is empty, or every batch of a pass was skipped.
@@ -107,7 +109,8 @@ class TrainLoop:
             if trainer.outputs is not None:
                 step = "the optimizer makes no step for its outputs, and " if trainer.steps_in_hook else ""
                 logger.warning(
-                    "iteration %d was left within its body, by break, return or an exception: %sit is not counted; "
+                    "iteration %d was left within its body, by break, return or an exception: %sit is not "
+                    "counted; "
                     'trainer.stop("...") ends the loop once an iteration is done',
                     trainer.iter,
                     step,
@@ -163,7 +166,9 @@ class TrainLoop:
         return trainer.iter >= (trainer.max_iters or 0)
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield a pass over the loader, from where a checkpoint was taken; pass after pass in a run of iterations."""
+        """Yield a pass over the loader, from where a checkpoint was taken; pass after pass in a run of
+        iterations.
+        """
         trainer = self._trainer
         while True:
             before = trainer.iter
@@ -174,16 +179,17 @@ class TrainLoop:
                     raise
                 return
             if trainer.iter == before and not trainer.position.skipped:
-                once = "; an iterator, as a generator is one, gives its batches once: pass a DataLoader, or a list"
+                once = "; an iterator gives its batches only once: pass a DataLoader, or a list"
                 raise ValueError(
-                    "a whole pass over the train loader trained no iteration: it is empty, or every batch was skipped"
-                    f"{once if isinstance(loader, Iterator) else ''}"
+                    "a whole pass over the train loader trained no iteration: it is empty, or every batch "
+                    f"was skipped{once if isinstance(loader, Iterator) else ''}"
                 )
             if trainer.by_epoch:
                 return
 
     def _ends_without(self, error: RuntimeError) -> bool:
-        """Return whether the loader may fail because the run is stopping: the signal has ended its workers too.
+        """Return whether the loader may fail because the run is stopping: the signal has ended its workers
+        too.
 
         With several ranks it may not: the other ranks may need another batch.
         """

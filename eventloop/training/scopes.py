@@ -1,11 +1,11 @@
-"""Things that begin and end: a run, a phase, an epoch. Whatever happens inside, the closing event is emitted.
+"""Begin and end a run, a phase and an epoch. The closing event is emitted however the body ends.
 
-An error of the body goes on as it is; an error of a closing handler on top of it is added to it as a note. A
-generator closed by `break`, `return` or an exception in a hand-written loop's own code closes with the reason
-"left"; what a handler raised is an "error" there too.
+An error of the body propagates. An error of a closing handler is added to it as a note. A hand-written loop
+that is left by `break`, `return` or an exception of its own closes with the reason "left", and with "error"
+if a handler raised.
 
-Closing takes its time: checkpoints become durable, writers get what is theirs. A KeyboardInterrupt that comes when
-the run was to end anyway is somebody who has no time: everything is closed, and nobody is waited for.
+Closing takes time: checkpoints become durable, and writers receive their events. After a KeyboardInterrupt
+during the end of a run everything is closed without waiting.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ logger = logging.getLogger("eventloop")
 LEFT = "left"
 ERROR = "error"
 AT_ONCE_SECONDS = 0.2
-"""What background subscribers get when nobody waits any more: all of it goes to those that hang."""
+"""Seconds for background subscribers after a second Ctrl-C. Only hanging subscribers use them up."""
 
 
 def ends_at_once(trainer: LoopTrainer) -> bool:
-    """True when the run is being closed because of a second Ctrl-C: nothing may be waited for."""
+    """Return whether a second Ctrl-C closes the run, so that nothing is waited for."""
     error = trainer.failure
     if not isinstance(error, KeyboardInterrupt):
         return False
-    if trainer.asked_to_stop:  # by the first one, or by whatever else
+    if trainer.asked_to_stop:  # by the first Ctrl-C, or otherwise
         return True
     earlier = error.__context__
     while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
@@ -61,13 +61,13 @@ def ends_at_once(trainer: LoopTrainer) -> bool:
 
 
 class Scope:
-    """Emits one event on entry and one on exit."""
+    """A context manager that emits one event on entry and one on exit."""
 
     def __init__(self, trainer: LoopTrainer) -> None:
         self.trainer = trainer
         self.metrics: dict[str, float] = {}
         self.complete = False
-        """What the scope is for was done to its end, whether or not a stop was asked for meanwhile."""
+        """True once the body was done to its end, also after a request to stop."""
 
     def begin(self) -> None:
         """Emit the opening event."""
@@ -110,7 +110,7 @@ class Scope:
 
 
 class RunScope(Scope):
-    """before_run ... after_run, and then everything is delivered. Inside another run it does nothing."""
+    """A run: `before_run` to `after_run`, then delivery of all events. Inside another run it does nothing."""
 
     def __enter__(self) -> Self:
         self._outermost = not self.trainer.running
@@ -160,7 +160,7 @@ class RunScope(Scope):
 
 
 def _log_rest(trainer: LoopTrainer) -> None:
-    """What handlers of after_run put behind the logger goes to the writers too."""
+    """Log the metrics that handlers of `after_run` put after the logger ran."""
     metrics = trainer.metrics
     relieve, metrics.relieve = metrics.relieve, None  # it holds the trainer, which holds it
     if relieve is not None and (metrics.pending or metrics.pending_media):
@@ -168,8 +168,10 @@ def _log_rest(trainer: LoopTrainer) -> None:
 
 
 def _drain(trainer: LoopTrainer, *, closes: bool, at_once: bool) -> None:
-    """Deliver everything; after an error, or a signal, also close every writer, because nobody may come back to do so.
-    `at_once`, or when Ctrl-C comes meanwhile, writers get a moment, and what they have not taken then is left."""
+    """Deliver all events. After an error or a signal also close the bus, as the program may end here.
+
+    With `at_once`, or after a Ctrl-C meanwhile, writers get a moment, and events left then are lost.
+    """
     trainer.running = False
     bus = trainer.bus
     if not isinstance(trainer.failure, Exception | None):  # KeyboardInterrupt, SystemExit
@@ -182,18 +184,18 @@ def _drain(trainer: LoopTrainer, *, closes: bool, at_once: bool) -> None:
             raise
         _tell_shortfalls(report, at_once=at_once)
     if not at_once:
-        bus.deliver_mail(trainer)  # of what failed, or was dropped, only now
+        bus.deliver_mail(trainer)  # health events of the drain itself
 
 
 def _tell_shortfalls(report: DrainReport, *, at_once: bool) -> None:
     if at_once and not report.complete:
-        return  # `close` has said what it leaves
+        return  # `close` has logged what it leaves
     for line in shortfalls(report.stats):
         logger.warning("not everything was delivered: %s", line)
 
 
 class TrainScope(Scope):
-    """before_train ... after_train."""
+    """A training: `before_train` to `after_train`."""
 
     def begin(self) -> None:
         self.trainer.announce(BeforeTrain)
@@ -201,12 +203,12 @@ class TrainScope(Scope):
     def end(self, reason: str, error: BaseException | None) -> None:
         trainer = self.trainer
         trainer.announce(AfterTrain, reason=reason)
-        if reason == LEFT and trainer.where_to_resume:  # an error of the loop's own gets no note from here
+        if reason == LEFT and trainer.where_to_resume:  # an error of the loop itself gets no note here
             logger.warning("the training was left before its end: %s", trainer.where_to_resume)
 
 
 class EvalScope(Scope):
-    """before_val ... after_val, or before_test ... after_test; the mode is the trainer's meanwhile."""
+    """A validation or test: `before_val` to `after_val`, or `before_test` to `after_test`. Sets the mode."""
 
     def __init__(self, trainer: LoopTrainer, mode: str) -> None:
         super().__init__(trainer)
@@ -228,7 +230,7 @@ class EvalScope(Scope):
 
 
 class EpochScope(Scope):
-    """before_X_epoch ... after_X_epoch. A training epoch counts once it was completed."""
+    """An epoch of a training, validation or test. A training epoch is counted once it is complete."""
 
     _EVENTS: dict[str, tuple[type[Any], type[Any]]] = {  # noqa: RUF012
         "train": (BeforeTrainEpoch, AfterTrainEpoch),
@@ -251,11 +253,11 @@ class EpochScope(Scope):
             trainer.announce(after, reason=reason, metrics=self.metrics)
             return
         if reason not in (ERROR, LEFT) and trainer.position.at_end:
-            reason = COMPLETED  # a stop asked for in its last iteration
+            reason = COMPLETED  # a request to stop in its last iteration
         trainer.within = "epoch" if reason == COMPLETED else ""
         try:
             trainer.announce(after, reason=reason)
-        finally:  # of a handler's error too: the others have done what they do once an epoch
+        finally:  # also after a handler's error: other handlers have done their work of the epoch
             trainer.within = ""
             if reason in (COMPLETED, LEFT):  # a `break` out of a hand-written epoch goes on with the next one
                 trainer.completed_epoch()
@@ -264,7 +266,7 @@ class EpochScope(Scope):
 def keep_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
     """Keep an unfinished pass over a loader alive until the run ends.
 
-    A DataLoader that is let go waits up to five seconds for each of its workers, and after a signal the state must be
-    saved first.
+    A DataLoader that is let go waits up to five seconds for each of its workers, and after a signal the state
+    must be saved first.
     """
     trainer.during_run.callback(lambda: reading)

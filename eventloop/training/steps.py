@@ -1,4 +1,4 @@
-"""What a step makes of a batch: the forward pass, and the forms its result may have."""
+"""Run the forward pass of a batch, and check the form of its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LossFn = Callable[[Any, Any], Any]
 
 
 def forward(model: torch.nn.Module, loss_fn: LossFn, batch: Any) -> Any:
-    """The loss of a batch `(inputs, target)`.
+    """Return the loss of a batch `(inputs, target)`.
 
     Raises:
         TypeError: the batch has another form.
@@ -21,7 +21,7 @@ def forward(model: torch.nn.Module, loss_fn: LossFn, batch: Any) -> Any:
 
 
 def predict(model: torch.nn.Module, loss_fn: LossFn | None, batch: Any) -> dict[str, Any]:
-    """What evaluators are fed with: `preds`, `target`, and the loss where there is a function for it.
+    """Return `preds`, `target` and, with a loss function, the loss of a batch.
 
     Raises:
         TypeError: the batch has another form than `(inputs, target)`.
@@ -33,7 +33,7 @@ def predict(model: torch.nn.Module, loss_fn: LossFn | None, batch: Any) -> dict[
 
 
 def train_outputs(outputs: Any) -> dict[str, Any]:
-    """What a train step returned, as a mapping.
+    """Return the result of a train step as a mapping.
 
     Raises:
         TypeError: it is neither a tensor nor a mapping with `loss`.
@@ -53,10 +53,10 @@ def train_outputs(outputs: Any) -> dict[str, Any]:
 
 
 def val_outputs(outputs: Any) -> Mapping[str, Any]:
-    """What a `val_step` returned.
+    """Return the result of a `val_step`, after a check.
 
     Raises:
-        TypeError: it is no mapping.
+        TypeError: it is not a mapping.
     """
     if not isinstance(outputs, Mapping):
         raise TypeError(f"val_step must return a mapping of values, got {outputs!r}")
@@ -67,6 +67,6 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, list | tuple) and len(batch) == 2:
         return batch[0], batch[1]
     raise TypeError(
-        f"loss_fn needs batches (inputs, target), the loader gave {type(batch).__name__}: pass train_step=... "
-        "and val_step=... for batches of another form"
+        f"loss_fn needs batches (inputs, target), got {type(batch).__name__} from the loader: pass "
+        "train_step=... and val_step=... for batches of another form"
     )

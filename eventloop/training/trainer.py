@@ -1,4 +1,4 @@
-"""The trainer: it counts, moves data to the device, runs the step and announces; hooks do the rest."""
+"""Define the trainer, which counts, moves data, runs the step and emits events. Hooks do the rest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Step = Callable[["Trainer", Any], Any]
 
 
 class Trainer(KnowsPeers):
-    """Trains a model; everything that happens is announced on `trainer.bus`.
+    """Train a model, and emit an event on `trainer.bus` for each step of the way.
 
     trainer = Trainer(model, optimizer=opt, loss_fn=F.cross_entropy, train_loader=train, val_loader=val,
                       max_epochs=10, hooks=[CheckpointHook(interval=1, save_best="accuracy")],
@@ -72,29 +72,30 @@ class Trainer(KnowsPeers):
         model: the module that is trained.
         optimizer: stepped by the optimizer hook; or several by name, `dict(generator=..., critic=...)`.
         loss_fn: `(model(inputs), target) -> loss`, for batches `(inputs, target)`.
-        train_step: `(trainer, batch) -> loss | {"loss": loss, ...}`, instead of `loss_fn`.
-        val_step: `(trainer, batch) -> mapping`: 0-dim values are averaged over samples, `preds` and `target` feed
-            the evaluator. By default the loss, and the accuracy where targets are class indices.
+        train_step: `(trainer, batch) -> loss | {"loss": loss, ...}`, in place of `loss_fn`.
+        val_step: `(trainer, batch) -> mapping`: 0-dim values are averaged over samples, `preds` and `target`
+            feed the evaluator. By default the loss, and the accuracy where targets are class indices.
         evaluator: a metric `(preds, target) -> number`, a torchmetrics metric, or several (list or mapping).
         train_loader, val_loader, test_loader: iterables of batches.
         schedulers: PyTorch's learning rate schedulers, stepped by the param_scheduler hook.
-        max_epochs, max_iters: exactly one; it is the unit of everything that counts the run. A trainer that only
-            tests is given one too, `max_epochs=1`.
+        max_epochs, max_iters: exactly one; it is the unit in which the run is measured. A trainer that only
+            tests takes `max_epochs=1`.
         val_interval, val_begin, dynamic_intervals: when to validate, in that unit, as in MMEngine; by default
             every epoch, or every 1000 iterations.
-        sanity_val: batches to validate before the first iteration, without events and without a trace in the run, so
-            that errors are found early. By default 1 where a hook monitors a metric that only a batch can show to be
-            reported, such as one of `val_step`, which is called once more then; 0 runs none.
-        hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class takes
-            its place. `writers=None` shows progress (a `ConsoleWriter`) where standard error is a terminal, or in a
-            notebook, and nothing elsewhere; `writers=[]` shows nothing.
+        sanity_val: batches to validate before the first iteration, without events and without an effect on
+            the run, so that errors are found early. By default 1 if a hook monitors a metric whose presence
+            only a batch can show, such as a metric of `val_step`; 0 skips the sanity validation.
+        hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class
+            takes its place. `writers=None` shows progress (a `ConsoleWriter`) where standard error is a
+            terminal, or in a notebook, and nothing elsewhere; `writers=[]` shows nothing.
         custom_hooks: MMEngine's name for `hooks`.
         default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
-            checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None to go without.
-        work_dir: where files go; by default a new directory under runs/. A relative one is of the directory the program
-            is in now, also when it changes that.
-        device: where batches, and the model, are moved; by default both stay where they are.
-        bus: an existing bus to announce on.
+            checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None to go
+            without.
+        work_dir: directory of the run's files; by default a new directory under runs/. A relative path is
+            relative to the current directory, also if the program changes that later.
+        device: device to which the model and the batches are moved; by default both stay where they are.
+        bus: an existing bus to emit events on.
 
     Raises:
         TypeError, ValueError: arguments that contradict each other: see the message.
@@ -102,9 +103,9 @@ class Trainer(KnowsPeers):
     """
 
     work_dir = AnchoredPath()
-    """Where files go; a change of directory leads no file elsewhere."""
+    """Directory of the run's files. A later change of the current directory does not affect it."""
     checkpoint_dir = AnchoredPath()
-    """Where the checkpoint hook saves; of several the first."""
+    """Directory in which the checkpoint hook saves; of several hooks the first."""
 
     @knowing_others
     def __init__(
@@ -168,15 +169,16 @@ class Trainer(KnowsPeers):
         self.stop_signal: int | None = None
         self.failure: BaseException | None = None
         self.where_to_resume = ""
-        """Of a run that ended, for people: which checkpoint it can be gone on with from."""
+        """Sentence for people, after a run has ended: the checkpoint to resume from."""
         self.asked_to_stop = self.running = self.ends_program = False
         self.within: Within = ""
-        """What is done and not counted yet: "iter" from the optimizer's step to the end of the iteration, "epoch" while
-        an epoch's end is announced."""
+        """Work that is done but not yet counted: "iter" from the optimizer's step to the end of the
+        iteration, "epoch" during the events of an epoch's end, else "".
+        """
         self.ignored_outputs: set[str] = set()
         """Names of values of `val_step` that are not numbers, each logged once."""
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
-        self._loops: list[ref[Generator[Any]]] = []  # those of a hand-written loop, the outer one first
+        self._loops: list[ref[Generator[Any]]] = []  # of a hand-written loop, outermost first
         self._thread = threading.current_thread()  # of the run
         self.stops = Stopping(self)
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
@@ -199,8 +201,8 @@ class Trainer(KnowsPeers):
     def train(self) -> None:
         """Train until `max_epochs` or `max_iters`, validating on the way.
 
-        Called again, after a stop, Ctrl-C or an error, it goes on behind the last iteration whose step was made. Writers
-        append to their files, and the accounts of subscribers go on.
+        A second call, after a stop, Ctrl-C or an error, continues after the last iteration whose step was
+        made. Writers append to their files, and the accounts of subscribers continue.
 
         Raises:
             ValueError: there is no train loader, no step or no optimizer, or the loader is empty.
@@ -209,11 +211,15 @@ class Trainer(KnowsPeers):
 
     @knowing_calls
     def run(self, workflow: Workflow | None = None) -> None:
-        """Train and evaluate by mmcv's workflow, `[("train", 2), ("val", 1)]`, cycling until the run's end; without a
-        workflow, `train()`.
+        """Train and evaluate by a workflow, repeated until the end of the run. Without a workflow, call
+        `train`.
+
+        Args:
+            workflow: mmcv's list of modes and numbers of epochs, such as `[("train", 2), ("val", 1)]`.
 
         Raises:
-            TypeError, ValueError: the workflow is not a list of such pairs, or the trainer lacks a loader for it.
+            TypeError, ValueError: the workflow is not a list of such pairs, or the trainer lacks a loader for
+                it.
         """
         if workflow is None:
             return self.train()
@@ -235,10 +241,10 @@ class Trainer(KnowsPeers):
             return evaluate(self, "test")
 
     def epochs(self) -> Iterator[int]:
-        """For a hand-written loop: yield the index of each epoch that is left, validating in between.
+        """Yield the index of each epoch that is left, for a hand-written loop. Validate in between.
 
         Raises:
-            RuntimeError: a run is under way.
+            RuntimeError: the trainer is already in a run.
         """
         loop = self._epochs()
         if not self.running:
@@ -254,10 +260,12 @@ class Trainer(KnowsPeers):
                 _close(self._loops[1:])
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """For a hand-written loop: yield the batches of an epoch; set `trainer.outputs = {"loss": ...}` for each.
+        """Yield the batches of an epoch, for a hand-written loop. Set `trainer.outputs = {"loss": ...}` for
+        each.
 
-        What is done with them is done when the next batch is asked for. A body that is left by `break`, `return` or an
-        exception has made no step, and its iteration does not count: `stop` ends the loop once an iteration is done.
+        The optimizer steps when the loop asks for the next batch. A body that is left by `break`, `return` or
+        an exception makes no step, and its iteration does not count: call `stop` to end the loop after an
+        iteration.
 
         Raises:
             RuntimeError: outside `for epoch in trainer.epochs()`.
@@ -277,8 +285,9 @@ class Trainer(KnowsPeers):
             yield from TrainLoop(self, self._schedule).iterations(loader)
 
     def stop(self, reason: str) -> None:
-        """End the run at the next iteration boundary, with every closing event. On several ranks all of them end at
-        one boundary: this one when each has asked, the next one when some have.
+        """End the run at the next iteration boundary, with every closing event.
+
+        Several ranks end at the same boundary: the next one if all of them ask, else the one after it.
 
         Raises:
             ValueError: no reason is given.
@@ -287,10 +296,10 @@ class Trainer(KnowsPeers):
         self.stops.poll()
 
     def request_stop(self, reason: str, *, signum: int | None = None) -> None:
-        """`stop` for signal handlers: sets the reason, and leaves the events to the iteration boundary.
+        """Request a stop from a signal handler: the events are emitted at the iteration boundary.
 
         Args:
-            signum: the signal; any but SIGINT is announced as a preemption.
+            signum: the signal. Any signal but SIGINT also emits `preemption_requested`.
 
         Raises:
             ValueError: no reason is given.
@@ -312,9 +321,9 @@ class Trainer(KnowsPeers):
     def _refuse_within(self, what: str) -> None:
         if self.running:
             raise RuntimeError(
-                f"trainer.{what}() was called in the middle of a run of this trainer: a handler may call val() and test(). "
-                "A hand-written loop is in its run as long as something holds its generator, such as a progress bar around "
-                "trainer.epochs() in a notebook: trainer.close() ends it"
+                f"trainer.{what}() was called in the middle of a run of this trainer; a handler may call "
+                "val() and test(). A hand-written loop is in its run as long as its generator is held, as "
+                "by a progress bar around trainer.epochs() in a notebook: call trainer.close() to end it"
             )
 
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -329,10 +338,10 @@ class Trainer(KnowsPeers):
         return train_outputs(forward(self.model, self.loss_fn, batch))
 
     def val_step(self, batch: Any) -> Mapping[str, Any]:
-        """Run one evaluation batch and return what `Evaluation.add` takes.
+        """Evaluate one batch and return the values that metrics are computed from.
 
         Raises:
-            TypeError: the step returned no mapping.
+            TypeError: the step did not return a mapping.
         """
         with self.autocast():
             if self._val_step is not None:
@@ -340,86 +349,98 @@ class Trainer(KnowsPeers):
             return predict(self.model, self.loss_fn, batch)
 
     def summary(self) -> str:
-        """Where the time went, what each handler cost, and what each subscriber was given."""
+        """Return a text: where the time went, what each handler cost, and what each subscriber received."""
         return summarize(self)
 
     def costs(self) -> RunCosts:
-        """The same as a record, and more of it; from the training thread, at any time."""
+        """Return the costs of the run as a record. Call it on the training thread, at any time."""
         return run_costs(self)
 
     # --- saving and resuming -------------------------------------------------------------------------------
 
     def resume(self, path: str | Path = "auto", changed: Changed = "refuse") -> Path:
-        """Continue from a checkpoint: model, optimizer, schedulers, hooks, counters, random state, loader position.
+        """Continue from a checkpoint: model, optimizer, schedulers, hooks, counters, random state, loader
+        position.
 
-        trainer.resume("auto", changed="apply")  # with the learning rate that was edited meanwhile
+        trainer.resume("auto", changed="apply")  # with a learning rate that was edited meanwhile
 
         Args:
-            path: "auto" for the newest whole checkpoint of the run (at one iteration the regular one rather than a best
-                one), "best" for its best one (of several metrics by the first of `save_best`), or a path; a name
-                alone, as "iter_50", is also looked for among the run's. Those are in the directories of all checkpoint
-                hooks. A training that begins after another than "auto" leaves what is newer behind, durably: from then
-                on "auto" stays on its line.
-            changed: what to do where the trainer was built with other settings than the checkpoint's run:
-                hyper-parameters of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch
-                size, lengths of loader and data set, number of processes, autocast. "refuse" lists them. "keep" goes
-                on with the checkpoint's hyper-parameters and arguments, "apply" with this trainer's: a
-                schedule goes on where it would be by now with these arguments from the first step on, one of 0 too; where
-                that cannot be known, after one that follows a metric or is of a class of yours, the value that it has
-                moved is scaled, and goes on from there. The rest, options of hooks among it, is this trainer's with
-                either. `max_epochs`, `max_iters`, `val_interval`, `val_begin`, `dynamic_intervals`, and which hooks there
-                are, may always differ. What differs and is not refused is logged, and so is a learning rate of 0 that
-                stays there. On several ranks each goes on with its own random state and its own place; with another
-                number of them random numbers differ.
+            path: "auto" for the newest whole checkpoint of the run (at one iteration the regular checkpoint
+                rather than the best one), "best" for its best checkpoint (of several metrics by the first of
+                `save_best`), or a path. A name alone, such as "iter_50", is also looked for among the run's
+                checkpoints, in the directories of all checkpoint hooks. A training that continues from
+                another checkpoint than "auto" durably leaves newer checkpoints behind: later calls of "auto"
+                follow the new lineage.
+            changed: what to do if this trainer has other settings than the checkpoint's run: hyper-parameters
+                of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch size,
+                lengths of loader and data set, number of processes, autocast.
+
+                - "refuse" raises an error that lists them.
+                - "keep" uses the checkpoint's hyper-parameters and scheduler arguments.
+                - "apply" uses this trainer's: a schedule continues where it would be now if it had had these
+                  arguments from the first step, with a learning rate of 0 too. Where that cannot be computed
+                  (after a schedule that follows a metric, or is of a class of yours), the current value is
+                  scaled and the schedule continues from there.
+
+                All other settings, such as options of hooks, are this trainer's with "keep" and "apply".
+                `max_epochs`, `max_iters`, `val_interval`, `val_begin`, `dynamic_intervals` and the choice of
+                hooks may always differ. Differences that are not refused are logged, and so is a learning
+                rate of 0 that stays 0. With several ranks each continues with its own random state and its
+                own loader position; with another number of ranks random numbers differ.
 
         Returns:
-            The file it was read from.
+            The file that was read.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
-            CheckpointError: it cannot be read, has a value of the wrong type, is of another model, or of a run with other
-                settings, or a schedule of its ends before the run does; nothing of it is loaded.
-            Exception: what a hook raises of its state; nothing is loaded then either, as a note says.
-            TypeError, ValueError: `path` is no path, or `changed` is none of the three.
+            CheckpointError: the checkpoint cannot be read, has a value of a wrong type, belongs to another
+                model or to a run with other settings, or one of its schedules ends before the run does.
+                Nothing of it is loaded.
+            Exception: a hook refuses its state. Nothing is loaded then either, and a note says so.
+            TypeError, ValueError: `path` is not a path, or `changed` is not one of the three.
         """
         return self.state.resume(path, changed)
 
     def load_checkpoint(self, path: str | Path, *, strict: bool = True) -> None:
-        """Load the weights of a checkpoint, and nothing else of it.
+        """Load only the weights of a checkpoint.
 
         Args:
-            path: as of `resume`; or a file of another program's: a `.safetensors`, or one that `torch.load` reads with
-                `weights_only=True` and that has a model's tensors by name, alone or at `state_dict`,
-                `model_state_dict` or `model`. A prefix `module.` or `_orig_mod.` of all names is left away.
-            strict: names that only one side has are an error; else they are logged, and shapes alone must agree.
+            path: as in `resume`, or a file of another program: a `.safetensors` file, or a file that
+                `torch.load` reads with `weights_only=True`, with the tensors of a model by name at the top,
+                or at `state_dict`, `model_state_dict` or `model`. A prefix `module.` or `_orig_mod.` of all
+                names is removed.
+            strict: raise an error for names that only one side has. Without it they are logged, and only
+                shapes must agree.
 
         Raises:
-            FileNotFoundError, CheckpointError: as `resume`; with `strict` also for missing or unexpected names.
-            ImportError: a file of safetensors, which is not installed.
+            FileNotFoundError, CheckpointError: as `resume`; with `strict` also for missing or unexpected
+                names.
+            ImportError: the file is a `.safetensors` file, and safetensors is not installed.
         """
         self.state.load_weights(path, strict=strict)
 
     # --- what loops, scopes and hooks call -----------------------------------------------------------------
 
     def announce(self, event_type: type[Event], **fields: Any) -> None:
-        """Emit an event of the loop, with the counters as they are; what nobody wants is not built."""
+        """Emit an event of the loop with the current counters, if it has a subscriber."""
         if not self.bus.wants(event_type):
             return
         self.bus.emit(
             event_type(
-                iter=self.iter, epoch=self.epoch, max_iters=self.max_iters, max_epochs=self.max_epochs, **fields
+                iter=self.iter, epoch=self.epoch,
+                max_iters=self.max_iters, max_epochs=self.max_epochs, **fields,
             ),
             self,
         )  # fmt: skip
 
     @property
     def stopping(self) -> bool:
-        """True at an iteration boundary after somebody asked for a stop; loops poll it."""
+        """True at an iteration boundary after a request to stop. Loops poll it."""
         return self.stops.poll()
 
     @property
     def mode(self) -> str:
-        """ "train", "val" or "test": what is running, and what metrics are put under."""
+        """The current phase: "train", "val" or "test". Metrics are put under it."""
         return self.metrics.mode
 
     @mode.setter
@@ -429,7 +450,7 @@ class Trainer(KnowsPeers):
 
     @property
     def place(self) -> Place:
-        """The counters for events that are made later."""
+        """Limits of the run, for events that are created later."""
         return Place(self.max_iters, self.max_epochs)
 
     @property
@@ -438,7 +459,7 @@ class Trainer(KnowsPeers):
         return self.max_epochs is not None
 
     def begin_run(self) -> None:
-        """Begin a call of train, val, test or run. Steps that may raise come first, so that a failure begins no run."""
+        """Begin a run. Steps that may raise come first, so that a failure does not begin one."""
         if self.bus.rehearsal is not None:
             self.bus.rehearsal.begins(self)
         self.state.settings.note()
@@ -457,14 +478,14 @@ class Trainer(KnowsPeers):
         self._thread, self.running = threading.current_thread(), True
 
     def begin_epoch(self) -> None:
-        """A training epoch begins."""
+        """Begin a training epoch."""
         if not self.position.resuming:
             self.batch_idx = 0
         self.metrics.epoch = self.epoch
         self.model.train()
 
     def completed_iteration(self) -> None:
-        """One more iteration is done."""
+        """Count an iteration."""
         metrics = self.metrics
         self.within = ""
         self.iter = metrics.iter = self.iter + 1
@@ -473,29 +494,31 @@ class Trainer(KnowsPeers):
         self.position.evaluated = 0
 
     def completed_epoch(self) -> None:
-        """One more epoch is done. A run of iterations ends within a pass, where a longer one goes on."""
+        """Count an epoch. A run measured in iterations ends within a pass, where a longer run continues."""
         self.epoch = self.metrics.epoch = self.epoch + 1
         if self.by_epoch or not self.position.at_end:
             self.batch_idx = self.position.evaluated = 0
 
     def close(self) -> None:
-        """End a hand-written loop that something still holds, then drain and close the bus, which is also done at
-        interpreter exit. Another run opens it again.
+        """End a hand-written loop whose generator is still held, then drain and close the bus.
+
+        The bus is also closed at interpreter exit. Another run reopens it.
 
         Raises:
-            RuntimeError: called in a run, by a handler or on another thread.
+            RuntimeError: it is called during a run, by a handler or on another thread.
         """
         if self.running and not self._may_close_loops():
             raise RuntimeError(
-                "trainer.close() was called in the middle of a run of this trainer, by a handler or on another thread "
-                f"({threading.current_thread().name!r}; the run is on {self._thread.name!r}): call trainer.stop(reason), "
-                "which ends the run after the iteration, and close the trainer once the run has ended"
+                "trainer.close() was called in the middle of a run of this trainer, by a handler or on "
+                f"another thread ({threading.current_thread().name!r}; the run is on "
+                f"{self._thread.name!r}): call trainer.stop(reason), which ends the run after the "
+                "iteration, and close the trainer after the run"
             )
         _close(self._loops)
         self.bus.close()
 
     def _may_close_loops(self) -> bool:
-        """Return whether the run is a hand-written loop that waits for its body, on this thread or on an ended one."""
+        """Return whether a hand-written loop waits for its body, here or on an ended thread."""
         states = [inspect.getgeneratorstate(loop) for held in self._loops if (loop := held()) is not None]
         waits = states[:1] == [inspect.GEN_SUSPENDED] and inspect.GEN_RUNNING not in states
         here = self._thread is threading.current_thread() or not self._thread.is_alive()

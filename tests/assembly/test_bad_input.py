@@ -51,7 +51,7 @@ class Unsized:
         ({"test_loader": 3}, TypeError, "test_loader must be an iterable of batches, got 3"),
         ({"optimizer": torch.optim.SGD}, TypeError, r"optimizer must be a torch\.optim\.Optimizer"),
         ({"default_hooks": {"loger": None}}, ValueError, "default_hooks has no 'loger': did you mean 'logger'"),
-        ({"default_hooks": [1]}, TypeError, r"default_hooks must be a mapping \{name: .*\}, got \[1\]; hooks besides"),
+        ({"default_hooks": [1]}, TypeError, r"default_hooks must be a mapping \{name: .*\}, got \[1\]; other hooks"),
         (
             {"custom_hooks": {"type": "EMAHook"}},
             TypeError,
@@ -109,13 +109,13 @@ class Unsized:
         (
             {"train_step": lambda batch: batch},
             TypeError,
-            r"train_step is called with \(trainer, batch\), and <lambda> .*\(batch\) takes something else: too many",
+            r"train_step is called with \(trainer, batch\), but .*<lambda> .*\(batch\): too many",
         ),
         ({"train_step": 3}, TypeError, r"train_step must be a function \(trainer, batch\), got 3"),
         (
             {"val_step": lambda trainer, batch, epoch: batch},
             TypeError,
-            r"val_step is called with \(trainer, batch\), .* takes something else: missing a required argument: 'epoch'",
+            r"val_step is called with \(trainer, batch\), .*: missing a required argument: 'epoch'",
         ),
         (
             {"train_dataloader": []},
@@ -152,7 +152,7 @@ def test_bus_of_another_trainer(make_trainer: MakeTrainer) -> None:
     other = make_trainer()
 
     with pytest.raises(
-        ValueError, match=r"the bus is another trainer's, .*: give each trainer a bus of its own"
+        ValueError, match=r"the bus belongs to another trainer, .*: give each trainer a bus of its own"
     ):
         make_trainer(bus=other.bus)
 
@@ -169,7 +169,7 @@ def test_training_within_a_training(make_trainer: MakeTrainer, what: str) -> Non
     trainer.bus.subscribe(again, "after_train_iter")
 
     with pytest.raises(
-        RuntimeError, match=rf"trainer\.{what}\(\) was called in the middle of a run .*: a handler may"
+        RuntimeError, match=rf"trainer\.{what}\(\) was called in the middle of a run .*; a handler may"
     ):
         trainer.train()
 
@@ -243,7 +243,7 @@ def test_a_generator_as_loader(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(train_loader=(batch for batch in batches(2)), max_epochs=2)
 
     with pytest.raises(
-        ValueError, match=r"trained no iteration: it is empty.*; an iterator, .* gives its batches once"
+        ValueError, match=r"trained no iteration: it is empty.*; an iterator gives its batches only once"
     ):
         trainer.train()
 
@@ -299,7 +299,9 @@ def test_batches_of_another_form(make_trainer: MakeTrainer) -> None:
     """loss_fn needs pairs; for anything else the message names train_step."""
     trainer = make_trainer(train_loader=[{"image": torch.ones(1, 2)}])
 
-    with pytest.raises(TypeError, match=r"batches \(inputs, target\), the loader gave dict: pass train_step"):
+    with pytest.raises(
+        TypeError, match=r"batches \(inputs, target\), got dict from the loader: pass train_step"
+    ):
         trainer.train()
 
 

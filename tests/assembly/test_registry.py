@@ -445,7 +445,7 @@ def test_a_default_hook_more(make_trainer: MakeTrainer) -> None:
         ("Named", 3),
     ]
     with pytest.raises(
-        ValueError, match=r"default_hooks has no 'loger': did you mean 'logger'.*needs its type"
+        ValueError, match=r"default_hooks has no 'loger': did you mean 'logger'.*needs a type"
     ):
         make_trainer(default_hooks={"loger": {"interval": 3}})
 

@@ -33,6 +33,7 @@ def test_demo_reaches_97_percent(finished: Finished) -> None:
     assert float(best.group(1)) >= 97.0
 
 
+@pytest.mark.slow
 def test_demo_names_a_best_checkpoint_that_exists(finished: Finished) -> None:
     """The summary names the checkpoint with the best weights, and it is whole."""
     named = re.search(r"best accuracy .* in (\S+)", finished.output)
@@ -43,6 +44,7 @@ def test_demo_names_a_best_checkpoint_that_exists(finished: Finished) -> None:
     }
 
 
+@pytest.mark.slow
 def test_demo_writes_checkpoints_jsonl_and_tensorboard(finished: Finished) -> None:
     """Everything the demo promises is in its directory."""
     directory = finished.directory
@@ -52,6 +54,7 @@ def test_demo_writes_checkpoints_jsonl_and_tensorboard(finished: Finished) -> No
     assert [*directory.glob("tensorboard/events.out.tfevents.*")]
 
 
+@pytest.mark.slow
 def test_demo_summary_shows_costs_and_deliveries(finished: Finished) -> None:
     """The summary says what each handler cost and what each subscriber was given, and how to see the curves."""
     output = finished.output
@@ -64,6 +67,7 @@ def test_demo_summary_shows_costs_and_deliveries(finished: Finished) -> None:
     assert "tensorboard --logdir runs/demo" in output
 
 
+@pytest.mark.slow
 def test_demo_prints_plain_lines_when_the_output_is_no_terminal(finished: Finished) -> None:
     """Without a terminal there is a line per logging interval, with what the bar shows, and no escape code."""
     line = r"Epoch\(train\)  \[1\]\[10/44\]  lr: \S+  eta: \d:\d\d:\d\d +[\d.]+ it/s +loss: \d"
@@ -72,6 +76,7 @@ def test_demo_prints_plain_lines_when_the_output_is_no_terminal(finished: Finish
     assert "\x1b" not in finished.output
 
 
+@pytest.mark.slow
 def test_demo_leaves_an_existing_run_alone(
     finished: Finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +91,7 @@ def test_demo_leaves_an_existing_run_alone(
     assert (finished.directory / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_resuming_a_complete_run_changes_nothing(
     finished: Finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +130,7 @@ def logged(directory: Path) -> list[tuple[str, int, float]]:
     ]
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_what_the_jsonl_has(finished: Finished) -> None:
     """Read with TensorBoard's own reader, every logged scalar is there: same name, step and value, and no other."""
     reader: Any = EventAccumulator(str(finished.directory / "tensorboard"), size_guidance={"scalars": 0})
@@ -257,6 +264,7 @@ def test_so_small_a_net_has_one_thread_whatever_the_cpu_is_called(tmp_path: Path
     assert torch.get_num_threads() == 1
 
 
+@pytest.mark.slow
 def test_resuming_with_other_epochs_is_refused(
     finished: Finished, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -271,6 +279,7 @@ def test_resuming_with_other_epochs_is_refused(
     assert (output, errors.count("\n"), caplog.text) == ("", 1, "")
 
 
+@pytest.mark.slow
 def test_resuming_needs_no_epochs_and_takes_no_seed(
     finished: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:

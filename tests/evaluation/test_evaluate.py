@@ -142,10 +142,7 @@ def test_what_is_no_number_is_told_once(
     assert trainer.val() == trainer.val() == {"a": 1.0}
 
     (told,) = [line for line in caplog.messages if "becomes no metric" in line]
-    assert told == (
-        f"val_step returned {value!r} as 'b', which is no number and becomes no metric: return a number, or a tensor of "
-        "one element"
-    )
+    assert f"val_step returned {value!r} as 'b'" in told
 
 
 def test_predictions_of_one_sample_are_no_metric(make_trainer: MakeTrainer) -> None:

@@ -323,7 +323,7 @@ def test_loader_that_may_not_begin_again_is_left_alone(
         trainer.train()
 
     assert seen == [0]
-    assert "whether the validation reports 'top5' is not checked before training" in caplog.text
+    assert "not checked before training: whether the validation reports 'top5'" in caplog.text
 
 
 def test_lazy_model_is_left_alone(make_trainer: MakeTrainer) -> None:
@@ -377,7 +377,7 @@ def test_error_of_the_default_check_is_logged(
     assert trainer.epoch == 2
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "sanity" in r.message]
     assert len(said) == 1
-    assert re.search(r"reports 'top1' is not checked: .*needs at least two batches; sanity_val=0", said[0])
+    assert re.search(r"reports 'top1': .*needs at least two batches; sanity_val=0", said[0])
 
 
 def test_evaluator_is_reset(make_trainer: MakeTrainer) -> None:

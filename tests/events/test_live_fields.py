@@ -83,7 +83,7 @@ def test_what_only_a_type_checker_imports_is_found() -> None:
     """By the name of its module, where somebody has imported that."""
     assert not hasattr(process_handlers, "torch")
 
-    with pytest.raises(TypeError, match=r"tests\.core\.process_handlers\.LiveProbe is a torch\.Tensor"):
+    with pytest.raises(TypeError, match=r"tests\.support\.process_handlers\.LiveProbe is a torch\.Tensor"):
         declare("torch.Tensor", process_handlers.__name__)
 
 

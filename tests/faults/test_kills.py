@@ -26,6 +26,7 @@ def test_a_kill_at_any_moment(directory: Path) -> None:
     assert killed >= len(trials) / 2  # one that was resumed late may end before its point
 
 
+@pytest.mark.slow
 def test_a_kill_of_the_process_that_writes(directory: Path) -> None:
     """It is killed in the middle of a save, and a thread writes on."""
     killed, errors = kills.make(kills.of_processes(directory, random.Random(3), 1))

@@ -275,6 +275,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_ranks_know_the_same(tmp_path: Path) -> None:
     """Rank 0 alone writes, and knows of a save that failed; the others take over its record."""
     said = run_ranks(PROGRAM, tmp_path)

@@ -8,6 +8,8 @@ import pytest
 
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, sys
 import torch, torch.distributed as dist, torch.nn.functional as F
@@ -83,7 +85,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_ranks(PROGRAM, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("run", "exchanged"), [("tail", 3), ("fp16", 3), ("resumed", 2)])
 def test_gradients_are_exchanged_once_a_step(ranks: list[dict[str, Any]], run: str, exchanged: int) -> None:
     """The iterations between are under `no_sync`, from the forward pass on."""

@@ -15,6 +15,8 @@ from eventloop.resume.ranks import part_of
 from tests.ranks import run_ranks
 from tests.support.trainers import MakeTrainer, shuffled
 
+pytestmark = pytest.mark.slow
+
 Ranks = list[dict[str, Any]]
 
 BEGIN = """
@@ -93,7 +95,6 @@ def ranks(folder: Path) -> Ranks:
     return run_ranks(EXACT, folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["workers", "shuffled"])
 def test_each_rank_goes_on_exactly(ranks: Ranks, kind: str) -> None:
     """Losses, weights, buffers and random state of the resumed run are those of the uninterrupted one on every rank, with

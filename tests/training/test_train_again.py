@@ -293,7 +293,7 @@ def test_a_loop_that_something_holds(make_trainer: MakeTrainer) -> None:
     batches = trainer.batches(trainer.train_loader or ())
     next(batches)
     with pytest.raises(
-        RuntimeError, match=r"train\(\) was called in the middle of a run .*trainer\.close\(\) ends it"
+        RuntimeError, match=r"train\(\) was called in the middle of a run .*trainer\.close\(\)"
     ):
         trainer.train()
 
