@@ -1,7 +1,7 @@
-"""Define the events: immutable records of what happened, with no tensors or trainers in them.
+"""Define the events: immutable records of what happened, without tensors or trainers.
 
-Start with `types`, which has every event and its fields. `catalogue` finds events by name, `codec` writes them as bytes.
-Imports only `util`.
+Start with `types`, which has every event and its fields. `catalogue` finds events by name, `codec` encodes
+them as bytes. The package imports only `migration` and `util`.
 """
 
 from eventloop.events.base import Counter as Counter

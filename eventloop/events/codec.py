@@ -29,10 +29,10 @@ _LEAVES = (
 class Frames:
     """Encodes on one thread, decodes on another.
 
-    An event comes back equal to what went in. One that would not (a tensor, a tuple where the field says `Any`, a
-    lone surrogate) is not encoded: it stays `ELSEWHERE`, in a list beside the bytes, or, if it is for the surrogate
-    alone, is `pickled`. A value that is not of its field's type, which nobody checks when an event is built, comes back
-    as msgpack has it.
+    An event comes back equal to what went in. One that would not (a tensor, a tuple where the field says
+    `Any`, a lone surrogate) is not encoded: it stays `ELSEWHERE`, in a list beside the bytes, or, if it is
+    for the surrogate alone, is `pickled`. A value that is not of its field's type, which nobody checks when
+    an event is built, comes back as msgpack has it.
     """
 
     ELSEWHERE = _HEADER.pack(_ELSEWHERE, 0)
@@ -64,7 +64,8 @@ class Frames:
         """The frame of an event that was refused for a lone surrogate in it: as a pickle it comes back equal.
 
         Raises:
-            Exception: there is something else in it that is not plain, as a tensor, or its class is nowhere to be found.
+            Exception: there is something else in it that is not plain, as a tensor, or its class is nowhere
+                to be found.
         """
         msgspec.to_builtins(event)
         body = pickle.dumps(event, pickle.HIGHEST_PROTOCOL)

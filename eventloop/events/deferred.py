@@ -12,8 +12,8 @@ from eventloop.events.base import Event
 class Deferred(Protocol):
     """Events that can only be made later, when a value has left the device.
 
-    One with an attribute `prompt` that is true waits for nothing once it is ready, and never hangs: what was emitted before
-    it need not be handed over first, and goes with its events.
+    One with an attribute `prompt` that is true waits for nothing once it is ready, and never hangs: what was
+    emitted before it need not be handed over first, and goes with its events.
     """
 
     def ready(self) -> bool:

@@ -29,11 +29,12 @@ class BadEvent(NamedTuple):
 
 
 class Unencodable(Exception):
-    """Raised by a subscriber that has dealt with a delivery but for some of its events, which cannot be encoded.
+    """Raised by a subscriber that has dealt with a delivery but for some of its events, which cannot be
+    encoded.
 
     Args:
-        of: how many events the delivery has. Raised for a part of it, as where a batch is written one by one, it is
-            an error like any other: what became of the rest nobody knows.
+        of: how many events the delivery has. Raised for a part of it, as where a batch is written one by one,
+            it is an error like any other: what became of the rest nobody knows.
     """
 
     def __init__(self, events: list[BadEvent], of: int) -> None:

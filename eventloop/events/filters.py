@@ -81,8 +81,9 @@ def make_filter(event_type: type[Event], every: int, start: int, when: Predicate
 
 
 def source_of(event_type: type[Event], every: int, start: int, when: Predicate | None) -> str | None:
-    """The test of `make_filter` as an expression of `event`, where it is one: in each iteration, for which a plan has
-    it, the call of a function would cost as much again as the test."""
+    """The test of `make_filter` as an expression of `event`, where it is one: in each iteration, for which a
+    plan has it, the call of a function would cost as much again as the test.
+    """
     if when is not None or (every == 1 and not start) or event_type.counter != "iter":
         return None
     past = f"event.iter + 1 - {start}" if start else "event.iter + 1"
@@ -103,7 +104,9 @@ def _due(kind: Counter, every: int, start: int) -> Passes:
 
 
 def first_only(passes: Passes | None, firings: Iterator[int]) -> Passes:
-    """`once=True`: let through the first event that passes, over all the filters that share `firings` (from 0)."""
+    """`once=True`: let through the first event that passes, over all the filters that share `firings` (from
+    0).
+    """
     return lambda event: (passes is None or passes(event)) and next(firings) == 0
 
 

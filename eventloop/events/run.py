@@ -22,7 +22,9 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class CurrentRun:
-    """The facts of the run that began last. Writers hold this and not the trainer, which may then be forgotten."""
+    """The facts of the run that began last. Writers hold this and not the trainer, which may then be
+    forgotten.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -16,8 +16,8 @@ the one just run and `iter` the next one; in a validation after an epoch `epoch`
       after_train
     after_run
 
-Subclassing `Event` declares a new event, at once usable by its snake_case name. A field whose type is that of live
-objects, a tensor, an array or a module, is refused there:
+Subclassing `Event` declares a new event, at once usable by its snake_case name. A field whose type is that of
+live objects, a tensor, an array or a module, is refused there:
 
     class LunchServed(Event):
         dish: str
@@ -317,8 +317,9 @@ class PreemptionRequested(_LoopEvent, kw_only=True):
 
 
 class HandlerFailed(Event, kw_only=True):
-    """A background subscriber raised, or spent longer than its `stall_timeout` on one delivery (`cost`, seconds).
-    `count` is how often it has failed; `error` the exception as text."""
+    """A background subscriber raised, or spent longer than its `stall_timeout` on one delivery (`cost`,
+    seconds). `count` is how often it has failed; `error` the exception as text.
+    """
 
     handler: str = ""
     error: str = ""
@@ -334,8 +335,9 @@ class EventsDropped(Event, kw_only=True):
 
 
 class SlowHandler(Event, kw_only=True):
-    """A handler exceeds its `budget_us`: `cost` is the p99 of its calls in seconds, `count` how many were sampled.
-    Told once a handler."""
+    """A handler exceeds its `budget_us`: `cost` is the p99 of its calls in seconds, `count` how many were
+    sampled. Told once a handler.
+    """
 
     handler: str = ""
     count: int = 0

@@ -58,7 +58,9 @@ def _types_in(annotation: Any, module: str) -> Iterator[Any]:
 
 
 def _evaluated(annotation: str, module: str) -> Any:
-    """What a text stands for, under `from __future__ import annotations`; nothing where it cannot be told here."""
+    """What a text stands for, under `from __future__ import annotations`; nothing where it cannot be told
+    here.
+    """
     try:
         return eval(annotation, {}, _Names(module))
     except Exception:

@@ -1,4 +1,4 @@
-"""Paths that lead to one place, whatever directory the program changes to meanwhile."""
+"""Keep a relative path valid after the program changes its directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Self, overload
 
 
 class Anchored:
-    """A path: as it was given, while that leads to where it did then, and from the root after a change of directory.
+    """A path as it was given, or absolute once the current directory has changed.
 
     place = Anchored(Path("runs/digits"))
     os.chdir("elsewhere")
@@ -19,7 +19,7 @@ class Anchored:
 
     @property
     def path(self) -> Path:
-        """To there, from here."""
+        """The path, relative as given if that still leads to the same place."""
         try:
             return self._given if self._given.absolute() == self._place else self._place
         except FileNotFoundError:  # the directory was removed
@@ -27,7 +27,7 @@ class Anchored:
 
 
 class AnchoredPath:
-    """An attribute that is an `Anchored` path."""
+    """A descriptor for an attribute that is an `Anchored` path."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"

@@ -1,4 +1,4 @@
-"""A file that only grows, without a buffer of its own: what was written survives a kill of the process."""
+"""Append to files without a buffer, so that written bytes survive a kill of the process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _BLOCK = 1 << 16
 
 
 def open_appending(path: Path, is_torn: Callable[[bytes], bool]) -> FileIO:
-    """Open a file of lines to append to, and make its folder. What a kill or a full disk left of a line is removed
-    first, with a warning; a last line that lacks its end for another reason gets it.
+    """Open a file of lines to append to, and create its folder.
+
+    A partial last line that a kill or a full disk left is removed first, with a warning. A whole last line
+    without its line feed gets one.
 
     Args:
-        is_torn: tells of such a line whether it is the beginning of one.
+        is_torn: returns whether a line without a line feed is a partial line.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = FileIO(path, "ab+")
@@ -43,22 +45,23 @@ def write_all(file: FileIO, data: bytes) -> None:
     """Write all of `data`: one system call, more only where the first one fell short.
 
     Raises:
-        OSError: it cannot be written, as to a disk that is full; it names the file.
+        OSError: the data cannot be written, for example to a full disk. The error names the file.
     """
     left = memoryview(data)
     try:
         while left:
             left = left[file.write(left) :]
     except OSError as error:
-        error.filename = os.fspath(file.name)  # Python says it only of a file that cannot be opened
+        error.filename = os.fspath(file.name)  # Python sets it only for a file that cannot be opened
         raise
 
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A new file that takes the name `path` when the block ends. Whoever reads `path` meanwhile finds the old file
-    or the whole new one, also after a kill, and with `durable` after a crash of the machine. An error leaves the
-    old file, and nothing else.
+    """Write a new file that replaces `path` when the block ends.
+
+    A reader of `path` finds the old file or the whole new file, also after a kill, and with `durable` after a
+    crash of the machine. An error leaves only the old file.
 
         with replacing(path) as file:
             file.write(data)
@@ -78,13 +81,15 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def cut_torn_line(descriptor: int, is_torn: Callable[[bytes], bool]) -> bytes:
-    """Remove a last line that lacks its end, if `is_torn` says so of it; returns what was removed. A file that is no
-    regular one, or may only grow, stays as it is."""
+    """Remove a last line without a line feed if `is_torn` returns True for it. Return the removed bytes.
+
+    A file that is not a regular file, or may only grow, is not changed.
+    """
     while True:
         begin, line = _unended_line(descriptor)
         if not line or not is_torn(line):
             return b""
-        # where it has another size by now, another program is at this very line: look again
+        # another size now: another program writes this line, so look again
         if os.fstat(descriptor).st_size == begin + len(line):
             try:
                 os.ftruncate(descriptor, begin)
@@ -94,7 +99,7 @@ def cut_torn_line(descriptor: int, is_torn: Callable[[bytes], bool]) -> bytes:
 
 
 def _unended_line(descriptor: int) -> tuple[int, bytes]:
-    """Where the last line of a regular file begins, and its bytes; none if it has its end."""
+    """Return the offset and the bytes of a last line without a line feed; no bytes if there is none."""
     status = os.fstat(descriptor)
     begin = status.st_size if stat.S_ISREG(status.st_mode) else 0
     blocks: list[bytes] = []
@@ -104,6 +109,6 @@ def _unended_line(descriptor: int) -> tuple[int, bytes]:
         _, newline, tail = block.rpartition(b"\n")
         blocks.append(tail)
         begin -= len(tail)
-        if newline or len(block) < size:  # or somebody makes it shorter meanwhile
+        if newline or len(block) < size:  # or another program shortens it meanwhile
             break
     return begin, b"".join(reversed(blocks))

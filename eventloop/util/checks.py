@@ -1,4 +1,4 @@
-"""Checks of the options of hooks and writers that are alike everywhere."""
+"""Check arguments of hooks, writers and the trainer, with the same errors everywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def check_bools(**options: object) -> None:
-    """Refuse what is neither True nor False: a "no" or "false", as a config may say, would count as True.
+    """Refuse values other than True and False: "no" or "false" in a config would count as True.
 
     Raises:
         TypeError: naming the option and its value.
@@ -19,7 +19,7 @@ def check_bools(**options: object) -> None:
 
 
 def check_optional_bools(**options: object) -> None:
-    """Refuse what is neither True nor False nor None.
+    """Refuse values other than True, False and None.
 
     Raises:
         TypeError: naming the option and its value.
@@ -40,7 +40,7 @@ def check_choice(name: str, value: object, words: Sequence[str]) -> None:
 
 
 def check_metric(name: str, value: object) -> None:
-    """Refuse what cannot be the name of a metric.
+    """Refuse a value that cannot be the name of a metric.
 
     Raises:
         TypeError: naming the option and its value.
@@ -50,7 +50,7 @@ def check_metric(name: str, value: object) -> None:
 
 
 def check_path(name: str, value: object) -> None:
-    """Refuse what is no path.
+    """Refuse a value that is not a path.
 
     Raises:
         TypeError: naming the option and its value.
@@ -60,7 +60,7 @@ def check_path(name: str, value: object) -> None:
 
 
 def positive(what: str, value: object) -> None:
-    """Refuse what is no positive int.
+    """Refuse a value that is not a positive int.
 
     Raises:
         TypeError, ValueError: naming `what` and the value.
@@ -81,7 +81,7 @@ def at_least(what: str, value: object, least: int) -> None:
 
 
 def length_of(loader: Iterable[Any] | None) -> int | None:
-    """Batches of one pass, None where the loader does not say."""
+    """Return the number of batches of one pass, or None if the loader has no length."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:

@@ -1,4 +1,4 @@
-"""Texts as names of files: made safe where a path is made of them, checked where they come from a file.
+"""Turn texts into safe names of files, and check names that come from a file.
 
 This module imports no torch.
 """
@@ -12,15 +12,15 @@ from pathlib import Path
 from eventloop.util.printable import CONTROLS
 
 LONGEST = 128
-"""The most bytes of a name. File systems allow 255; the rest leaves room for a prefix, a suffix and a number."""
+"""Bytes of a name at most. File systems allow 255, which leaves room for a prefix, a suffix and a number."""
 _UNSAFE = re.compile(rf'[{CONTROLS}\t\n%<>:"/\\|?*]|^\.|[. ]\Z')
 
 
 def safe_name(text: str) -> str:
-    """Turn any text into the name of one file or folder, another text into another name.
+    """Turn any text into the name of a file or folder. Different texts become different names.
 
-    Separators, control characters, a dot in front and what some file systems refuse are escaped as in a URL: `%2F`.
-    The end of a long name is replaced by a hash of the text.
+    Separators, control characters, a leading dot and characters that some file systems refuse are escaped as
+    in a URL: `%2F`. A hash of the text replaces the end of a long name.
     """
     name = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", text) or "%"
     if len(encoded := name.encode()) <= LONGEST:
@@ -30,7 +30,7 @@ def safe_name(text: str) -> str:
 
 
 def is_plain_name(name: object) -> bool:
-    """Tell whether this is the name of something in a folder: no path, not empty, and no dot in front."""
+    """Return whether this is a name within a folder: not a path, not empty, and without a leading dot."""
     return (
         isinstance(name, str) and name[:1] not in ("", ".") and "\0" not in name and Path(name).name == name
     )

@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, counts, shares, and lines of blocks."""
+"""Format numbers for people: durations, counts, shares, and lines of blocks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from eventloop.util.printable import printable
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-:=+*#"
 ABSENT = "-"
-"""What stands in a table for a number that is not there."""
+"""Stands in a table for a missing number."""
 _SPACE = re.compile(r"\s")
 
 
 def duration(seconds: float) -> str:
-    """Three digits and a unit: `18.3 µs`, `4.31 ms`, `1.20 s`, `12.5 min`, `3.20 h`."""
+    """Format a duration with three digits and a unit: `18.3 µs`, `4.31 ms`, `1.20 s`, `12.5 min`, `3.20 h`."""
     if not math.isfinite(seconds):
         return ABSENT
     if seconds == 0:
@@ -34,19 +34,19 @@ def duration(seconds: float) -> str:
 
 
 def three_digits(number: float) -> str:
-    """`0.123`, `1.23`, `12.3`, `123`, `1,234`."""
+    """Format a number with three digits: `0.123`, `1.23`, `12.3`, `123`, `1,234`."""
     size = abs(number)
     digits = 3 if size < 0.9995 else 2 if size < 9.995 else 1 if size < 99.95 else 0
     return f"{number:,.{digits}f}"
 
 
 def count_or_time(number: float) -> str:
-    """An int as it is, another number with three digits."""
+    """Format an int with all digits, and another number with three."""
     return f"{number:,}" if isinstance(number, int) else three_digits(number)
 
 
 def on_a_line(text: str, width: int | None = None) -> str:
-    """Put `text` on one line with visible control characters, and leave out the middle of what exceeds `width`."""
+    """Put `text` on one line with visible control characters, and shorten it in the middle to `width`."""
     plain = printable(_SPACE.sub(" ", text))
     if width is None or len(plain) <= width:
         return plain
@@ -54,31 +54,31 @@ def on_a_line(text: str, width: int | None = None) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """`12.3 %`; of nothing there is none."""
+    """Format a share as `12.3 %`; "-" if `whole` is 0."""
     return f"{part / whole * 100:.1f} %" if whole else ABSENT
 
 
 def ratio(number: float, first: float) -> str:
-    """`1.23×`; to nothing there is none."""
+    """Format a ratio as `1.23×`; "-" if `first` is 0."""
     return f"{number / first:.2f}×" if first else ABSENT
 
 
 def value_text(value: float) -> str:
-    """A scalar: five digits."""
+    """Format a scalar with five digits."""
     return f"{value:.5g}"
 
 
 def sparkline(
     values: Sequence[float], *, width: int = 32, from_zero: bool = False, blocks: str = BLOCKS
 ) -> str:
-    """Values as one line of blocks, the lowest for the least of them; "×" where none is finite.
+    """Draw values as one line of blocks; "×" where no value is finite.
 
         sparkline([1, 2, 3, 8])  # "▁▂▃█"
 
     Args:
         width: characters at most; more values are averaged.
-        from_zero: the lowest block is for 0, and the highest for four times the median at most, so that the slow
-            first iterations do not flatten the others.
+        from_zero: the lowest block is 0 and the highest at most four times the median, so that slow first
+            iterations do not flatten the rest. Without it the lowest block is the least value.
     """
     means = [_mean(values[begin:end]) for begin, end in _pieces(len(values), width)]
     finite = [mean for mean in means if not math.isnan(mean)]
@@ -101,7 +101,7 @@ def _level(value: float, low: float, high: float, levels: int) -> int:
 
 
 def _pieces(number: int, width: int) -> list[tuple[int, int]]:
-    """Where pieces of equal length begin and end, `width` of them at most."""
+    """Return begin and end of pieces of equal length, at most `width` pieces."""
     count = min(number, width)
     return [(number * i // count, number * (i + 1) // count) for i in range(count)]
 
@@ -114,4 +114,4 @@ def _mean(values: Sequence[float]) -> float:
         mean = fmean(finite)
     except OverflowError:  # of the sum
         mean = math.fsum(value / len(finite) for value in finite)
-    return min(max(mean, min(finite)), max(finite))  # rounded, that of equal values may be beside them
+    return min(max(mean, min(finite)), max(finite))  # rounding may leave the range of the values

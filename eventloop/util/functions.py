@@ -8,7 +8,10 @@ from collections.abc import Callable
 
 
 def handler_name(fn: Callable[..., object]) -> str:
-    """What a handler is called in plans and reports: `EMAHook.after_train_iter`, `step_lr`, `<lambda> (a.py:3)`."""
+    """Return the name of a handler in plans and reports.
+
+    Examples: `EMAHook.after_train_iter`, `step_lr`, `<lambda> (a.py:3)`.
+    """
     inner = fn
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -24,7 +27,7 @@ def handler_name(fn: Callable[..., object]) -> str:
 
 
 def is_coroutine_function(fn: Callable[..., object]) -> bool:
-    """True for `async def` functions, partials of them, and objects whose `__call__` is one."""
+    """Return whether `fn` is an `async def` function, a partial of one, or an object with such a `__call__`."""
     if inspect.isroutine(fn):
         return inspect.iscoroutinefunction(fn)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004

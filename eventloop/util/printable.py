@@ -1,7 +1,8 @@
-"""Texts from elsewhere, as a terminal may show them. This module imports no torch.
+"""Make texts from outside safe to show in a terminal. This module imports no torch.
 
-A terminal obeys control characters: a metric's name could move the cursor, clear the screen or set its title, and a
-bidirectional override could show a text in another order. Commands, `ConsoleWriter` and the log write these as escapes.
+A terminal obeys control characters: a metric's name could move the cursor, clear the screen or set its title,
+and a bidirectional override could show a text in another order. Commands, `ConsoleWriter` and the log escape
+them.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import logging
 import re
 
 CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-"""C0 without tab and line feed, DEL, C1, line separators, direction marks and lone surrogates; between brackets of a
-regular expression."""
+"""Control characters, as the inside of brackets in a regular expression: C0 without tab and line feed, DEL,
+C1, line separators, direction marks and lone surrogates.
+"""
 _CONTROL = re.compile(f"[{CONTROLS}]")
 
 
 def printable(text: str) -> str:
-    r"""Write control characters visibly: ESC becomes `\x1b`. Line feeds and tabs stay.
+    r"""Replace control characters by escapes: ESC becomes `\x1b`. Line feeds and tabs stay.
 
-    Characters from DEL on become `\u009b`, which is valid inside a string of JSON, where those before it never occur.
+    DEL and later characters become escapes such as `\u009b`, which are valid in a JSON string. Earlier control
+    characters never occur there.
     """
     return _CONTROL.sub(_escape, text)
 
@@ -29,7 +32,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def escape_log_record(record: logging.LogRecord) -> bool:
-    """Make the message of a log record printable; a filter that lets every record pass."""
+    """Make the message of a log record printable. This is a filter that passes every record."""
     try:
         message = record.getMessage()
     except Exception:  # logging itself reports a message that cannot be formatted

@@ -7,11 +7,11 @@ from difflib import get_close_matches
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """The tail of an error message that has said what is known: the near name, if there is one."""
+    """Return the end of an error message that has listed the known names: the nearest name, or ""."""
     found = get_close_matches(word, [*known], n=1)
     return f": did you mean {found[0]!r}?" if found else ""
 
 
 def suggest(word: str, known: list[str]) -> str:
-    """The tail of an error message: the near name if there is one, else where to look."""
+    """Return the end of an error message: the nearest name, or else all known names."""
     return near(word, known) or f": known are {', '.join(sorted(known))}"

@@ -1,7 +1,7 @@
-"""Texts that UTF-8 has no bytes for: those with a lone surrogate, as each path is that is not UTF-8 itself.
+"""Escape lone surrogates, which UTF-8 cannot encode.
 
-Python has a surrogate for each byte of such a path (`os.fsdecode`). A file of text has none: there it is an escape,
-`\\udcff`, as `errors="backslashreplace"` writes it. This module imports no torch.
+A path that is not UTF-8 has a surrogate for each such byte (`os.fsdecode`). In a text file it becomes an
+escape such as `\\udcff`, as `errors="backslashreplace"` writes it. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def escaped(text: str) -> str:
-    """`text`, with an escape in place of each lone surrogate."""
+    """Return `text` with an escape in place of each lone surrogate."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def without_surrogates(value: Any) -> Any:
-    """`value`, with all texts in it escaped: those in mappings, as keys too, in lists, in tuples and in sets."""
+    """Return `value` with all its texts escaped, also in mappings and their keys, lists, tuples and sets."""
     match value:
         case str():
             return escaped(value)

@@ -1,4 +1,4 @@
-"""Who reads the output: a terminal, a notebook, or a reader who may have left; and reading a number for the commands."""
+"""Write to standard output for commands, and detect terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from eventloop.util.printable import printable
 
 
 def at_least_one(text: str) -> int:
-    """An argument that is a positive number.
+    """Parse an argument that is a positive int.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is not.
     """
     try:
         number = int(text)
@@ -27,7 +27,7 @@ def at_least_one(text: str) -> int:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal; a closed one is not, nor is None, which a program without a console has."""
+    """Return whether a stream is a terminal. A closed stream and None, a program without a console, are not."""
     try:
         return stream is not None and stream.isatty()
     except (AttributeError, ValueError):  # a stand-in that has no such method; a closed file
@@ -41,12 +41,13 @@ def in_notebook() -> bool:
 
 
 class OutputError(OSError):
-    """Standard output takes nothing: the disk is full, or it was closed."""
+    """Raised when standard output cannot be written: the disk is full, or it was closed."""
 
 
 def say(text: str) -> bool:
-    """Write a line, now; False when nobody is there to read it any more, as in `eventloop demo | head`. What standard
-    output has no characters for stands there as escapes, and so do control characters.
+    """Write a line at once. Return False if the reader has closed the pipe, as in `eventloop demo | head`.
+
+    Control characters, and characters outside the encoding of standard output, are written as escapes.
 
     Raises:
         OutputError: it cannot be written.
@@ -55,7 +56,7 @@ def say(text: str) -> bool:
 
 
 def put_file(data: bytes) -> bool:
-    """Write what else would be a file, as it is; see `say`.
+    """Write the bytes of a file to standard output. Return False if the reader has closed the pipe.
 
     Raises:
         OutputError: it cannot be written.
@@ -79,7 +80,7 @@ def _put(write: Callable[[], object]) -> bool:
 
 
 def output_encoding() -> str:
-    """Of standard output; UTF-8 where it has none, or is closed."""
+    """Return the encoding of standard output; UTF-8 if it has none or is closed."""
     return getattr(sys.stdout, "encoding", None) or "utf-8"
 
 
@@ -89,7 +90,7 @@ def _encodable(text: str) -> str:
 
 
 def drop_output() -> None:
-    """Send what is still to come nowhere, or the interpreter fails over it when it exits."""
+    """Discard further output. The interpreter would fail at exit to write the rest of it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

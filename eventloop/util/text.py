@@ -1,13 +1,15 @@
-"""An error as accounts and events have it, on one line."""
+"""Format an error as one line, for accounts and events."""
 
 from __future__ import annotations
 
 
 class UnavailableError(ConnectionError):
-    """Something outside of the program that a subscriber needs is not there. The text says all there is to say, with what
-    to do about it, and is logged as a warning of one line: no line of the program's is at fault."""
+    """Raised when something outside the program is missing that a subscriber needs, such as a server.
+
+    The text is logged as a warning of one line, without a traceback: no line of the program is wrong.
+    """
 
 
 def error_text(error: BaseException) -> str:
-    """`ValueError: no such name`; of an error without a text the type alone."""
+    """Return "ValueError: no such name", or only the type if the error has no text."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -1,10 +1,10 @@
-"""Waits that a signal may end at any instruction.
+"""Wait in ways that a signal may interrupt at any instruction.
 
-`threading.Condition` is Python. What a signal's handler raises between two of its lines (the KeyboardInterrupt of a
-second Ctrl-C, say) comes out of it as "RuntimeError: cannot release un-acquired lock", or leaves its lock held, and
-so it is with `threading.Event` and `concurrent.futures.Future`, which are made of it. What the training thread waits
-for is therefore made of bare locks here, each of one waiter: one that is left behind disturbs nobody. To ring, or to
-set, is safe in a signal's handler too, where `Event.set` may deadlock.
+`threading.Condition` is written in Python. An error that a signal handler raises between two of its lines,
+such as the KeyboardInterrupt of a second Ctrl-C, becomes "RuntimeError: cannot release un-acquired lock" or
+leaves its lock held. The same holds for `threading.Event` and `concurrent.futures.Future`, which use it. The
+training thread therefore waits on bare locks, one for each waiter, so that an abandoned lock disturbs no
+other waiter. `ring` and `set` are safe in a signal handler, where `Event.set` may deadlock.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 SIGNAL_SECONDS = 0.2
-"""How long the main thread may be blocked at a time: a signal that comes after the interpreter has looked for one, and
-before the lock blocks, is acted on only when it is left."""
+"""Seconds that the main thread blocks at a time. A signal that arrives between the interpreter's check and
+the lock is handled only when the lock returns.
+"""
 
 
 class Bell:
-    """Wakes everybody who waits for something to become true, as a `threading.Condition` does."""
+    """Wake all threads that wait for a condition, as `threading.Condition` does."""
 
     def __init__(self) -> None:
-        self._gates: list[threading.Lock] = []  # one of each waiter: open when there is something to look at
+        self._gates: list[threading.Lock] = []  # one for each waiter: open after a ring
 
     def ring(self) -> None:
-        """Let everybody look again."""
+        """Let all waiters check their condition again."""
         for gate in tuple(self._gates):
-            with suppress(RuntimeError):  # it is open
+            with suppress(RuntimeError):  # it is open already
                 gate.release()
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until `ready()`, which is asked after each ring; False when it is not so after `timeout` seconds."""
+        """Wait until `ready()` is true, called after each ring. Return False after `timeout` seconds."""
         if ready():
             return True
         deadline = inf if timeout is None else monotonic() + timeout
@@ -46,7 +47,7 @@ class Bell:
         gate.acquire()
         self._gates.append(gate)
         try:
-            while not ready():  # the first time since there is a gate to open
+            while not ready():  # again, now that a ring can open the gate
                 left = deadline - monotonic()
                 if left <= 0.0:
                     return False
@@ -57,34 +58,34 @@ class Bell:
 
 
 class Latch:
-    """A flag to wait for, as a `threading.Event`."""
+    """A flag to wait for, as `threading.Event`."""
 
     def __init__(self) -> None:
-        self._turns = 0  # odd while it is set; one number, so that to look at it is one instruction
+        self._turns = 0  # odd while set; one number, so that reading it is atomic
         self._bell = Bell()
 
     def is_set(self) -> bool:
-        """True from `set` until `clear`."""
+        """Return whether the flag is set."""
         return self._turns % 2 == 1
 
     def set(self) -> None:
-        """Let everybody go who waits, or will."""
+        """Set the flag, and wake all waiters."""
         self._turns |= 1
         self._bell.ring()
 
     def clear(self) -> None:
-        """Let them wait again."""
+        """Clear the flag."""
         turns = self._turns
         self._turns = turns + turns % 2
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, if only for a moment; False when that does not happen within `timeout` seconds."""
+        """Wait until the flag is set, if only for a moment. Return False after `timeout` seconds."""
         began = self._turns
         return began % 2 == 1 or self._bell.wait_for(lambda: self._turns != began, timeout)
 
 
 class Promise(Generic[T]):
-    """A result that another thread owes, as a `concurrent.futures.Future` that nobody can cancel."""
+    """A result that another thread provides, as `concurrent.futures.Future` without cancelling."""
 
     def __init__(self) -> None:
         self._settled = Latch()
@@ -92,39 +93,39 @@ class Promise(Generic[T]):
         self._error: BaseException | None = None
 
     def set_result(self, result: T) -> None:
-        """Keep the promise."""
+        """Set the result."""
         self._result = result
         self._settled.set()
 
     def set_exception(self, error: BaseException) -> None:
-        """Say why it will not be kept."""
+        """Set the error, in place of a result."""
         self._error = error
         self._settled.set()
 
     def done(self) -> bool:
-        """True once it is kept, or will not be."""
+        """Return whether a result or an error is set."""
         return self._settled.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is done; False when it is not so after `timeout` seconds."""
+        """Wait until a result or an error is set. Return False after `timeout` seconds."""
         return self._settled.wait(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and return why it was not kept; None if it was.
+        """Wait, and return the error, or None.
 
         Raises:
-            TimeoutError: it is not done after `timeout` seconds.
+            TimeoutError: nothing is set after `timeout` seconds.
         """
         if not self.wait(timeout):
-            raise TimeoutError(f"nothing came of it within {timeout:g} s")
+            raise TimeoutError(f"expected a result within {timeout:g} s, got none")
         return self._error
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait, and return what was promised.
+        """Wait, and return the result.
 
         Raises:
-            TimeoutError: it is not done after `timeout` seconds.
-            BaseException: what `set_exception` was given.
+            TimeoutError: nothing is set after `timeout` seconds.
+            BaseException: the error that was set.
         """
         error = self.exception(timeout)
         if error is not None:
