@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
         return _failed(options, error, 1)
     if report.empty:
         return _failed(options, ValueError(_no_event(job.log, report)), 2)
-    told = report.told(into=_where(job, report) or "", unknown=f"{IMPORT} them")
+    told = report.describe(into=_where(job, report) or "", unknown=f"{IMPORT} them")
     sys.stderr.write(f"eventloop: {on_a_line(told)}\n")
     return 1 if report.damaged else 0
 

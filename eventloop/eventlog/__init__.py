@@ -1,4 +1,5 @@
-"""Write and read files of events, and replay them onto a bus or a writer.
+"""Define and read the event log of a run, and replay it onto a bus or into writers.
 
-Start with `reader` and `replay`; `format` defines the records.
+Start with `reader` and `replay`; `format` defines the records that EventLogWriter writes, and `jsonl` the
+lines of `metrics.jsonl`. No module here needs torch. Imports `bus`, `events` and `util`.
 """

@@ -1,20 +1,23 @@
-"""The format of the event log: every event of a run in one file that survives kills, versions and flipped bits.
+"""The format of the event log, a file that survives kills, new versions and flipped bits.
 
-The file begins with `MAGIC` and the version, a little-endian uint32. Records follow, one an event, each in a frame:
+It holds every event of a run. EventLogWriter writes it, and `eventloop.eventlog.reader` reads it.
+
+The file begins with `MAGIC` and the version, a little-endian uint32. Records follow, one per event, each in a
+frame:
 
     MARK, 4 bytes | length, uint32 | checksum, uint32 | payload, `length` bytes
 
-The checksum is the CRC-32 of the payload (`zlib.crc32`), begun with the length, so that it vouches for both. The
-payload is a msgpack array `[tag, sequence, time, rank, body]`: the body is the event as a map of its fields, and the
-tag is its name, which a reader looks up first. So an event that the reader does not know is skipped and not fatal,
-a field that it does not know is ignored, and one that was added since has its default. NaN and the infinities are
-floats like any other.
+The checksum is the CRC-32 of the payload (`zlib.crc32`), begun with the length, so that it covers both. The
+payload is a msgpack array `[tag, sequence, time, rank, body]`: the body is the event as a map of its fields,
+and the tag is its name, which a reader looks up first. So a reader skips an event that it does not know,
+ignores a field that it does not know, and gives a field that was added since its default. NaN and the
+infinities are floats like any other.
 
-A record whose tag begins with `$` is no event, and takes no sequence number: `$run` has the facts of the run whose
-events follow, `$place` the offset of its own frame in the file. An event may hold frames itself, of another log that is
-logged as bytes, say. Who looks for the end of a log from behind cannot tell these from the log's own; but where a
-`$place` lies where it says, the frames from there on are the log's own.
-This module imports no torch.
+A record whose tag begins with `$` is not an event, and takes no sequence number: `$run` holds the facts of
+the run whose events follow, `$place` the offset of its own frame in the file. An event may hold frames
+itself, for example as the bytes of another log. A search for the end of the log from behind cannot
+distinguish these from the log's own; but from a `$place` that holds its true offset, the frames are the log's
+own. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -29,61 +32,61 @@ import msgspec
 
 FILE_NAME = "events.evl"
 MAGIC = b"\x89evl\r\n\x1a\n"
-"""As PNG's: a transfer that changes line ends or the eighth bit breaks it."""
+"""As PNG's signature: a transfer that changes line ends or the eighth bit breaks it."""
 VERSION = 1
 HEADER = MAGIC + struct.pack("<I", VERSION)
 MARK = b"\xc1evl"
-"""Where a frame begins, for whoever looks for the next one behind damaged bytes; msgpack never uses 0xc1."""
+"""The begin of a frame, by which a reader finds the next one after damaged bytes; msgpack never uses 0xc1."""
 FRAME = struct.Struct("<III")
 SHORTEST = 6
-"""Bytes of a payload: an array, and one for each thing in it."""
+"""The least bytes of a payload: an array, and one byte for each of its items."""
 RUN_TAG = "$run"
-"""The tag of a record that is no event: the facts of the run whose events follow."""
+"""The tag of the record with the facts of the run whose events follow."""
 PLACE_TAG = "$place"
-"""The tag of a record that is no event: the offset at which it lies."""
+"""The tag of a record that holds its own offset."""
 PLACE_EVERY = 1 << 20
-"""Bytes from one of these to the next, at least: what is looked through when the log is opened again."""
+"""The least distance of two such records, in bytes: about what is read when a log is reopened."""
 BLOCK = 1 << 16
-"""Bytes read at once; what is made of them stays in the processor's cache, a sixth of the time of a replay."""
+"""Bytes read at once, so that they stay in the processor's cache: saves a sixth of the time of a replay."""
 MARK_NUMBER = int.from_bytes(MARK, "little")
 
 _PLACE = msgspec.msgpack.encode((PLACE_TAG, 0, 0.0, 0, 0))[: len(PLACE_TAG) + 2]
-"""How the payload of one begins."""
+"""The first bytes of the payload of a `$place`."""
 _LONGEST_PLACE = FRAME.size + 64
 
 T = TypeVar("T")
 
 
 class EventLogError(ValueError):
-    """A file is no event log, or one of a newer version, or its end is torn where that was not to be."""
+    """A file is not an event log, or is of another version, or has a torn end that was to be an error."""
 
 
 class EventRecord(msgspec.Struct, Generic[T], array_like=True, gc=False, frozen=True):
-    """One event of a log."""
+    """An event of a log, with its sequence number, its time and its rank."""
 
     tag: str
     """The event's name."""
     sequence: int
     """0 for the first event of the file; goes on where a resumed run appends."""
     time: float
-    """When the event was written, seconds since 1970: about 0.2 s after it was emitted at most, while the writer
-    keeps up."""
+    """When the event was written, in seconds since 1970: at most about 0.2 s after it was emitted, while the
+    writer keeps up."""
     rank: int
-    """Of the process that wrote it."""
+    """The rank of the process that wrote it."""
     event: T
 
 
 def pack(payload: bytes) -> bytes:
-    """The frame of a payload, without the payload itself."""
+    """Return the frame of a payload, without the payload itself."""
     length = len(payload)
     return FRAME.pack(MARK_NUMBER, length, crc32(payload, length))
 
 
 def read_header(file: BinaryIO | FileIO, path: str | PathLike[str]) -> bool:
-    """Read the beginning of a log; False where not even that is whole, because its writer was killed at once.
+    """Read the beginning of a log; return False if it is incomplete, after a kill.
 
     Raises:
-        EventLogError: it is no event log, or of another version.
+        EventLogError: the file is not an event log, or is of another version.
     """
     head = file.read(len(HEADER))
     if len(head) < len(HEADER) and HEADER.startswith(head):
@@ -100,7 +103,7 @@ def read_header(file: BinaryIO | FileIO, path: str | PathLike[str]) -> bool:
 
 
 def payload_at(block: bytes, at: int) -> bytes | None:
-    """The payload of the whole and intact frame that begins at `at`, or None."""
+    """Return the payload of the whole and intact frame that begins at `at`, or None."""
     if len(block) - at < FRAME.size:
         return None
     mark, length, checksum = FRAME.unpack_from(block, at)
@@ -113,7 +116,7 @@ def payload_at(block: bytes, at: int) -> bytes | None:
 
 
 def block_at(file: BinaryIO | FileIO, position: int, size: int) -> bytes:
-    """What a log of `size` bytes has there: a block, or the whole frame that begins there if it is larger."""
+    """Read a block at `position`, or the frame that begins there if it is larger."""
     left = size - position
     file.seek(position)
     block = file.read(min(BLOCK, left))
@@ -125,7 +128,7 @@ def block_at(file: BinaryIO | FileIO, position: int, size: int) -> bytes:
 
 
 def find_frame(file: BinaryIO | FileIO, position: int, size: int) -> int | None:
-    """Where the first whole and intact frame from `position` on begins, in a log of `size` bytes."""
+    """Return the offset of the first whole and intact frame from `position` on, or None."""
     while position < size:
         block = block_at(file, position, size)
         at = block.find(MARK)
@@ -138,30 +141,32 @@ def find_frame(file: BinaryIO | FileIO, position: int, size: int) -> int | None:
 
 
 def place_record(at: int, sequence: int, time: float, rank: int) -> bytes:
-    """A record that says where it lies.
+    """Return a `$place` record, which holds its own offset.
 
     Args:
         at: its offset in the file.
-        sequence: of the next event.
+        sequence: the number of the next event.
     """
     payload = msgspec.msgpack.encode((PLACE_TAG, sequence, time, rank, at))
     return pack(payload) + payload
 
 
 class LogEnd(NamedTuple):
-    """Where a log is gone on with."""
+    """The offset and the sequence number at which a log is continued."""
 
     offset: int
     """The end of its last whole record."""
     sequence: int
-    """Of the next event."""
+    """The number of the next event."""
     place: int
-    """Where its last `$place` lies, or its first record."""
+    """The offset of its last `$place`, or of its first record."""
 
 
 def find_end(file: BinaryIO | FileIO, size: int) -> LogEnd:
-    """The end of a log of `size` bytes, as whoever reads it from its beginning finds it, whatever the events hold. What
-    is before the last `$place` is not read, so that it takes no longer for a long file."""
+    """Find the end of a log of `size` bytes, whatever its events hold: that of a read from the beginning.
+
+    Nothing before the last `$place` is read, so a long file takes no longer.
+    """
     place = end = _last_place(file, size)
     last: bytes | None = None
     while True:
@@ -183,7 +188,7 @@ def _sequence_after(payload: bytes) -> int:
 
 
 def _last_place(file: BinaryIO | FileIO, size: int) -> int:
-    """Where the last record lies that says truly where it lies; the first record's place where there is none."""
+    """Return the offset of the last `$place` that holds its true offset, or of the first record."""
     first, end = len(HEADER), size
     while end > first:
         start = max(first, end - PLACE_EVERY)
@@ -200,8 +205,10 @@ def _last_place(file: BinaryIO | FileIO, size: int) -> int:
 
 
 def _is_place(file: BinaryIO | FileIO, at: int) -> bool:
-    """True where the frame at `at` is a `$place` which says that it is there: one that was copied does not, unless to the
-    very place where it was in another file."""
+    """Return whether the frame at `at` is a `$place` that holds this offset.
+
+    A copy in another file does not, unless it lies at the same offset.
+    """
     file.seek(at)
     payload = payload_at(file.read(_LONGEST_PLACE), 0)
     if payload is None:

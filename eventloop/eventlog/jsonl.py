@@ -1,10 +1,10 @@
-"""The format of `metrics.jsonl`: one JSON object a line, of scalars or of any other event.
+"""The format of `metrics.jsonl`: one JSON object per line, of scalars or of any other event.
 
     {"mode":"train","step":40,"iter":39,"epoch":0,"loss":0.1234,"lr":0.001}
     {"event":"checkpoint_saved","iter":39,"epoch":0,...,"path":"runs/digits/epoch_1"}
 
-JSON has no word for NaN and the infinities: they are the strings of `NUMBERS`, and a text of these very words gets a
-"~" in front. This module imports no torch.
+JSONLWriter writes it, and the report reads it. JSON has no NaN and no infinities: they are the strings of
+`NUMBERS`, and a text equal to one of them gets a "~" in front. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ import msgspec
 
 FILE_NAME = "metrics.jsonl"
 RESERVED = frozenset({"event", "mode", "step", "iter", "epoch"})
-"""The keys of a line of scalars that are no metrics."""
+"""The keys of a line of scalars that are not metrics."""
 PREFIX = "scalars/"
 """Put before a metric whose name is reserved (or has the prefix already): no metric overwrites another."""
 NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What a decoder raises of a line that is torn, has a flipped bit, is nested too deep, or has a number of thousands of
-digits."""
+"""The errors of a decoder on a line that is torn, has a flipped bit, is nested too deep, or has a number of
+thousands of digits."""
 LIKE_A_NUMBER = re.compile(r"~*(NaN|-?Infinity)")
 
 
 def key_of(name: str) -> str:
-    """The key of a metric."""
+    """Return the key of a metric in a line of scalars."""
     return PREFIX + name if is_reserved(name) else name
 
 
 @lru_cache(1024)
 def is_reserved(name: str) -> bool:
-    """True for a metric that needs another key; remembered, for each line asks it of the same names."""
+    """Return whether a metric needs another key; cached, because each line asks for the same names."""
     return name in RESERVED or name.startswith(PREFIX)
 
 
 def name_of(key: str) -> str:
-    """The metric of a key; the inverse of `key_of`."""
+    """Return the metric of a key; the inverse of `key_of`."""
     return key.removeprefix(PREFIX)
 
 
 def marked(value: Any) -> Any:
-    """`value` without floats that JSON cannot say, and without texts that read like them."""
+    """Return `value` in JSON's types: non-finite floats become strings, and texts like them get a "~"."""
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -59,7 +59,7 @@ def marked(value: Any) -> Any:
 
 
 def unmarked(value: Any) -> Any:
-    """The inverse of `marked`; tuples come back as lists."""
+    """Return the value that `marked` was given; tuples come back as lists."""
     match value:
         case str() if LIKE_A_NUMBER.fullmatch(value):
             return NUMBERS[value] if value in NUMBERS else value[1:]
@@ -71,14 +71,16 @@ def unmarked(value: Any) -> Any:
 
 
 def is_torn(line: bytes) -> bool:
-    """Whether a last line without its end is the beginning of an object, or the zeros that a crash of the machine
-    leaves. No whole object is, as a file made by hand may end with, nor another program's text."""
+    """Return whether a last line without a line end is part of an object, or a crash's zeros.
+
+    A whole object is not torn, as in a file made by hand, nor is another program's text.
+    """
     if line.lstrip(b"\0")[:1] not in (b"", b"{"):
         return False
     try:
         msgspec.json.decode(line, type=msgspec.Raw)
     except msgspec.DecodeError:
         return True
-    except RecursionError:  # nested deeper than whatever we write
+    except RecursionError:  # nested deeper than any line that eventloop writes
         return False
     return False

@@ -1,12 +1,12 @@
-"""A run again, from its event log: onto a bus, or straight into writers.
+"""Replay the event log of a run onto a bus, or straight into writers.
 
     from eventloop import replay
 
     replay("runs/digits", bus, only="scalars_logged")
     replay("runs/digits", TensorBoardWriter(), work_dir="runs/digits/again")
 
-Handlers and writers see the events in the order of the run, as fast as they can take them. `eventloop.eventlog.replay` is the
-function; what else is here is imported from the module: `from eventloop.eventlog.replay import ReplayReport`.
+Handlers and writers receive the events in the order of the run, as fast as they can process them. The other
+names are imported from this module: `from eventloop.eventlog.replay import ReplayReport`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from eventloop.events.catalogue import find_event, several
 from eventloop.events.run import Run
 
 FOLDER = "replay"
-"""Where writers write unless told, within the run's directory: beside its own files, never into them."""
+"""The folder in the run's directory where writers write by default, apart from the run's own files."""
 BUS_BATCH = 256
 """Events between two waits for a bus's background subscribers: a queue for as many drops none."""
 POLL_SECONDS = 0.0005
@@ -37,41 +37,41 @@ POLL_SECONDS = 0.0005
 
 @runtime_checkable
 class Sink(Protocol):
-    """What a replay drives besides a bus: `eventloop.writers.Writer` is one."""
+    """A destination of a replay other than a bus: `eventloop.writers.Writer` is one."""
 
     @property
     def events(self) -> tuple[str | type[Event], ...]:
-        """What it is given; "*" for every event."""
+        """Return the events that it takes; "*" for every event."""
 
     @property
     def batch(self) -> bool | int:
-        """True, or a number: `write_batch` is called, instead of `write`."""
+        """Return True or a maximal number for `write_batch`, False for `write`."""
 
     def open(self, run: Run) -> None:
-        """Called before the first event."""
+        """Prepare for a run; called before the first event."""
 
     def write(self, event: Event) -> None:
-        """Called with each event."""
+        """Take an event."""
 
     def write_batch(self, events: list[Event]) -> None:
-        """Called with several."""
+        """Take several events, in order."""
 
     def flush(self) -> None:
-        """Called after the last event."""
+        """Write the buffered events; called after the last event."""
 
     def close(self) -> None:
-        """Called at the end, also after an error."""
+        """Release resources; called at the end, also after an error."""
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """What a background subscriber of a bus did not take of a replay."""
+    """The events of a replay that a background subscriber of the bus did not process."""
 
     failed: int = 0
-    """Events it was given, and raised or stalled."""
+    """Events that it received, and raised or stalled."""
     dropped: int = 0
-    """Events it was never given: its queue was full, or it had been ended before."""
+    """Events that it never received: its queue was full, or it had ended before."""
     error: str = ""
-    """Its last error, and whether it was ended by it."""
+    """Its last error, and whether the error ended it."""
 
     def __str__(self) -> str:
         parts = [f"{n:,} {what}" for n, what in ((self.failed, "failed"), (self.dropped, "dropped")) if n]
@@ -82,40 +82,40 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
-    """What became of a log's events."""
+    """The counts of a log's events that were replayed, left out, unreadable or lost."""
 
     emitted: int
-    """Events that were emitted, or given to the writers."""
+    """Events that were emitted, or written by the writers."""
     left_out: int
-    """Events that `only` did not name, or no writer takes."""
+    """Events that `only` does not name, or that no writer takes."""
     unknown: dict[str, int]
-    """Events that nothing imported declares: name and count."""
+    """Events that no imported module declares: name and count."""
     unreadable: dict[str, int]
-    """Events whose fields are not those of the class any more: name and count."""
+    """Events whose fields are no longer those of the class: name and count."""
     damaged: int
     """Bytes whose checksum is wrong, before the last whole record."""
     torn: TornTail | None
-    """What is behind the last whole record, if anything is."""
+    """The bytes after the last whole record, if there are any."""
     lost: dict[str, Loss] = {}
-    """What background subscribers of the bus did not take, by their names; in its `error` also of one that took all and
-    failed when the bus was flushed."""
+    """The losses of the background subscribers of the bus, by name. A subscriber that received everything and
+    failed when the bus was flushed has an `error` alone."""
     flushed: bool = True
-    """False: a subscriber was still at it when the bus was flushed for its `drain_timeout`."""
+    """False if a subscriber was still busy when the bus had been flushed for its `drain_timeout`."""
 
     @property
     def empty(self) -> bool:
-        """Whether no event was found in the log at all."""
+        """Return whether the log held no event at all."""
         return not (self.emitted or self.left_out or self.unknown or self.unreadable)
 
     def __str__(self) -> str:
-        return self.told()
+        return self.describe()
 
-    def told(self, into: object = "", unknown: str = "") -> str:
-        """One line.
+    def describe(self, into: object = "", unknown: str = "") -> str:
+        """Return the report in one line.
 
         Args:
-            into: where the events went.
-            unknown: what can be done about events of an unknown type; to import their module by default.
+            into: the destination of the events.
+            unknown: the remedy for events of an unknown type; by default to import their module.
         """
         where = f" into {into}" if into else ""
         lines = [f"{_count(self.emitted, 'event')} replayed{where}, {self.left_out:,} left out"]
@@ -123,10 +123,10 @@ class ReplayReport(msgspec.Struct, frozen=True):
             lines.append(_named("of an unknown type", self.unknown))
             lines.append(unknown or "import the module that declares them first")
         if self.unreadable:
-            lines.append(_named("not readable any more", self.unreadable))
+            lines.append(_named("no longer readable", self.unreadable))
         if self.damaged:
             lines.append(
-                f"{self.damaged:,} bytes in the middle of the log are damaged, and what they held is lost"
+                f"{self.damaged:,} bytes in the middle of the log are damaged, and their events are lost"
             )
         if self.torn is not None:
             lines.append(f"the last {self.torn.size:,} bytes are a torn record")
@@ -144,31 +144,35 @@ def replay(
     on_torn: OnTorn = "warn",
     work_dir: str | PathLike[str] | None = None,
 ) -> ReplayReport:
-    """Drive a bus, or writers, with the events of a run's log.
+    """Emit the events of a run's log on a bus, or write them with writers.
 
         report = replay("runs/digits", bus, only=("scalars_logged", "after_val_epoch"))
         report.emitted, report.unknown, report.torn
 
-    On a bus each event is emitted as in the run, background-born ones too, so everybody who is subscribed hears it;
-    a handler that takes the trainer is given None. The replay waits for background subscribers now and then, so that
-    no queue of at least 256 events overflows, for one that hangs as long as its `stall_timeout`, and the bus is flushed
-    at the end; `report.lost` tells who did not take everything. Writers are opened, driven and closed here,
-    without a bus and a thread, so an error of theirs is raised; they are told of the run what the log knows.
+    On a bus each event is emitted as in the run, also those that background subscribers emitted, so every
+    subscriber receives it; a handler that takes the trainer is given None. The replay waits for background
+    subscribers regularly, so that no queue of at least 256 events overflows; it waits for a subscriber that
+    hangs as long as its `stall_timeout`. The bus is flushed at the end. `report.lost` names the subscribers
+    that did not process everything.
+
+    Writers are opened, called and closed here, without a bus and a thread, so their errors are raised; they
+    receive the facts of the run that the log holds.
 
     Args:
         run: the directory of the run, or its log.
-        onto: a bus, a writer that is attached to none, or several writers.
+        onto: a bus, a writer that is not attached to a bus, or several writers.
         only: names or classes of events; all others are left out.
         on_torn: what a torn tail, and damaged bytes before it, do: "warn", "ignore", or "raise".
         work_dir: where the writers write; `replay` in the run's directory by default.
 
     Raises:
         FileNotFoundError: there is no run, or no log in it.
-        EventLogError: no event log, one of another version, or a torn one with `on_torn="raise"`.
-        TypeError, ValueError: an unknown event, something that is neither a bus nor a writer, or a bad option; the default
-            `work_dir` is a link, or holds one.
-        RuntimeError: the bus is closed, or was before it had delivered everything.
-        Exception: whatever a handler or a writer raised.
+        EventLogError: the file is not an event log, or of another version, or damaged or torn with
+            `on_torn="raise"`.
+        TypeError, ValueError: an unknown event, something that is neither a bus nor a writer, or a bad
+            option; the default `work_dir` is a link, or holds one.
+        RuntimeError: the bus is closed, or was closed before it had delivered everything.
+        Exception: any error of a handler or a writer.
     """
     writers = _check_target(onto, work_dir)
     reader = EventReader(run, only=only, on_torn=on_torn)
@@ -188,10 +192,10 @@ def replay(
 
 
 def folder_of(log: Path) -> Path:
-    """Return the folder beside a log where writers write by default.
+    """Return the folder next to a log where writers write by default.
 
     Raises:
-        ValueError: it is a link, or holds one: who made the run would choose what is written to.
+        ValueError: it is a link, or holds one: whatever made the run could choose the files that are written.
     """
     folder = log.parent / FOLDER
     for path in chain([folder], folder.rglob("*")):
@@ -209,7 +213,8 @@ def _check_target(onto: Any, work_dir: object) -> list[Sink]:
             raise RuntimeError("the bus is closed and delivers no more: replay onto a new one")
         if work_dir is not None:
             raise ValueError(
-                "work_dir is for writers that replay opens; those of a bus have been told already"
+                "work_dir is for writers that replay opens; the writers of a bus have theirs: leave work_dir "
+                "out"
             )
         return []
     writers = list(onto) if isinstance(onto, Sequence) else [onto]
@@ -229,11 +234,11 @@ def _check_target(onto: Any, work_dir: object) -> list[Sink]:
 
 
 def _onto_bus(reader: EventReader, bus: Bus) -> tuple[int, bool]:
-    """How many events were emitted, and whether everybody was flushed in time."""
+    """Emit the events; return their number, and whether the bus was flushed in time."""
     emitted = 0
     for record in reader:
         if bus.closed:
-            bus.close()  # which waits for the thread that does
+            bus.close()  # waits for the thread that closes it
             raise _closed(bus, emitted)
         bus.emit(record.event)
         emitted += 1
@@ -241,12 +246,12 @@ def _onto_bus(reader: EventReader, bus: Bus) -> tuple[int, bool]:
             _settle(bus, emitted)
     _settle(bus, emitted)
     flushed = bus.flush().complete
-    bus.poll()  # a lane's account has a failure a moment before the bus does, and `flush` waits for both
+    bus.poll()  # `flush` waits for the account of a queue, which has a failure before the bus does
     return emitted, flushed
 
 
 def _lost_since(before: list[SubscriptionStats], after: list[SubscriptionStats]) -> dict[str, Loss]:
-    """What subscribers have failed at, or were not given, between two looks; by their names."""
+    """Return the events that subscribers failed at or never received between two `stats()`, by name."""
     earlier = {stats.name: stats for stats in before}
     lost = {}
     for now in after:
@@ -259,15 +264,17 @@ def _lost_since(before: list[SubscriptionStats], after: list[SubscriptionStats])
 
 
 def _settle(bus: Bus, emitted: int) -> None:
-    """Wait until the background subscribers have what was emitted. Not by `bus.flush`, at which some writers do what
-    is worth doing once. A subscriber that hangs is given up after its `stall_timeout`.
+    """Wait until the background subscribers have processed the emitted events.
+
+    `bus.flush` would not do: some writers take it as the end. A subscriber that hangs is ended after its
+    `stall_timeout`.
 
     Raises:
-        RuntimeError: the bus was closed meanwhile, and nobody will deliver what is left.
+        RuntimeError: the bus was closed meanwhile, and will not deliver the rest.
     """
     while _undelivered(bus):
         if bus.closed:
-            bus.close()  # as above
+            bus.close()  # waits for the thread that closes it
             if _undelivered(bus):
                 raise _closed(bus, emitted)
         sleep(POLL_SECONDS)
@@ -281,7 +288,7 @@ def _undelivered(bus: Bus) -> dict[str, int]:
 def _closed(bus: Bus, emitted: int) -> RuntimeError:
     left = ", ".join(f"{name} ({count:,})" for name, count in _undelivered(bus).items())
     return RuntimeError(
-        f"the replay ends after {emitted:,} events, because the bus was closed meanwhile; undelivered of those: "
+        f"the replay ends after {emitted:,} events, because the bus was closed meanwhile; not delivered: "
         f"{left or 'none'}"
     )
 
@@ -290,7 +297,7 @@ def _closed(bus: Bus, emitted: int) -> RuntimeError:
 
 
 def _into_writers(reader: EventReader, writers: list[Sink], work_dir: Path) -> tuple[int, int]:
-    """How many events the writers were given, and how many none of them takes."""
+    """Write the events; return the number that a writer took, and the number that none takes."""
     wanted = [_types_of(writer) for writer in writers]
     everything = None in wanted
     taken = {kind for kinds in wanted for kind in kinds or ()}
@@ -318,7 +325,7 @@ def _into_writers(reader: EventReader, writers: list[Sink], work_dir: Path) -> t
 
 
 def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
-    """What a writer takes; None for everything."""
+    """Return the event types that a writer takes; None for every type."""
     events = several(writer.events)
     return None if "*" in events else frozenset(find_event(event) for event in events)
 
@@ -334,7 +341,7 @@ def _feed(writer: Sink, events: list[Event]) -> None:
 
 
 def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:
-    """What is known of the run; of a log without its facts, what the first event says."""
+    """Return the facts of the run; those of its first event if the log has none."""
     if run is not None:
         return msgspec.structs.replace(run, work_dir=str(work_dir))
     first = events[0]

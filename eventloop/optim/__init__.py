@@ -1,4 +1,6 @@
-"""Step optimizers and schedule their parameters.
+"""Serve optimizers, by name where there are several, and schedule the values of their param groups.
 
-Start with `schedulers`, MMEngine's parameter schedulers; `optimizers` serves one optimizer or several by name.
+Start with `schedulers`, MMEngine's parameter schedulers, built on `windows`; `optimizers` reads, checks and
+loads optimizer states. `formulas` and `clipping` serve the hooks of mmcv's policies and the optimizer hook.
+Imports `registry`, `state` and `util`.
 """

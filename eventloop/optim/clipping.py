@@ -1,4 +1,4 @@
-"""Gradient clipping, by norm or by value."""
+"""Clip gradients by norm or by value, for the optimizer hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARGUMENTS = {
 
 
 class GradClip:
-    """Clips the gradients of an optimizer, over all its parameter groups together.
+    """A callable that clips the gradients of an optimizer, over all its param groups together.
 
         clip = GradClip(dict(max_norm=35, norm_type=2))
         norm = clip(optimizer)          # 0-dim tensor, before clipping
@@ -36,11 +36,14 @@ class GradClip:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it clips by, and its arguments."""
+        """Return the type ("norm" or "value") and the arguments of the clipping."""
         return {"type": self._kind, **self._arguments}
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-        """Clip; return the norm there was, where clipping is by norm. Reads no value."""
+        """Clip the gradients; return their norm before clipping, or None with type="value".
+
+        Reads no value, so the host does not wait for the device.
+        """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self._kind == "norm":
             norm: Any = clip_grad_norm_(parameters, **self._arguments)

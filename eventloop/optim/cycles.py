@@ -1,4 +1,8 @@
-"""Schedules that go up and down, by MMEngine's names and parameters; and the one that follows a metric."""
+"""Schedulers that go up and down or follow a metric, with MMEngine's names and parameters.
+
+`eventloop.optim.schedulers` exports them; each is a `Window` over a scheduler of PyTorch's or over one of
+this module.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +20,20 @@ from eventloop.util.checks import at_least, check_bools, check_choice, positive
 
 
 class OneCycleLR(NamedWindow):
-    """Up from `eta_max / div_factor` to `eta_max` and down to `eta_max / div_factor / final_div_factor`; PyTorch's
-    OneCycleLR without its momentum. After `total_steps` the minimum stays.
+    """Go up to `eta_max` and down again in one cycle: PyTorch's OneCycleLR without its momentum.
+
+    The value starts at `eta_max / div_factor` and ends at `eta_max / div_factor / final_div_factor`, where it
+    stays after `total_steps`.
 
     Args:
-        eta_max: the peak; one number, or one a group.
+        eta_max: the peak; one number, or one per param group.
         total_steps: the length of the cycle; by default `end - begin`.
-        pct_start: the part of it that goes up, a float in [0, 1].
+        pct_start: the part of the cycle that goes up, a number in [0, 1].
         anneal_strategy, div_factor, final_div_factor, three_phase: as PyTorch's.
 
     Raises:
-        TypeError, ValueError: an argument is not as above; `total_steps` and `end` are both missing; or no window.
+        TypeError, ValueError: an argument is not as above; `total_steps` and `end` are both missing; or the
+            window is invalid.
     """
 
     length_from = "total_steps"
@@ -44,8 +51,8 @@ class OneCycleLR(NamedWindow):
         number("pct_start", pct_start, least=0, most=1)
         if pct_start * total_steps == 1:
             raise ValueError(
-                f"pct_start={pct_start!r} of total_steps={total_steps} is a rise of one step, which has no slope: "
-                "give 0.0, or more steps"
+                f"pct_start={pct_start!r} of total_steps={total_steps} is a rise of one step, which has no "
+                "slope: give 0.0, or more steps"
             )
         check_has_value(optimizer, self.param_name)
         peaks = per_group("eta_max", eta_max, optimizer.param_groups, above=0)
@@ -65,17 +72,19 @@ class OneCycleLR(NamedWindow):
 
 
 class CosineRestartLR(NamedWindow):
-    """Half a cosine down to the minimum in each of `periods`, each begun at the initial value times its weight; after
-    the last one the value stays.
+    """Go down to the minimum along half a cosine in each of several periods.
+
+    Each period starts at the initial value times the weight of the period. After the last period the value
+    stays.
 
     Args:
-        periods: steps of each.
-        restart_weights: one for each period; by default 1.
+        periods: the number of steps of each period.
+        restart_weights: one factor per period; by default 1.
         eta_min, eta_min_ratio: as `CosineAnnealingLR`.
 
     Raises:
-        TypeError, ValueError: a period is no positive int, as many weights as periods are missing, both minima, or
-            no window.
+        TypeError, ValueError: a period is not a positive int, the weights are not as many as the periods,
+            both minima are given, or the window is invalid.
     """
 
     def __init__(
@@ -87,22 +96,24 @@ class CosineRestartLR(NamedWindow):
         weights = [1.0] * len(lengths) if restart_weights is None else restart_weights
         if not isinstance(weights, list | tuple) or len(weights) != len(lengths):
             raise ValueError(
-                f"restart_weights must be a list of as many as periods, {len(lengths)}, got {weights!r}"
+                f"restart_weights must be a list of one number for each of {len(lengths)} periods, got "
+                f"{weights!r}"
             )
         for weight in weights:
             number("each of restart_weights", weight, least=0)
         check_has_value(optimizer, self.param_name)
         minima = minima_of(optimizer, self.param_name, eta_min, eta_min_ratio)
         super().__init__(
-            optimizer, lambda o: CosineRestarts(o, lengths, weights, minima), begin=begin, end=end, by_epoch=by_epoch
+            optimizer, lambda o: CosineRestarts(o, lengths, weights, minima),
+            begin=begin, end=end, by_epoch=by_epoch,
         )  # fmt: skip
 
 
 class CosineRestarts(torch_lr.LRScheduler):
-    """Cosine annealing with periods of any length, which PyTorch does not have (its warm restarts multiply one).
+    """Cosine annealing with periods of any length; PyTorch's warm restarts only multiply one period.
 
-    At step s of a period of P: (1 + cos(pi s / P)) / (1 + cos(pi (s - 1) / P)) times what lies above the minimum;
-    loshchilov and hutter, "SGDR", 2017, in its recursive form.
+    At step s of a period of length P the part of the value above the minimum is multiplied by (1 + cos(pi s /
+    P)) / (1 + cos(pi (s - 1) / P)); Loshchilov and Hutter, "SGDR", 2017, in its recursive form.
     """
 
     def __init__(
@@ -112,7 +123,7 @@ class CosineRestarts(torch_lr.LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self) -> list[Value]:
-        """The value of each group at `last_epoch`."""
+        """Return the value of each param group at step `last_epoch`."""
         step = self.last_epoch
         for period, weight in zip(self.periods, self.weights, strict=True):
             if step < period:
@@ -134,17 +145,20 @@ class CosineRestarts(torch_lr.LRScheduler):
 
 
 class ReduceOnPlateauLR(PlateauWindow):
-    """Times `factor` when a metric has not become better for more than `patience` validations; PyTorch's
-    ReduceLROnPlateau by MMEngine's names. Counts epochs.
+    """Multiply the value by `factor` when a metric has not improved for more than `patience` validations.
+
+    PyTorch's ReduceLROnPlateau with MMEngine's names. `begin` and `end` count epochs.
 
     Args:
         monitor: the metric of the validation.
         rule: "less" or "greater", which is better.
-        threshold, threshold_rule: how much better it has to be, "rel" or "abs".
-        factor, patience, cooldown, min_value, eps: as PyTorch's, where `min_value` is `min_lr`: one number, or one a group.
+        threshold, threshold_rule: by how much a metric has to improve, "rel" or "abs".
+        factor, patience, cooldown, eps: as PyTorch's.
+        min_value: PyTorch's `min_lr`; one number, or one per param group.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, `factor` not in (0, 1), another number below 0, or no window.
+        TypeError, ValueError: an argument is not as above, `factor` is not in (0, 1), another number is below
+            0, or the window is invalid.
     """
 
     by_epoch: Literal[True]
@@ -153,14 +167,12 @@ class ReduceOnPlateauLR(PlateauWindow):
         self, optimizer: Optimizer, monitor: str = "loss", rule: Literal["less", "greater"] = "less",
         factor: float = 0.1, patience: int = 10, threshold: float = 1e-4,
         threshold_rule: Literal["rel", "abs"] = "rel", cooldown: int = 0,
-        min_value: float | Sequence[float] = 0.0, eps: float = 1e-8, *, begin: int = 0, end: int | None = None,
-        by_epoch: bool = True,
+        min_value: float | Sequence[float] = 0.0, eps: float = 1e-8, *,
+        begin: int = 0, end: int | None = None, by_epoch: bool = True,
     ) -> None:  # fmt: skip
         check_window(begin, end, by_epoch)
         if not by_epoch:
-            raise ValueError(
-                "ReduceOnPlateauLR counts validations: by_epoch=False would mean nothing, leave it out"
-            )
+            raise ValueError("ReduceOnPlateauLR counts validations, got by_epoch=False: leave by_epoch out")
         check_has_value(optimizer, self.param_name)
         check_choice("rule", rule, ("less", "greater"))
         check_choice("threshold_rule", threshold_rule, ("rel", "abs"))

@@ -1,4 +1,7 @@
-"""Schedules that go one way, by MMEngine's names and parameters: windows over PyTorch's schedulers."""
+"""Windows over PyTorch's schedulers that go in one direction, with MMEngine's names and parameters.
+
+`eventloop.optim.schedulers` exports them; `cycles` uses the argument checks.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +19,34 @@ _IN_EPOCHS = ("begin", "end", "step_size", "milestones", "T_max", "periods", "to
 
 
 class NamedWindow(Window):
-    """A window with a name of MMEngine's."""
+    """A window with a name and parameters of MMEngine's, which can be converted to iterations."""
 
     length_from: ClassVar[str | None] = None
-    """The argument that says how long the schedule takes, where it takes so long; without it `end` has to."""
+    """The argument that sets the length of the schedule, which needs it or `end`; None without one."""
 
     @classmethod
     def build_iter_from_epoch(
         cls, optimizer: Optimizer, *, epoch_length: int, by_epoch: bool = True, **arguments: Any
     ) -> Any:
-        """The same schedule, written in epochs and stepped by iteration: every count is multiplied by `epoch_length`.
+        """Build a scheduler that is written in epochs and stepped by iteration.
 
-        CosineAnnealingLR.build_iter_from_epoch(opt, T_max=10, epoch_length=len(loader))
+            CosineAnnealingLR.build_iter_from_epoch(opt, T_max=10, epoch_length=len(loader))
+
+        Every count among the arguments is multiplied by `epoch_length`.
 
         Args:
-            epoch_length: iterations in an epoch.
+            epoch_length: the number of iterations in an epoch.
             arguments: those of the class.
 
         Raises:
-            TypeError, ValueError: `epoch_length` is no positive int, or the schedule is by iteration already.
+            TypeError, ValueError: `epoch_length` is not a positive int, or the schedule already counts
+                iterations.
         """
         positive("epoch_length", epoch_length)
         if not by_epoch:
             raise ValueError(
-                f"{cls.__name__} counts iterations already (by_epoch=False): convert_to_iter_based is for epochs"
+                f"{cls.__name__} already counts iterations (by_epoch=False): convert_to_iter_based is for "
+                "epochs"
             )
         for name in _IN_EPOCHS:
             value = arguments.get(name)
@@ -55,10 +62,11 @@ class NamedWindow(Window):
 
 
 class StepLR(NamedWindow):
-    """Times `gamma` every `step_size` steps; PyTorch's StepLR in a window.
+    """Multiply the value by `gamma` every `step_size` steps: PyTorch's StepLR in a window.
 
     Raises:
-        TypeError, ValueError: `step_size` is no positive int, `gamma` not above 0, or no window.
+        TypeError, ValueError: `step_size` is not a positive int, `gamma` is not above 0, or the window is
+            invalid.
     """
 
     def __init__(
@@ -73,10 +81,13 @@ class StepLR(NamedWindow):
 
 
 class MultiStepLR(NamedWindow):
-    """Times `gamma` at each of `milestones`, twice where one is there twice; PyTorch's MultiStepLR in a window.
+    """Multiply the value by `gamma` at each of `milestones`: PyTorch's MultiStepLR in a window.
+
+    A milestone that is listed twice multiplies twice.
 
     Raises:
-        TypeError, ValueError: a milestone is no positive int, `gamma` not above 0, or no window.
+        TypeError, ValueError: a milestone is not a positive int, they do not rise, `gamma` is not above 0, or
+            the window is invalid.
     """
 
     def __init__(
@@ -88,16 +99,19 @@ class MultiStepLR(NamedWindow):
             raise ValueError(f"milestones must rise, got {stones!r}")
         number("gamma", gamma, above=0)
         super().__init__(
-            optimizer, lambda o: torch_lr.MultiStepLR(o, stones, gamma), begin=begin, end=end, by_epoch=by_epoch
+            optimizer, lambda o: torch_lr.MultiStepLR(o, stones, gamma),
+            begin=begin, end=end, by_epoch=by_epoch,
         )  # fmt: skip
 
 
 class ConstantLR(NamedWindow):
-    """Times `factor` inside the window, undone at its last step; PyTorch's ConstantLR with
-    `total_iters = end - begin - 1`, as in MMEngine.
+    """Multiply the value by `factor` until the window's last step: PyTorch's ConstantLR.
+
+    The last step restores the value. PyTorch's `total_iters` is `end - begin - 1`, as in MMEngine.
 
     Raises:
-        TypeError, ValueError: `factor` is not in (0, 1], `end` is missing, or no window of two steps.
+        TypeError, ValueError: `factor` is not in (0, 1], `end` is missing, or the window is shorter than two
+            steps.
     """
 
     length_from = "end"
@@ -118,12 +132,14 @@ class ConstantLR(NamedWindow):
 
 
 class LinearLR(NamedWindow):
-    """From times `start_factor` to times `end_factor`, which is reached at the window's last step, `end - 1`;
-    PyTorch's LinearLR with `total_iters = end - begin - 1`, as in MMEngine.
+    """Move the value along a line from `start_factor` to `end_factor` of itself: PyTorch's LinearLR.
+
+    `end_factor` is reached at the window's last step, `end - 1`: PyTorch's `total_iters` is `end - begin -
+    1`, as in MMEngine.
 
     Raises:
-        TypeError, ValueError: a factor is not in (0, 1] (the last may be 0), `end` is missing, or no window of two
-            steps.
+        TypeError, ValueError: `start_factor` is not in (0, 1], `end_factor` is not in [0, 1], `end` is
+            missing, or the window is shorter than two steps.
     """
 
     length_from = "end"
@@ -142,11 +158,13 @@ class LinearLR(NamedWindow):
 
 
 class ExponentialLR(NamedWindow):
-    """Times `gamma` at every step after the first; PyTorch's ExponentialLR in a window. Converted to iterations it
-    takes the `epoch_length`-th root of `gamma`, so that it decays as much in an epoch.
+    """Multiply the value by `gamma` at every step after the first: PyTorch's ExponentialLR in a window.
+
+    Converted to iterations it takes the `epoch_length`-th root of `gamma`, so that it decays as much in an
+    epoch.
 
     Raises:
-        TypeError, ValueError: `gamma` is not above 0, or no window.
+        TypeError, ValueError: `gamma` is not above 0, or the window is invalid.
     """
 
     def __init__(
@@ -164,14 +182,17 @@ class ExponentialLR(NamedWindow):
 
 
 class CosineAnnealingLR(NamedWindow):
-    """Half a cosine down to the minimum in `T_max` steps, and up again after that; PyTorch's CosineAnnealingLR.
+    """Go down to the minimum along half a cosine in `T_max` steps: PyTorch's CosineAnnealingLR.
+
+    After `T_max` steps the value goes up again.
 
     Args:
         T_max: steps to the minimum; by default `end - begin`.
         eta_min, eta_min_ratio: the minimum, or its ratio to the initial value of each group; by default 0.
 
     Raises:
-        TypeError, ValueError: `T_max` is no positive int, and there is no `end`; both minima; or no window.
+        TypeError, ValueError: `T_max` is not a positive int, or it and `end` are both missing; both minima
+            are given; or the window is invalid.
     """
 
     length_from = "T_max"
@@ -194,11 +215,14 @@ class CosineAnnealingLR(NamedWindow):
 
 
 class PolyLR(NamedWindow):
-    """Down to `eta_min` as `(1 - t / N) ** power`, reached at the window's last step, t = N = end - begin - 1;
-    PyTorch's PolynomialLR on what lies above `eta_min`.
+    """Go down to `eta_min` as `(1 - t / N) ** power`: PyTorch's PolynomialLR.
+
+    The factor applies to the part of the value above `eta_min`, which is reached at the window's last step, t
+    = N = `end - begin - 1`.
 
     Raises:
-        TypeError, ValueError: `power` is not above 0, `eta_min` below 0, `end` missing, or no window of two steps.
+        TypeError, ValueError: `power` is not above 0, `eta_min` is below 0, `end` is missing, or the window
+            is shorter than two steps.
     """
 
     length_from = "end"
@@ -217,21 +241,21 @@ class PolyLR(NamedWindow):
 
 
 def last_of(name: str, begin: int, end: int | None, by_epoch: bool, *, least: int = 1) -> int:
-    """The last step of a window, counted from its begin.
+    """Return the last step of a window, counted from its begin.
 
     Raises:
-        TypeError, ValueError: there is no end, or the window is shorter than `least` steps.
+        TypeError, ValueError: `end` is missing, or the window is shorter than `least` steps.
     """
     check_window(begin, end, by_epoch)
     if end is None:
-        raise ValueError(f"{name} needs end: the {'epoch' if by_epoch else 'iteration'} it is done at")
+        raise ValueError(f"{name} needs end: the {'epoch' if by_epoch else 'iteration'} at which it ends")
     if end - begin < least:
         raise ValueError(f"{name} needs a window of at least {least} steps, got begin={begin}, end={end}")
     return end - begin - 1
 
 
 def positives(what: str, values: Sequence[int]) -> list[int]:
-    """Refuse what is no list of positive ints.
+    """Check that `values` is a list of positive ints, and return a copy.
 
     Raises:
         TypeError, ValueError: naming `what` and the value.
@@ -246,10 +270,10 @@ def positives(what: str, values: Sequence[int]) -> list[int]:
 def minima_of(
     optimizer: Optimizer, param_name: str, eta_min: float | None, eta_min_ratio: float | None
 ) -> list[float]:  # fmt: skip
-    """The minimum of each group.
+    """Return the minimum of each param group.
 
     Raises:
-        TypeError, ValueError: both are given, or one is no number of at least 0.
+        TypeError, ValueError: both are given, or one is not a number of at least 0.
     """
     if eta_min is not None and eta_min_ratio is not None:
         raise ValueError(f"give eta_min or eta_min_ratio, not both: got {eta_min!r} and {eta_min_ratio!r}")

@@ -1,4 +1,8 @@
-"""The formulas of mmcv's policies: functions of how far the run is, for rates and momenta alike."""
+"""Compute the values of mmcv's learning rate and momentum policies from the progress of the run.
+
+The hooks `lr_updater` and `momentum_updater` use it. The functions are pure: they know neither an optimizer
+nor a trainer, except that `per_group` reads the number of param groups.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +22,21 @@ Anneal = Callable[[float, float, float], float]
 
 
 def annealing_cos(start: float, end: float, factor: float, weight: float = 1.0) -> float:
-    """Half a cosine from `weight * start + (1 - weight) * end` to `end` as `factor` goes from 0 to 1."""
+    """Return a point on half a cosine from `weight * start + (1 - weight) * end` to `end`.
+
+    Args:
+        factor: the position on it, from 0 to 1.
+    """
     return end + 0.5 * weight * (start - end) * (cos(pi * factor) + 1)
 
 
 def annealing_linear(start: float, end: float, factor: float) -> float:
-    """A line from `start` to `end` as `factor` goes from 0 to 1."""
+    """Return a point on the line from `start` to `end`; `factor` is the position on it, from 0 to 1."""
     return start + (end - start) * factor
 
 
 def find_anneal(strategy: str) -> Anneal:
-    """The function of "cos" or "linear".
+    """Return the annealing function of "cos" or "linear".
 
     Raises:
         ValueError: another strategy.
@@ -39,10 +47,10 @@ def find_anneal(strategy: str) -> Anneal:
 
 
 class Steps:
-    """How often a value has decayed: every `step`, or at each of a list.
+    """A counter of decays: one every `step`, or one at each step of a list.
 
     Raises:
-        TypeError, ValueError: `step` is no positive int, and no rising list of them.
+        TypeError, ValueError: `step` is neither a positive int nor a rising list of positive ints.
     """
 
     def __init__(self, step: int | Sequence[int]) -> None:
@@ -50,7 +58,7 @@ class Steps:
             for each in step:
                 positive("each step", each)
             if [*step] != sorted(set(step)):
-                raise ValueError(f"step must be a rising list, got {step!r}")
+                raise ValueError(f"step must be a rising list of ints, got {step!r}")
         elif isinstance(step, int):
             positive("step", step)
         else:
@@ -59,34 +67,34 @@ class Steps:
         self._at = () if isinstance(step, int) else tuple(step)
 
     def decays(self, progress: int) -> int:
-        """How often by then."""
+        """Return the number of decays up to a progress, in epochs or iterations."""
         return progress // self._every if self._every else bisect_right(self._at, progress)
 
 
 class Minimum:
-    """Where a value goes: a number, or a ratio of its base; exactly one of them.
+    """A lower bound of a value: a number, or a ratio of the base value; exactly one of the two is given.
 
     Raises:
-        TypeError, ValueError: both or neither, or one is below 0.
+        TypeError, ValueError: both or neither are given, or one is below 0.
     """
 
     def __init__(self, name: str, value: float | None, ratio: float | None) -> None:
         if (value is None) == (ratio is None):
             got = "neither" if value is None else f"both ({name}={value!r}, {name}_ratio={ratio!r})"
-            raise ValueError(f"give exactly one of {name} and {name}_ratio; got {got}")
+            raise ValueError(f"expected exactly one of {name} and {name}_ratio, got {got}")
         self._value = None if value is None else number(name, value, least=0)
         self._ratio = 0.0 if ratio is None else number(f"{name}_ratio", ratio, least=0)
 
     def of(self, base: float) -> float:
-        """The minimum of a group with this base."""
+        """Return the minimum of a group whose base value is `base`."""
         return base * self._ratio if self._value is None else self._value
 
 
 class Periods:
-    """Which period a run is in, and how far; after the last one, at its end.
+    """Consecutive periods of a run, each with a length and a weight; after the last one, its end.
 
     Raises:
-        TypeError, ValueError: a period is no positive int, or there are not as many weights.
+        TypeError, ValueError: a period is not a positive int, or the weights are not as many as the periods.
     """
 
     def __init__(self, periods: Sequence[int], weights: Sequence[float]) -> None:
@@ -96,16 +104,16 @@ class Periods:
             positive("each of periods", period)
         if len(weights) != len(periods):
             raise ValueError(
-                f"restart_weights must be as many as periods, got {len(weights)} for {len(periods)}"
+                f"restart_weights must have one number for each of {len(periods)} periods, got {len(weights)}"
             )
         self._ends = [*accumulate(periods)]
         self._last = len(periods) - 1
         self._spans = [*zip((0, *self._ends), periods, weights, strict=False)]
-        """Where each begins, its length, its weight."""
+        """The begin of each period, its length and its weight."""
         self.total = self._ends[-1]
 
     def at(self, progress: int) -> tuple[float, float]:
-        """The part of the period that is done, from 0 to 1, and the period's weight."""
+        """Return the part of the current period that is done, from 0 to 1, and the weight of that period."""
         index = bisect_right(self._ends, progress)
         if index > self._last:
             return 1.0, self._spans[-1][2]
@@ -114,18 +122,19 @@ class Periods:
 
 
 class Cycles:
-    """Cycles from times 1 to times `target_ratio[0]` and on to times `target_ratio[1]`; what a cycle adds to 1
-    shrinks by `gamma` from one to the next. After the last cycle its end stays.
+    """Cycles from the base value to `target_ratio[0]` times it, and on to `target_ratio[1]` times it.
 
-    Smith, "Cyclical learning rates for training neural networks", 2017, with the cosine of mmcv.
+    The difference of each peak from the base shrinks by `gamma` from one cycle to the next. After the last
+    cycle its end stays. Smith, "Cyclical learning rates for training neural networks", 2017, with the cosine
+    of mmcv.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong type or range.
     """
 
     def __init__(
-        self, target_ratio: float | Sequence[float], cyclic_times: int, step_ratio_up: float, anneal_strategy: str,
-        gamma: float,
+        self, target_ratio: float | Sequence[float], cyclic_times: int, step_ratio_up: float,
+        anneal_strategy: str, gamma: float,
     ) -> None:  # fmt: skip
         self._peak, self._end = _target_ratio(target_ratio)
         positive("cyclic_times", cyclic_times)
@@ -135,16 +144,16 @@ class Cycles:
         self._gamma = number("gamma", gamma, above=0, most=1)
 
     def check(self, max_iters: int) -> None:
-        """Refuse a run that is shorter than its cycles.
+        """Check that a run has at least one iteration for each cycle.
 
         Raises:
-            ValueError: a cycle would have no iteration.
+            ValueError: `max_iters` is less than the number of cycles.
         """
         if max_iters < self.times:
-            raise ValueError(f"cyclic_times={self.times} cycles do not fit into {max_iters} iterations")
+            raise ValueError(f"cyclic_times={self.times} needs a run of as many iterations, got {max_iters}")
 
     def value(self, base: float, progress: int, max_iters: int) -> float:
-        """The value of a group with this base at an iteration."""
+        """Return the value of a group whose base value is `base`, at iteration `progress` of `max_iters`."""
         length = max_iters // self.times
         if not length:
             self.check(max_iters)
@@ -160,7 +169,7 @@ class Cycles:
 
 
 class OneCycle:
-    """The three values a cycle goes through, by PyTorch's phases: up, down, and with `three_phase` out.
+    """The three values of a cycle, in PyTorch's phases: up, down, and with `three_phase` out.
 
     Smith and Topin, "Super-convergence", 2018, in the form of `torch.optim.lr_scheduler.OneCycleLR`.
 
@@ -177,7 +186,7 @@ class OneCycle:
         self._three = three_phase
 
     def value(self, start: float, peak: float, last: float, progress: int, total: int) -> float:
-        """The value at an iteration of `total`; at the last one, and after it, `last`."""
+        """Return the value at iteration `progress` of `total`; at the last one, and after it, `last`."""
         end = total - 1.0
         at = min(progress, end)
         began = self._pct * total - 1
@@ -192,10 +201,10 @@ class OneCycle:
 
 
 def check_given(what: str, given: Any) -> None:
-    """Refuse what `per_group` could not take from any optimizer.
+    """Check a number, a list or a mapping that `per_group` will take, before the optimizer is known.
 
     Raises:
-        TypeError, ValueError: no number above 0, and no list or mapping of those.
+        TypeError, ValueError: it is neither a number above 0 nor a list or mapping of those.
     """
     if isinstance(given, Mapping):
         for each in given.values():
@@ -208,11 +217,12 @@ def check_given(what: str, given: Any) -> None:
 
 
 def per_group(what: str, given: Any, name: str, optimizer: torch.optim.Optimizer) -> list[float]:
-    """A number for each param group, of one number, a list, or a mapping of those by the optimizer's name; that of a
-    trainer's only optimizer is the name of its class, as in mmcv.
+    """Return one number per param group, from one number, a list, or a mapping by the optimizer's name.
+
+    The name of a trainer's only optimizer is the name of its class, as in mmcv.
 
     Raises:
-        ValueError: not as many as groups, or no such optimizer.
+        ValueError: the numbers are not as many as the groups, or the mapping lacks the optimizer.
     """
     name, count = name or type(optimizer).__name__, len(optimizer.param_groups)
     if isinstance(given, Mapping):
@@ -226,7 +236,7 @@ def per_group(what: str, given: Any, name: str, optimizer: torch.optim.Optimizer
 
 
 def _target_ratio(given: float | Sequence[float]) -> tuple[float, float]:
-    """mmcv's forms: `(peak, end)`, or `peak` alone for an end of peak / 1e5."""
+    """Return `(peak, end)` from mmcv's forms; without an end it is peak / 1e5."""
     if isinstance(given, list | tuple):
         if len(given) not in (1, 2):
             raise ValueError(f"target_ratio must be a number, (peak,) or (peak, end), got {given!r}")

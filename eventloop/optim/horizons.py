@@ -1,7 +1,8 @@
-"""Find schedules whose length counts epochs where they are stepped by iteration, or the other way round.
+"""Find schedules whose length is given in epochs where they are stepped by iteration, or vice versa.
 
-PyTorch's schedulers do not know what a step is. `CosineAnnealingLR(optimizer, T_max=epochs)` that is stepped after each
-iteration goes up and down once every few batches.
+The ParamSchedulerHook logs the warnings. PyTorch's schedulers do not know their unit:
+`CosineAnnealingLR(optimizer, T_max=epochs)` that is stepped after each iteration goes up and down once every
+few batches.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from eventloop.optim.windows import Window
 
 _LENGTHS = ("T_max", "total_steps", "T_0")
 _VANISHED = 1e-6
-"""The part of a rate below which nothing is trained; a step_size that leads there by iteration was meant by epoch."""
-
+"""The part of a rate below which nothing is trained: a step_size that leads there was meant by epoch."""
 
 _BY_EPOCH = (
     "default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True)), or scheduler.by_epoch = True"
@@ -25,9 +25,9 @@ class Horizon(NamedTuple):
     """The step at which a schedule ends.
 
     Args:
-        label: the argument that says so, with its value.
+        label: the argument that sets the step, with its value.
         step: the number of steps.
-        whole: the schedule is as long as the run; a milestone or a step_size is not.
+        whole: True if the schedule is as long as the run; a milestone or a step_size is not.
     """
 
     label: str
@@ -36,12 +36,12 @@ class Horizon(NamedTuple):
 
 
 def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: int | None) -> str | None:
-    """Return a warning where a schedule's length shows that it counts another unit than it is stepped in, else None.
+    """Return a warning if a schedule's length is in another unit than its steps, else None.
 
     Args:
-        by_epoch: whether it is stepped after each epoch, or after each iteration.
-        max_epochs, max_iters: the length of the run in both units; None where the iterations are not known, which
-            are then taken to be more than the epochs.
+        by_epoch: True if it is stepped after each epoch, False after each iteration.
+        max_epochs, max_iters: the length of the run in both units; without `max_iters` the iterations are
+            assumed to be more than the epochs.
     """
     if max_iters == max_epochs:
         return None
@@ -50,16 +50,18 @@ def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: in
     for horizon in _horizons(read(), max_iters):
         if by_epoch and horizon.whole and horizon.step == max_iters:
             return (
-                f"{type(scheduler).__name__} is stepped after each epoch, and its {horizon.label} is the number of "
-                f"iterations, {max_iters}, of a run of max_epochs={max_epochs}: give it by_epoch=False, or the length in epochs"
+                f"{type(scheduler).__name__} is stepped after each epoch, and its {horizon.label} is the "
+                f"number of iterations, {max_iters}, of a run of max_epochs={max_epochs}: give it "
+                "by_epoch=False, or the length in epochs"
             )
         early = not is_window and max_iters is not None and _ends_early(horizon, max_epochs, max_iters)
         if not by_epoch and (early or (horizon.whole and horizon.step == max_epochs)):
             how = "by_epoch=True" if is_window else _BY_EPOCH
             length = "" if max_iters is None else f", {max_iters}"
             return (
-                f"{type(scheduler).__name__} is stepped after each iteration, and its {horizon.label} looks like a number of "
-                f"epochs, of max_epochs={max_epochs}: step it by epoch with {how}; or give it the length in iterations{length}"
+                f"{type(scheduler).__name__} is stepped after each iteration, and its {horizon.label} looks "
+                f"like a number of epochs, of max_epochs={max_epochs}: step it by epoch with {how}; or give "
+                f"it the length in iterations{length}"
             )
     return None
 
@@ -67,7 +69,8 @@ def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: in
 def _ends_early(horizon: Horizon, max_epochs: int, max_iters: int) -> bool:
     """Return whether a schedule fits the epochs and ends within the first tenth of the iterations.
 
-    Milestones, of which the last is usually in the second half of a run, only need to end within the first half.
+    Milestones, of which the last is usually in the second half of a run, only need to end within the first
+    half.
     """
     if not 0 < horizon.step <= max_epochs or horizon.label.startswith("T_0"):
         return False
@@ -76,7 +79,10 @@ def _ends_early(horizon: Horizon, max_epochs: int, max_iters: int) -> bool:
 
 
 def _horizons(state: Any, max_iters: int | None) -> Iterator[Horizon]:
-    """Read the lengths from the state of a scheduler; a warm-up, which is a small part of a run in any unit, has none."""
+    """Read the lengths from the state of a scheduler.
+
+    A warm-up yields none, because it is a small part of a run in any unit.
+    """
     if not isinstance(state, Mapping):  # of a class of the user's own
         return
     if state.get("scheduler"):  # of a window
@@ -117,7 +123,10 @@ def _own(state: Mapping[str, Any], max_iters: int | None) -> Iterator[Horizon]:
 
 
 def _after(step: int, label: str, horizons: Iterator[Horizon]) -> Iterator[Horizon]:
-    """Horizons of a schedule that begins at a step; a length is also taken without the steps before, as users write it."""
+    """Yield the horizons of a schedule that begins at a step, with and without the steps before it.
+
+    Users write a length in either way.
+    """
     for horizon in horizons:
         if step:
             yield horizon._replace(label=f"{label} and {horizon.label}", step=step + horizon.step)

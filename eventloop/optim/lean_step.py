@@ -1,7 +1,7 @@
-"""A step of PyTorch's schedulers at half the time of `step()`: the value is PyTorch's, what is left out does nothing.
+"""Step PyTorch's schedulers at half the time of `step()`, with the same values.
 
-`LRScheduler.step()` looks for mistakes in the order of calls, which are in the first step or never, and copies tensors,
-which a rate seldom is. In each iteration of a run that costs more than the schedule does.
+Windows and replayed schedules use it. `LRScheduler.step()` checks the order of calls, which can be wrong only
+in the first step, and copies tensors, which a rate seldom is; that costs more than the schedule itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MARKS = ("_get_lr_called_within_step", "_step_count", "_last_lr")
 
 
 def steps_plainly(scheduler: object) -> bool:
-    """True for a scheduler whose step is PyTorch's own, so that it is known what it does."""
+    """Return whether the step of a scheduler is PyTorch's own, so that `next_values` may replace it."""
     # not by `vars`: an object whose dict was asked for is slower from then on (CPython 3.11, 3.12)
     own = [getattr(type(scheduler), name, None) for name in ("step", "_update_lr")]
     unpatched = getattr(getattr(scheduler, "step", None), "__func__", None) is LRScheduler.step
@@ -25,11 +25,12 @@ def steps_plainly(scheduler: object) -> bool:
 
 
 def next_values(scheduler: LRScheduler) -> list[Any]:
-    """Count a step, and return the value of each param group after it, from PyTorch's `get_lr()`; nothing is written to
-    the groups yet, whose values must be floats.
+    """Count a step, and return the value of each param group after it, from PyTorch's `get_lr()`.
+
+    Nothing is written to the groups. Their values must be floats.
 
     Raises:
-        ValueError: `get_lr()` has more or fewer values than there are groups.
+        ValueError: `get_lr()` returns more or fewer values than there are groups.
     """
     scheduler._step_count += 1  # first, as PyTorch does: its cosine looks at it
     scheduler._get_lr_called_within_step = True
@@ -40,20 +41,24 @@ def next_values(scheduler: LRScheduler) -> list[Any]:
         scheduler._get_lr_called_within_step = False
     if len(values) != (expected := len(scheduler.optimizer.param_groups)):
         raise ValueError(
-            f"{type(scheduler).__name__}.get_lr() must return one value a param group, {expected}, got {len(values)}"
+            f"{type(scheduler).__name__}.get_lr() must return one value per param group, {expected}, got "
+            f"{len(values)}"
         )
     scheduler._last_lr = values
     return values
 
 
 def stepper(scheduler: Any) -> Callable[[], object]:
-    """What steps a scheduler from now on: a lean step where its `step` is that of PyTorch's base class, else its own."""
+    """Return a function that steps a scheduler.
+
+    It takes a lean step if the scheduler's `step` is PyTorch's own, and calls that `step` otherwise.
+    """
     return partial(_step, scheduler) if steps_plainly(scheduler) else scheduler.step
 
 
 def _step(scheduler: LRScheduler) -> None:
     groups = scheduler.optimizer.param_groups
-    # PyTorch's warnings of the wrong order are in its first step; of groups added later each release thinks otherwise
+    # PyTorch warns of a wrong order in its first step; releases differ in how they treat groups added later
     if scheduler._step_count < 2 or len(groups) != len(scheduler.base_lrs):
         scheduler.step()
         return

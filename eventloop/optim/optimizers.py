@@ -1,4 +1,8 @@
-"""One optimizer, or several by name, as a GAN has them."""
+"""Read, check and load the states of one optimizer, or of several by name, as a GAN has them.
+
+The trainer, its hooks and the resume use it. Every function takes an optimizer, a mapping of names to
+optimizers, or None.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +24,19 @@ _LOAD = torch.optim.Optimizer.load_state_dict
 
 
 def named_optimizers(optimizer: Any) -> dict[str, Any]:
-    """The optimizers of a trainer by name; the name of a single one is "", and None has none."""
+    """Return the optimizers of a trainer by name; a single one has the name "", and None gives none."""
     if optimizer is None:
         return {}
     return dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
 
 
 def each_optimizer(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers of a trainer."""
+    """Return the optimizers of a trainer as a list."""
     return list(named_optimizers(optimizer).values())
 
 
 def hookable(optimizer: Any) -> torch.optim.Optimizer | None:
-    """Return the optimizer that calls step hooks: itself, or the `.optimizer` in a wrapper; None without one.
+    """Return the optimizer that calls step hooks: itself, or the `.optimizer` of a wrapper; else None.
 
     accelerate's wrapper is a `torch.optim.Optimizer` that calls no hooks of its own.
     """
@@ -45,16 +49,19 @@ def hookable(optimizer: Any) -> torch.optim.Optimizer | None:
 
 
 def named_values(what: str, optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """Each optimizer with the name of its metric: `what`, or `what/<name>` where there are several by name."""
+    """Yield each optimizer with the name of its metric.
+
+    The name is `what`, or `what/<name>` where there are several optimizers by name.
+    """
     for name, each in named_optimizers(optimizer).items():
         yield f"{what}/{name}" if name else what, each
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Refuse what is no optimizer, and no mapping of optimizers by name.
+    """Check that an argument is an optimizer, a mapping of names to optimizers, or None.
 
     Raises:
-        TypeError, ValueError: see the message.
+        TypeError, ValueError: with the value that was given and the fix.
     """
     if not isinstance(optimizer, Mapping):
         if optimizer is not None and not _is_optimizer(optimizer):
@@ -69,23 +76,25 @@ def check_optimizer(optimizer: object) -> None:
         raise ValueError("optimizer is an empty mapping: pass one optimizer, a dict(name=optimizer), or None")
     for name, each in optimizer.items():
         if not isinstance(name, str) or not name:
-            raise TypeError(f"the names of optimizers must be texts, got {name!r}")
+            raise TypeError(f"the names of optimizers must be non-empty strings, got {name!r}")
         if not _is_optimizer(each):
             raise TypeError(f"optimizer[{name!r}] must be a torch.optim.Optimizer, got {each!r}")
     if len({id(each) for each in optimizer.values()}) < len(optimizer):
         raise ValueError(
-            f"two of the optimizers {sorted(optimizer)} are one object, which would be stepped twice: name it once"
+            f"two of the optimizers {sorted(optimizer)} are one object, which would be stepped twice: pass "
+            "it once"
         )
 
 
 def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *, refuses: bool) -> None:
-    """Refuse optimizers that have no parameter of the model, and log parameters that are not the model's.
+    """Refuse optimizers without a parameter of the model, and log parameters that are not the model's.
 
-    The parameters of a `loss_fn` that is a module are trained as well, but no checkpoint has them. Only PyTorch's own
-    optimizers and their subclasses are looked at: a library's wrapper may hold copies of the weights in another type.
+    The parameters of a `loss_fn` that is a module are trained as well, but no checkpoint has them. Only
+    PyTorch's own optimizers and their subclasses are checked: a library's wrapper may hold copies of the
+    weights in another type.
 
     Args:
-        refuses: False only logs, for steps that the user's own code makes and that may change any module.
+        refuses: False only logs; for steps of the user's own code, which may train any module.
 
     Raises:
         ValueError: every optimizer has parameters, and none of them is the model's or the loss function's.
@@ -101,16 +110,17 @@ def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *,
     all_ids = {each for ids in given.values() for each in ids}
     if refuses and own and all(given.values()) and given and all_ids.isdisjoint(own | of_loss):
         raise ValueError(
-            f"optimizer has none of the model's {len(own)} parameters: its own {len(all_ids)} are others, so the model "
-            "would not change. Build it from this model, as torch.optim.SGD(model.parameters(), ...), and after all "
-            "that replaces parameters. To train other modules, put them into the model (torch.nn.ModuleDict), or call "
-            "step() in your own code with default_hooks=dict(optimizer=None)"
+            f"optimizer has none of the model's {len(own)} parameters: its own {len(all_ids)} are others, so "
+            "the model would not change. Build it from this model, as torch.optim.SGD(model.parameters(), "
+            "...), and after all code that replaces parameters. To train other modules, put them into the "
+            "model (torch.nn.ModuleDict), or call step() in your own code with "
+            "default_hooks=dict(optimizer=None)"
         )
     if any(foreign.values()):
         logger.warning(
-            "not all parameters of the optimizer are the model's: %s. No checkpoint has them, and parameters that were "
-            "replaced in the model train nothing: put their module into the model, or build the optimizer after the "
-            "model is complete",
+            "not all parameters of the optimizer are the model's: %s. No checkpoint has them, and "
+            "parameters that were replaced in the model train nothing: put their module into the model, or "
+            "build the optimizer after the model is complete",
             ", ".join(
                 f"{count} of {len(given[name])} are not{f' in optimizer[{name!r}]' if name else ''}"
                 for name, count in foreign.items()
@@ -120,14 +130,14 @@ def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *,
 
 
 def class_names(optimizer: Any) -> Any:
-    """What the optimizers are, to be compared with a checkpoint's: a name, or names by name."""
+    """Return the optimizer's class name, or a mapping of class names, to compare it with a checkpoint's."""
     if isinstance(optimizer, Mapping):
         return {name: type(each).__name__ for name, each in optimizer.items()}
     return None if optimizer is None else type(optimizer).__name__
 
 
 def optimizer_state(optimizer: Any) -> Any:
-    """The state of an optimizer, or states by name; None without one."""
+    """Return the state of an optimizer, or a mapping of states by name; None without an optimizer."""
     if isinstance(optimizer, Mapping):
         return {name: each.state_dict() for name, each in optimizer.items()}
     return None if optimizer is None else optimizer.state_dict()
@@ -136,17 +146,17 @@ def optimizer_state(optimizer: Any) -> Any:
 def load_optimizer_state(
     optimizer: Any, state: Any, rollback: Rollback, *, converts: bool = False, source: object = "the state"
 ) -> None:
-    """Take what `optimizer_state` returned; without an optimizer nothing is taken.
+    """Load what `optimizer_state` returned; without an optimizer nothing is loaded.
 
-    PyTorch converts what is loaded to the type of the parameters, by which averages that are kept in float32 beside
-    weights in bfloat16 are rounded. It is put back to the type it was saved in, but where an optimizer loads in a way of
-    its own.
+    PyTorch converts the loaded values to the type of the parameters, which rounds averages that are kept in
+    float32 for weights in bfloat16. This function restores the type they were saved in, except for an
+    optimizer with a `load_state_dict` of its own.
 
     Args:
-        rollback: restores an optimizer. PyTorch's loading replaces two attributes, so only the state of one that loads in a
-            way of its own is copied for that.
-        converts: the parameters are of another type than those of the state, which is to follow them.
-        source: for messages.
+        rollback: restores the optimizer after an error. PyTorch's loading replaces two attributes, so the
+            state is copied only for an optimizer that loads in another way.
+        converts: True if the parameters have another type than the state and the state is to follow them.
+        source: names the checkpoint in messages.
 
     Raises:
         CheckpointError: an optimizer refuses its state.
@@ -170,7 +180,7 @@ def _loads_as_torch(optimizer: Any) -> bool:
 
 
 def _plainly(optimizer: torch.optim.Optimizer) -> bool:
-    """Loading runs no code of others."""
+    """Return whether loading a state runs only PyTorch's code."""
     hooks = (
         optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks,
     )  # fmt: skip
@@ -186,11 +196,11 @@ def _unconvert(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> No
 
 
 def _typed(loaded: Any, saved: Any) -> Any:
-    """What was loaded, with the values that were saved where these are of another type."""
+    """Return the loaded value, or the saved one where the types differ."""
     if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if type(loaded) is dict and isinstance(saved, Mapping):
-        # of "step" PyTorch knows better: where it is kept, and in which type
+        # "step" stays as loaded: PyTorch decides its device and type
         return {
             key: _typed(value, saved[key]) if key in saved and key != "step" else value
             for key, value in loaded.items()
@@ -201,16 +211,21 @@ def _typed(loaded: Any, saved: Any) -> Any:
 
 
 class ParameterOrder:
-    """Which parameter is which in an optimizer's state, which has their numbers alone: given in another order, as after
-    layers were declared in another one, each would go on with another's momentum."""
+    """The order of the parameters in the state of each optimizer.
+
+    A state knows its parameters by number alone. In another order, as after layers were declared in another
+    one, each parameter would continue with another's momentum.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, list[int]] = {}  # the optimizers' ids, and the sizes of their groups
         self._names: dict[str, list[str]] = {}
 
     def of(self, model: torch.nn.Module, optimizer: Any) -> dict[str, list[str]]:
-        """By optimizer and group the names in the model, a line each; worked out anew where a group has grown. What is no
-        parameter of the model has an empty line."""
+        """Return the parameters' names in the model, by optimizer and param group, joined by newlines.
+
+        A parameter that is not the model's has an empty name. The result is cached until a group grows.
+        """
         named = named_optimizers(optimizer)
         known = {name: [id(each), *_group_sizes(each.param_groups)] for name, each in named.items()}
         if known != self._known:
@@ -228,7 +243,7 @@ class ParameterOrder:
         """Refuse a state whose parameters are those of the optimizer in another order.
 
         Raises:
-            CheckpointError: with the first that is in another place.
+            CheckpointError: with the first parameter that differs.
         """
         for name, groups in self.of(model, optimizer).items():
             for number, (own, former) in enumerate(zip(groups, saved.get(name, ()), strict=False)):
@@ -238,25 +253,27 @@ class ParameterOrder:
                         i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len({*pair}) > 1
                     )
                     raise CheckpointError(
-                        f"{source} has the parameters of the optimizer{f' {name!r}' if name else ''} in another order, by "
-                        f"which their states would be exchanged: at {place} of param group {number} it has "
-                        f"{theirs[place]!r}, the trainer {ours[place]!r}: give it to the optimizer in that order, or "
-                        "load_checkpoint(path), which takes the weights alone"
+                        f"{source} has the parameters of the optimizer{f' {name!r}' if name else ''} in "
+                        f"another order, which would exchange their states: at {place} of param group "
+                        f"{number} it has {theirs[place]!r}, the trainer {ours[place]!r}: give the "
+                        "parameters to the optimizer in that order, or call load_checkpoint(path), which "
+                        "loads the weights alone"
                     )
 
 
 def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: object) -> None:
-    """Refuse a checkpoint of other optimizers before anything of it is taken.
+    """Refuse a checkpoint of other optimizers before anything is loaded.
 
     Raises:
-        CheckpointError: another class, other names, parameter groups of other sizes, or something that is no state.
+        CheckpointError: the class, the names or the sizes of the param groups differ, or it is not an
+            optimizer's state.
     """
     if optimizer is None:
         return
     if saved_names != class_names(optimizer):
         raise CheckpointError(
-            f"{source} is of another optimizer: {saved_names}, the trainer has {class_names(optimizer)}: give it that one, "
-            "or load_checkpoint(path), which takes the weights alone"
+            f"{source} is of another optimizer: {saved_names}, the trainer has {class_names(optimizer)}: "
+            "give it that one, or call load_checkpoint(path), which loads the weights alone"
         )
     for name, each in named_optimizers(optimizer).items():
         of = f"optimizer[{name!r}]" if name else "optimizer"
@@ -267,9 +284,9 @@ def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: 
         sizes, saved_sizes = (_group_sizes(groups) for groups in (each.param_groups, saved.param_groups))
         if sizes != saved_sizes:
             raise CheckpointError(
-                f"{source} is of another optimizer: {f'of {name!r} ' if name else ''}its parameter groups have "
-                f"{saved_sizes} parameters, the trainer's {sizes}: give it the groups that it had then, or "
-                "load_checkpoint(path), which takes the weights alone"
+                f"{source} is of another optimizer: {f'of {name!r} ' if name else ''}its parameter groups "
+                f"have {saved_sizes} parameters, the trainer's {sizes}: give the optimizer the groups of the "
+                "checkpoint, or call load_checkpoint(path), which loads the weights alone"
             )
         for number, (former, group) in enumerate(zip(saved.param_groups, each.param_groups, strict=True)):
             what = f"{source}: {of}.param_groups[{number}]"
@@ -279,7 +296,7 @@ def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: 
 
 
 class _State(msgspec.Struct):
-    """Describe what every optimizer's state has."""
+    """The entries that the state of every optimizer has."""
 
     param_groups: list[dict[str, Any]]
     state: Any = None

@@ -1,4 +1,8 @@
-"""What schedules move: a value, by its name, of each param group of an optimizer; and checks of their arguments."""
+"""Read and write a value of an optimizer's param groups by its name, and check numbers for it.
+
+The schedulers, the policy hooks and the resume use it. A value may be a float or a tensor; a tensor is filled
+in place, because a compiled or captured step holds it.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,21 @@ Value = float | torch.Tensor
 
 
 def groups_of(optimizer: Any) -> list[Group]:
-    """The param groups of one optimizer, or of several by name, in order. Those of one are its own list, not a copy:
-    schedules ask in each iteration, and see what was added or loaded meanwhile."""
+    """Return the param groups of one optimizer, or of several by name, in order.
+
+    Those of one optimizer are its own list, not a copy: schedules ask in each iteration, and see groups that
+    were added or loaded meanwhile.
+    """
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer.param_groups
     return [group for each in named_optimizers(optimizer).values() for group in each.param_groups]
 
 
 def check_has_value(optimizer: torch.optim.Optimizer, name: str) -> None:
-    """Refuse what is no optimizer, or one that has no such value.
+    """Check that `optimizer` is a PyTorch optimizer whose param groups have the value `name`.
 
     Raises:
-        TypeError, ValueError: naming the optimizer, and what its groups have.
+        TypeError, ValueError: naming the optimizer and the values its groups have.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
@@ -40,13 +47,13 @@ def check_has_value(optimizer: torch.optim.Optimizer, name: str) -> None:
 
 
 def read_value(group: Group, name: str) -> Value:
-    """The value of a group; `momentum` is the first of `betas` where a group has those, as in Adam."""
+    """Return the value of a group; `momentum` is the first of `betas` where a group has those, as in Adam."""
     value: Value = group["betas"][0] if _in_betas(group, name) else group[name]
     return value
 
 
 def write_value(group: Group, name: str, value: Value) -> None:
-    """Set the value of a group; a tensor, which a compiled or captured step holds, is filled and stays the same."""
+    """Set the value of a group; a tensor, which a compiled or captured step holds, is filled in place."""
     old = read_value(group, name)
     if isinstance(old, torch.Tensor):
         old.fill_(value)
@@ -57,13 +64,15 @@ def write_value(group: Group, name: str, value: Value) -> None:
 
 
 def number_like(current: Any, value: Any) -> Any:
-    """Return `value`, as a tensor like `current` if that is one."""
+    """Return `value`, as a tensor like `current` if that is a tensor."""
     return torch.full_like(current, value) if isinstance(current, torch.Tensor) else value
 
 
 def initial_value(group: Group, name: str) -> float:
-    """The value a group began with: its `initial_lr`, made from its `lr` where nobody did so yet. It is saved with
-    the optimizer, so a resumed run does not take a decayed value for it."""
+    """Return the value a group began with, and store it in the group as `initial_<name>` if it is missing.
+
+    It is saved with the optimizer, so a resumed run does not take a decayed value for the initial one.
+    """
     key = f"initial_{name}"
     value = group[key] if key in group else read_value(group, name)
     if type(value) is not float:
@@ -85,7 +94,7 @@ def number(
     below: float | None = None,
     most: float | None = None,
 ) -> float:
-    """Return `value` as float; raise unless finite and in range.
+    """Check that `value` is a finite number in a range, and return it as float.
 
     Raises:
         TypeError, ValueError: naming `what`, the range and the value.
@@ -107,10 +116,10 @@ def number(
 
 
 def per_group(what: str, value: object, groups: Sequence[Group], **bounds: float) -> float | list[float]:
-    """Refuse what is neither one finite number in a range nor a list of one for each param group.
+    """Check that `value` is a finite number in a range, or a list of one for each param group; return it.
 
     Raises:
-        TypeError, ValueError: naming `what`, the range or how many groups there are, and the value.
+        TypeError, ValueError: naming `what`, the range or the number of groups, and the value.
     """
     if not isinstance(value, list | tuple):
         return number(what, value, **bounds)

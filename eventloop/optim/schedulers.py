@@ -1,13 +1,14 @@
-"""MMEngine's schedulers, by their names and parameters, as windows over PyTorch's; and building them from configs.
+"""Provide MMEngine's schedulers by their names and parameters, and build schedulers from configs.
 
     Trainer(..., schedulers=[
         dict(type="LinearLR", start_factor=0.001, by_epoch=False, begin=0, end=500),
         dict(type="MultiStepLR", milestones=[8, 11], gamma=0.1),
     ])
 
-They are chainable: each goes on from the value that is there. `begin` and `end` are epochs, or iterations with
-`by_epoch=False`; a schedule's own steps are counted from `begin`. The `...Momentum` twins move `momentum`, or the
-first of `betas`, and a subclass with another `param_name` moves that:
+They are windows over PyTorch's schedulers and chainable: each continues from the current value. `begin` and
+`end` count epochs, or iterations with `by_epoch=False`; a schedule's own steps are counted from `begin`. The
+`...Momentum` classes schedule `momentum`, or the first of `betas`, and a subclass with another `param_name`
+schedules that value:
 
     class LinearWeightDecay(LinearLR):
         param_name = "weight_decay"
@@ -51,55 +52,55 @@ class ScheduledTrainer(Protocol):
 
 
 class StepMomentum(StepLR):
-    """`StepLR` for the momentum."""
+    """Schedule the momentum as `StepLR` does the learning rate."""
 
     param_name = "momentum"
 
 
 class MultiStepMomentum(MultiStepLR):
-    """`MultiStepLR` for the momentum."""
+    """Schedule the momentum as `MultiStepLR` does the learning rate."""
 
     param_name = "momentum"
 
 
 class ConstantMomentum(ConstantLR):
-    """`ConstantLR` for the momentum."""
+    """Schedule the momentum as `ConstantLR` does the learning rate."""
 
     param_name = "momentum"
 
 
 class LinearMomentum(LinearLR):
-    """`LinearLR` for the momentum."""
+    """Schedule the momentum as `LinearLR` does the learning rate."""
 
     param_name = "momentum"
 
 
 class ExponentialMomentum(ExponentialLR):
-    """`ExponentialLR` for the momentum."""
+    """Schedule the momentum as `ExponentialLR` does the learning rate."""
 
     param_name = "momentum"
 
 
 class CosineAnnealingMomentum(CosineAnnealingLR):
-    """`CosineAnnealingLR` for the momentum."""
+    """Schedule the momentum as `CosineAnnealingLR` does the learning rate."""
 
     param_name = "momentum"
 
 
 class PolyMomentum(PolyLR):
-    """`PolyLR` for the momentum."""
+    """Schedule the momentum as `PolyLR` does the learning rate."""
 
     param_name = "momentum"
 
 
 class CosineRestartMomentum(CosineRestartLR):
-    """`CosineRestartLR` for the momentum."""
+    """Schedule the momentum as `CosineRestartLR` does the learning rate."""
 
     param_name = "momentum"
 
 
 class ReduceOnPlateauMomentum(ReduceOnPlateauLR):
-    """`ReduceOnPlateauLR` for the momentum."""
+    """Schedule the momentum as `ReduceOnPlateauLR` does the learning rate."""
 
     param_name = "momentum"
 
@@ -128,19 +129,19 @@ __all__ = [
 ]
 
 SCHEDULERS = Registry("scheduler", __name__)
-"""`@SCHEDULERS.register` makes a class of your own known to configs; its constructor takes `optimizer`."""
+"""`@SCHEDULERS.register` makes your class available to configs; its constructor takes `optimizer`."""
 
 
 def build_schedulers(trainer: ScheduledTrainer) -> None:
-    """Make schedulers of the configs among `trainer.schedulers`, in their place; of one for several optimizers, one
-    for each.
+    """Replace the configs in `trainer.schedulers` by schedulers, one for each of the trainer's optimizers.
 
-    `type` is a class, a name of this module, of your own `@SCHEDULERS.register`, or else of `torch.optim.lr_scheduler`. Where a
-    schedule of this module needs an `end` and has none, it is that of the run, in its unit. `convert_to_iter_based=True` takes one
-    written in epochs and steps it by iteration.
+    `type` is a class, or a name of this module, of your own `@SCHEDULERS.register`, or of
+    `torch.optim.lr_scheduler`. A schedule of this module that needs an `end` and has none gets the run's, in
+    its unit. `convert_to_iter_based=True` takes counts in epochs and steps the scheduler by iteration.
 
     Raises:
-        TypeError, ValueError: an unknown type or argument (with a suggestion), or one the scheduler refuses.
+        TypeError, ValueError: an unknown type or argument (with a suggestion), or a value that the scheduler
+            refuses.
     """
     built: list[Any] = []
     for given in trainer.schedulers:
@@ -157,10 +158,10 @@ def build_schedulers(trainer: ScheduledTrainer) -> None:
 
 
 def check_windows(trainer: ScheduledTrainer) -> None:
-    """Warn of windows that reach past the run, in a unit that was probably not meant.
+    """Warn of windows that reach past the run, probably because their unit is another one.
 
     Warns:
-        UserWarning: one by epoch that ends, or begins, after the last epoch.
+        UserWarning: a window begins at or ends after the end of the run.
     """
     for scheduler in trainer.schedulers:
         if not isinstance(scheduler, Window):
@@ -170,8 +171,8 @@ def check_windows(trainer: ScheduledTrainer) -> None:
         )
         if total is not None and (scheduler.begin >= total or (scheduler.end or 0) > total):
             warnings.warn(
-                f"{type(scheduler).__name__} runs from {unit} {scheduler.begin} to {scheduler.end}, and the run has "
-                f"{total}: by_epoch={scheduler.by_epoch} is the unit of begin and end",
+                f"{type(scheduler).__name__} runs from {unit} {scheduler.begin} to {scheduler.end}, and the "
+                f"run has {total}: by_epoch={scheduler.by_epoch} is the unit of begin and end",
                 UserWarning,
                 stacklevel=2,
             )

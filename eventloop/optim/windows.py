@@ -1,4 +1,7 @@
-"""A scheduler that acts in a window of the run, on one value of the param groups."""
+"""Run a scheduler of PyTorch's in a window of the run, on one value of the param groups.
+
+`schedulers` names MMEngine's windows; the ParamSchedulerHook steps them, and the resume rebuilds them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ logger = logging.getLogger("eventloop")
 
 Schedule = Callable[[Optimizer], LRScheduler]
 
-# What schedulers count or derive; everything else in their states was an argument.
+# Schedulers count or derive these entries of their states; all others were arguments.
 PROGRESS = frozenset(
     {
         "last_epoch", "last_step", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs",
@@ -29,30 +32,32 @@ PROGRESS = frozenset(
 
 
 class Window:
-    """Runs a scheduler of PyTorch's from step `begin` up to, and without, step `end`; outside it does nothing.
+    """A scheduler of PyTorch's that runs from step `begin` up to, and without, step `end`.
 
         warm = Window(opt, lambda o: LinearLR(o, 0.001, total_iters=500), end=500, by_epoch=False)
         main = Window(opt, lambda o: MultiStepLR(o, [8, 11]), by_epoch=True)
         Trainer(..., schedulers=[warm, main])
 
-    The scheduler is made when its window begins, so its first step is `begin`. PyTorch's schedulers go on from the
-    value that is there, so windows that overlap multiply, and between two windows the value stays.
-    `eventloop.optim.schedulers` has MMEngine's names, built on this.
+    Outside the window it does nothing. The scheduler is made when its window begins, so its first step is
+    `begin`. PyTorch's schedulers continue from the current value, so windows that overlap multiply, and
+    between two windows the value stays. `eventloop.optim.schedulers` has MMEngine's names, built on this
+    class.
 
-    The scheduler works on a shadow of the optimizer whose `lr` is the scheduled value: so any of PyTorch's can move
-    a momentum (in `betas`, too) or a weight decay.
+    The scheduler works on a stand-in for the optimizer whose `lr` is the scheduled value. So every scheduler
+    of PyTorch's can schedule a momentum (in `betas`, too) or a weight decay.
 
     Args:
-        optimizer: whose param groups are scheduled.
+        optimizer: the optimizer whose param groups are scheduled.
         schedule: `(optimizer) -> scheduler of PyTorch's`.
-        begin, end: in epochs, or in iterations with `by_epoch=False`; without `end` there is none.
-        by_epoch: the unit; the param_scheduler hook steps it after each epoch, or after each iteration.
+        begin, end: in epochs, or in iterations with `by_epoch=False`; without `end` the window stays open.
+        by_epoch: the unit; the param_scheduler hook steps the window after each epoch, or after each
+            iteration.
         param_name: "lr", "momentum" or another number in the groups. A subclass may set it as an attribute.
-        floor: the scheduler moves only what lies above this (one number, or one a group).
+        floor: the scheduler moves only the part of the value above this (one number, or one per group).
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong type or range, the optimizer has no such value, or the
-            scheduler refuses its arguments.
+        TypeError, ValueError: an argument is of the wrong type or range, the optimizer has no such value, or
+            the scheduler refuses its arguments.
     """
 
     param_name: str = "lr"
@@ -87,7 +92,7 @@ class Window:
 
     @property
     def active(self) -> bool:
-        """True when `last_step` lies in the window."""
+        """Return whether `last_step` lies in the window."""
         return self.begin <= self.last_step and (self.end is None or self.last_step < self.end)
 
     def step(self) -> None:
@@ -97,44 +102,50 @@ class Window:
             self._advance()
 
     def get_last_value(self) -> list[Any]:
-        """The value of each param group as it is now."""
+        """Return the current value of each param group."""
         return [read_value(group, self.param_name) for group in self.optimizer.param_groups]
 
     get_last_lr = get_last_value
 
     def state_dict(self) -> dict[str, Any]:
-        """The window, the place in the run, and the state of PyTorch's scheduler once its window has begun."""
+        """Return the window, the number of steps, and the state of PyTorch's scheduler.
+
+        Before the window begins the latter is missing (None).
+        """
         scheduler = None if self._scheduler is None else self._scheduler.state_dict()
         return {"last_step": self.last_step, **self._window(), "scheduler": scheduler}
 
     def written(self) -> list[tuple[float, float]]:
-        """Return for each param group its initial value, and the value that was last seen or written."""
+        """Return for each param group its initial value, and the value that was last read or written."""
         values = [
             float(rate) + low for rate, low in zip(self._shadow.rates(), self._shadow.floors, strict=True)
         ]
         return [*zip(self._initial, values, strict=True)]
 
     def built_state(self) -> dict[str, Any]:
-        """A state with the arguments of PyTorch's scheduler in it, whether or not its window has begun."""
+        """Return a state with the arguments of PyTorch's scheduler, also before the window begins."""
         return {**self.state_dict(), "scheduler": self._built}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; the optimizer's own state has to be loaded before.
+        """Continue from a state; the optimizer's own state has to be loaded before.
 
-        As with PyTorch's schedulers the arguments in the state replace those of the constructor. Where they differ,
-        that is logged as a warning, because somebody may have edited them in vain.
+        As with PyTorch's schedulers the arguments in the state replace those of the constructor. A difference
+        is logged as a warning, because an edit of the arguments would have no effect.
         """
         changed = self._take(state)
         if changed:
             logger.warning(
-                "%s goes on with the arguments of the checkpoint, not with those it was built with: %s",
+                "%s continues with the arguments of the checkpoint, not with those it was built with: %s",
                 type(self).__name__,
                 "; ".join(changed),
             )
 
     def moved_to(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Window:
-        """The same schedule where a state was taken, on another optimizer with as many groups; of a state that has the
-        arguments of a window that has not begun, as `built_state`, these are left."""
+        """Return a copy on another optimizer with as many groups, in a given state.
+
+        The state may be that of `built_state`: arguments of a scheduler whose window has not begun are
+        ignored.
+        """
         other = copy.copy(self)
         other.optimizer = optimizer
         begun = state["begin"] <= state["last_step"]
@@ -142,12 +153,12 @@ class Window:
         return other
 
     def _window(self) -> dict[str, Any]:
-        """The arguments that are not PyTorch's scheduler's."""
+        """Return the window's own arguments, without those of PyTorch's scheduler."""
         floor = self._floor if isinstance(self._floor, int | float) else list(self._floor)
         return {"begin": self.begin, "end": self.end, "by_epoch": self.by_epoch, "floor": floor}
 
     def _take(self, state: Mapping[str, Any]) -> list[str]:
-        """Take a state, and return what differs of the arguments."""
+        """Load a state, and return the arguments that differ."""
         changed = _differences(self._window(), state)
         self.begin, self.end, self.by_epoch = state["begin"], state["end"], state["by_epoch"]
         self._floor = state["floor"]
@@ -175,7 +186,7 @@ class Window:
         shadow.push(shadow.rates())
 
     def _make(self, shadow: _Shadow) -> LRScheduler:
-        scheduler = self._schedule(shadow)  # which makes its first step
+        scheduler = self._schedule(shadow)  # makes its first step
         if not isinstance(scheduler, LRScheduler):
             raise TypeError(
                 f"schedule must return a scheduler of torch.optim.lr_scheduler, got {scheduler!r}"
@@ -188,8 +199,8 @@ class Window:
     def _refuse_groups(self) -> None:
         has = len(self.optimizer.param_groups)
         raise RuntimeError(
-            f"{type(self).__name__} was built for {self._shadow.size} param groups, and the optimizer has {has} now: "
-            "build schedulers after the last add_param_group"
+            f"{type(self).__name__} was built for {self._shadow.size} param groups, and the optimizer now "
+            f"has {has}: build schedulers after the last add_param_group"
         )
 
 
@@ -202,7 +213,8 @@ class PlateauWindow(Window):
     """
 
     def __init__(
-        self, optimizer: Optimizer, schedule: Schedule, monitor: str, *, begin: int = 0, end: int | None = None
+        self, optimizer: Optimizer, schedule: Schedule, monitor: str, *,
+        begin: int = 0, end: int | None = None,
     ) -> None:  # fmt: skip
         check_metric("monitor", monitor)
         self.monitor = monitor
@@ -211,7 +223,7 @@ class PlateauWindow(Window):
             self._scheduler = self._make(self._shadow)
 
     def step(self, metric: float | None = None) -> None:
-        """Count an epoch; or, inside the window, take a metric."""
+        """Count an epoch; or, with a metric and inside the window, step the scheduler with it."""
         if metric is None:
             self.last_step += 1
         elif self.active:
@@ -224,15 +236,15 @@ class PlateauWindow(Window):
 
 
 class _Shadow(Optimizer):
-    """A value of an optimizer's param groups, less the floor, as the `lr` of groups without parameters.
+    """A stand-in for an optimizer, without its parameters.
 
-    `pull` and `push` are in every iteration: the groups are paired once (loading a checkpoint gives the optimizer another
-    list of them), and plain floats, the usual case, are read and written without a call.
+    The scheduled values, minus the floor, are the `lr` of its groups.
+
+    `pull` and `push` run in every iteration: the groups are paired once (loading a checkpoint gives the
+    optimizer another list of them), and plain floats, the usual case, are read and written without a call.
     """
 
-    _opt_called = (
-        True  # PyTorch warns of a scheduler that is stepped before its optimizer; a shadow never steps
-    )
+    _opt_called = True  # else PyTorch warns that the scheduler is stepped before its optimizer
 
     def __init__(self, optimizer: Optimizer, param_name: str, floor: float | Sequence[float]) -> None:
         self._real, self._name = optimizer, param_name
@@ -257,7 +269,7 @@ class _Shadow(Optimizer):
         self._pairs = [*zip(self.param_groups, self._paired, self.floors, strict=True)]
 
     def pull(self) -> bool:
-        """Take the values as they are: others may have moved them. True when all are floats."""
+        """Read the current values of the optimizer; return True if all are floats."""
         if self._real.param_groups is not self._paired:
             self._pair_up()
         name, plain = self._name, True
@@ -270,11 +282,11 @@ class _Shadow(Optimizer):
         return plain
 
     def rates(self) -> list[Any]:
-        """The scheduled values as they are."""
+        """Return the scheduled values, minus the floor."""
         return [shadow["lr"] for shadow in self.param_groups]
 
     def push(self, values: Sequence[Any]) -> None:
-        """Give values back, one a group."""
+        """Write values, one per group, to the optimizer."""
         name = self._name
         for index, (shadow, group, low) in enumerate(self._pairs):  # zip(strict=True) takes 0.3 us
             shadow["lr"] = value = values[index]
@@ -288,7 +300,7 @@ class _Shadow(Optimizer):
 
 
 def check_window(begin: object, end: object, by_epoch: object) -> None:
-    """Refuse what is no window.
+    """Check the begin, the end and the unit of a window.
 
     Raises:
         TypeError, ValueError: naming the argument and its value.

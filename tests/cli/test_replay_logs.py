@@ -78,7 +78,7 @@ def test_damaged_bytes_in_the_middle_are_exit_code_1(log: Path, says: Says) -> N
     damaged = starts[2] - starts[1]
     assert says() == (
         "eventloop: 3 events replayed into run/replay/metrics.csv, 0 left out; "
-        f"{damaged} bytes in the middle of the log are damaged, and what they held is lost\n"
+        f"{damaged} bytes in the middle of the log are damaged, and their events are lost\n"
     )
 
 

@@ -184,7 +184,7 @@ def test_a_bus_that_is_closed_meanwhile_ends_it(record: Record, bus: Bus, held: 
     closing.start()
 
     expected = (
-        "replay ends after 1 events, because the bus was closed meanwhile; undelivered of those: held (1)"
+        "replay ends after 1 events, because the bus was closed meanwhile; not delivered: held (1)"
     )
     with pytest.raises(RuntimeError, match=re.escape(expected)):
         replay(directory, bus)
@@ -197,7 +197,7 @@ def test_a_handler_that_closes_the_bus_ends_it(record: Record, bus: Bus) -> None
     heard: list[Event] = []
     bus.subscribe(heard.append, "*", offload="thread")
 
-    with pytest.raises(RuntimeError, match=r"replay ends after 2 events, .* undelivered of those: none"):
+    with pytest.raises(RuntimeError, match=r"replay ends after 2 events, .*delivered: none"):
         replay(record(), bus)
 
     assert heard[0] == EVENTS[0]
@@ -339,13 +339,13 @@ def test_a_torn_tail_is_reported(record: Record, bus: Bus) -> None:
     log = directory / "events.evl"
     os.truncate(log, log.stat().st_size - 3)
 
-    with pytest.warns(UserWarning, match="bytes are no whole record"):
+    with pytest.warns(UserWarning, match="bytes are not a whole record"):
         report = replay(directory, bus)
     assert report.emitted == 5
     assert report.torn is not None
     assert str(report).endswith(f"the last {report.torn.size} bytes are a torn record")
     assert replay(directory, bus, on_torn="ignore") == report
-    with pytest.raises(EventLogError, match="bytes are no whole record"):
+    with pytest.raises(EventLogError, match="bytes are not a whole record"):
         replay(directory, bus, on_torn="raise")
 
 

@@ -190,7 +190,7 @@ def test_one_value_a_group(count: int) -> None:
     scheduler.count = count
     scheduler.optimizer.param_groups[0]["lr"] = 1.0
 
-    expected = rf"Own.get_lr\(\) must return one value a param group, 2, got {count}"
+    expected = rf"Own.get_lr\(\) must return one value .*2, got {count}"
     with pytest.raises(ValueError, match=expected):
         step()
     assert not scheduler._get_lr_called_within_step

@@ -262,7 +262,7 @@ def test_warm_up_from_one_or_more_warns(make_trainer: MakeTrainer) -> None:
         (lambda: StepMomentumUpdaterHook(0), "step must be at least 1, got 0"),
         (lambda: StepMomentumUpdaterHook(1, gamma=-1), "gamma must be above 0, got -1"),
         (lambda: StepMomentumUpdaterHook(1, min_momentum=-1), "min_momentum must be at least 0, got -1"),
-        (lambda: CosineAnnealingMomentumUpdaterHook(), "exactly one of min_momentum and min_momentum_ratio; got neither"),
+        (lambda: CosineAnnealingMomentumUpdaterHook(), "exactly one of min_momentum and min_momentum_ratio, got neither"),
         (lambda: LinearAnnealingMomentumUpdaterHook(0.1, 0.1), r"got both \(min_momentum=0.1, min_momentum_ratio=0.1\)"),
         (lambda: CyclicMomentumUpdaterHook(by_epoch=True), "CyclicMomentumUpdaterHook counts iterations"),
         (lambda: CyclicMomentumUpdaterHook(target_ratio=(1, 2, 3)), "target_ratio must be a number"),

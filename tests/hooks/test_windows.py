@@ -265,7 +265,7 @@ def test_groups_added_later_are_an_error() -> None:
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
 
     with pytest.raises(
-        RuntimeError, match="StepLR was built for 1 param groups, and the optimizer has 2 now"
+        RuntimeError, match="StepLR was built for 1 param groups, and the optimizer now has 2"
     ):
         scheduler.step()
 
@@ -482,7 +482,7 @@ def test_resuming_says_which_arguments_are_not_used(
     with caplog.at_level(logging.WARNING, "eventloop"):
         second.resume(changed="keep")
 
-    assert "StepLR goes on with the arguments of the checkpoint" in caplog.text
+    assert "StepLR continues with the arguments of the checkpoint" in caplog.text
     assert "end 3 instead of None; step_size 2 instead of 4" in caplog.text
 
 
@@ -523,10 +523,10 @@ def untyped(value: object) -> Any:
         (lambda o: MultiStepLR(o, [3, 0]), ValueError, "each of milestones must be at least 1, got 0"),
         (lambda o: MultiStepLR(o, [3, 2]), ValueError, r"milestones must rise, got \[3, 2\]"),
         (lambda o: ConstantLR(o, 2.0, end=3), ValueError, "factor must be above 0 and at most 1, got 2.0"),
-        (lambda o: ConstantLR(o), ValueError, "ConstantLR needs end: the epoch it is done at"),
+        (lambda o: ConstantLR(o), ValueError, "ConstantLR needs end: the epoch"),
         (lambda o: LinearLR(o, 0.0, end=3), ValueError, "start_factor must be above 0 and at most 1, got 0.0"),
         (lambda o: LinearLR(o, 0.5, 2.0, end=3), ValueError, "end_factor must be at least 0 and at most 1, got 2.0"),
-        (lambda o: LinearLR(o, by_epoch=False), ValueError, "LinearLR needs end: the iteration it is done at"),
+        (lambda o: LinearLR(o, by_epoch=False), ValueError, "LinearLR needs end: the iteration"),
         (lambda o: LinearMomentum(o, end=1), ValueError, "LinearMomentum needs a window of at least 2 steps, got begin=0, end=1"),
         (lambda o: ExponentialLR(o, -1), ValueError, "gamma must be above 0, got -1"),
         (lambda o: CosineAnnealingLR(o), ValueError, "CosineAnnealingLR without T_max needs end"),
@@ -538,9 +538,9 @@ def untyped(value: object) -> Any:
         (lambda o: OneCycleLR(o, -1.0, 5), ValueError, "eta_max must be above 0, got -1.0"),
         (lambda o: OneCycleLR(o, 1.0, 5, 1.5), ValueError, "pct_start must be at least 0 and at most 1, got 1.5"),
         (lambda o: OneCycleLR(o, 1.0, 4, 0.25), ValueError, "pct_start=0.25 of total_steps=4 is a rise of one step"),
-        (lambda o: CosineRestartLR(o, [2], [1, 1]), ValueError, r"restart_weights must be a list of as many as periods, 1, got \[1, 1\]"),
+        (lambda o: CosineRestartLR(o, [2], [1, 1]), ValueError, r"restart_weights must be .*1 periods, got \[1, 1\]"),
         (lambda o: ReduceOnPlateauLR(o, rule=untyped("lower")), ValueError, "rule must be 'less' or 'greater', got 'lower'"),
-        (lambda o: ReduceOnPlateauLR(o, by_epoch=False), ValueError, "ReduceOnPlateauLR counts validations: by_epoch=False"),
+        (lambda o: ReduceOnPlateauLR(o, by_epoch=False), ValueError, "ReduceOnPlateauLR counts validations, got by_epoch=False"),
         (lambda o: ReduceOnPlateauLR(o, factor=1.0), ValueError, "factor must be above 0 and below 1, got 1.0"),
         (lambda o: ReduceOnPlateauLR(o, threshold=-1), ValueError, "threshold must be at least 0, got -1"),
         (lambda o: ReduceOnPlateauLR(o, threshold=untyped("1e-4")), TypeError, "threshold must be a number, got '1e-4'"),
@@ -565,14 +565,14 @@ def untyped(value: object) -> Any:
         (lambda o: OneCycleLR(o, 1.0, 5, nan), ValueError, "pct_start must be a finite number, got nan"),
         (lambda o: OneCycleLR(o, 1.0, 5, anneal_strategy=untyped("cosine")), ValueError, "anneal_strategy must be 'cos' or 'linear', got 'cosine'"),
         (lambda o: OneCycleLR(o, 1.0, 5, three_phase=untyped("no")), TypeError, "three_phase must be True or False, got 'no'"),
-        (lambda o: CosineRestartLR(o, [2], untyped(1.0)), ValueError, "restart_weights must be a list of as many as periods, 1, got 1.0"),
+        (lambda o: CosineRestartLR(o, [2], untyped(1.0)), ValueError, "restart_weights must be .*1 periods, got 1.0"),
         (lambda o: CosineRestartLR(o, [2], [-1]), ValueError, "each of restart_weights must be at least 0, got -1"),
         (lambda o: Window(o, lambda o: untyped(3)), TypeError, "schedule must return a scheduler of torch.optim.lr_scheduler, got 3"),
         (lambda o: Window(o, lambda o: untyped(3), begin=5), TypeError, "schedule must return a scheduler of torch.optim.lr_scheduler, got 3"),
         (lambda o: Window(o, torch_lr.ReduceLROnPlateau), TypeError, "ReduceLROnPlateau is stepped with a metric: use ReduceOnPlateauLR"),
         (lambda o: Window(o, torch_lr.LRScheduler, param_name="momentun"), ValueError, "of SGD have no 'momentun': did you mean 'momentum'"),
         (lambda o: StepLR.build_iter_from_epoch(o, step_size=1, epoch_length=0), ValueError, "epoch_length must be at least 1"),
-        (lambda o: StepLR.build_iter_from_epoch(o, step_size=1, epoch_length=2, by_epoch=False), ValueError, "StepLR counts iterations already"),
+        (lambda o: StepLR.build_iter_from_epoch(o, step_size=1, epoch_length=2, by_epoch=False), ValueError, "StepLR already counts iterations"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused(make: Schedule, error: type[Exception], message: str) -> None:

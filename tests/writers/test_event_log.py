@@ -312,7 +312,7 @@ def test_a_tail_of_zeros_is_torn(attach: Attach, path: Path) -> None:
         file.write(bytes(3 * BLOCK))
 
     with pytest.warns(
-        UserWarning, match=r"events\.evl: the last 196,608 bytes are no whole record: a kill or a full"
+        UserWarning, match=r"events\.evl: the last 196,608 bytes are .*record: a kill or a full"
     ):
         assert steps_of(path) == [1]
     write(attach(EventLogWriter()), *scalars(2))
@@ -345,7 +345,7 @@ def test_damage_costs_the_records_it_hit(attach: Attach, path: Path) -> None:
         assert [record.event for record in reader] == scalars(1, 3)
         assert (reader.damaged, reader.torn) == (starts[3] - starts[2], None)
     write(attach(EventLogWriter()), *scalars(4))
-    with pytest.warns(UserWarning, match=rf"\d+ bytes at {starts[2]} are damaged and left out"):
+    with pytest.warns(UserWarning, match=rf"\d+ bytes at {starts[2]} are damaged"):
         assert steps_of(path) == [1, 3, 4]
 
 
@@ -369,7 +369,7 @@ def test_on_torn_raise(attach: Attach, path: Path) -> None:
     reader = read_events(path, on_torn="raise")
 
     assert next(reader).event == scalars(1)[0]
-    with pytest.raises(EventLogError, match="bytes are no whole record: a kill or a full disk cut it short"):
+    with pytest.raises(EventLogError, match="bytes are not a whole record: a kill"):
         next(reader)
 
 
