@@ -97,7 +97,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         self.path = find_log(path)
         self._absolute = self.path.absolute()  # the program may change its directory meanwhile
         self.run: Run | None = None
-        """The facts of the run whose events are being read; None before the first event and without such facts."""
+        """The facts of the run whose events are being read; None before the first event or without facts."""
         self.left_out = 0
         """Events that `only` does not name."""
         self.unknown: dict[str, int] = {}

@@ -1,4 +1,7 @@
-"""Turn a trainer's state into a checkpoint and a checkpoint into a trainer's state.
+"""Gather a trainer's state for a checkpoint, and restore it on a resume.
 
-Start with `state`. `settings` compares what a run was built with.
+Start with `state`. `settings` compares the settings of the two runs, `setting_changes` describes the
+differences, `fast_forward` recomputes schedules whose arguments changed, and `ranks` gathers the state of all
+ranks. `protocols` declares the parts of a trainer that are needed. Imports `checkpoint`, `data`, `optim`,
+`state` and what these import.
 """

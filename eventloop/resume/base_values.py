@@ -1,8 +1,8 @@
-"""Find the base value, such as a learning rate, that a param group was given after its schedules were built.
+"""Find the base value, such as a learning rate, that a param group got after its schedules were built.
 
-PyTorch's schedules multiply the value that is in the group, and a warm-up puts its first value there when it is built.
-If the rate is edited after a warm-up of factor 0.1 was built, training would end at 10 times that rate. Here such an edit
-is a new base, from which the schedules begin.
+`settings` uses it. PyTorch's schedules multiply the current value of the group, and a warm-up writes its
+first value when it is built. If the rate is edited after a warm-up of factor 0.1 was built, training would
+end at 10 times that rate. Here such an edit is a new base, from which the schedules begin.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Groups = Mapping[str, Sequence[dict[str, Any]]]
 
 
 class Edited(NamedTuple):
-    """Hold an edited base value and the first factor of its schedules.
+    """An edited base value and the first factor of its schedules.
 
     Args:
         base: the new base.
-        first_factor: the first scheduled value, in parts of the base; 1.0 without a warm-up.
+        first_factor: the first scheduled value as a part of the base; 1.0 without a warm-up.
     """
 
     base: float
@@ -34,7 +34,7 @@ class Edited(NamedTuple):
 
 
 Bases = dict[tuple[str, int], dict[str, Edited]]
-"""What was edited, by the optimizer's name, the number of the param group, and the value's name."""
+"""The edited values, by the optimizer's name, the number of the param group, and the value's name."""
 
 
 def find_edited(trainer: ResumableTrainer, groups: Groups, seen: Groups) -> Bases:
@@ -42,7 +42,7 @@ def find_edited(trainer: ResumableTrainer, groups: Groups, seen: Groups) -> Base
 
     Args:
         groups: the param groups of each optimizer, before anything is trained or loaded.
-        seen: the same when the trainer was built.
+        seen: the param groups when the trainer was built.
     """
     found: Bases = {}
     for optimizer_name, optimizer in named_optimizers(trainer.optimizer).items():
@@ -61,18 +61,18 @@ def scheduled(group: Mapping[str, Any]) -> list[str]:
 
 
 def value_name(key: str) -> str:
-    """Return the scheduled value in an entry of a param group: of Adam's `betas` the first is the momentum."""
+    """Return the name of the scheduled value in an entry: the first of Adam's `betas` is the momentum."""
     return "momentum" if key == "betas" else key
 
 
 def edited_base(group: Group, index: int, name: str, schedulers: Sequence[Any], seen: Group) -> Edited | None:
-    """Return the base value that was edited after the schedulers were built, None where none was.
+    """Return the base value that was edited after the schedulers were built, or None.
 
-    Return `initial_<name>` if it was edited, else the edited value.
+    The base is `initial_<name>` if that was edited, else the edited value.
 
     Args:
-        group, index: the param group, and its place in the optimizer.
-        name: what is scheduled, such as "lr"; the group has its `initial_<name>`.
+        group, index: the param group, and its index in the optimizer.
+        name: the scheduled value, such as "lr"; the group has its `initial_<name>`.
         schedulers: those of the optimizer.
         seen: the group when the trainer was built, for values that only hooks schedule.
     """
@@ -90,7 +90,7 @@ def edited_base(group: Group, index: int, name: str, schedulers: Sequence[Any], 
 def rebase_group(
     edited: Edited, name: str, group: Group, index: int, states: Sequence[dict[str, Any]]
 ) -> None:
-    """Write a base value into a param group, and into the states of its schedules, as if they were built with it."""
+    """Write a base value into a param group and its schedules' states, as if they were built with it."""
     group[f"initial_{name}"] = number_like(group[f"initial_{name}"], edited.base)
     write_value(group, name, edited.base * edited.first_factor)
     for state in states:
@@ -108,8 +108,10 @@ def _rebase(state: dict[str, Any], index: int, base: float) -> None:
 
 
 def _written(scheduler: Any, name: str) -> list[tuple[float, float]]:
-    """For each group the base value that a scheduler knows, and the value that it wrote last; empty where it does not
-    schedule `name`, or does not say."""
+    """Return for each group the base value that a scheduler knows, and the value that it wrote last.
+
+    The list is empty if the scheduler does not schedule `name`, or does not hold its last values.
+    """
     if isinstance(scheduler, Window):
         return scheduler.written() if scheduler.param_name == name else []
     last = getattr(scheduler, "_last_lr", None)
@@ -127,5 +129,5 @@ def _base_lrs(scheduler: Any) -> Iterator[list[Any]]:
 
 
 def _same(a: float, b: float) -> bool:
-    """Equal in float32, which a rate in a tensor has."""
+    """Return whether two values are equal in float32, the type of a rate in a tensor."""
     return math.isclose(a, b, rel_tol=1e-6)

@@ -1,8 +1,9 @@
-"""The schedules of a trainer, brought anew to the step that a checkpoint was taken at; and those that lead nowhere.
+"""Recompute the schedules of a trainer up to the step of a checkpoint, and find rates that stay at 0.
 
-PyTorch's schedules multiply the last rate, so that one that has come to 0 stays there whatever its arguments are from then
-on. With other arguments a schedule is therefore begun once more, on a stand-in of the optimizer, and stepped as often
-as it was: it then has the value, and the state, that it had come to with these arguments from the first step on.
+`settings` uses it after a resume with other arguments. PyTorch's schedules multiply the last rate, so a rate
+of 0 stays 0 whatever the new arguments are. Such a schedule therefore starts again on a stand-in for the
+optimizer and makes the steps of the checkpoint: it then has the value and the state that the new arguments
+give from the first step on.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from eventloop.resume.protocols import ResumableTrainer
 from eventloop.state.schema import LastStep, check_alike, read_as
 from eventloop.util.errors import CheckpointError
 
-LOOK = 1000
-"""How many steps ahead it is looked whether a rate of 0 comes to life again."""
+LOOKAHEAD_STEPS = 1000
+"""The number of steps simulated to see whether a rate of 0 rises again."""
 
 
-class Anew(NamedTuple):
+class Recomputed(NamedTuple):
     """The states of the schedulers of an optimizer, and its param groups, without the parameters."""
 
     states: list[dict[str, Any]]
@@ -37,7 +38,10 @@ class Anew(NamedTuple):
 
 
 class _StandIn(Optimizer):
-    """Param groups without their parameters; everything else is in them, for schedules keep arguments there."""
+    """An optimizer with copies of param groups, without their parameters.
+
+    Every other entry of the groups is copied, because schedules keep arguments there.
+    """
 
     def __init__(self, groups: Sequence[Mapping[str, Any]]) -> None:
         super().__init__([{**without_parameters(group), "params": [torch.empty(0)]} for group in groups], {})
@@ -47,45 +51,48 @@ class _StandIn(Optimizer):
 
 
 def without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of all that schedules look at in a param group."""
+    """Return a copy of a param group without its parameters."""
     return {k: _copied(v) for k, v in group.items() if k not in ("params", "param_names")}
 
 
 def own_schedulers(trainer: ResumableTrainer, optimizer: Any) -> list[int]:
-    """The numbers of the schedulers of one optimizer."""
+    """Return the indices of the schedulers of one optimizer."""
     owners = [getattr(scheduler, "optimizer", None) for scheduler in trainer.schedulers]
     return [number for number, owner in enumerate(owners) if owner is optimizer]
 
 
-def bring_anew(
+def recompute(
     schedulers: Sequence[Any],
     built: Sequence[Mapping[str, Any]],
     begun_with: Sequence[Mapping[str, Any]],
     saved: Sequence[Mapping[str, Any]],
     meta: Mapping[str, Any],
-) -> Anew | None:
-    """The states of all schedulers of an optimizer, and its param groups, once they have made as many steps as the saved
-    ones; None where that cannot be known: one follows a metric, or is of a class of somebody's own.
+) -> Recomputed | None:
+    """Return the schedulers' states and the param groups of an optimizer after the steps of a checkpoint.
+
+    Returns None if they cannot be computed: a scheduler follows a metric, or is of the user's own class.
 
     Args:
-        built, begun_with: their states, and the groups, before anything was trained.
-        saved, meta: of the checkpoint. In which order they were stepped is told by its counters.
+        built, begun_with: the schedulers' states, and the param groups, before anything was trained.
+        saved, meta: of the checkpoint. Its counters give the order in which the schedulers were stepped.
     """
     if not all(map(_counts_steps_alone, schedulers)):
         return None
-    steps = [_to_make(now, then, meta) - _made(then) for now, then in zip(saved, built, strict=True)]
+    steps = [
+        _steps_to_make(now, then, meta) - _steps_done(then) for now, then in zip(saved, built, strict=True)
+    ]
     if min(steps) < 0:
         return None
-    with _apart(schedulers, built, begun_with) as (copies, stand_in):
+    with _copies(schedulers, built, begun_with) as (copies, stand_in):
         epochs = meta["epoch"]
         of_epoch = (meta["iter"] - meta["position"]["batch_idx"]) / epochs if epochs else 1.0
         _step_all([stepper(each) for each in copies], steps, of_epoch)
         groups = [without_parameters(group) for group in stand_in.param_groups]
-        return Anew([copy.deepcopy(each.state_dict()) for each in copies], groups)
+        return Recomputed([copy.deepcopy(each.state_dict()) for each in copies], groups)
 
 
 def keys_of(scheduler: Any) -> set[str]:
-    """What it moves in the param groups."""
+    """Return the keys of the param groups that a scheduler writes."""
     name = getattr(scheduler, "param_name", "lr")
     keys = {name, "betas"} if name == "momentum" else {name}
     if getattr(scheduler, "cycle_momentum", False):
@@ -95,28 +102,28 @@ def keys_of(scheduler: Any) -> set[str]:
     return keys
 
 
-def values_told(
+def changed_values(
     name: str,
     groups: list[dict[str, Any]],
-    anew: list[dict[str, Any]],
+    recomputed: list[dict[str, Any]],
     keys: set[str],
     listed: Collection[tuple[str, int, str] | None],
 ) -> Iterator[str]:
-    """Yield a line per recomputed value that differs."""
+    """Yield a log line for each recomputed value that differs from the current one."""
     of_optimizer = f"{name} " if name else ""
-    for number, (group, own) in enumerate(zip(groups, anew, strict=True)):
+    for number, (group, own) in enumerate(zip(groups, recomputed, strict=True)):
         of = f" of param group {number}" if len(groups) > 1 else ""
         for key in sorted(keys & group.keys()):
             if (name, number, key) not in listed and not _close(group[key], own[key]):
                 left, now = (v.item() if isinstance(v, torch.Tensor) else v for v in (group[key], own[key]))
                 yield (
-                    f"{of_optimizer}{key}{of}: {left!r} as the checkpoint's schedules left it, {now!r} where those of this "
-                    f"trainer are at this step; the run goes on with {now!r}"
+                    f"{of_optimizer}{key}{of}: {left!r} by the checkpoint's schedules, {now!r} by this "
+                    f"trainer's at this step; the run continues with {now!r}"
                 )
 
 
 def put_values(groups: Sequence[dict[str, Any]], values: Sequence[Mapping[str, Any]], keys: set[str]) -> None:
-    """Give param groups the values of others; a tensor, which a compiled or captured step holds, stays the same."""
+    """Write values into param groups; a tensor is filled in place, as a compiled step holds it."""
     for group, given in zip(groups, values, strict=True):
         for key in keys & group.keys():
             if isinstance(group[key], torch.Tensor):
@@ -126,12 +133,12 @@ def put_values(groups: Sequence[dict[str, Any]], values: Sequence[Mapping[str, A
 
 
 def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a scheduler where `saved` was, with the arguments it was `built` with."""
+    """Return the saved state of a scheduler with the arguments of the `built` state."""
     merged = dict(saved)
     for key, value in built.items():
         if key not in saved or (key in PROGRESS and key != "base_lrs"):
             continue
-        if key == "scheduler":  # of a window, None as long as it has not begun
+        if key == "scheduler":  # of a window; None before the window begins
             merged[key] = saved[key] and with_arguments(saved[key], value)
         elif key == "_schedulers":
             merged[key] = [with_arguments(*pair) for pair in zip(saved[key], value, strict=True)]
@@ -141,10 +148,10 @@ def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[s
 
 
 def check_scheduler_state(scheduler: Any, saved: Mapping[str, Any], what: str) -> None:
-    """Refuse what does not say how many steps were made, or has a value of another kind than the scheduler.
+    """Check that a state has a step count, and values of the same kinds as the scheduler's.
 
     Raises:
-        CheckpointError: with the key, what was expected and what was found.
+        CheckpointError: with the key, the expected and the found value.
     """
     own = scheduler.state_dict()
     if not isinstance(own, Mapping):
@@ -166,16 +173,22 @@ def check_scheduler_state(scheduler: Any, saved: Mapping[str, Any], what: str) -
             check_scheduler_state(*pair, f"{what}['_schedulers'][{number}]")
 
 
-def standing_still(trainer: ResumableTrainer) -> list[str]:
-    """The optimizers, by name, with a rate that is 0, was not always, and that their schedules leave at 0."""
-    left = LOOK if trainer.max_iters is None else min(LOOK, trainer.max_iters - trainer.iter)
+def optimizers_at_zero(trainer: ResumableTrainer) -> list[str]:
+    """Return the names of the optimizers whose rate is 0, was not always, and stays 0 by their schedules."""
+    left = (
+        LOOKAHEAD_STEPS
+        if trainer.max_iters is None
+        else min(LOOKAHEAD_STEPS, trainer.max_iters - trainer.iter)
+    )
     found = []
     for name, optimizer in named_optimizers(trainer.optimizer).items():
         numbers = own_schedulers(trainer, optimizer)
         still = [i for i, group in enumerate(optimizer.param_groups) if _has_stopped(group)]
         if numbers and still and left > 0:
             schedulers = [trainer.schedulers[number] for number in numbers]
-            if not _revives([s for s in schedulers if not _follows(s)], optimizer.param_groups, still, left):
+            if not _revives(
+                [s for s in schedulers if not _follows_metric(s)], optimizer.param_groups, still, left
+            ):
                 found.append(name)
     return found
 
@@ -183,8 +196,10 @@ def standing_still(trainer: ResumableTrainer) -> list[str]:
 def too_short(
     trainer: ResumableTrainer, number: int, state: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> str | None:
-    """Of a OneCycleLR in a run that was made longer, which raises in the middle of it: the steps that it has, and that
-    there would be."""
+    """Return why a OneCycleLR ends before the run, which was made longer, or None.
+
+    OneCycleLR raises an error after its last step.
+    """
     if type(trainer.schedulers[number]) is not OneCycleLR:
         return None
     done = state["last_epoch"]
@@ -200,43 +215,43 @@ def too_short(
 def _copied(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
-    except Exception:  # of somebody's own, at which no schedule looks
+    except Exception:  # an object of the user's, which no schedule reads
         return value
 
 
-def _made(state: Mapping[str, Any]) -> int:
-    """The steps that a scheduler has made. A ChainedScheduler counts nothing itself."""
+def _steps_done(state: Mapping[str, Any]) -> int:
+    """Return the number of steps that a scheduler has made; a ChainedScheduler only has it in its parts."""
     if "last_step" in state:
         return int(state["last_step"])
-    return int(state["last_epoch"]) if "last_epoch" in state else _made(state["_schedulers"][0])
+    return int(state["last_epoch"]) if "last_epoch" in state else _steps_done(state["_schedulers"][0])
 
 
-def _to_make(saved: Mapping[str, Any], built: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
-    """The steps that were made; of a window that counts in another unit now those of that unit."""
+def _steps_to_make(saved: Mapping[str, Any], built: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
+    """Return the number of steps of a saved scheduler, in the unit of the built one."""
     if "by_epoch" in built and built["by_epoch"] != saved["by_epoch"]:
         return int(meta["epoch" if built["by_epoch"] else "iter"])
-    return _made(saved)
+    return _steps_done(saved)
 
 
-def _follows(scheduler: Any) -> bool:
+def _follows_metric(scheduler: Any) -> bool:
     return isinstance(scheduler, PlateauWindow | ReduceLROnPlateau)
 
 
 def _counts_steps_alone(scheduler: Any) -> bool:
-    """Its values follow from the number of its steps."""
-    if _follows(scheduler):
+    """Return whether the values of a scheduler follow from the number of its steps."""
+    if _follows_metric(scheduler):
         return False
     own = type(scheduler).__module__.startswith("torch.") or isinstance(scheduler, Window)
     return own and all(map(_counts_steps_alone, getattr(scheduler, "_schedulers", ())))
 
 
 @contextmanager
-def _apart(
+def _copies(
     schedulers: Sequence[Any], states: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[list[Any], _StandIn]]:
-    """Copies of schedulers in given states, on an optimizer of their own."""
+    """Yield copies of schedulers in given states, on a stand-in for their optimizer."""
     stand_in = _StandIn(groups)
-    with warnings.catch_warnings():  # of steps without those of an optimizer
+    with warnings.catch_warnings():  # PyTorch warns of steps without an optimizer's step
         warnings.simplefilter("ignore")
         copies = []
         for scheduler, state in zip(schedulers, states, strict=True):
@@ -250,8 +265,11 @@ def _apart(
 
 
 def _step_all(steps: Sequence[Callable[[], object]], counts: Sequence[int], of_epoch: float) -> None:
-    """Step each as often as it is to be: those that are stepped most in each iteration, and the others, which count
-    epochs, at the ends of these."""
+    """Make the steps of each scheduler in the order of a training.
+
+    Schedulers with the most steps are stepped in each iteration; the others, which count epochs, at the end
+    of each epoch.
+    """
     most = max(counts)
     often = [step for step, count in zip(steps, counts, strict=True) if count == most]
     seldom = [(step, count) for step, count in zip(steps, counts, strict=True) if count < most]
@@ -274,10 +292,10 @@ def _has_stopped(group: Mapping[str, Any]) -> bool:
 
 
 def _revives(schedulers: Sequence[Any], groups: Sequence[Any], still: list[int], left: int) -> bool:
-    """Whether one of the rates that are 0 is another one within some steps; True where that cannot be found out."""
+    """Return whether one of the rates of 0 changes within some steps; True if that cannot be computed."""
     try:
         states = [scheduler.state_dict() for scheduler in schedulers]
-        with _apart(schedulers, states, [without_parameters(group) for group in groups]) as (
+        with _copies(schedulers, states, [without_parameters(group) for group in groups]) as (
             copies,
             stand_in,
         ):
@@ -286,13 +304,13 @@ def _revives(schedulers: Sequence[Any], groups: Sequence[Any], still: list[int],
                     each.step()
                 if any(float(stand_in.param_groups[i]["lr"]) for i in still):
                     return True
-    except Exception:  # somebody's own, which cannot be copied or ends here
+    except Exception:  # a scheduler of the user's, which cannot be copied or ends here
         return True
     return False
 
 
 def _close(a: Any, b: Any) -> bool:
-    """The same but for how it was rounded: Adam's `betas` are two."""
+    """Return whether two values differ only by rounding; Adam's `betas` are two numbers."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(_close, a, b))
     return math.isclose(float(a), float(b), rel_tol=1e-9)

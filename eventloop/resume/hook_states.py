@@ -1,4 +1,8 @@
-"""Load the hooks' states from a checkpoint, by hook name."""
+"""Load the hooks' states from a checkpoint, by hook name.
+
+`state` uses it: `prepare_hooks` checks states that are loaded last and cannot fail, `load_hooks` loads the
+others.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +53,8 @@ def _named(hook: Any, source: object) -> Iterator[None]:
         yield
     except Exception as error:
         error.add_note(
-            f"raised by the hook {hook.name}, which was given its state of {source}. A run without that hook, or "
-            "with it under another name, leaves the state"
+            f"raised by the hook {hook.name}, which was given its state of {source}. A run without that "
+            "hook, or with it under another name, ignores the state"
         )
         raise
 
@@ -63,7 +67,7 @@ def log_mismatches(hooks: Iterable[Any], states: Mapping[str, Any], source: obje
             logger.warning("%s has no state of the hook %s, which starts afresh", source, name)
     for name in states:
         if name not in stateful:
-            logger.warning("%s has a state of %s, which is no hook of this trainer's", source, name)
+            logger.warning("%s has a state of %s, but this trainer has no such hook", source, name)
         elif not stateful[name]:
             logger.warning(
                 "%s has a state of the hook %s, which is not stateful here; the state is ignored",

@@ -1,4 +1,4 @@
-"""State what a resume needs of a trainer, so that it can be read and tested without one."""
+"""Declare the parts of a trainer that a resume needs, so that it can be read and tested without one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from eventloop.metrics import EventStorage
 
 
 class EvaluationSchedule(Protocol):
-    """When a run validates."""
+    """The schedule of the validations of a run."""
 
     def settings(self) -> dict[str, Any]:
-        """Return what a resume compares, by name."""
+        """Return the settings that a resume compares, by name."""
 
 
 class ResumableTrainer(Protocol):
@@ -50,7 +50,7 @@ class ResumableTrainer(Protocol):
 
     @property
     def by_epoch(self) -> bool:
-        """True when the run is measured in epochs."""
+        """Return whether the length of the run is given in epochs."""
 
     def announce(self, event_type: type[Event], **fields: Any) -> None:
         """Emit an event with the trainer's counters."""

@@ -1,4 +1,7 @@
-"""Describe the settings that a resumed run has changed, for the log and for the error that refuses them."""
+"""Describe the settings that a resumed run has changed, for the log and for the error message.
+
+`settings` finds the changes, and `state` logs or refuses them.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ CHOICES: tuple[Changed, ...] = ("refuse", "keep", "apply")
 
 @dataclass(frozen=True)
 class Change:
-    """A setting with two values.
+    """A setting whose value in the checkpoint differs from this trainer's.
 
     Args:
-        name: for the reader.
+        name: the label of the setting in messages.
         saved, own: the checkpoint's value and this trainer's.
-        kind: "loaded", either can be had; "given", this trainer's is what runs; "noted", this trainer's is what
-            runs, and changing it needs no leave.
+        kind: "loaded", the run can continue with either value; "given", it continues with this trainer's;
+            "noted", it continues with this trainer's, and the change needs no permission.
         group: for a setting of an optimizer its name, the number of the param group, and the key.
         scheduler: for an argument of a scheduler its number.
     """
@@ -53,17 +56,18 @@ def check_changed(changed: object) -> None:
 
 
 def refusal(path: object, changes: list[Change]) -> str | None:
-    """Return the error message that lists the changed settings and the remedies, or None if nothing is refused."""
+    """Return the error message with the changed settings and the remedies, or None if none is refused."""
     if not (refused := [change for change in changes if change.kind != "noted"]):
         return None
     given = [change.name for change in refused if change.kind == "given"]
     ways = []
     if len(given) < len(refused):
         ways.append(
-            'resume(path, changed="keep") goes on with the checkpoint\'s values, changed="apply" with this trainer\'s'
+            'resume(path, changed="keep") continues with the checkpoint\'s values, changed="apply" with this '
+            "trainer's"
         )
     if given:
-        either = "with either" if ways else 'with changed="apply" the run goes on, and'
+        either = "with either" if ways else 'with changed="apply" the run continues, and'
         ways.append(f"{either} {', '.join(given)} {'is' if len(given) == 1 else 'are'} this trainer's")
     lines = "\n  ".join(map(str, changes))
     return f"{path} is of a run with other settings; nothing was loaded:\n  {lines}\n{'; '.join(ways)}"
@@ -75,7 +79,7 @@ def change_lines(changed: Changed, changes: list[Change], trainer: ResumableTrai
         kept = change.kind == "loaded" and changed == "keep"
         why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
         now = "" if change.group is None else _scheduled_now(trainer, *change.group)
-        yield f"{change}; the run goes on with {change.saved if kept else change.own!r}{why}{now}"
+        yield f"{change}; the run continues with {change.saved if kept else change.own!r}{why}{now}"
 
 
 def _scheduled_now(trainer: ResumableTrainer, name: str, number: int, key: str) -> str:

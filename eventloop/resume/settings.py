@@ -1,8 +1,9 @@
-"""What a run was set up with, in its checkpoints, and what of it a run that is resumed has changed.
+"""Record the settings of a run in its checkpoints, and find those that a resumed run has changed.
 
-PyTorch's optimizers and schedulers take their settings from the state that is loaded into them, so a learning rate
-edited before a resume is lost without a word. Here the settings that the trainer was built with are compared with
-those the checkpoint's run was built with: what a schedule has moved meanwhile is no change.
+PyTorch's optimizers and schedulers load their settings with their state, so a learning rate that is edited
+before a resume would be lost silently. `TrainerState` therefore compares the settings that the trainer was
+built with and those that the checkpoint's run was built with. A value that a schedule has moved is not a
+change.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from eventloop.optim.param_groups import number_like
 from eventloop.optim.windows import PROGRESS
 from eventloop.resume.base_values import Bases, Edited, find_edited, rebase_group, scheduled, value_name
 from eventloop.resume.fast_forward import (
-    bring_anew,
+    changed_values,
     keys_of,
     own_schedulers,
     put_values,
-    values_told,
+    recompute,
     with_arguments,
     without_parameters,
 )
@@ -34,26 +35,29 @@ from eventloop.resume.setting_changes import Change, Changed
 from eventloop.util.checks import length_of
 
 _OF_EVALUATIONS = ("val_interval", "val_begin", "dynamic_intervals")
-_DERIVED = ".schedule_phases["  # of OneCycleLR, where something else says more
+_DERIVED = ".schedule_phases["  # of OneCycleLR, computed from its arguments
 _ABSENT = object()
 
 
 class Settings:
-    """The settings of a trainer, as it was built."""
+    """The settings that a trainer was built with."""
 
     def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
         self._groups: dict[str, list[dict[str, Any]]] | None = None
         self._built: list[dict[str, Any]] = []  # states of the schedulers
-        self._begun_with: dict[str, list[dict[str, Any]]] = {}  # all of the groups, of the optimizers by name
+        self._begun_with: dict[str, list[dict[str, Any]]] = {}  # the param groups, by optimizer name
         self._edited: Bases = {}
         self._seen = _all_groups(trainer)  # before a hook's check, which may build schedulers
         self._constants: list[Any] = []
         self._options: dict[str, dict[str, Any]] = {}  # of hooks, by name
-        self._loader: tuple[Any, dict[str, Any]] | None = None  # and what it was built with
+        self._loader: tuple[Any, dict[str, Any]] | None = None  # and its settings
 
     def note(self) -> None:
-        """Remember what a schedule will move; called before anything is trained or loaded, only the first call does."""
+        """Record the settings before a schedule moves them; only the first call has an effect.
+
+        It must come before anything is trained or loaded.
+        """
         if self._groups is None:
             trainer = self._trainer
             self._begun_with = _all_groups(trainer)
@@ -69,7 +73,7 @@ class Settings:
                 self._loader = trainer.loader, _of_loader(trainer.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `compare` needs."""
+        """Return the settings, for `compare` in a later run."""
         self.note()
         return {
             "optimizer": self._groups,
@@ -80,8 +84,11 @@ class Settings:
         }
 
     def compare(self, meta: Mapping[str, Any]) -> list[Change]:
-        """What differs from the run of a checkpoint; of one without settings only the length is compared. Of hooks
-        those are named that only one of the two has."""
+        """Return the settings that differ from those of the run of a checkpoint.
+
+        Of hooks, the names that only one of the two runs has are listed. For a checkpoint without settings
+        only the length is compared.
+        """
         self.note()
         saved = meta.get("settings", {})
         own_run, saved_run = self._of_run(), saved.get("run", {})
@@ -103,10 +110,13 @@ class Settings:
         return changes
 
     def _of_run(self) -> dict[str, Any]:
-        """Of a loader that was known before what it was built with: its length may change from pass to pass."""
+        """Return the settings of the run; a loader that was known before has its settings of that time.
+
+        Its length may change from pass to pass.
+        """
         trainer, noted = self._trainer, self._loader
         found: dict[str, Any] = {}
-        if trainer.loader is not None:  # that of a hand-written loop is known when its first epoch begins
+        if trainer.loader is not None:  # the loader of a hand-written loop is known at its first epoch
             found = noted[1] if noted and noted[0] is trainer.loader else _of_loader(trainer.loader)
         return {
             **found,
@@ -141,8 +151,11 @@ class Settings:
                 if key in former and not _same(former[key], own):
                     yield Change(f"{name}.{key}", former[key], own, "given")
 
-    def go_on(self, changed: Changed, changes: list[Change], meta: Mapping[str, Any]) -> None:
-        """After the optimizers' state was loaded: put this trainer's settings back, or take the checkpoint's."""
+    def adopt(self, changed: Changed, changes: list[Change], meta: Mapping[str, Any]) -> None:
+        """Restore this trainer's settings with changed="apply", else record the checkpoint's.
+
+        Must be called after the optimizers' states are loaded.
+        """
         if changed == "apply":
             for change in changes:
                 if change.group is not None:
@@ -154,14 +167,14 @@ class Settings:
                     own |= {key: former[key] for key in own if key in former}
             self._constants = deepcopy(saved["param_schedulers"])
 
-    def undo(self) -> Callable[[], None]:
-        """What puts back the settings of now, after `go_on`."""
-        groups, constants = deepcopy(self._groups), self._constants  # `go_on` replaces the latter
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that restores the present settings, to undo `adopt`."""
+        groups, constants = deepcopy(self._groups), self._constants  # `adopt` replaces the latter
 
-        def put_back() -> None:
+        def restore() -> None:
             self._groups, self._constants = groups, constants
 
-        return put_back
+        return restore
 
     def _apply(self, change: Change, name: str, number: int, key: str) -> None:
         group = named_optimizers(self._trainer.optimizer)[name].param_groups[number]
@@ -171,11 +184,11 @@ class Settings:
         group[key] = _moved(group[key], change.saved, change.own)
 
     def scheduler_state(self, number: int, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of a scheduler that goes on where `saved` was, with the arguments it was built with."""
+        """Return the saved state of a scheduler, with the arguments that this scheduler was built with."""
         return with_arguments(saved, deepcopy(self._built[number]))
 
     def _begun(self, changes: list[Change]) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-        """Copy the param groups and the schedulers' states as they were built; from an edited base where it is a change."""
+        """Copy the param groups and the schedulers' states as they were built, with edited bases."""
         trainer = self._trainer
         begun = {name: [*map(without_parameters, groups)] for name, groups in self._begun_with.items()}
         built = deepcopy(self._built)
@@ -190,13 +203,15 @@ class Settings:
     def scheduler_states(
         self, saved: list[dict[str, Any]], changes: list[Change], meta: Mapping[str, Any]
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """The states of schedulers that go on with the arguments they were built with, and what there is to say of it.
-        After `go_on`: the rates are what these arguments come to by now, where that is known; otherwise a schedule goes
-        on from the rate that is there."""
+        """Return the schedulers' states with the arguments they were built with, and the lines to log.
+
+        Must be called after `adopt`. The rates become those that these arguments give at the present step.
+        Where that cannot be computed, a schedule continues from the current rate.
+        """
         trainer = self._trainer
         begun_with, all_built = self._begun(changes)
         states = [with_arguments(*pair) for pair in zip(saved, all_built, strict=True)]
-        listed = {change.group for change in changes}  # with its value, by `change_lines`
+        listed = {change.group for change in changes}  # `change_lines` logs these with their values
         lines: list[str] = []
         for name, optimizer in named_optimizers(trainer.optimizer).items():
             numbers = own_schedulers(trainer, optimizer)
@@ -206,16 +221,17 @@ class Settings:
                 continue
             built, former = ([each[number] for number in numbers] for each in (all_built, saved))
             try:
-                anew = bring_anew(schedulers, built, begun_with[name], former, meta)
-            except Exception as error:  # of a function, or a part, of somebody's own
+                recomputed = recompute(schedulers, built, begun_with[name], former, meta)
+            except Exception as error:  # of a function or a part that the user wrote
                 lines.append(
-                    f"where the schedules would be by now cannot be computed; the schedules continue from the current rate: {error!r}"
+                    "the present values of the schedules cannot be computed; the schedules continue from the "
+                    f"current rate: {error!r}"
                 )
                 continue
-            if anew is not None:
-                lines += values_told(name, optimizer.param_groups, anew.groups, keys, listed)
-                put_values(optimizer.param_groups, anew.groups, keys)
-                for number, state in zip(numbers, anew.states, strict=True):
+            if recomputed is not None:
+                lines += changed_values(name, optimizer.param_groups, recomputed.groups, keys, listed)
+                put_values(optimizer.param_groups, recomputed.groups, keys)
+                for number, state in zip(numbers, recomputed.states, strict=True):
                     states[number] = state
         return states, lines
 
@@ -236,14 +252,14 @@ def _of_loader(loader: Any) -> dict[str, Any]:
 
 
 def _samplers(loader: Any) -> str | None:
-    """The classes that decide the order, such as what `shuffle=True` makes."""
+    """Return the class names of the samplers, which decide the order; `shuffle=True` makes one."""
     found = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
     names = [type(each).__name__ for each in found if each is not None and type(each) is not BatchSampler]
     return ", ".join(names) or None
 
 
 def _options_of_hooks(trainer: ResumableTrainer) -> dict[str, dict[str, Any]]:
-    """What each hook says of itself; an attribute `settings` of somebody's own hook is none of ours."""
+    """Return the plain settings of each hook, by name; a `settings` that is not a method is ignored."""
     found = {}
     for hook in trainer.hooks:
         if callable(settings := getattr(type(hook), "settings", None)):
@@ -258,7 +274,7 @@ def _hooks(trainer: ResumableTrainer) -> list[str]:
 
 
 def _dtypes(trainer: ResumableTrainer) -> str:
-    """The types of the model's parameters; loading would convert the checkpoint's without a word."""
+    """Return the types of the model's parameters; loading converts the checkpoint's silently."""
     return ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in trainer.model.parameters()}))
 
 
@@ -300,7 +316,7 @@ def _built_state(scheduler: Any) -> dict[str, Any]:
 
 
 def _constants(value: Any) -> Any:
-    """The plain values of a nested state that are no progress."""
+    """Return the plain values of a nested state, without those that count progress."""
     if isinstance(value, Counter):  # the milestones of MultiStepLR
         return sorted(value.elements())
     if isinstance(value, Mapping):
@@ -316,7 +332,7 @@ def _constants(value: Any) -> Any:
 
 
 def _kind_of(name: str, saved: Any, own: Any) -> Literal["given", "noted"]:
-    """What one of two loaders does not say of itself may be the same."""
+    """Return "noted" if a loader does not expose the setting, which may be the same; else "given"."""
     return "noted" if name in _OF_EVALUATIONS or saved is None or own is None else "given"
 
 
@@ -330,7 +346,7 @@ def _differences(own: Any, saved: Any, name: str) -> Iterator[Change]:
     if isinstance(own, Mapping) and isinstance(saved, Mapping):
         for key in own:
             if key in saved:
-                # as the argument was called, of which some schedulers keep a private copy
+                # under the argument's name, which some schedulers keep in a private attribute
                 inner = name if key == "scheduler" else f"{name}.{str(key).lstrip('_')}"
                 yield from _differences(own[key], saved[key], inner)
     elif isinstance(own, list | tuple) and own and isinstance(own[0], Mapping):
@@ -344,7 +360,7 @@ def _differences(own: Any, saved: Any, name: str) -> Iterator[Change]:
 
 
 def _moved(current: Any, saved: Any, own: Any) -> Any:
-    """The new value of a setting that was `saved`; what a schedule has made of it is kept in proportion."""
+    """Return the new value of a setting that was `saved`, scaled by the schedule as the current one is."""
     if isinstance(current, torch.Tensor):
         return number_like(current, _moved(current.item(), saved, own))
     if isinstance(current, list | tuple) and len(current) == len(saved) == len(own):
@@ -356,7 +372,10 @@ def _moved(current: Any, saved: Any, own: Any) -> Any:
 
 
 def _reschedules(change: Change, name: str, numbers: list[int], keys: set[str]) -> bool:
-    """It is one of what these schedules do: an argument, of which some are in the groups (`max_lr`), or what they move."""
+    """Return whether a change concerns these schedules: one of their arguments, or a value that they move.
+
+    Some arguments, such as `max_lr`, are in the param groups.
+    """
     if change.group is not None:
         key = change.group[2]
         return change.group[0] == name and (key in keys or key.partition("_")[2] in keys)

@@ -1,4 +1,8 @@
-"""A trainer's state as a checkpoint, and back."""
+"""Gather everything that changes the course of a training into a checkpoint, and restore it.
+
+The trainer and the CheckpointHook use it. A resume first checks every part, then loads those that may fail,
+and then commits the rest, which must not fail: after an error the trainer is as before.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +37,10 @@ from eventloop.optim.optimizers import (
     load_optimizer_state,
     optimizer_state,
 )
-from eventloop.resume.fast_forward import check_scheduler_state, standing_still, too_short
+from eventloop.resume.fast_forward import check_scheduler_state, optimizers_at_zero, too_short
 from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
 from eventloop.resume.protocols import ResumableTrainer
-from eventloop.resume.ranks import Part, of_all_ranks, own_buffers, part_of, several
+from eventloop.resume.ranks import RankState, gather_on_rank_0, own_buffers, several, state_of_rank
 from eventloop.resume.setting_changes import Change, Changed, change_lines, check_changed, refusal
 from eventloop.resume.settings import Settings
 from eventloop.state.rollback import Rollback
@@ -47,15 +51,16 @@ __all__ = ["SCHEMA", "TrainerState", "Within"]
 
 logger = logging.getLogger("eventloop")
 
-OF_THE_LOADER = ("batch_size", "loader_length", "dataset_length", "sampler")
-STANDS_STILL = (
-    "%s: the learning rate %sis 0, and the schedules of the run leave it there: what is left of the run trains nothing. Build "
-    'them for the length that it has now, and resume(path, changed="apply"); or resume from before their end'
+LOADER_SETTINGS = ("batch_size", "loader_length", "dataset_length", "sampler")
+RATE_STAYS_ZERO = (
+    "%s: the learning rate %sis 0, and the schedules keep it at 0: the rest of the run trains nothing. Build "
+    'them for the present length of the run, and call resume(path, changed="apply"); or resume from before '
+    "their end"
 )
 
 
 class Resumed(NamedTuple):
-    """What was resumed from, with which answer to settings that have changed, and the loader they were compared with."""
+    """The checkpoint of a resume, the answer to changed settings, and the loader they were compared with."""
 
     path: Path
     meta: Mapping[str, Any]
@@ -64,25 +69,27 @@ class Resumed(NamedTuple):
 
 
 class TrainerState:
-    """Gathers and restores everything that changes the course of a training."""
+    """Gather and restore everything that changes the course of a training."""
 
     def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
         self.settings = Settings(trainer)
         self._order = ParameterOrder()
         self.went_back_to: Path | None = None
-        """The checkpoint that was resumed from by name, or as the best, until somebody has noted that."""
+        """The checkpoint that was resumed from by name, or as the best, until the CheckpointHook reads it."""
         self.resumed_from: Path | None = None
         """The checkpoint that was resumed from last."""
         self.loads = 0
-        """How often the model was given the weights of a checkpoint."""
-        self._resumed: Resumed | None = None  # until the training begins
+        """The number of times that the model was given the weights of a checkpoint."""
+        self._resumed: Resumed | None = None  # until the training starts
         self._directories: list[Anchored] = []
         self._watched: list[str] = []
 
     def saves_in(self, directory: Path, watched: Sequence[str] = ()) -> None:
-        """A hook saves checkpoints there, and the best of the metrics it has `watched`. All such directories are looked
-        into; the first one is `checkpoint_dir`."""
+        """Register a directory in which a hook saves checkpoints, and the metrics whose best it keeps there.
+
+        All registered directories are searched; the first one is `checkpoint_dir`.
+        """
         if not self._directories:
             self._trainer.checkpoint_dir = directory
         self._directories.append(Anchored(directory))
@@ -90,22 +97,23 @@ class TrainerState:
 
     @property
     def directories(self) -> list[Path]:
-        """Where the run's checkpoints are, `checkpoint_dir` first; each once, however its path is written."""
+        """Return the directories of the run's checkpoints, each once, with `checkpoint_dir` first."""
         places: dict[Path, Path] = {}
         for directory in (self._trainer.checkpoint_dir, *(each.path for each in self._directories)):
             places.setdefault(directory.resolve(), directory)
         return list(places.values())
 
     def gather(self, path: str, *, within: Within = "") -> dict[str, Any]:
-        """The state as a mapping of live tensors, after `before_save_checkpoint` handlers had their say.
+        """Return the state as a mapping of live tensors, after the `before_save_checkpoint` handlers.
 
         Args:
             path: where it will be saved.
             within: "iter" or "epoch" when called from a handler of `after_train_iter` or `after_train_epoch`:
-                what just ended is not counted yet, but done, and its validation is still to come.
+                the iteration or epoch that just ended is done, but not counted yet, and its validation is
+                still to come.
 
         Raises:
-            TypeError: somebody's state could be saved, but not be loaded with `weights_only=True`.
+            TypeError: a part of the state cannot be loaded with `weights_only=True`.
         """
         trainer = self._trainer
         trainer.checkpoint = {
@@ -125,12 +133,12 @@ class TrainerState:
             trainer.checkpoint = None
 
     def _add_ranks(self, checkpoint: dict[str, Any]) -> None:
-        """Beside rank 0's, which is where it is without others, the random state, the place and the buffers of each rank."""
+        """Add the random state, the loader position and the buffers of the ranks other than 0."""
         own = {
             "rng": checkpoint["rng"], "position": checkpoint["meta"]["position"],
             "buffers": own_buffers(self._trainer.model),
         }  # fmt: skip
-        if (ranks := of_all_ranks(own)) is not None:
+        if (ranks := gather_on_rank_0(own)) is not None:
             checkpoint["ranks"] = [None, *ranks[1:]]
 
     def _meta(self, within: Within) -> dict[str, Any]:
@@ -151,7 +159,7 @@ class TrainerState:
         }
 
     def resume(self, path: str | Path, changed: Changed = "refuse") -> Path:
-        """See `Trainer.resume`."""
+        """Load a checkpoint and continue its run; `Trainer.resume` describes the arguments and errors."""
         check_changed(changed)
         trainer = self._trainer
         trainer.copying.join()
@@ -165,7 +173,7 @@ class TrainerState:
         log_mismatches(trainer.hooks, checkpoint["hooks"], found)
         for line in (*change_lines(changed, changes, trainer), *lines):  # with the values after loading
             logger.warning("%s: %s", found, line)
-        self._tell_what_is_left(found)
+        self._warn_of_zero_rates(found)
         return found
 
     def _note_resumed(self, resumed: Resumed, *, by_name: bool) -> None:
@@ -175,31 +183,33 @@ class TrainerState:
         self.loads += 1
 
     def goes_over(self, loader: Iterable[Any]) -> None:
-        """The training begins, or goes on, with a pass over `loader`, which a hand-written loop names only now. Between two
-        passes it may be another one than before; one that is cut short goes on in the same, or as `resume` was told.
+        """Compare the loader of the next pass with that of the checkpoint.
+
+        A hand-written loop names its loader only when the pass begins. Between two passes the loader
+        may change. Within a pass it must be the same, unless `resume` was given `changed`.
 
         Raises:
-            CheckpointError: its batches or its data set are others than those of the checkpoint's pass.
+            CheckpointError: its batches or its data set differ from those of the checkpoint's pass.
         """
         resumed, self._resumed = self._resumed, None
         if resumed is None or resumed.loader is loader:
             return
         position = self._trainer.position
-        changes = [each for each in self.settings.compare(resumed.meta) if each.name in OF_THE_LOADER]
+        changes = [each for each in self.settings.compare(resumed.meta) if each.name in LOADER_SETTINGS]
         differs = any(change.kind == "given" for change in changes)
         if differs and resumed.changed == "refuse" and position.resuming:
             lines = "\n  ".join(map(str, changes))
             raise CheckpointError(
                 f"{resumed.path} is of a pass over another loader than this loop's:\n  {lines}\n"
-                'resume(path, changed="apply") goes on with this one, after as large a part of it; a Trainer that is '
-                "given it as train_loader compares before anything is loaded"
+                'resume(path, changed="apply") continues with this one, after the same part of it; a Trainer '
+                "that is given it as train_loader compares before anything is loaded"
             )
         for change in changes:
             self._rescale(change)
-            logger.warning("%s: %s; the loop goes on with its own", resumed.path, change)
+            logger.warning("%s: %s; the loop continues with its own", resumed.path, change)
 
     def _rescale(self, change: Change) -> None:
-        """Of a loader that does not say its length no part is known: the pass goes on after as many batches."""
+        """Scale the position in the pass to the new length of the loader; without one it stays."""
         if change.name == "loader_length" and None not in (change.saved, change.own):
             self._trainer.position.rescale(change.saved, change.own)
 
@@ -208,38 +218,39 @@ class TrainerState:
     ) -> tuple[list[Callable[[], object]], list[Change], list[str]]:
         """Check everything, then load the parts that may be refused while they are loaded.
 
-        Return the steps that load the rest and must not raise, the changed settings, and further lines for the log.
+        Return the steps that load the rest and must not raise, the changed settings, and lines for the log.
         """
         trainer = self._trainer
-        weights, changes, part = self._check(found, checkpoint, changed)
-        rollback.on_rollback(
-            "the random state", partial(set_rng_state, rng_state())
-        )  # code of others may draw
+        weights, changes, rank_state = self._check(found, checkpoint, changed)
+        # a hook's or sampler's code may draw random numbers while its state is loaded
+        rollback.on_rollback("the random state", partial(set_rng_state, rng_state()))
         hook_steps = prepare_hooks(trainer.hooks, checkpoint["hooks"], found)
         load_hooks(trainer, checkpoint["hooks"], rollback)
-        trainer.position.load_samplers(part.position, rollback)
+        trainer.position.load_samplers(rank_state.position, rollback)
         converts = any(change.name == "model_dtypes" for change in changes)
         load_optimizer_state(
             trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=found
         )
         lines = self._load_schedulers(checkpoint, changed, changes, rollback)
-        lines += [part.inexact] if part.inexact else []
+        lines += [rank_state.inexact] if rank_state.inexact else []
         load_model, _ = prepare_model_state(
             unwrap(trainer.model), weights, rollback, strict=True, source=str(found)
         )
         steps: list[Callable[[], object]] = [
             load_model,
             *hook_steps,
-            partial(self._go_to, checkpoint["meta"], part, changes),
-            partial(self._restore_random_state, part),
+            partial(self._load_position, checkpoint["meta"], rank_state, changes),
+            partial(self._restore_random_state, rank_state),
         ]
         return steps, changes, lines
 
     def _check(
         self, found: Path, checkpoint: Mapping[str, Any], changed: Changed
-    ) -> tuple[Mapping[str, Any], list[Change], Part]:
-        """Refuse what this trainer cannot go on from, before anything is touched; return the weights, what differs of the
-        settings, and what is this rank's."""
+    ) -> tuple[Mapping[str, Any], list[Change], RankState]:
+        """Refuse a checkpoint that this trainer cannot resume from, before anything changes.
+
+        Return the weights, the changed settings, and the part of this rank.
+        """
         trainer = self._trainer
         check_layout(checkpoint, found)
         self._check_unit(checkpoint["meta"], found)
@@ -252,9 +263,9 @@ class TrainerState:
         if changed == "refuse" and (message := refusal(found, changes)) is not None:
             raise CheckpointError(message)
         self._check_length(checkpoint, found, changed)
-        part = part_of(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
-        self._check_random_states(part, found)
-        return weights, changes, part
+        rank_state = state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
+        self._check_random_states(rank_state, found)
+        return weights, changes, rank_state
 
     def _load_schedulers(
         self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], rollback: Rollback
@@ -262,8 +273,8 @@ class TrainerState:
         """Load the schedulers, after the optimizers, and return the lines to log."""
         states: list[Any] = checkpoint["param_schedulers"]
         lines: list[str] = []
-        rollback.on_rollback("the settings", self.settings.undo())
-        self.settings.go_on(changed, changes, checkpoint["meta"])
+        rollback.on_rollback("the settings", self.settings.snapshot())
+        self.settings.adopt(changed, changes, checkpoint["meta"])
         if changed == "apply":
             states, lines = self.settings.scheduler_states(states, changes, checkpoint["meta"])
         for number, (scheduler, state) in enumerate(zip(self._trainer.schedulers, states, strict=True)):
@@ -273,22 +284,22 @@ class TrainerState:
                 scheduler.load_state_dict(state)
         return lines
 
-    def _tell_what_is_left(self, found: Path) -> None:
-        for name in standing_still(self._trainer):
-            logger.warning(STANDS_STILL, found, f"of {name!r} " if name else "")
+    def _warn_of_zero_rates(self, found: Path) -> None:
+        for name in optimizers_at_zero(self._trainer):
+            logger.warning(RATE_STAYS_ZERO, found, f"of {name!r} " if name else "")
 
-    def _check_random_states(self, part: Part, path: Path) -> None:
-        with refusing(f"{path} cannot be resumed from, it has a random state that is none"):
-            if part.rng is not None:
-                check_rng_state(part.rng)
-                check_module_generators(unwrap(self._trainer.model), part.rng.get("modules", {}))
-            self._trainer.position.check_state(part.position)
+    def _check_random_states(self, rank_state: RankState, path: Path) -> None:
+        with refusing(f"{path} cannot be resumed from, its random state is invalid"):
+            if rank_state.rng is not None:
+                check_rng_state(rank_state.rng)
+                check_module_generators(unwrap(self._trainer.model), rank_state.rng.get("modules", {}))
+            self._trainer.position.check_state(rank_state.position)
 
-    def _restore_random_state(self, part: Part) -> None:
-        part.load_buffers(self._trainer.model)
-        if part.rng is not None:
-            set_rng_state(part.rng)
-            set_module_generators(unwrap(self._trainer.model), part.rng.get("modules", {}))
+    def _restore_random_state(self, rank_state: RankState) -> None:
+        rank_state.load_buffers(self._trainer.model)
+        if rank_state.rng is not None:
+            set_rng_state(rank_state.rng)
+            set_module_generators(unwrap(self._trainer.model), rank_state.rng.get("modules", {}))
 
     def _find(self, path: str | Path, check: Check | None) -> tuple[Path, dict[str, Any]]:
         if str(path) == "auto":
@@ -304,17 +315,18 @@ class TrainerState:
             raise CheckpointError(f"{error}{what_else(place)}") from error
 
     def _check_hooks(self, meta: Mapping[str, Any], path: Path) -> None:
-        """A hook that saves something else than it was, an average for the weights, is needed to make it good."""
+        """Refuse a checkpoint without the hooks that saved other values in it, such as averaged weights."""
         own = {hook.name for hook in self._trainer.hooks}
         missing = [name for name in meta.get("needs_hooks", ()) if name not in own]
         if missing:
             raise CheckpointError(
-                f"{path} cannot be resumed from without the hook {', '.join(missing)}, which wrote part of it: "
-                "give the Trainer that hook under that name; load_checkpoint takes the weights alone"
+                f"{path} cannot be resumed from without the hook {', '.join(missing)}, which wrote part of "
+                "it: give the Trainer that hook under that name; load_checkpoint(path) loads the weights "
+                "alone"
             )
 
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
-        """See `Trainer.load_checkpoint`."""
+        """Load the weights of a checkpoint into the model, as `Trainer.load_checkpoint` does."""
         self._trainer.copying.join()
         place, checkpoint = self._find(path, None)
         with self._trainer.bus.holding(AfterLoadCheckpoint):
@@ -322,7 +334,7 @@ class TrainerState:
             load_model_state(
                 unwrap(self._trainer.model), checkpoint["state_dict"], strict=strict, source=str(place)
             )
-        self.resumed_from = None  # it has other weights now
+        self.resumed_from = None  # the model has other weights now
         self.loads += 1
 
     def _announce(self, path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -339,8 +351,9 @@ class TrainerState:
         if by_epoch != self._trainer.by_epoch:
             units = ("epochs", "iterations") if by_epoch else ("iterations", "epochs")
             raise CheckpointError(
-                f"{path} is of a run measured in {units[0]}, this trainer counts {units[1]}: give the Trainer "
-                f"{'max_epochs' if by_epoch else 'max_iters'}, or load_checkpoint(path), which takes the weights alone"
+                f"{path} is of a run measured in {units[0]}, this trainer counts {units[1]}: give the "
+                f"Trainer {'max_epochs' if by_epoch else 'max_iters'}, or call load_checkpoint(path), which "
+                "loads the weights alone"
             )
 
     def _check_parts(self, checkpoint: Mapping[str, Any], path: Path) -> None:
@@ -348,8 +361,8 @@ class TrainerState:
         saved, own = meta["param_schedulers"], [type(scheduler).__name__ for scheduler in trainer.schedulers]
         if saved != own or len(checkpoint["param_schedulers"]) != len(own):
             raise CheckpointError(
-                f"{path} has the state of the schedulers {saved}, the trainer has {own}: give it the same, in their order, "
-                "or load_checkpoint(path), which takes the weights alone"
+                f"{path} has the state of the schedulers {saved}, the trainer has {own}: give it the same, "
+                "in their order, or call load_checkpoint(path), which loads the weights alone"
             )
         for number, (scheduler, state) in enumerate(
             zip(trainer.schedulers, checkpoint["param_schedulers"], strict=True)
@@ -359,20 +372,22 @@ class TrainerState:
         self._order.check(unwrap(trainer.model), trainer.optimizer, meta.get("parameters", {}), path)
 
     def _check_length(self, checkpoint: Mapping[str, Any], path: Path, changed: Changed) -> None:
-        """A schedule that raises after its last step ends a run that is longer."""
+        """Refuse a longer run for a schedule that raises an error after its last step."""
         for number, state in enumerate(checkpoint["param_schedulers"]):
             if changed == "apply":
                 state = self.settings.scheduler_state(number, state)
             if (why := too_short(self._trainer, number, state, checkpoint["meta"])) is not None:
                 raise CheckpointError(
-                    f"{path} cannot be gone on with so, nothing was loaded: {why}; build it for all of them, and "
-                    'resume(path, changed="apply")'
+                    f"{path} cannot be resumed from, nothing was loaded: {why}; build it for all of them, "
+                    'and call resume(path, changed="apply")'
                 )
 
-    def _go_to(self, meta: Mapping[str, Any], part: Part, changes: Iterable[Change]) -> None:
+    def _load_position(
+        self, meta: Mapping[str, Any], rank_state: RankState, changes: Iterable[Change]
+    ) -> None:
         trainer = self._trainer
         trainer.iter = trainer.metrics.iter = int(meta["iter"])
         trainer.epoch = trainer.metrics.epoch = int(meta["epoch"])
-        trainer.position.load_state_dict(part.position)
+        trainer.position.load_state_dict(rank_state.position)
         for change in changes:
             self._rescale(change)

@@ -248,7 +248,7 @@ def test_settings_are_those_of_the_beginning(tmp_path: Path) -> None:
     scheduler.seen[:] = [7]
     settings.scheduler_state(0, {"seen": [5]})["seen"].append(8)
     built = settings.scheduler_state(0, {"seen": [5]})["seen"]
-    settings.go_on("keep", [], saved)
+    settings.adopt("keep", [], saved)
     saved["settings"]["param_schedulers"][0]["seen"].append(6)  # type: ignore[index]
 
     assert built == [2]

@@ -264,7 +264,8 @@ def test_resuming_says_that_the_checkpoints_initial_rate_is_used(
     assert rest.used[0] == [0.5]
     (said,) = [message for message in caplog.messages if "lr" in message]
     assert (
-        "lr: 1.0 in the checkpoint, 16.0 in this trainer; the run goes on with 1.0 as the base: Halve" in said
+        "lr: 1.0 in the checkpoint, 16.0 in this trainer; the run continues with 1.0 as the base: Halve"
+        in said
     )
 
 

@@ -158,4 +158,4 @@ def test_a_refusal_is_all_that_is_said(
     trainer.resume("epoch_1", changed="keep")
     trainer.bus.flush()
     assert told == [str(saved / "epoch_1")]
-    assert "max_epochs: 2 in the checkpoint, 3 in this trainer; the run goes on with 3" in caplog.text
+    assert "max_epochs: 2 in the checkpoint, 3 in this trainer; the run continues with 3" in caplog.text

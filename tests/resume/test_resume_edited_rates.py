@@ -230,7 +230,7 @@ def test_one_line_says_base_rate_and_step(
 
     (said,) = [message for message in caplog.messages if "lr" in message.lower()]
     assert said.endswith(
-        "lr of param group 0: 0.1 in the checkpoint, 0.05 in this trainer; the run goes on with 0.05 as the base: "
+        "lr of param group 0: 0.1 in the checkpoint, 0.05 in this trainer; the run continues with 0.05 as the base: "
         + how
     )
 

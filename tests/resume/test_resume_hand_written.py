@@ -56,7 +56,7 @@ def test_another_loader_within_a_pass_is_refused(
 
     told = str(error.value).splitlines()
     assert told[1:-1] == [f"  {line} in this trainer" for line in lines]
-    assert told[-1].startswith('resume(path, changed="apply") goes on with this one')
+    assert told[-1].startswith('resume(path, changed="apply") continues with this one')
     assert rows == []
     assert error.value.__notes__[0].startswith("the newest checkpoint to resume from is")
 
@@ -74,7 +74,8 @@ def test_another_loader_that_is_asked_for(
 
     assert (trainer.iter, trainer.epoch) == (3 + 4 + 10, 2)
     assert (
-        "loader_length: 5 in the checkpoint, 10 in this trainer; the loop goes on with its own" in caplog.text
+        "loader_length: 5 in the checkpoint, 10 in this trainer; the loop continues with its own"
+        in caplog.text
     )
 
 
@@ -89,7 +90,9 @@ def test_another_loader_for_the_next_pass_is_logged(
         train_by_hand(trainer, DataLoader(samples(20), 10))
 
     assert (trainer.iter, trainer.epoch) == (5 + 2, 2)
-    assert "batch_size: 4 in the checkpoint, 10 in this trainer; the loop goes on with its own" in caplog.text
+    assert (
+        "batch_size: 4 in the checkpoint, 10 in this trainer; the loop continues with its own" in caplog.text
+    )
 
 
 def test_the_same_loader_is_no_matter(

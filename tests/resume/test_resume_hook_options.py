@@ -227,13 +227,15 @@ def test_a_hook_keeps_what_it_was_built_with(
     trainer = make_trainer(hooks=[EMAHook(momentum=0.1)], model=model())
     with pytest.raises(CheckpointError) as error:
         trainer.resume()
-    last = 'with changed="apply" the run goes on, and EMAHook.momentum is this trainer\'s'
+    last = 'with changed="apply" the run continues, and EMAHook.momentum is this trainer\'s'
     assert str(error.value).splitlines()[-1] == last
 
     trainer.resume(changed=changed)
 
     why = ': changed="keep" cannot change that' if changed == "keep" else ""
-    line = f"EMAHook.momentum: 0.0002 in the checkpoint, 0.1 in this trainer; the run goes on with 0.1{why}\n"
+    line = (
+        f"EMAHook.momentum: 0.0002 in the checkpoint, 0.1 in this trainer; the run continues with 0.1{why}\n"
+    )
     assert line in caplog.text
     stop_after(trainer, 5)
     trainer.train()

@@ -175,10 +175,10 @@ def test_apply_tells_where_the_rate_goes_on(build: Build, caplog: pytest.LogCapt
     assert float(longer.optimizer.param_groups[0]["lr"]) == pytest.approx(0.05)
     assert type(longer.optimizer.param_groups[0]["lr"]) is type(lr)
     assert re.search(
-        r"lr: 0\.0 as the checkpoint's schedules left it, 0\.0(5|49999)\d* where those of this trainer are",
+        r"lr: 0\.0 by the checkpoint's schedules, 0\.0(5|49999)\d* by this trainer's",
         caplog.text,
     )
-    assert "leave it there" not in caplog.text
+    assert "keep it at 0" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "windows", "momentum"])
@@ -250,10 +250,7 @@ def test_a_rate_of_0_that_stays_is_told(
     longer.resume(changed=changed)
 
     (told,) = [line for line in caplog.messages if "the learning rate is 0" in line]
-    assert (
-        "the schedules of the run leave it there: what is left of the run trains nothing. Build them for"
-        in told
-    )
+    assert "the schedules keep it at 0: the rest of the run trains nothing. Build them for" in told
 
 
 def test_a_rate_of_0_that_rises_again_is_not_told(build: Build, caplog: pytest.LogCaptureFixture) -> None:

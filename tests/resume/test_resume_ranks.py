@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint
-from eventloop.resume.ranks import part_of
+from eventloop.resume.ranks import state_of_rank
 from tests.ranks import run_ranks
 from tests.support.trainers import MakeTrainer, shuffled
 
@@ -146,7 +146,7 @@ def test_fewer_ranks(
         trainer.resume(path, changed="keep")
 
     assert (
-        f"{path}: it was saved by 2 ranks, and this run has 1: what they draw at random differs from here on"
+        f"{path}: it was saved by 2 ranks, and this run has 1: random numbers differ from here on"
         in caplog.text
     )
     assert torch.equal(torch.get_rng_state(), load_checkpoint(path)["rng"]["torch"])
@@ -158,13 +158,13 @@ def test_more_ranks(make_trainer: MakeTrainer) -> None:
     checkpoint = trainer.state.gather("")
     checkpoint["meta"]["position"]["batch_idx"] = 3
 
-    part = part_of(checkpoint, 1, 2, trainer.loader)
+    part = state_of_rank(checkpoint, 1, 2, trainer.loader)
 
     assert (part.rng, part.position["batch_idx"], part.position["loader"]) == (None, 3, {})
     assert "it was saved by 1 ranks, and this run has 2" in part.inexact
-    assert part.inexact.endswith("; rank 1 goes on with its own")
-    assert part_of(checkpoint, 0, 2, trainer.loader).rng is checkpoint["rng"]
-    assert part_of(checkpoint, 0, 1, trainer.loader).inexact == ""
+    assert part.inexact.endswith("; rank 1 continues with its own random state")
+    assert state_of_rank(checkpoint, 0, 2, trainer.loader).rng is checkpoint["rng"]
+    assert state_of_rank(checkpoint, 0, 1, trainer.loader).inexact == ""
 
 
 def test_a_checkpoint_of_an_earlier_version(make_trainer: MakeTrainer) -> None:
@@ -173,11 +173,11 @@ def test_a_checkpoint_of_an_earlier_version(make_trainer: MakeTrainer) -> None:
     checkpoint = trainer.state.gather("")
     checkpoint["meta"]["settings"]["run"]["world_size"] = 2
 
-    part = part_of(checkpoint, 1, 2, trainer.loader)
+    part = state_of_rank(checkpoint, 1, 2, trainer.loader)
 
     assert part.rng is checkpoint["rng"]
     assert part.inexact == (
-        "it has the random state and the loader's of rank 0 alone: every rank goes on with them"
+        "it has the random state and the loader position of rank 0 alone: every rank continues with them"
     )
 
 
@@ -213,7 +213,7 @@ def test_a_rank_that_is_gone(tmp_path: Path) -> None:
     assert "state_dict" in said["keys"]
     assert "ranks" not in said["keys"]
     (line,) = said["lines"]
-    assert line.startswith("the random state of the other ranks could not be had: ")
+    assert line.startswith("the random state of the other ranks cannot be gathered: ")
 
 
 def test_rank_0_is_gone(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_rank_0_is_gone(tmp_path: Path) -> None:
 
     assert said["said"] == "own"
     (line,) = said["lines"]
-    assert line.startswith("rank 0 could not tell the others what it saves: ")
+    assert line.startswith("rank 0 cannot broadcast its value to the other ranks: ")
 
 
 FAILING = (

@@ -492,4 +492,4 @@ def test_workers_that_cannot_go_on_are_told(
         if line.startswith("the loader's persistent workers were started in an earlier pass")
     ]
     assert (parts == whole) == (stop == 3)
-    assert ["their random numbers differ from here on" in line for line in lines] == [True] * (stop != 3)
+    assert ["random numbers differ from here on" in line for line in lines] == [True] * (stop != 3)

@@ -93,7 +93,7 @@ def test_every_change_is_listed_with_both_values(build: Build) -> None:
         ]
     ]  # fmt: skip
     assert lines[-1] == (
-        'resume(path, changed="keep") goes on with the checkpoint\'s values, changed="apply" with this trainer\'s; '
+        'resume(path, changed="keep") continues with the checkpoint\'s values, changed="apply" with this trainer\'s; '
         "with either batch_size, loader_length are this trainer's"
     )
 
@@ -174,9 +174,9 @@ def test_keep_goes_on_with_the_checkpoints(build: Build, caplog: pytest.LogCaptu
 
     now = other.optimizer.param_groups[0]
     assert (now["lr"], now["initial_lr"], other.schedulers[0].T_max) == (group["lr"], 0.1, 50)
-    assert "lr: 0.1 in the checkpoint, 0.4 in this trainer; the run goes on with 0.1" in caplog.text
+    assert "lr: 0.1 in the checkpoint, 0.4 in this trainer; the run continues with 0.1" in caplog.text
     assert (
-        "CosineAnnealingLR.T_max: 50 in the checkpoint, 60 in this trainer; the run goes on with 50"
+        "CosineAnnealingLR.T_max: 50 in the checkpoint, 60 in this trainer; the run continues with 50"
         in caplog.text
     )
 
@@ -209,7 +209,9 @@ def test_apply_goes_on_with_the_new_ones(build: Build, caplog: pytest.LogCapture
     assert (now["initial_lr"], now["weight_decay"]) == (0.4, 0.01)
     assert (scheduler.last_epoch, scheduler.base_lrs, sorted(scheduler.milestones)) == (7, [0.4], [5, 8])
     assert other.optimizer.state_dict()["state"]  # the momentum was loaded
-    assert "weight_decay: 0 in the checkpoint, 0.01 in this trainer; the run goes on with 0.01" in caplog.text
+    assert (
+        "weight_decay: 0 in the checkpoint, 0.01 in this trainer; the run continues with 0.01" in caplog.text
+    )
 
 
 def test_apply_is_what_the_new_settings_would_have_come_to(build: Build) -> None:
@@ -250,7 +252,7 @@ def test_apply_in_a_window(build: Build, caplog: pytest.LogCaptureFixture) -> No
         3,
         6,
     )
-    assert "goes on with the arguments of the checkpoint" not in caplog.text
+    assert "continues with the arguments of the checkpoint" not in caplog.text
 
 
 @pytest.mark.parametrize("named", [{"eta_min": 0.02}, {"eta_min_ratio": 0.2}], ids=["minimum", "ratio"])
@@ -324,7 +326,7 @@ def test_precision_cannot_be_kept(build: Build) -> None:
     lines = refused(build())
 
     assert "  autocast_dtype: 'bfloat16' in the checkpoint, 'none' in this trainer" in lines
-    assert lines[-1] == 'with changed="apply" the run goes on, and autocast_dtype is this trainer\'s'
+    assert lines[-1] == 'with changed="apply" the run continues, and autocast_dtype is this trainer\'s'
 
 
 def test_number_of_processes(build: Build) -> None:
@@ -359,7 +361,7 @@ def test_a_loader_that_says_less_of_itself(build: Build, caplog: pytest.LogCaptu
     endless.resume()
 
     assert (endless.epoch, endless.batch_idx) == (1, 2)
-    assert "batch_size: 4 in the checkpoint, None in this trainer; the run goes on with None" in caplog.text
+    assert "batch_size: 4 in the checkpoint, None in this trainer; the run continues with None" in caplog.text
     assert "sampler: 'RandomSampler' in the checkpoint, None in this trainer" in caplog.text
     assert "loader_length: 5 in the checkpoint, None in this trainer" in caplog.text
 
@@ -388,8 +390,8 @@ def test_when_to_validate_needs_no_leave(build: Build, caplog: pytest.LogCapture
 
     other.resume()
 
-    assert "val_interval: 1 in the checkpoint, 3 in this trainer; the run goes on with 3" in caplog.text
-    assert "val_begin: 1 in the checkpoint, 2 in this trainer; the run goes on with 2" in caplog.text
+    assert "val_interval: 1 in the checkpoint, 3 in this trainer; the run continues with 3" in caplog.text
+    assert "val_begin: 1 in the checkpoint, 2 in this trainer; the run continues with 2" in caplog.text
     assert "dynamic_intervals: [] in the checkpoint, [[4, 1]] in this trainer" in caplog.text
 
 
@@ -404,7 +406,7 @@ def test_another_batch_size_goes_on_at_the_same_part_of_the_epoch(
     other.resume(changed=changed)
 
     assert (other.epoch, other.batch_idx) == (1, 4)
-    assert "batch_size: 4 in the checkpoint, 2 in this trainer; the run goes on with 2" in caplog.text
+    assert "batch_size: 4 in the checkpoint, 2 in this trainer; the run continues with 2" in caplog.text
     other.train()
     assert other.iter == 7 + 6 + 2 * 10
 
@@ -422,7 +424,7 @@ def test_another_length_of_the_run_needs_no_leave(
         other.train()
 
     assert (
-        f"max_epochs: 4 in the checkpoint, {epochs} in this trainer; the run goes on with {epochs}"
+        f"max_epochs: 4 in the checkpoint, {epochs} in this trainer; the run continues with {epochs}"
         in caplog.text
     )
     assert other.epoch == epochs
