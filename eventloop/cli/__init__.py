@@ -1,4 +1,9 @@
-"""The command line: `eventloop demo`, `checkpoints`, `plan`, `replay`, `report` and `trace`."""
+"""The command line: `eventloop demo`, `checkpoints`, `plan`, `replay`, `report` and `trace`.
+
+Start with `main`. Each command is a module with `add_parser` and `run`; `demo` is a complete example of a
+training, the `plan_*` modules serve `plan`, and `listing_text` formats checkpoints. May import every package.
+Modules that need torch are imported when a command runs, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +25,27 @@ from eventloop.cli import trace as trace_command
 from eventloop.util.formatting import on_a_line
 from eventloop.util.terminal import OutputError, at_least_one
 
-LAST_WORDS_SECONDS = 0.2
+MESSAGE_SECONDS = 0.2
 
 
 EXIT_CODES = """\
-exit codes: 0 done, 1 an error while training (with its traceback), 2 bad input (one line), or an output that takes nothing,
-130 ended by Ctrl-C: the first stops after the iteration, with a checkpoint and the summary; a second one ends at once; 143
-ended by SIGTERM, 138 by SIGUSR1, as the first Ctrl-C does; 141 done, but nobody read the output to its end"""
+exit codes: 0 done; 1 an error while training (with its traceback); 2 bad input, or the output cannot be
+written (one line); 130 stopped by Ctrl-C: the first stops after the iteration, with a checkpoint and the
+summary, a second one ends at once; 143 stopped by SIGTERM and 138 by SIGUSR1, as by the first Ctrl-C; 141
+done, but the reader of the output has left"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code, see `EXIT_CODES`. An error in the middle of a training is raised.
-    A second Ctrl-C ends the process from here: whatever hangs in another thread, it hangs no longer."""
+    """Run a command and return its exit code, which `EXIT_CODES` lists; an error while training is raised.
+
+    A second Ctrl-C ends the process here, whatever its other threads wait for.
+    """
     own, passed_on = plan_command.split(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
     options, unknown = parser.parse_known_args(own)
     if unknown:
-        meant = plan_command.meant(options.file, unknown) if options.command == "plan" else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        hint = plan_command.script_hint(options.file, unknown) if options.command == "plan" else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     options.arguments = passed_on
     try:
         return _COMMANDS[options.command](options)
@@ -53,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _demo(options: argparse.Namespace) -> int:
     try:
-        from eventloop.cli import demo  # imports torch, hooks and writers: not for --help
+        from eventloop.cli import demo  # imports torch, hooks and writers; --help does without
 
         trainer = demo.prepare(
             options.work_dir,
@@ -71,16 +79,18 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _end_at_once(code: int) -> None:
-    """End the process without the interpreter's own ending, which waits for other threads' locks and ends: a writer
-    that hangs in a full pipe has the lock of standard output, and the interpreter would abort over it."""
+    """End the process without the interpreter's shutdown, which waits for the locks of other threads.
+
+    A writer that waits for a full pipe holds the lock of standard output, and the interpreter would abort.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    last_words = threading.Thread(target=_last_words, daemon=True)
-    last_words.start()
-    last_words.join(LAST_WORDS_SECONDS)
+    message = threading.Thread(target=_print_ended, daemon=True)
+    message.start()
+    message.join(MESSAGE_SECONDS)
     os._exit(code)
 
 
-def _last_words() -> None:
+def _print_ended() -> None:
     with suppress(OSError, ValueError):
         print("eventloop: ended by Ctrl-C", file=sys.stderr, flush=True)
         sys.stdout.flush()
@@ -94,19 +104,26 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="train a small CNN on real handwritten digits", epilog=EXIT_CODES)
     demo.add_argument(
-        "--epochs", type=at_least_one, help="passes over the data (default: 10, or those of the run resumed)"
+        "--epochs",
+        type=at_least_one,
+        help="passes over the data (default: 10, or the number of the resumed run)",
     )
-    demo.add_argument("--work-dir", type=Path, help="default: runs/demo, or the next free name")
+    demo.add_argument(
+        "--work-dir", type=Path, help="the directory of the run (default: runs/demo, or the next free name)"
+    )
     demo.add_argument(
         "--device", default="auto", help='"cpu", "cuda", ... (default: the accelerator if there is one)'
     )
-    demo.add_argument("--seed", type=int, help="of weights and shuffling of a new run (default: 0)")
+    demo.add_argument(
+        "--seed", type=int, help="seed of the weights and of the shuffling of a new run (default: 0)"
+    )
     demo.add_argument(
         "--resume", nargs="?", const="auto", default=None, metavar="auto|best|PATH|NAME",
-        help="continue the run in --work-dir, or the one saved last: from its newest whole checkpoint (auto, also "
-        "where nothing is given), from its best one, or from the one at a path or of a name, as iter_50",
+        help="continue the run in --work-dir, or the run saved last: from its newest whole checkpoint "
+        "(auto, also without a value), from its best one, or from the checkpoint with a path or a name, such "
+        "as iter_50",
     )  # fmt: skip
-    demo.add_argument("--traceback", action="store_true", help="show where bad input was found")
+    demo.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input")
     checkpoints_command.add_parser(commands)
     plan_command.add_parser(commands)
     replay_command.add_parser(commands)

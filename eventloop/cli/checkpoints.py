@@ -1,4 +1,4 @@
-"""The command `eventloop checkpoints`: what a run has saved, whether it is whole, and what of it may go."""
+"""The command `eventloop checkpoints`: list, verify and prune the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # not for --help
     from eventloop.checkpoint.listing import Stock
 
 EXIT_CODES = (
-    "exit codes: 0 done, 1 something is damaged or was not removed, 2 bad input (one line), 130 ended by Ctrl-C. "
-    "Whether a save is under way is told by its process, which only the machine it runs on knows: prune there."
+    "exit codes: 0 done, 1 something is damaged or was not removed, 2 bad input (one line), 130 ended by "
+    "Ctrl-C. Prune on the machine of the run: only there the command can see whether a save is in progress."
 )
 
 
@@ -28,20 +28,20 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="read every file and compare it with its hash; without it sizes are compared",
+        help="read every file and compare it with its hash; without --verify the sizes are compared",
     )
     parser.add_argument(
         "--prune", type=at_least_one, metavar="N",
-        help="keep the newest N and of each metric the best that its run keeps, having verified them; remove the others, and what killed "
-        "saves have left",
+        help="verify and keep the newest N checkpoints, and of each metric the best ones that its run keeps; "
+        "remove the others, and the leftovers of killed saves",
     )  # fmt: skip
     parser.add_argument("--yes", action="store_true", help="prune without asking")
-    parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
-    parser.add_argument("--traceback", action="store_true", help="show where an error was found")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command; return its exit code."""
     try:
         stock = _stock(options)
         if options.verify:
@@ -50,12 +50,12 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         if options.traceback:
             raise
-        _complain(f"{error} (--traceback shows where)")
+        _print_error(f"{error} (--traceback shows where)")
         return 2
 
 
 def _stock(options: argparse.Namespace) -> Stock:
-    """What there is to tell of.
+    """Return the checkpoints of the directory.
 
     Raises:
         OSError, ValueError: bad input.
@@ -63,16 +63,16 @@ def _stock(options: argparse.Namespace) -> Stock:
     from eventloop.checkpoint.listing import Stock
 
     if options.yes and options.prune is None:
-        raise ValueError("--yes goes with --prune N")
+        raise ValueError("--yes needs --prune N: without it nothing is removed")
     if not options.run.is_dir():
-        raise ValueError(f"no directory at {options.run}: give the one that holds the checkpoints")
+        raise ValueError(f"no directory at {options.run}: give the directory that holds the checkpoints")
     stock = Stock(options.run)
     _check_something(stock)
     return stock
 
 
 def _check_something(stock: Stock) -> None:
-    """Refuse a directory with nothing to tell of.
+    """Check that a directory holds something to list.
 
     Raises:
         ValueError: it is a checkpoint itself, or holds none.
@@ -96,17 +96,17 @@ def _list(options: argparse.Namespace, stock: Stock) -> int:
     inventory = stock.inventory()
     say(as_json(inventory) if options.json else as_lines(inventory))
     if not inventory.checkpoints and not inventory.damaged:
-        _complain(f"{stock.directory} holds no checkpoint")
+        _print_error(f"{stock.directory} holds no checkpoint")
         return 2
     return 1 if inventory.damaged else 0
 
 
 def _prune(options: argparse.Namespace, stock: Stock) -> int:
-    """Say what goes, ask, remove it."""
+    """Show what will be removed, ask, and remove it."""
     from eventloop.checkpoint.prune import carry_out, make_plan
     from eventloop.cli.listing_text import as_json, as_lines, plan_lines
 
-    plan = make_plan(stock, options.prune)  # it reads what stays: the list names what is damaged of it
+    plan = make_plan(stock, options.prune)  # verifies what stays, so that the list names damaged checkpoints
     inventory = stock.inventory()
     shown = f"{as_lines(inventory)}\n{plan_lines(inventory, plan)}"
     if not options.json:
@@ -115,28 +115,30 @@ def _prune(options: argparse.Namespace, stock: Stock) -> int:
     agreed, code = _ask(options, shown) if going else (False, 0)
     failed = carry_out(stock, plan) if agreed else []
     for reason in failed:
-        _complain(reason)
+        _print_error(reason)
     if options.json:
         say(as_json(inventory, plan, removed=agreed, failed=failed))
     return code or (1 if inventory.damaged or failed or not plan.keep else 0)
 
 
 def _ask(options: argparse.Namespace, shown: str) -> tuple[bool, int]:
-    """Whether to remove it, and the exit code if that alone decides."""
+    """Ask whether to remove; return the answer, and the exit code if there is no terminal to ask on."""
     if options.yes:
         return True, 0
     if sys.stdin is None or sys.stderr is None or not sys.stdin.isatty():
-        _complain("nothing was removed, nobody can be asked here: --yes removes it")
+        _print_error(
+            "nothing was removed, because there is no terminal to ask on: --yes removes without asking"
+        )
         return False, 2
     sys.stderr.write(f"{shown}\nRemove it? [y/N] " if options.json else "Remove it? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True, 0
-    _complain("nothing was removed")
+    _print_error("nothing was removed")
     return False, 0
 
 
-def _complain(text: str) -> None:
-    """On one line, whatever paths have in them; where standard error is closed the exit code alone tells."""
+def _print_error(text: str) -> None:
+    """Print an error on one line, whatever paths contain, if there is a standard error."""
     if sys.stderr is not None:
         sys.stderr.write(f"eventloop: {on_a_line(text)}\n")

@@ -1,4 +1,8 @@
-"""The main job: train a small CNN on 1,797 real handwritten digits, with everything on."""
+"""The command `eventloop demo`: train a small CNN on 1,797 real handwritten digits.
+
+`build` is a complete example of a trainer: it validates, keeps the best checkpoints, and writes to the
+console, JSONL and TensorBoard.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,10 @@ WORK_DIR = Path("runs/demo")
 EPOCHS = 10
 SEED = 0
 BROKEN_PIPE = 141
-"""What a shell makes of SIGPIPE."""
+"""The exit code that a shell gives a process that SIGPIPE ended."""
 HINT = "\nCtrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once."
 SPLIT_SEED = 0
-"""The split is the same whatever the run's seed, so that accuracies can be compared."""
+"""The split does not depend on the run's seed, so that accuracies can be compared."""
 
 
 class DigitsCNN(nn.Sequential):
@@ -50,19 +54,19 @@ class DigitsCNN(nn.Sequential):
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what torch's generators cannot be seeded with.
+    """Check that torch's generators accept a seed.
 
     Raises:
         ValueError: naming the range.
     """
     if not -(2**63) <= seed < 2**64:
         raise ValueError(
-            f"--seed must be from -2**63 to 2**64 - 1, as torch's generators take it, got {seed}"
+            f"--seed must be from -2**63 to 2**64 - 1, the range of torch's generators, got {seed}"
         )
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:
-    """scikit-learn's digits, split into 1,437 for training and 360 for validation.
+    """Return scikit-learn's digits, split into 1,437 for training and 360 for validation.
 
     Raises:
         ImportError: scikit-learn is not installed.
@@ -71,7 +75,7 @@ def load_digits() -> tuple[TensorDataset, TensorDataset]:
         from sklearn.datasets import load_digits as load
     except ImportError as error:
         raise ImportError(
-            "the demo's data comes with scikit-learn: pip install 'torch-eventloop[demo]'"
+            "the demo needs the data of scikit-learn: pip install 'torch-eventloop[demo]'"
         ) from error
     digits: Any = load()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
@@ -82,7 +86,7 @@ def load_digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def build(work_dir: Path, *, epochs: int, device: str, seed: int) -> Trainer:
-    """The demo's trainer."""
+    """Return the trainer of the demo."""
     check_seed(seed)
     torch.manual_seed(seed)
     train, val = load_digits()
@@ -110,24 +114,26 @@ def build(work_dir: Path, *, epochs: int, device: str, seed: int) -> Trainer:
 def prepare(
     work_dir: Path | None, *, epochs: int | None, device: str, seed: int | None, resume: str | None
 ) -> Trainer:
-    """The demo's trainer, ready to train: all that can be wrong with what the user asked for is found here.
+    """Check the user's input, and return the trainer of the demo, ready to train.
+
+    Every error in the input is found here.
 
     Args:
-        epochs: None for those of the run that is resumed, or `EPOCHS`.
+        epochs: None for the number of the resumed run, or `EPOCHS`.
         seed: None for `SEED`.
-        resume: what `Trainer.resume` takes, None for a new run.
+        resume: the argument of `Trainer.resume`, None for a new run.
 
     Raises:
-        ImportError, OSError, ValueError, RuntimeError: see the message.
+        ImportError, OSError, ValueError, RuntimeError: the input is bad; the message names it.
     """
     device = choose_device(device)
     if torch.device(device).type == "cpu":
-        torch.set_num_threads(1)  # so small a net is slower on two, and much slower where others use them
+        torch.set_num_threads(1)  # two threads are slower for so small a model, above all on a busy machine
     if resume is None:
         work_dir = free_name(work_dir or WORK_DIR)
     elif work_dir is None:
         work_dir = newest_run(WORK_DIR)
-    with leaving_no_directory(work_dir):
+    with removing_empty_directories(work_dir):
         trainer = build(
             work_dir,
             epochs=epochs or epochs_of(work_dir) or EPOCHS,
@@ -139,14 +145,15 @@ def prepare(
                 say(f"resuming from {trainer.resume(resume, changed='keep')}")
             if seed is not None:
                 say(
-                    f"--seed {seed} has no effect: the weights and the random state are those of the checkpoint"
+                    f"--seed {seed} has no effect: the weights and the random state are those of the "
+                    "checkpoint"
                 )
     return trainer
 
 
 @contextmanager
-def leaving_no_directory(path: Path) -> Iterator[None]:
-    """Where the block fails, take away the directories that it has made for a run, as long as they are empty."""
+def removing_empty_directories(path: Path) -> Iterator[None]:
+    """Remove the directories that the block has made for a run if it fails, as long as they are empty."""
     missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
     try:
         yield
@@ -158,8 +165,10 @@ def leaving_no_directory(path: Path) -> Iterator[None]:
 
 
 def run(trainer: Trainer) -> int:
-    """Train, show, save; returns the exit code: 0, 130 when Ctrl-C stopped it before its end, that of a signal, or
-    141, a shell's code of a broken pipe, where nobody read the output to its end.
+    """Train, save and print the summary; return the exit code.
+
+    It is 0, or 130 after a stop by Ctrl-C, or that of a signal, or 141, a shell's code of a broken pipe, if
+    the reader of the output has left.
 
     Raises:
         KeyboardInterrupt: at the second Ctrl-C.
@@ -172,12 +181,12 @@ def run(trainer: Trainer) -> int:
         try:
             trainer.train()
             code = 130 if trainer.stop_reason is not None else 0
-        except SystemExit as ended:  # a scheduler's signal: everything is saved, and the words are still due
+        except SystemExit as ended:  # a scheduler's signal: everything is saved, but not yet summarized
             code = int(ended.code or 0)
         trainer.close()
     try:
-        read = say(f"\n{closing_words(trainer)}")
-    except OutputError as error:  # a scheduler asks for the code of its signal all the same
+        read = say(f"\n{closing_lines(trainer)}")
+    except OutputError as error:  # a scheduler expects the code of its signal all the same
         print(f"eventloop: {error}", file=sys.stderr)
         return code or 2
     read = read and not any(isinstance(w, ConsoleWriter) and w.nobody_reads for w in trainer.writers)
@@ -185,15 +194,17 @@ def run(trainer: Trainer) -> int:
 
 
 def validated(trainer: Trainer) -> bool:
-    """Whether the epoch that was trained last has its validation, or a Ctrl-C came before. The checkpoint of an epoch is
-    saved before that, and cannot say."""
+    """Return whether the last trained epoch has its validation, which a Ctrl-C may have prevented.
+
+    The checkpoint of an epoch is saved before its validation, and does not hold this.
+    """
     metrics = trainer.work_dir / FILE_NAME
     rows = read_jsonl(metrics) if metrics.exists() else ()
     return any(row.get("mode") == "val" and row["epoch"] == trainer.epoch for row in rows)
 
 
 def newest_run(path: Path) -> Path:
-    """The run that was saved last, of `path`, `path-2`, `path-3`, ...: the one that was just interrupted."""
+    """Return the run that was saved last among `path`, `path-2`, `path-3`, ...: the interrupted one."""
     saved = {
         run: max(checkpoint.stat().st_mtime_ns for checkpoint in checkpoints)
         for run in [path, *path.parent.glob(f"{path.name}-*")]
@@ -203,13 +214,15 @@ def newest_run(path: Path) -> Path:
 
 
 def epochs_of(work_dir: Path) -> int | None:
-    """How long the run is that was saved in a directory, None where none was."""
+    """Return the number of epochs of the run saved in a directory, None if no run was saved."""
     found = scan(work_dir)
     return next((found.manifests[path].max_epochs for path in found.newest_first()), None)
 
 
 def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:
-    """Refuse to go on for another number of epochs than the learning rate was planned for, before anything is loaded.
+    """Refuse a resume for another number of epochs than the learning rate was planned for.
+
+    The check comes before anything is loaded.
 
     Raises:
         ValueError: the checkpoint's run has another length.
@@ -217,20 +230,20 @@ def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:
     planned, epochs = (trainer.checkpoint or {}).get("meta", {}).get("max_epochs"), trainer.max_epochs
     if planned is not None and planned != epochs:
         raise ValueError(
-            f"the run of {event.path} was begun with --epochs {planned}, and its learning rate schedule ends there: "
-            f"resume it with --epochs {planned}, got --epochs {epochs}"
+            f"the run of {event.path} was begun with --epochs {planned}, and its learning rate schedule ends "
+            f"there: resume it with --epochs {planned}, got --epochs {epochs}"
         )
 
 
-def closing_words(trainer: Trainer) -> str:
-    """What a person wants to know at the end."""
+def closing_lines(trainer: Trainer) -> str:
+    """Return the summary, the best score, and the commands to continue and to show the curves."""
     lines = [trainer.summary(), ""]
     hook = next(h for h in trainer.hooks if isinstance(h, CheckpointHook))
     if hook.best.score is not None:
         lines.append(f"best accuracy  {hook.best.score:.2%}, in {hook.directory / hook.best.name}")
-    work_dir = quote(str(trainer.work_dir))  # to be copied into a shell
+    work_dir = quote(str(trainer.work_dir))  # can be copied into a shell
     if trainer.stop_reason is not None:
-        go_on = f"go on with: eventloop demo --resume --work-dir {work_dir}"
+        go_on = f"continue with: eventloop demo --resume --work-dir {work_dir}"
         saved = bool(find_checkpoints(trainer.work_dir))
         lines.append(f"stopped        {trainer.stop_reason}; {go_on if saved else 'no checkpoint was saved'}")
     lines.append(f"curves         tensorboard --logdir {work_dir}")
@@ -238,40 +251,43 @@ def closing_words(trainer: Trainer) -> str:
 
 
 def choose_device(device: str) -> str:
-    """Check a device, "auto" being the accelerator if there is one.
+    """Check a device; "auto" gives the accelerator if there is one.
 
     Raises:
-        ValueError: torch does not know it, or cannot use it here.
+        ValueError: torch does not know the device, or cannot use it here.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     known = ["auto", "cpu", "cuda"]
     try:
-        torch.zeros(1, device=device).item()  # also what "meta" cannot
+        torch.zeros(1, device=device).item()  # raises for "meta", too
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"device {device!r} cannot be used here{suggest(device, known) if device not in known else ''} ({reason})"
-        ) from error
+        near = suggest(device, known) if device not in known else ""
+        raise ValueError(f"device {device!r} cannot be used here{near} ({reason})") from error
     return device
 
 
 def free_name(path: Path) -> Path:
-    """`path` if nothing is there yet, else the first free of `path-2`, `path-3`, ...; says so. A file is left to the
-    trainer, which refuses it.
+    """Return `path` if it is free, else the first free of `path-2`, `path-3`, ..., which is printed.
+
+    A path to a file is returned, and the trainer refuses it.
 
     Raises:
-        ValueError: the root of the file system, which has no name.
+        ValueError: `path` is the root of the file system, which has no name.
     """
     if not path.is_dir() or not any(path.iterdir()):
         return path
-    named = path.resolve() if path.name in ("", "..") else path  # "." stands for a directory with a name
+    named = path.resolve() if path.name in ("", "..") else path  # "." is a directory with a name
     if not named.name:
-        raise ValueError(f"--work-dir must be a directory for one run, got {path}: name a new one in it")
+        raise ValueError(
+            f"--work-dir must be a directory for one run, got {path}: name a new directory in it"
+        )
     number = 2
     while (candidate := named.with_name(f"{named.name}-{number}")).exists():
         number += 1
     say(
-        f"{path} holds a run already, which is left as it is: this one goes to {candidate} (--resume continues it)"
+        f"{path} already holds a run, which stays as it is: the new run goes to {candidate} "
+        "(--resume continues it)"
     )
     return candidate

@@ -1,4 +1,4 @@
-"""An inventory of checkpoints as text, and as JSON."""
+"""Format the listing of checkpoints as text and as JSON, for `eventloop checkpoints`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from eventloop.util.formatting import on_a_line
 from eventloop.util.surrogates import without_surrogates
 
 SCORES = 4
-"""Of those of a validation so many are shown."""
+"""The maximal number of scores of a validation in a line."""
 HEAD = ("checkpoint", "epoch", "iter", "size", "saved at", "")
 
 
 def as_json(
     inventory: Inventory, plan: Plan | None = None, *, removed: bool = False, failed: Sequence[str] = ()
 ) -> str:
-    """The fields of `Inventory`; with a plan also `prune`: those of `Plan`, whether it was `removed`, and a sentence
-    for each that `failed`. Of a name that is not text each byte that is none stands as an escape, `\\udcff`."""
+    """Return the fields of `Inventory` as JSON.
+
+    With a plan, `prune` holds the fields of `Plan`, whether it was `removed`, and a sentence for each that
+    `failed`. A byte of a file name that is not text becomes an escape, `\\udcff`.
+    """
     fields = msgspec.to_builtins(inventory)
     if plan is not None:
         fields["prune"] = {**msgspec.to_builtins(plan), "removed": removed, "failed": [*failed]}
@@ -32,8 +35,10 @@ def as_json(
 
 
 def as_lines(inventory: Inventory) -> str:
-    """A table of the checkpoints, the newest last; then what is damaged, and leftovers. Each has one line, whatever its
-    name is."""
+    """Return a table of the checkpoints, the newest last, then the damaged ones and the leftovers.
+
+    Each takes one line, whatever its name contains.
+    """
     lines = table([HEAD, *map(_row, inventory.checkpoints)]) if inventory.checkpoints else []
     lines += [f"damaged: {reason}" for reason in inventory.damaged]
     lines += [_leftover(left) for left in inventory.leftovers]
@@ -41,7 +46,7 @@ def as_lines(inventory: Inventory) -> str:
 
 
 def plan_lines(inventory: Inventory, plan: Plan) -> str:
-    """What stays and what goes."""
+    """Return the lines that name the checkpoints to keep and to remove."""
     if not plan.keep:
         return "Nothing is removed: there is no checkpoint here that is whole."
     sizes = {item.name: item.bytes for item in inventory.checkpoints}
@@ -56,7 +61,7 @@ def plan_lines(inventory: Inventory, plan: Plan) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines: the first column and the last two begin where they begin, numbers end where they end."""
+    """Return rows as lines: numbers are right-aligned, the first and the last two columns left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(_cells(row, widths)).rstrip() for row in rows]
 
@@ -75,11 +80,11 @@ def _row(item: Item) -> tuple[str, ...]:
 
 
 def _notes(item: Item) -> list[str]:
-    """What there is to say of one, what matters most first."""
-    told = [] if item.whole is None else ["whole" if item.whole else "DAMAGED"]
+    """Return the notes on a checkpoint, the most important first."""
+    verdict = [] if item.whole is None else ["whole" if item.whole else "DAMAGED"]
     if item.epoch is None:
         how = "named by its hash" if published_digits(item.name) else "without a manifest"
-        return [f"a single file, {how}", *told]
+        return [f"a single file, {how}", *verdict]
     notes = ["newest"] if item.newest else ["left behind"] if item.abandoned else []
     for metric, score in item.best.items():
         kept = "one of the best" if metric in item.best_kept else "was best"
@@ -96,11 +101,11 @@ def _notes(item: Item) -> list[str]:
         )
         if _public(wrote) != _public(here)
     ]
-    return [*notes, *_scores(item), *told]
+    return [*notes, *_scores(item), *verdict]
 
 
 def _scores(item: Item) -> list[str]:
-    """Those of the last validation that are not told as the best; of an earlier state with where that was."""
+    """Return the scores of the last validation that are not the best, with its iteration if earlier."""
     others = [f"{name} {_score(value)}" for name, value in item.metrics.items() if name not in item.best]
     if not others:
         return []
@@ -114,7 +119,7 @@ def _score(score: float | str) -> str:
 
 
 def torch_version() -> str:
-    """That of the torch that is installed, which is not imported; nothing if there is none."""
+    """Return the version of the installed torch, without importing it; "" if torch is not installed."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -122,7 +127,7 @@ def torch_version() -> str:
 
 
 def _public(version: str | None) -> str:
-    """Without what it was built for: "2.13.0+cu130" is the same code as "2.13.0", which wheels are named."""
+    """Return a version without its build: "2.13.0+cu130" is the same code as "2.13.0"."""
     return (version or "").partition("+")[0]
 
 
@@ -132,7 +137,7 @@ def _leftover(left: Leftover) -> str:
 
 
 def size_text(count: int) -> str:
-    """Bytes as a person reads them: `812 B`, `1.2 MB`."""
+    """Return a number of bytes in readable units: `812 B`, `1.2 MB`."""
     if count < 1000:
         return f"{count} B"
     size = float(count)
@@ -144,7 +149,7 @@ def size_text(count: int) -> str:
 
 
 def _time(text: str) -> str:
-    """In the time zone of the one who reads it."""
+    """Return a time in the reader's time zone."""
     try:
         return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The command `eventloop plan`: who runs when, before anything runs."""
+"""The command `eventloop plan`: print which subscribers run at each event, without running anything."""
 
 from __future__ import annotations
 
@@ -13,53 +13,62 @@ from typing import TYPE_CHECKING, Any
 from eventloop.util.formatting import on_a_line
 from eventloop.util.terminal import say
 
-if TYPE_CHECKING:  # not for --help
+if TYPE_CHECKING:  # --help does without these imports
     from eventloop.bus.event_order import EventPlan
     from eventloop.cli.plan_config import ConfigPlan
-    from eventloop.cli.plan_script import Rehearsed
+    from eventloop.cli.plan_script import RehearsalResult
 
 DESCRIPTION = """\
-Shows every event somebody listens to, in the order of a run, and who hears it: handlers on the training thread in the
-order they run, then background subscribers, where they run, and how many events may wait for them.
+Shows every event that has a subscriber, in the order of a run, and its subscribers: handlers on the training
+thread in the order of their calls, then background subscribers, where they run, and how many events their
+queues hold.
 
-A script is run as Python would run it, until its trainer would begin to train, validate or test: nothing is trained and
-no writer opens a file. A bus without a trainer begins with the first event that somebody would hear; of a script that
-ends before, the buses it made are shown. What the script does before its run it does here too, reading a checkpoint
-included; what it starts in other processes is not held back.
+A script is run as Python would run it, until its trainer would begin to train, validate or test: nothing is
+trained and no writer opens a file. A bus without a trainer stops the script at the first event that has a
+subscriber; if the script ends before, the buses it made are shown. Everything that the script does before its
+run is done here too, such as reading a checkpoint or starting processes.
 
-A config is a .json, .toml or .yaml file, or a Python file that assigns one of default_hooks, custom_hooks, hooks,
-writers, train_cfg, max_epochs, max_iters and besides only imports, assigns and defines; one that in doing so begins a
-run, or makes a trainer or a bus, is the script it is. Its hooks and writers are built with a model of one weight and an
-optimizer; nothing else of it is looked at. JSON, TOML and YAML are data: such a config names registered hooks and
-writers, and as its _base_ files of these kinds in its own folder; --trust lets it run code."""
-EXIT_CODES = (
-    "exit codes: 0 done, 1 the script failed (with its traceback), 2 bad input, or an output that takes nothing (one line), 130 ended by Ctrl-C; "
-    "a script that ends itself with another code before its run gives that one"
-)
+A config is a .json, .toml or .yaml file, or a Python file that assigns one of default_hooks, custom_hooks,
+hooks, writers, train_cfg, max_epochs, max_iters, and otherwise only imports, assigns and defines. If a Python
+file begins a run, or makes a trainer or a bus, it is treated as a script. The hooks and writers of a config
+are built with a model of one weight and an optimizer; its other names are ignored. JSON, TOML and YAML are
+data: such a config names registered hooks and writers, and its _base_ files are of these kinds and in its own
+folder; --trust lets it run code."""
+EXIT_CODES = """\
+exit codes: 0 done, 1 the script failed (with its traceback), 2 bad input, or the output cannot be written
+(one line), 130 ended by Ctrl-C; a script that exits before its run gives its own code"""
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to those of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "plan", help="show who runs when in a training script or a config, before anything runs",
+        "plan", help="show the subscribers of each event of a script or a config, without running it",
         description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [-h] [--json] [--trust] [--traceback] CONFIG | SCRIPT [-- ARGUMENT ...]",
     )  # fmt: skip
     parser.add_argument(
-        "file", type=Path, metavar="CONFIG | SCRIPT", help="what to look at; a script's arguments follow after --"
+        "file", type=Path, metavar="CONFIG | SCRIPT",
+        help="a config or a training script; the arguments of a script follow after --",
     )  # fmt: skip
     parser.add_argument(
-        "--json", action="store_true", help="for programs: one JSON object; what a script prints goes to standard error"
+        "--json", action="store_true",
+        help="print one JSON object, for programs; the output of a script goes to standard error",
     )  # fmt: skip
     parser.add_argument(
         "--trust", action="store_true",
-        help="let a config in JSON, TOML or YAML import modules (custom_imports), and be based on any file, Python included",
+        help="let a config in JSON, TOML or YAML import modules (custom_imports), and use any file as "
+        "_base_, Python included",
     )  # fmt: skip
-    parser.add_argument("--traceback", action="store_true", help="show where bad input was found")
+    parser.add_argument(
+        "--traceback", action="store_true", help="show the traceback of an error in the input"
+    )
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's own arguments, and those of the script, after the first `--`: argparse would lose a second one."""
+    """Return the command's own arguments, and those of the script, which follow the first `--`.
+
+    argparse would drop a second `--`.
+    """
     given = list(arguments)
     if given[:1] != ["plan"] or "--" not in given:
         return given, []
@@ -67,14 +76,13 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return given[:at], given[at + 1 :]
 
 
-def meant(file: Path, unknown: Sequence[str]) -> str:
-    """What the error adds of arguments that are not the command's own: after the name of a script they are the script's,
-    everywhere else."""
+def script_hint(file: Path, unknown: Sequence[str]) -> str:
+    """Return the hint for unknown arguments: those of a script follow after `--`."""
     return f"; those of a script follow after --: eventloop plan {shlex.join([str(file), '--', *unknown])}"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command; return its exit code."""
     from eventloop.cli.plan_config import ConfigPlan
     from eventloop.cli.plan_script import rehearse
 
@@ -83,15 +91,15 @@ def run(options: argparse.Namespace) -> int:
     except Exception as error:
         if options.traceback:
             raise
-        _complain(f"{error} (--traceback shows where)")
+        _print_error(f"{error} (--traceback shows where)")
         return 2
     if isinstance(found, ConfigPlan):
         return _show_config(options, found)
     return _show_script(options, found or rehearse(options.file, options.arguments, quiet=options.json))
 
 
-def _config(options: argparse.Namespace) -> ConfigPlan | Rehearsed | None:
-    """The plan of a config, or of a script that looked like one; None for one that does not, and is still to be run."""
+def _config(options: argparse.Namespace) -> ConfigPlan | RehearsalResult | None:
+    """Return the plan of a config, or of a script that looks like one; None for another script."""
     from eventloop.cli.plan_config import is_config, plan_config
 
     if not options.file.is_file():
@@ -107,10 +115,10 @@ def _show_config(options: argparse.Namespace, found: ConfigPlan) -> int:
     return 0
 
 
-def _show_script(options: argparse.Namespace, done: Rehearsed) -> int:
+def _show_script(options: argparse.Namespace, done: RehearsalResult) -> int:
     for path in done.left:
         held = ", ".join(sorted(inside.name for inside in path.iterdir()))
-        _complain(f"{path} was made and stays: the script has put {held} there")
+        _print_error(f"{path} was created and stays: the script has put {held} there")
     reached = done.reached
     if reached is None and (done.code or not done.has_buses):
         return done.code or _nothing(options.file)
@@ -130,12 +138,12 @@ def _show_script(options: argparse.Namespace, done: Rehearsed) -> int:
 
 
 def _nothing(path: Path) -> int:
-    _complain(f"{path} ended without a run, and has made neither a Trainer nor a Bus")
+    _print_error(f"{path} ended without a run, and has made neither a Trainer nor a Bus")
     return 2
 
 
-def _complain(text: str) -> None:
-    """On one line, whatever paths and messages of others have in them."""
+def _print_error(text: str) -> None:
+    """Print an error on one line, whatever paths and messages contain."""
     sys.stderr.write(f"eventloop: {on_a_line(text)}\n")
 
 
@@ -156,7 +164,7 @@ def _show(
     max_epochs: int | None = None,
     max_iters: int | None = None,
 ) -> None:
-    """Print the plans of one bus, or of several."""
+    """Print the plans of the buses."""
     import msgspec
 
     from eventloop.bus.table import plan_table

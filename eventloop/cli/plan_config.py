@@ -1,14 +1,14 @@
-"""A config of MMEngine's shape, and who would hear what in its run; neither model nor data are needed.
+"""Plan the run of a config of MMEngine's shape; neither the model nor the data are needed.
 
     default_hooks = dict(checkpoint=dict(type="CheckpointHook", interval=1), timer=None)
     custom_hooks = [dict(type="EMAHook")]            # or hooks = [...]
     writers = [dict(type="JSONLWriter")]
     train_cfg = dict(by_epoch=True, max_epochs=12)   # or max_epochs = 12, max_iters = ...
 
-`_base_` names files whose values it adds to, `custom_imports` modules that register classes. Other names are not
-looked at. In Python each is a variable of the module, elsewhere a key of the document. A Python file is read within
-a rehearsal, for it may be a training script that only assigns. A document is data: unless it is trusted it imports
-nothing, and modules beside it are not found.
+`_base_` names files whose values it adds to, `custom_imports` modules that register classes. Other names are
+ignored. In Python each is a variable of the module, elsewhere a key of the document. A Python file is read
+within a rehearsal, because it may be a training script that only assigns. A document is data: unless it is
+trusted it imports nothing, and modules in its folder are not found.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from eventloop.bus import Bus
 from eventloop.bus.dry_run import Rehearsal, RunReached
 from eventloop.bus.event_order import EventPlan, event_plans
 from eventloop.cli.plan_reader import DOCUMENTS, BaseIsScript, describe, read_config
-from eventloop.cli.plan_script import Rehearsed, as_python_runs, exit_code, hushed, what_became
+from eventloop.cli.plan_script import RehearsalResult, as_script, exit_code, result_of, stdout_to_stderr
 from eventloop.util.suggest import suggest
 
 SUBSCRIBERS = ("default_hooks", "custom_hooks", "hooks", "writers")
 LENGTH = ("max_epochs", "max_iters", "val_interval", "val_begin", "dynamic_intervals")
 NAMES = (*SUBSCRIBERS, "train_cfg", *LENGTH)
-"""What a config is told by, and all that is looked at."""
+"""The names by which a config is recognised; all others are ignored."""
 _IMPORTS = ("imports", "allow_failed_imports")
 _HARMLESS = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Pass)
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class ConfigPlan(NamedTuple):
-    """Who would hear what, and how long the run is."""
+    """The subscribers of each event of a config, and the length of its run."""
 
     plan: list[EventPlan]
     max_epochs: int | None
@@ -47,12 +47,14 @@ class ConfigPlan(NamedTuple):
 
 
 def is_config(path: Path) -> bool:
-    """True for a document, and for a Python file that assigns one of `NAMES` and does nothing besides importing,
-    assigning and defining, as far as can be told without running it: `result = trainer.train()` assigns too. False for
-    one that does not parse, whose error Python shows best.
+    """Return whether a file is a config: a document, or a Python file that assigns one of `NAMES`.
+
+    Such a Python file does nothing but import, assign and define, as far as can be seen without running it:
+    `result = trainer.train()` assigns too. A file with a syntax error is not a config, because Python shows
+    the error best.
 
     Raises:
-        ValueError: neither Python nor a document.
+        ValueError: the file is neither Python nor a document.
         OSError: it cannot be read.
     """
     if path.suffix in DOCUMENTS:
@@ -83,27 +85,29 @@ def _assigned(node: ast.stmt) -> Iterator[str]:
 
 def plan_config(
     path: Path, arguments: Sequence[str] = (), *, quiet: bool = False, trust: bool = False
-) -> ConfigPlan | Rehearsed:
-    """Build the hooks and writers of a config, and say who hears what; of a script that looks like a config, what
-    became of it: it begins a run, has a trainer or a bus, or ends itself.
+) -> ConfigPlan | RehearsalResult:
+    """Build the hooks and writers of a config, and return its plan.
+
+    A script that looks like a config gives the result of its rehearsal: it begins a run, makes a trainer or a
+    bus, or ends itself.
 
     Args:
-        arguments: of the script.
-        quiet: what is printed meanwhile goes to standard error.
-        trust: let a document import modules and read any `_base_`, Python files too.
+        arguments: those of the script.
+        quiet: redirect printed text to standard error.
+        trust: let a document import modules and use any file as `_base_`, Python files too.
 
     Raises:
-        ImportError, OSError, TypeError, ValueError: see the message; what its hooks and writers raise is told with
-            the line of the user's code that did.
+        ImportError, OSError, TypeError, ValueError: the config is bad, or a hook or writer raises an error,
+            which is reported with the line of the user's code.
     """
     runs_code = trust or path.suffix not in DOCUMENTS
-    finding = as_python_runs(path, arguments, str(Path.cwd())) if runs_code else nullcontext()
-    with finding, hushed(quiet):
+    finding = as_script(path, arguments, str(Path.cwd())) if runs_code else nullcontext()
+    with finding, stdout_to_stderr(quiet):
         config = _read(path, trust=trust)
-        if isinstance(config, Rehearsed):
+        if isinstance(config, RehearsalResult):
             return config
         if arguments:
-            raise ValueError(f"{path} is a config, and takes no arguments: got {' '.join(arguments)}")
+            raise ValueError(f"{path} is a config, which takes no arguments, got {' '.join(arguments)}")
         _check_names(config, path)
         return _build(config, path)
 
@@ -111,8 +115,8 @@ def plan_config(
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, *, trust: bool) -> dict[str, Any] | Rehearsed:
-    """The values of a config, or what became of a script, which is not run a second time."""
+def _read(path: Path, *, trust: bool) -> dict[str, Any] | RehearsalResult:
+    """Return the values of a config, or the result of a script, which is not run a second time."""
     rehearsal, code = Rehearsal(), 0
     config: dict[str, Any] | None = None
     try:
@@ -128,7 +132,7 @@ def _read(path: Path, *, trust: bool) -> dict[str, Any] | Rehearsed:
     finally:
         left = rehearsal.remove_directories()
     if config is None or rehearsal.reached is not None or _has_a_bus(config):
-        return what_became(rehearsal, code, left)
+        return result_of(rehearsal, code, left)
     return config
 
 
@@ -143,7 +147,7 @@ def _custom_imports(wanted: Any, path: Path) -> None:
     options = wanted if isinstance(wanted, Mapping) else {"imports": wanted}
     for key in options:
         if key not in _IMPORTS:
-            raise ValueError(f"{path}: custom_imports has a {key!r}{suggest(str(key), [*_IMPORTS])}")
+            raise ValueError(f"{path}: custom_imports has no key {key!r}{suggest(str(key), [*_IMPORTS])}")
     given = options.get("imports")
     names = [given] if isinstance(given, str) else [] if given is None else given
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
@@ -165,13 +169,13 @@ def _custom_imports(wanted: Any, path: Path) -> None:
 
 
 def _check_names(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse a config of something else, and a name that is nearly one of `NAMES`; others may be the user's own."""
+    """Refuse a config without any of `NAMES`, or with a name that is nearly one of them."""
     if not any(name in config for name in NAMES):
-        raise ValueError(f"{path} has none of {', '.join(NAMES)}: it is no config that can be planned by")
+        raise ValueError(f"{path} is not a config: expected one of the names {', '.join(NAMES)}, got none")
     for name in config:
         near = get_close_matches(name, NAMES, n=1, cutoff=0.8)
         if near and name not in NAMES and near[0] not in config:
-            raise ValueError(f"{path} has a {name!r}, which nothing reads: did you mean {near[0]!r}?")
+            raise ValueError(f"{path} has a {name!r}, which is ignored: did you mean {near[0]!r}?")
     for name in (n for n in ("default_hooks", "train_cfg") if n in config):
         if not isinstance(config[name], Mapping | None):
             raise TypeError(f"{path}: {name} must be a mapping, got {config[name]!r}")
@@ -181,7 +185,7 @@ def _check_names(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _build(config: Mapping[str, Any], path: Path) -> ConfigPlan:
-    """Build what it says, and tell in a line what that raises."""
+    """Build the hooks and writers, and describe an error of theirs in a line."""
     rehearsal = Rehearsal()
     try:
         with rehearsal:
@@ -190,12 +194,12 @@ def _build(config: Mapping[str, Any], path: Path) -> ConfigPlan:
     except SystemExit as ended:
         at = f" at {rehearsal.reached.where}" if rehearsal.reached is not None else ""
         what = f"would begin a run{at}" if isinstance(ended, RunReached) else "ends the program"
-        raise ValueError(f"{path}: building its hooks and writers {what}, and no plan can be made") from ended
+        raise ValueError(f"{path}: building its hooks and writers {what}, so there is no plan") from ended
     except Exception as error:
-        told = describe(error)
-        if told == str(error):
+        text = describe(error)
+        if text == str(error):
             raise
-        raise ValueError(f"{path}: {told}") from error
+        raise ValueError(f"{path}: {text}") from error
     finally:
         rehearsal.remove_directories()
 
@@ -205,7 +209,7 @@ def _plan(config: Mapping[str, Any]) -> ConfigPlan:
 
     from eventloop.training.trainer import Trainer
 
-    model = torch.nn.Linear(1, 1)  # stands for any model, as the optimizer for any
+    model = torch.nn.Linear(1, 1)  # in place of the user's model; the optimizer likewise
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model,
@@ -223,16 +227,16 @@ def _plan(config: Mapping[str, Any]) -> ConfigPlan:
 
 
 def _length(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The length of the run, and when it validates; a config that does not say is measured in epochs."""
+    """Return the length of the run and the schedule of its validations; without a length it is one epoch."""
     train_cfg = {key: value for key, value in (config.get("train_cfg") or {}).items() if key != "type"}
     by_epoch = train_cfg.pop("by_epoch", None)
     for key in train_cfg:
         if key not in LENGTH:
-            raise ValueError(f"train_cfg has a {key!r}{suggest(key, [*LENGTH, 'by_epoch', 'type'])}")
+            raise ValueError(f"train_cfg has no key {key!r}{suggest(key, [*LENGTH, 'by_epoch', 'type'])}")
     length = {**{key: config[key] for key in LENGTH if key in config}, **train_cfg}
     if by_epoch is not None and ("max_iters" if by_epoch else "max_epochs") in length:
         given = "max_iters" if by_epoch else "max_epochs"
-        raise ValueError(f"train_cfg says by_epoch={by_epoch}, and gives {given}: leave by_epoch out")
+        raise ValueError(f"train_cfg has by_epoch={by_epoch} and {given}: leave by_epoch out")
     if length.get("max_epochs") is None and length.get("max_iters") is None:
         length["max_iters" if by_epoch is False else "max_epochs"] = 1
     return length

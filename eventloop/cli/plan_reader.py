@@ -1,4 +1,7 @@
-"""Reading a config of MMEngine's shape with the files it is based on, and saying in a line what is wrong with one."""
+"""Read a config of MMEngine's shape with its `_base_` files, and describe an error of one in a line.
+
+`plan_config` uses it. JSON, TOML and YAML files are data: they run no code unless they are trusted.
+"""
 
 from __future__ import annotations
 
@@ -16,37 +19,37 @@ from eventloop.bus.dry_run import PACKAGE, RunReached
 
 DOCUMENTS = (".json", ".toml", ".yaml", ".yml")
 _EXPECTED = (ImportError, OSError, TypeError, ValueError)
-"""Errors that say what was wrong with what was given; the message of another means little without its type."""
+"""Errors whose message says what is wrong with the input; that of another error needs its type."""
 _INSTALLED = tuple(
     f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
 
 class BaseIsScript(ValueError):
-    """A file that a config names as its base begins a run, or ends the program."""
+    """A base file of a config begins a run, or ends the program."""
 
 
 def read_config(
     path: Path, above: tuple[Path, ...] = (), *, trust: bool = False, folder: Path | None = None
 ) -> dict[str, Any]:
-    """The values of a config, with those of its `_base_` files, which its own are merged into.
+    """Return the values of a config, merged into those of its `_base_` files.
 
     Args:
         above: the files that it is a base of.
         trust: let documents import modules, and be based on Python files and on files outside of `folder`.
-        folder: of the first config, resolved: bases of documents lie there or below.
+        folder: the resolved folder of the first config: the bases of documents lie there or below.
 
     Raises:
-        FileNotFoundError, TypeError, ValueError, ImportError: it, or a base, is not there, or cannot be read; a document
-            asks for code without `trust`.
-        SystemExit: it ends the program; `RunReached`, where a rehearsal is under way, of one that begins a run.
+        FileNotFoundError, TypeError, ValueError, ImportError: the config or a base does not exist, or cannot
+            be read; a document asks for code without `trust`.
+        SystemExit: the config ends the program; `RunReached` if it begins a run during a rehearsal.
     """
     if path.resolve() in above:
-        raise ValueError(f"{path} is, by way of _base_, a base of itself")
+        raise ValueError(f"{path} is a base of itself, by way of _base_: remove it from _base_")
     values = _load(path)
     bases = _bases(values.pop("_base_", None), path)
     here = path.parent.resolve()
-    if folder is None or not here.is_relative_to(folder):  # Python names files wherever they are
+    if folder is None or not here.is_relative_to(folder):  # a Python file may name bases anywhere
         folder = here
     if path.suffix in DOCUMENTS and not trust:
         _refuse_code(values.get("custom_imports"), bases, path, folder)
@@ -57,26 +60,28 @@ def read_config(
 
 
 def _refuse_code(imports: Any, bases: Sequence[str | os.PathLike[str]], path: Path, folder: Path) -> None:
-    """Refuse a document that would import a module, run a file as Python or read one elsewhere: it is data, which one
-    looks at before one trusts it.
+    """Refuse a document that would import a module, run a Python file or read a file elsewhere.
+
+    A document is data, which a user inspects before trusting it.
 
     Raises:
-        ValueError: naming what it asks for.
+        ValueError: naming the module or the file.
     """
     if isinstance(imports, Mapping):
         imports = imports.get("imports")
     if imports:
         raise ValueError(
-            f"{path}: custom_imports names {imports!r}, whose code would run: expected none in a {path.suffix} file, "
-            "which is data; --trust imports it"
+            f"{path}: custom_imports names {imports!r}, whose code would run: expected none in a "
+            f"{path.suffix} file, which is data; --trust imports it"
         )
     for name in bases:
         base = path.parent / name
         inside = not Path(name).is_absolute() and base.resolve().is_relative_to(folder)
         if not inside or base.suffix not in DOCUMENTS:
             raise ValueError(
-                f"{path}: _base_ names {os.fspath(name)!r}: expected the relative path of a file in {folder} that ends in "
-                f"{', '.join(DOCUMENTS)}, because a {path.suffix} file is data; --trust reads it"
+                f"{path}: _base_ names {os.fspath(name)!r}: expected the relative path of a file in {folder} "
+                f"with the suffix {', '.join(DOCUMENTS)}, because a {path.suffix} file is data; --trust "
+                "reads it"
             )
 
 
@@ -93,7 +98,7 @@ def _read_base(path: Path, above: tuple[Path, ...], trust: bool, folder: Path) -
     except SystemExit as ended:
         what = "begins a run" if isinstance(ended, RunReached) else "ends the program"
         raise BaseIsScript(
-            f"{path}, a base of {above[-1].name}, {what} when it is read: it is a script, and no config"
+            f"{path}, a base of {above[-1].name}, {what} when it is read: expected a config, got a script"
         ) from ended
 
 
@@ -132,7 +137,7 @@ def _yaml() -> Any:
 
 
 def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """MMEngine's rule: mappings are merged, unless one says `_delete_=True`; anything else replaces."""
+    """Merge two configs by MMEngine's rule: mappings are merged, other values and `_delete_=True` replace."""
     result = dict(base)
     for key, value in own.items():
         if isinstance(value, Mapping) and isinstance(former := base.get(key), Mapping):
@@ -147,23 +152,26 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(error: Exception, *, typed: bool = False) -> str:
-    """What an error says, where in the user's own code it was raised, and its type unless the message does without.
+    """Return the message of an error with the location in the user's code, and its type if it is needed.
 
         describe(KeyError("k"))  # "KeyError: 'k' (my_hooks.py:12)"
 
     Args:
-        typed: always with its type.
+        typed: always include the type.
     """
     text = str(error)
     if typed or not text or not isinstance(error, _EXPECTED):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    place = place_of(error)
-    return f"{text} ({place})" if place else text
+    location = error_location(error)
+    return f"{text} ({location})" if location else text
 
 
-def place_of(error: Exception) -> str:
-    """File and line of the user's code that raised an error, or called what did; of an unexpected one that came out
-    of an installed package, the line there; "" where the message tells more than a line of ours would."""
+def error_location(error: Exception) -> str:
+    """Return file and line of the user's code that raised an error or called the raising code, or "".
+
+    An unexpected error from an installed package has the line there. An expected one without a line of the
+    user's code gives "", because its message is enough.
+    """
     own = elsewhere = ""
     traceback = error.__traceback__
     while traceback is not None:

@@ -1,4 +1,7 @@
-"""A training script, run as Python would run it, up to the moment its run would begin."""
+"""Run a training script as Python would, up to the moment when its run would begin.
+
+`plan` uses it for scripts, and `plan_config` for Python files that may be scripts.
+"""
 
 from __future__ import annotations
 
@@ -15,55 +18,55 @@ from eventloop.bus.dry_run import Reached, Rehearsal, RunReached
 from eventloop.bus.event_order import EventPlan
 
 
-class Rehearsed(NamedTuple):
-    """What became of a script."""
+class RehearsalResult(NamedTuple):
+    """The result of a script that was run up to its training."""
 
     reached: Reached | None
     plans: list[list[EventPlan]]
     has_buses: bool
     code: int
-    """The exit code of a script that ended itself, 1 after an error, which was shown."""
+    """The exit code of a script that exited by itself, 1 after an error, which was shown."""
     left: list[Path]
-    """Directories of trainers' files that were made, and stay because the script has put something there."""
+    """Directories of trainers that were created, and stay because the script has put something there."""
 
 
-def rehearse(path: Path, arguments: Sequence[str], *, quiet: bool = False) -> Rehearsed:
+def rehearse(path: Path, arguments: Sequence[str], *, quiet: bool = False) -> RehearsalResult:
     """Run a script until it would begin a run, or ends.
 
     Args:
-        quiet: what it prints goes to standard error.
+        quiet: redirect its output to standard error.
     """
     rehearsal, code = Rehearsal(), 0
     try:
-        with rehearsal, as_python_runs(path, arguments), hushed(quiet):
+        with rehearsal, as_script(path, arguments), stdout_to_stderr(quiet):
             code = _run(path)
     finally:
         left = rehearsal.remove_directories()
-    return what_became(rehearsal, code, left)
+    return result_of(rehearsal, code, left)
 
 
-def what_became(rehearsal: Rehearsal, code: int, left: list[Path]) -> Rehearsed:
-    """The account of a rehearsal that is over."""
+def result_of(rehearsal: Rehearsal, code: int, left: list[Path]) -> RehearsalResult:
+    """Return the result of a rehearsal that has ended."""
     reached = rehearsal.reached
     plans = rehearsal.plans() if reached is None else reached.plans
-    return Rehearsed(reached, plans, rehearsal.has_buses, code, left)
+    return RehearsalResult(reached, plans, rehearsal.has_buses, code, left)
 
 
 def exit_code(ended: SystemExit) -> int:
-    """What `sys.exit` was given; a message is shown, as Python does."""
+    """Return the code of a `sys.exit`; a message is printed, as Python does, and gives 1."""
     if not isinstance(ended.code, int | None):
         sys.stderr.write(f"{ended.code}\n")
         return 1
     return ended.code or 0
 
 
-def hushed(quiet: bool) -> AbstractContextManager[object]:
-    """Have what is printed go to standard error, if it must not be in the output."""
+def stdout_to_stderr(quiet: bool) -> AbstractContextManager[object]:
+    """Redirect standard output to standard error, if `quiet`."""
     return redirect_stdout(sys.stderr) if quiet else nullcontext()
 
 
 def _run(path: Path) -> int:
-    """Run it, and return its exit code; what it does after a run was reached, on its way out, does not count."""
+    """Run a script; return its exit code, without errors after the run was reached."""
     try:
         runpy.run_path(str(path), run_name="__main__")
     except RunReached:
@@ -71,14 +74,14 @@ def _run(path: Path) -> int:
     except SystemExit as ended:
         return exit_code(ended)
     except Exception as error:
-        if not _on_its_way_out(error):
+        if not _after_reached_run(error):
             _show(error, path)
         return 1
     return 0
 
 
-def _on_its_way_out(error: BaseException | None) -> bool:
-    """True for an error of a clean-up that met a run which never began."""
+def _after_reached_run(error: BaseException | None) -> bool:
+    """Return whether an error comes from a clean-up after a run that did not begin."""
     while error is not None:
         if isinstance(error, RunReached):
             return True
@@ -87,8 +90,11 @@ def _on_its_way_out(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def as_python_runs(path: Path, arguments: Sequence[str], *also: str) -> Iterator[None]:
-    """Set what a script sees of the interpreter, and have it leave no bytecode; modules are found in `also` too."""
+def as_script(path: Path, arguments: Sequence[str], *also: str) -> Iterator[None]:
+    """Set the interpreter as for a script: its arguments and its module path, to which `also` is added.
+
+    No bytecode is written.
+    """
     argv, first, bytecode = sys.argv, sys.path[:1], sys.dont_write_bytecode
     places = [str(path.resolve().parent), *also]
     sys.argv = [str(path), *arguments]
@@ -105,7 +111,7 @@ def as_python_runs(path: Path, arguments: Sequence[str], *also: str) -> Iterator
 
 
 def _show(error: BaseException, path: Path) -> None:
-    """Print the traceback Python would: it begins in the script."""
+    """Print the traceback that Python would print: it begins in the script."""
     began: TracebackType | None = error.__traceback__
     while began is not None and began.tb_frame.f_code.co_filename != str(path):
         began = began.tb_next

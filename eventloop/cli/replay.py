@@ -1,4 +1,4 @@
-"""The command `eventloop replay`: any writer, driven from a run's event log."""
+"""The command `eventloop replay`: write the events of a run's event log with any writer."""
 
 from __future__ import annotations
 
@@ -26,39 +26,40 @@ TARGETS = {
     "csv": "CSVWriter",
     "console": "ConsoleWriter",
 }
-MADE = {
+OUTPUT_ATTRIBUTES = {
     "JSONLWriter": "filename",
     "CSVWriter": "filename",
     "EventLogWriter": "filename",
     "ImageFileWriter": "folder",
 }
-"""The attribute of a writer, or of one derived from it, that says what it makes within --out. TensorBoard's has its own
-rule."""
+"""The attribute of a writer that names its output in --out; TensorBoardWriter is a special case."""
 EXIT_CODES = (
-    "exit codes: 0 done, also where a kill left a torn end; 1 a file could not be written, or bytes in the middle of the log are "
-    "damaged, and what is whole is replayed; 2 bad input, or a log without an event (one line each), 130 ended by Ctrl-C"
+    "exit codes: 0 done, also if a kill has torn the end of the log; 1 a file could not be written, or bytes "
+    "in the middle of the log are damaged, and the whole events are replayed; 2 bad input, or a log without "
+    "an event (one line each); 130 ended by Ctrl-C"
 )
 IMPORT = "--import MODULE imports the module that declares"
 
 
 class Job(NamedTuple):
-    """What is to be done."""
+    """A log, and the writer that will write its events."""
 
     log: Path
     writer: Sink
     out: Path
-    """Where it writes."""
+    """The directory in which it writes."""
     made: Path | None
-    """What it makes there, if that is known."""
+    """The file or folder that it makes, None if it is not known."""
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to those of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "replay", help="write what a run's event log holds with another writer", epilog=EXIT_CODES,
-        usage="%(prog)s [-h] RUN --to TARGET [--only EVENT [EVENT ...]] [--import MODULE] [--out DIR] [--traceback]",
+        "replay", help="write the events of a run's event log with another writer", epilog=EXIT_CODES,
+        usage="%(prog)s [-h] RUN --to TARGET [--only EVENT [EVENT ...]] [--import MODULE] [--out DIR] "
+        "[--traceback]",
     )  # fmt: skip
-    parser.add_argument(  # "?" because argparse would only say that it is missing, where --only has taken it
+    parser.add_argument(  # "?", so that the error can say that --only has taken it
         "run", type=Path, nargs="?", metavar="RUN", help="the run's directory, or its event log"
     )
     parser.add_argument(
@@ -67,21 +68,24 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", action="extend", metavar="EVENT",
-        help='names of events, e.g. scalars_logged; "*" for all; RUN comes before it',
+        help='names of events, such as scalars_logged; "*" for all; put RUN before --only',
     )  # fmt: skip
     parser.add_argument(
         "--import", dest="modules", action="append", default=[], metavar="MODULE",
-        help="import a module first, found from here or installed, that declares events of your own, or registers a "
-        "writer; may be repeated",
+        help="first import a module, installed or in the current directory, that declares your events or "
+        "registers a writer; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where files go (default: replay, in the run's directory)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the directory for files (default: replay, in the run's directory)",
     )
-    parser.add_argument("--traceback", action="store_true", help="show where an error was found")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command; return its exit code."""
     with _finding_modules_here() if options.modules else nullcontext():
         return _run(options)
 
@@ -96,15 +100,15 @@ def _run(options: argparse.Namespace) -> int:
     try:
         report = replay(job.log, job.writer, only=options.only, on_torn="ignore", work_dir=job.out)
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads on, as in `eventloop replay ... --to console | head`
+    except BrokenPipeError:  # the reader has left, as in `eventloop replay ... --to console | head`
         drop_output()
         return 0
     except OSError as error:
         return _failed(options, error, 1)
     if report.empty:
         return _failed(options, ValueError(_no_event(job.log, report)), 2)
-    told = report.describe(into=_where(job, report) or "", unknown=f"{IMPORT} them")
-    sys.stderr.write(f"eventloop: {on_a_line(told)}\n")
+    summary = report.describe(into=_where(job, report) or "", unknown=f"{IMPORT} them")
+    sys.stderr.write(f"eventloop: {on_a_line(summary)}\n")
     return 1 if report.damaged else 0
 
 
@@ -123,21 +127,21 @@ def _no_event(log: Path, report: ReplayReport) -> str:
 
 
 def _where(job: Job, report: ReplayReport) -> Path | None:
-    """What was made, or else where something was."""
+    """Return the output of the writer, or else the directory if it holds anything."""
     if job.made is not None:
         return job.made if job.made.exists() else None
     wrote = report.emitted and not _is_a("ConsoleWriter", job.writer)
     return job.out if wrote and any(job.out.iterdir()) else None
 
 
-# --- what is asked for ------------------------------------------------------------------------------------
+# --- input ------------------------------------------------------------------------------------------------
 
 
 def _prepare(options: argparse.Namespace) -> Job:
-    """All that can be wrong with what the user asked for is found here.
+    """Check the user's input, and return the job; every error in the input is found here.
 
     Raises:
-        ImportError, OSError, ValueError, TypeError: see the message.
+        ImportError, OSError, ValueError, TypeError: the input is bad; the message names it.
     """
     from eventloop.eventlog.reader import find_log, read_events
     from eventloop.eventlog.replay import folder_of
@@ -151,26 +155,28 @@ def _prepare(options: argparse.Namespace) -> Job:
     _check_events(log, options.only or [])
     writer = _make_writer(options.to, options.only)
     if options.to == "console" and options.out is not None:
-        raise ValueError("--out is for targets that write files: the console has none")
+        raise ValueError(
+            "--out is for targets that write files, and the console writes none: leave --out out"
+        )
     out: Path = options.out or folder_of(log)
     made = _made_by(writer, out)
     if _is_a("EventLogWriter", writer) and out.resolve() == log.resolve().parent:
-        raise ValueError(f"{out} is the run itself, and {log.name} what is replayed: choose another --out")
+        raise ValueError(f"{out} is the run itself, whose {log.name} is replayed: choose another --out")
     if made is not None and lexists(made):
         raise ValueError(f"{made} exists already: choose another --out, or remove it")
     return Job(log, writer, out, made)
 
 
 def _no_run(options: argparse.Namespace) -> str:
-    missing = "no RUN is given, the run's directory or its event log"
+    missing = "RUN is missing, the run's directory or its event log"
     if not options.only:
         return missing
     taken = next((word for word in options.only if Path(word).exists()), None)
     if taken is None:
-        return f"{missing}: put it first, --only takes all the words behind it"
+        return f"{missing}: put it first, because --only takes all the words after it"
     events = " ".join(word for word in options.only if word != taken)
     return (
-        f"{missing}: --only takes all the words behind it, {taken!r} too; put that first: "
+        f"{missing}: --only takes all the words after it, also {taken!r}; put that first: "
         f"eventloop replay {taken} --to {options.to}{f' --only {events}' if events else ''}"
     )
 
@@ -187,24 +193,24 @@ def _finding_modules_here() -> Iterator[None]:
 
 
 def _import(name: str) -> None:
-    """Import a module, for what it declares.
+    """Import a module, for its declarations.
 
     Raises:
-        ImportError: that fails, however it does.
+        ImportError: the import fails, whatever the error.
     """
     try:
         import_module(name)
     except (Exception, SystemExit) as error:
         why = error_text(error)
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            why = "there is no such module here, nor among those that are installed"
+            why = "no such module is installed or in the current directory"
         if name.endswith(".py"):
-            why = f"give its name as an import has it, {name[:-3].replace(os.sep, '.')}"
+            why = f"expected the name of a module, as in an import: {name[:-3].replace(os.sep, '.')}"
         raise ImportError(f"--import {name} failed: {why}") from error
 
 
 def _check_events(log: Path, names: list[str]) -> None:
-    """Refuse names nobody declares; what the log has of them is told.
+    """Check that the names are declared events; for others the log is searched.
 
     Raises:
         ValueError: an unknown event.
@@ -216,7 +222,7 @@ def _check_events(log: Path, names: list[str]) -> None:
     declared = [event_name(event) for event in declared_events()]
     for name in names:
         if name in declared or name in ALIASES:
-            find_event(name)  # which two modules may have declared
+            find_event(name)  # raises if two modules have declared it
         elif name != "*":
             held = _undeclared_in(log)
             if name in held:
@@ -225,7 +231,7 @@ def _check_events(log: Path, names: list[str]) -> None:
 
 
 def _undeclared_in(log: Path) -> dict[str, int]:
-    """The events of a log that nothing imported declares: name and count."""
+    """Return the events of a log that no imported module declares: name and count."""
     from eventloop.eventlog.reader import read_events
 
     reader = read_events(log, on_torn="ignore")
@@ -235,11 +241,11 @@ def _undeclared_in(log: Path) -> dict[str, int]:
 
 
 def _made_by(writer: Sink, out: Path) -> Path | None:
-    """The file or the folder that a writer makes, however it was named; None where only its author knows."""
+    """Return the file or folder that a writer makes, None if it is not known."""
     if _is_a("TensorBoardWriter", writer):
         log_dir: str | PathLike[str] | None = getattr(writer, "log_dir", None)
         return out / "tensorboard" if log_dir is None else Path(log_dir)
-    for name, attribute in MADE.items():
+    for name, attribute in OUTPUT_ATTRIBUTES.items():
         if _is_a(name, writer):
             within: str | PathLike[str] | None = getattr(writer, attribute, None)
             return None if within is None else out / within

@@ -1,4 +1,4 @@
-"""The command `eventloop report`: what a run cost, and its curves; in tables, as JSON, or as a page with charts."""
+"""The command `eventloop report`: show the costs and the curves of runs as tables, JSON or a page."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # not for --help
     from eventloop.reporting.report import Report
 
 EXIT_CODES = (
-    "exit codes: 0 done, 1 the page could not be written, 2 bad input (one line), 130 ended by Ctrl-C. Nothing is "
-    "changed in the runs, and one that is under way may be reported on."
+    "exit codes: 0 done, 1 the page could not be written, 2 bad input (one line), 130 ended by Ctrl-C. The "
+    "runs are only read, and may still be training."
 )
 STANDARD_OUTPUT = "-"
 
@@ -24,28 +24,28 @@ STANDARD_OUTPUT = "-"
 def add_parser(commands: Any) -> None:
     """Add the command to those of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "report", help="what a run cost, and its curves; also several runs side by side", epilog=EXIT_CODES
+        "report", help="show the costs and the curves of a run, or of several side by side", epilog=EXIT_CODES
     )
     parser.add_argument(
         "runs",
         type=Path,
         nargs="+",
         metavar="RUN",
-        help="the run's directory; the others are compared with the first",
+        help="the directory of a run; further runs are compared with the first",
     )
     parser.add_argument(
-        "--json", action="store_true", help="for programs: one JSON object, or a list of several"
+        "--json", action="store_true", help="print one JSON object, for programs; a list for several runs"
     )
     parser.add_argument(
         "--html", metavar="FILE",
-        help='write one page with charts, which needs nothing but itself to be read; "-" is standard output; needs '
-        "plotly, which the extras demo and report bring",
+        help='write one page with charts, which needs no other file and no network; "-" is standard output; '
+        "needs plotly, which the extras demo and report install",
     )  # fmt: skip
-    parser.add_argument("--traceback", action="store_true", help="show where an error was found")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command; return its exit code."""
     try:
         page_of = _page_maker(options.html, json=options.json) if options.html is not None else None
         reports = _load(options.runs)
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     if page_of is not None:
         try:
             _write(options.html, page_of(reports))
-        except OutputError:  # `cli` tells it, as where the text cannot be written
+        except OutputError:  # `main` reports it, as for the tables
             raise
         except OSError as error:
             return _failed(options, error, 1)
@@ -81,12 +81,12 @@ def _as_json(reports: list[Report]) -> str:
 
 
 def _page_maker(out: str, *, json: bool) -> Any:
-    """What makes the page, found before anything is read.
+    """Return the function that makes the page, after checking the arguments.
 
     Raises:
         ImportError: plotly is not installed.
-        ValueError: the page would replace something that is none, or be in a folder that is not there; or it is not alone
-            on standard output.
+        ValueError: the page would replace another file, or its folder does not exist; or --json also needs
+            standard output.
     """
     from eventloop.reporting.html import as_page, check_plotly, is_page
 
@@ -99,16 +99,15 @@ def _page_maker(out: str, *, json: bool) -> Any:
         return as_page
     path = Path(out)
     if path.is_dir() or (path.exists() and not is_page(path)):
-        what = "a directory" if path.is_dir() else "no page of HTML"
+        what = "a directory" if path.is_dir() else "not a page of HTML"
         raise ValueError(f"--html {path} is {what}, and is not replaced: give the name of a new file")
     if not path.parent.is_dir():
-        raise ValueError(f"--html {path} cannot be written: there is no folder {path.parent}")
+        raise ValueError(f"--html {path} cannot be written: the folder {path.parent} does not exist")
     return as_page
 
 
 def _write(out: str, page: str) -> None:
-    """Replace the file at once, so that a browser that reloads it finds a whole one; on standard output there is the page
-    alone."""
+    """Write the page; a file is replaced at once, so that a browser that reloads it finds a whole page."""
     from eventloop.cli.listing_text import size_text
 
     if out == STANDARD_OUTPUT:
@@ -120,8 +119,8 @@ def _write(out: str, page: str) -> None:
             file.write(page.encode())
     except OSError as error:
         raise OSError(f"--html {path} cannot be written: {error.strerror or error}") from error
-    told = f"{path} is written, {size_text(path.stat().st_size)}"
-    sys.stderr.write(f"eventloop: {on_a_line(told)}\n")
+    summary = f"{path} is written, {size_text(path.stat().st_size)}"
+    sys.stderr.write(f"eventloop: {on_a_line(summary)}\n")
 
 
 def _failed(options: argparse.Namespace, error: Exception, code: int) -> int:

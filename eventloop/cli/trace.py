@@ -1,4 +1,4 @@
-"""The command `eventloop trace`: a recorded window of a run, for Perfetto and Chrome's tracing."""
+"""The command `eventloop trace`: convert a recorded window of a run for Perfetto and Chrome's tracing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # not for --help
     from eventloop.tracing.file import Trace, Window
 
 EXIT_CODES = (
-    "exit codes: 0 done, 1 the file could not be written, 2 bad input (one line), 130 ended by Ctrl-C. The times are "
-    "the host's: what the GPU does, ProfilerHook records. A run that is under way may be looked at, too."
+    "exit codes: 0 done, 1 the file could not be written, 2 bad input (one line), 130 ended by Ctrl-C. The "
+    "times are the host's; ProfilerHook records those of the GPU. The run may still be training."
 )
 OUT = "trace.json"
 
@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to those of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "trace",
-        help="what went on in some iterations, to open in Perfetto or chrome://tracing",
+        help="convert the trace of some iterations, to open it in Perfetto or chrome://tracing",
         epilog=EXIT_CODES,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory, or its trace.jsonl")
@@ -33,19 +33,19 @@ def add_parser(commands: Any) -> None:
         "-o",
         "--out",
         metavar="FILE",
-        help=f'where to write; "-" is standard output (default: {OUT} in the run)',
+        help=f'the file to write; "-" is standard output (default: {OUT} in the run)',
     )
     parser.add_argument(
         "--window",
         type=at_least_one,
         metavar="N",
-        help="of several that were recorded, the N-th (default: the last)",
+        help="the number of the recorded window, from 1 (default: the last)",
     )
-    parser.add_argument("--traceback", action="store_true", help="show where an error was found")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command; return its exit code."""
     from eventloop.tracing.chrome import as_json
     from eventloop.tracing.file import read_trace
 
@@ -60,12 +60,12 @@ def run(options: argparse.Namespace) -> int:
             return 0
     except OSError as error:
         return _failed(options, error, 1)
-    sys.stderr.write(f"eventloop: {on_a_line(_told(trace, window, out))}\n")
+    sys.stderr.write(f"eventloop: {on_a_line(_summary(trace, window, out))}\n")
     return 0
 
 
 def _choose(trace: Trace, number: int | None) -> Window:
-    """The window with a number, 1 for the first; the last one without.
+    """Return the window with a number, 1 for the first; without a number the last one.
 
     Raises:
         ValueError: there is no such window.
@@ -80,11 +80,11 @@ def _choose(trace: Trace, number: int | None) -> Window:
 
 
 def _checked_out(out: str | None, trace: Trace) -> Path | None:
-    """Where to write, None for standard output; found before anything is made.
+    """Return the path to write to, None for standard output, after checking it.
 
     Raises:
-        ValueError: it is a directory, or in one that is not there; the trace itself or another file of a run; or by
-            default a file that is somebody else's.
+        ValueError: the path is a directory, or its folder does not exist; it is the trace itself or another
+            file of a run; or the default path holds a file that this command has not made.
     """
 
     if out == "-":
@@ -93,29 +93,32 @@ def _checked_out(out: str | None, trace: Trace) -> Path | None:
     if path.is_dir():
         raise ValueError(f"-o {path} is a directory: give the name of a file")
     if path.exists() and path.samefile(trace.path):
-        raise ValueError(f"-o {path} is what the run recorded: give the name of another file")
+        raise ValueError(f"-o {path} is the recorded trace itself: give the name of another file")
     if not path.parent.is_dir():
-        raise ValueError(f"-o {path} cannot be written: there is no folder {path.parent}")
+        raise ValueError(f"-o {path} cannot be written: the folder {path.parent} does not exist")
     if _belongs_to_a_run(path, trace):
         raise ValueError(f"-o {path} is a file of a run: give the name of another file")
-    if out is None and _is_others(path):
+    if out is None and _is_foreign(path):
         raise ValueError(f"{path} was not made by this command, and is not replaced: give -o FILE")
     return path
 
 
 def _belongs_to_a_run(path: Path, trace: Trace) -> bool:
-    """Whether a run has a file there: this one anything that is no such trace, another one what has one of its names.
-    Where this run has none yet, a name of its own is kept for it."""
+    """Return whether a path is that of a file of a run, this one or another.
+
+    In this run it is any file that this command has not made, and every name that a run's own files have,
+    written or not; in another run an existing file with such a name.
+    """
     from eventloop.tracing.file import OF_A_RUN
 
     own = path.name in OF_A_RUN
     if path.resolve().is_relative_to(trace.path.resolve().parent):
-        return own or (path.name != OUT and _is_others(path))
-    return own and _is_others(path)
+        return own or (path.name != OUT and _is_foreign(path))
+    return own and _is_foreign(path)
 
 
-def _is_others(path: Path) -> bool:
-    """Whether there is a file that this command has not made."""
+def _is_foreign(path: Path) -> bool:
+    """Return whether there is a file that this command has not made."""
     from eventloop.tracing.chrome import is_ours
 
     if not path.exists():
@@ -125,8 +128,10 @@ def _is_others(path: Path) -> bool:
 
 
 def _write(out: Path | None, data: bytes) -> bool:
-    """Replace the file at once, so that a viewer finds a whole one; what is no file, as /dev/null, is written to. False
-    when nobody reads on, as in `eventloop trace ... -o - | head`."""
+    """Write the file; return False if the reader of standard output has left.
+
+    A file is replaced at once, so that a viewer finds a whole one; a device such as /dev/null is written to.
+    """
     if out is None:
         return put_file(data)
     if out.exists() and not out.is_file():
@@ -140,14 +145,14 @@ def _write(out: Path | None, data: bytes) -> bool:
     return True
 
 
-def _told(trace: Trace, window: Window, out: Path | None) -> str:
+def _summary(trace: Trace, window: Window, out: Path | None) -> str:
     parts = [str(window), f"{len(window.spans)} spans"]
     if window.lost:
-        parts.append(f"{window.lost} beyond the limit left out")
+        parts.append(f"{window.lost} left out beyond the limit")
     if not window.closed:
-        parts.append("the run was killed, or goes on, before all of the background was recorded")
+        parts.append("the run was killed, or has not yet recorded all of its background work")
     if trace.torn:
-        parts.append("behind the windows something was cut short")
+        parts.append("the end of the file is torn")
     if len(trace.windows) > 1:
         parts.append(f"window {trace.windows.index(window) + 1} of {len(trace.windows)}")
     where = "" if out is None else f" into {out}; open it at https://ui.perfetto.dev or in chrome://tracing"

@@ -315,12 +315,12 @@ def test_nothing_but_leftovers_is_no_checkpoint(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "no directory at nowhere: give the one that holds the checkpoints"),
-        (["file"], "no directory at file: give the one that holds the checkpoints"),
+        (["nowhere"], "no directory at nowhere: give the directory that holds the checkpoints"),
+        (["file"], "no directory at file: give the directory that holds the checkpoints"),
         (["empty"], "empty holds no checkpoint"),
         (["."], ". holds no checkpoint: there are some in run"),
         (["run/epoch_4"], "run/epoch_4 is a checkpoint: give the directory that holds it, "),
-        (["run", "--yes"], "--yes goes with --prune N"),
+        (["run", "--yes"], "--yes needs --prune N"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

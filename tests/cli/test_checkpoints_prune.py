@@ -140,7 +140,10 @@ def test_without_a_terminal_it_needs_yes(
 
     said = capsys.readouterr()
     assert ": epoch_1, epoch_2, epoch_3\n" in said.out
-    assert said.err == "eventloop: nothing was removed, nobody can be asked here: --yes removes it\n"
+    assert (
+        said.err
+        == "eventloop: nothing was removed, because there is no terminal to ask on: --yes removes without asking\n"
+    )
     assert names(run) == ALL
 
 

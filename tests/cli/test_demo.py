@@ -86,7 +86,7 @@ def test_demo_leaves_an_existing_run_alone(
 
     assert cli.main(["demo", "--epochs", "1"]) == 0
 
-    assert "this one goes to runs/demo-2" in capsys.readouterr().out
+    assert "the new run goes to runs/demo-2" in capsys.readouterr().out
     assert Path("runs/demo-2/epoch_1", PAYLOAD).is_file()
     assert (finished.directory / "metrics.jsonl").read_bytes() == before
 
@@ -219,7 +219,7 @@ def test_a_run_that_lacks_its_last_validation_is_not_complete(
         stopping(patched, "after_train_iter")
         assert cli.main(["demo", "--epochs", "1", "--work-dir", str(work_dir)]) == 130
     said = capsys.readouterr().out
-    assert f"for the test; go on with: eventloop demo --resume --work-dir '{work_dir}'\n" in said
+    assert f"for the test; continue with: eventloop demo --resume --work-dir '{work_dir}'\n" in said
     assert f"tensorboard --logdir '{work_dir}'\n" in said
 
     assert cli.main(["demo", "--resume", "--work-dir", str(work_dir)]) == 0

@@ -36,10 +36,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--resume", "nowhere.pth"], "no checkpoint at nowhere.pth"),
         (["--work-dir", "/proc/run"], "work_dir '/proc/run' cannot be written"),
         (["--work-dir", "file"], "work_dir 'file' cannot be written: it is a file"),
-        (["--work-dir", "/"], "--work-dir must be a directory for one run, got /: name a new one in it"),
+        (["--work-dir", "/"], "--work-dir must be a directory for one run, got /"),
         (
             ["--seed", str(2**64)],
-            f"--seed must be from -2**63 to 2**64 - 1, as torch's generators take it, got {2**64}",
+            f"--seed must be from -2**63 to 2**64 - 1, the range of torch's generators, got {2**64}",
         ),
         (["--seed", str(-(2**63) - 1)], "--seed must be from -2**63"),
     ],
@@ -186,7 +186,7 @@ def imported(*arguments: str) -> tuple[str, set[str]]:
     ("arguments", "says"),
     [
         (["--help"], "train a small CNN on real handwritten digits"),
-        (["demo", "--help"], "130 ended by Ctrl-C"),
+        (["demo", "--help"], "130 stopped by Ctrl-C"),
         (["--version"], __version__),
     ],
 )
@@ -206,8 +206,8 @@ def test_help_says_what_the_exit_codes_mean(capsys: pytest.CaptureFixture[str]) 
 
     words = " ".join(capsys.readouterr().out.split())
     assert (
-        "exit codes: 0 done, 1 an error while training (with its traceback), 2 bad input (one line), "
+        "exit codes: 0 done; 1 an error while training (with its traceback); 2 bad input, or the output "
         in words
     )
-    assert "130 ended by Ctrl-C" in words
-    assert "143 ended by SIGTERM" in words
+    assert "130 stopped by Ctrl-C" in words
+    assert "143 stopped by SIGTERM" in words

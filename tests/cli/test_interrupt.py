@@ -112,5 +112,5 @@ def test_sigterm_is_a_clean_end(start: Start, tmp_path: Path) -> None:
 
     assert process.returncode == 143, errors
     assert errors == ""
-    assert re.search(r"stopped +preempted by SIGTERM; go on with: eventloop demo --resume", output)
+    assert re.search(r"stopped +preempted by SIGTERM; continue with: eventloop demo --resume", output)
     assert load_checkpoint(find_checkpoints(tmp_path / "run")[-1])["meta"]["iter"] > 0

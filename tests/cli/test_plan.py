@@ -192,7 +192,8 @@ def test_what_the_script_itself_writes_stays_and_is_named(capsys: pytest.Capture
     (run,) = Path("runs").iterdir()
     assert [path.name for path in run.iterdir()] == ["config.txt"]
     assert (
-        f"{run.absolute()} was made and stays: the script has put config.txt there" in capsys.readouterr().err
+        f"{run.absolute()} was created and stays: the script has put config.txt there"
+        in capsys.readouterr().err
     )
 
 

@@ -119,16 +119,16 @@ def test_yaml(capsys: pytest.CaptureFixture[str]) -> None:
         ("hooks = [dict(interval=1)]", "expected an object or a config dict(type=...), got {'interval': 1}"),
         ("default_hooks = dict(chekpoint=None)", "default_hooks has no 'chekpoint': did you mean 'checkpoint'?"),
         ("default_hooks = dict(checkpoint=dict(interval=0))", "interval must be -1 or a positive int, got 0"),
-        ("custom_hook = []\nmax_iters = 3", "config.py has a 'custom_hook', which nothing reads: did you mean 'custom_hooks'?"),
-        ("train_cfg = dict(max_epoch=3)", "train_cfg has a 'max_epoch': did you mean 'max_epochs'?"),
-        ("train_cfg = dict(by_epoch=True, max_iters=3)", "train_cfg says by_epoch=True, and gives max_iters: leave by_epoch out"),
+        ("custom_hook = []\nmax_iters = 3", "config.py has a 'custom_hook', which is ignored: did you mean 'custom_hooks'?"),
+        ("train_cfg = dict(max_epoch=3)", "train_cfg has no key 'max_epoch': did you mean 'max_epochs'?"),
+        ("train_cfg = dict(by_epoch=True, max_iters=3)", "train_cfg has by_epoch=True and max_iters: leave by_epoch out"),
         ("train_cfg = dict(max_epochs=2, max_iters=3)", "give exactly one of max_epochs and max_iters"),
         ("train_cfg = 3", "train_cfg must be a mapping, got 3"),
         ("hooks = dict(type='EMAHook')", "hooks must be a list of configs dict(type=...), got {'type': 'EMAHook'}"),
         ("hooks = [nothing]", "config.py cannot be read: NameError: name 'nothing' is not defined"),
         ("from nowhere_at_all import x\nhooks = []", "config.py: No module named 'nowhere_at_all'"),
         ("hooks = []\n_base_ = 'base.py'", "no config at base.py"),
-        ("hooks = []\n_base_ = './config.py'", "config.py is, by way of _base_, a base of itself"),
+        ("hooks = []\n_base_ = './config.py'", "config.py is a base of itself"),
         ("hooks = []\ncustom_imports = dict(imports=['nowhere_at_all'])", "custom_imports: nowhere_at_all cannot be imported"),
         ("writers = [dict(type='EMAHook')]", "expected a writer, got EMAHook, which is a hook: it goes to hooks=[...]"),
     ],
@@ -146,7 +146,7 @@ def test_bad_input_is_one_line(text: str, message: str, capsys: pytest.CaptureFi
         (
             "config.toml",
             "x = 1",
-            "config.toml has none of default_hooks, custom_hooks, hooks, writers, train_cfg",
+            "config.toml is not a config: expected one of the names default_hooks, custom_hooks, hooks, writers, train_cfg",
         ),
     ],
 )
@@ -163,7 +163,7 @@ def test_arguments_are_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert cli.main(["plan", "config.py", "--", "--lr", "1"]) == 2
 
-    assert "config.py is a config, and takes no arguments: got --lr 1" in capsys.readouterr().err
+    assert "config.py is a config, which takes no arguments, got --lr 1" in capsys.readouterr().err
 
 
 def test_a_run_in_iterations(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_traceback_shows_where_a_hook_failed() -> None:
         ("hooks = []\n_base_ = dict(a=1)", "config.py: _base_ must be the path of a config, or a list of paths, got {'a': 1}"),
         ("hooks = []\ncustom_imports = dict(imports=3)", "config.py: custom_imports must be the name of a module, a list of names, or dict(imports=[...]), got {'imports': 3}"),
         ("hooks = []\ncustom_imports = ['a', '']", "config.py: custom_imports must be the name of a module, a list of names, or dict(imports=[...]), got ['a', '']"),
-        ("hooks = []\ncustom_imports = dict(import_=['a'])", "config.py: custom_imports has a 'import_': did you mean 'imports'?"),
+        ("hooks = []\ncustom_imports = dict(import_=['a'])", "config.py: custom_imports has no key 'import_': did you mean 'imports'?"),
         ("hooks = []\ncustom_imports = dict(imports=['..a'])", "config.py: custom_imports: ..a cannot be imported: "),
         ("hooks = 3", "config.py: hooks must be a list of configs dict(type=...), got 3"),
         ("train_cfg = 3", "config.py: train_cfg must be a mapping, got 3"),

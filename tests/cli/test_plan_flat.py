@@ -107,7 +107,7 @@ def test_a_base_that_is_a_script_is_refused(capsys: pytest.CaptureFixture[str]) 
     message = refused(write("_base_ = 'base.py'\nhooks = []"), capsys)
 
     assert message == (
-        "base.py, a base of config.py, begins a run when it is read: it is a script, and no config"
+        "base.py, a base of config.py, begins a run when it is read: expected a config, got a script"
     )
     assert left() == []
     write("import sys\nended = sys.exit(3)", "base.py")
@@ -121,7 +121,7 @@ def test_a_run_in_what_a_config_builds_is_refused(capsys: pytest.CaptureFixture[
     message = refused(write("custom_imports = 'trains_when_imported'\nhooks = []"), capsys)
 
     assert message.startswith("config.py: building its hooks and writers would begin a run at ")
-    assert message.endswith(f"trains_when_imported.py:{len(FLAT.splitlines()) + 1}, and no plan can be made")
+    assert message.endswith(f"trains_when_imported.py:{len(FLAT.splitlines()) + 1}, so there is no plan")
     assert left() == []
 
 
@@ -134,7 +134,7 @@ def test_a_hook_that_ends_the_program_is_refused(capsys: pytest.CaptureFixture[s
 
     message = refused(write(f"{hook}hooks = [dict(type=Ends)]"), capsys)
 
-    assert message == "config.py: building its hooks and writers ends the program, and no plan can be made"
+    assert message == "config.py: building its hooks and writers ends the program, so there is no plan"
 
 
 def test_a_config_prints_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,5 +149,5 @@ def test_arguments_are_refused_with_the_config() -> None:
     """By the function too."""
     path = Path(write("hooks = []"))
 
-    with pytest.raises(ValueError, match=r"config\.py is a config, and takes no arguments: got --lr 1"):
+    with pytest.raises(ValueError, match=r"config\.py is a config, which takes no arguments, got --lr 1"):
         plan_config(path, ["--lr", "1"])

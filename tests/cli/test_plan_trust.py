@@ -83,7 +83,9 @@ def test_files_elsewhere_need_trust(
 ) -> None:
     """A base lies in the folder of the first config, wherever a link leads."""
     assert plan(name, text) == 2
-    assert f"expected the relative path of a file in {folder} that ends in .json, " in capsys.readouterr().err
+    assert (
+        f"expected the relative path of a file in {folder} with the suffix .json, " in capsys.readouterr().err
+    )
 
     assert plan(name, text, "--trust") == 0
     assert "a run of 6 epochs" in capsys.readouterr().out

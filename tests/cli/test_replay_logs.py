@@ -182,9 +182,9 @@ def test_imported_modules_declare_events_and_register_writers(odd: Path) -> None
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        ("nowhere_at_all", "there is no such module here, nor among those that are installed"),
-        ("nowhere.at_all", "there is no such module here, nor among those that are installed"),
-        ("broken.py", "give its name as an import has it, broken"),
+        ("nowhere_at_all", "no such module is installed or in the current directory"),
+        ("nowhere.at_all", "no such module is installed or in the current directory"),
+        ("broken.py", "expected the name of a module, as in an import: broken"),
         ("broken", "ZeroDivisionError: division by zero"),
         ("lacks", "ModuleNotFoundError: No module named 'l'"),
         ("ends", "SystemExit: 3"),
@@ -211,14 +211,17 @@ def test_a_module_that_cannot_be_imported(module: str, message: str, log: Path, 
 
 # --- RUN --------------------------------------------------------------------------------------------------
 
-SWALLOWED = ": --only takes all the words behind it, 'run' too; put that first:"
+SWALLOWED = ": --only takes all the words after it, also 'run'; put that first:"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], ""),
-        (["--only", "scalars_logged", "nowhere"], ": put it first, --only takes all the words behind it"),
+        (
+            ["--only", "scalars_logged", "nowhere"],
+            ": put it first, because --only takes all the words after it",
+        ),
         (
             ["--only", "scalars_logged", "after_run", "run"],
             f"{SWALLOWED} eventloop replay run --to csv --only scalars_logged after_run",
@@ -234,7 +237,7 @@ def test_a_missing_run_is_told(arguments: list[str], message: str, says: Says) -
     """Where --only has taken it the line says how to write that."""
     assert replay("--to", "csv", *arguments) == 2
 
-    missing = "no RUN is given, the run's directory or its event log"
+    missing = "RUN is missing, the run's directory or its event log"
     assert says() == f"eventloop: {missing}{message} (--traceback shows where)\n"
 
 

@@ -396,8 +396,8 @@ def test_the_help_names_standard_output(capsys: pytest.CaptureFixture[str]) -> N
     ("name", "code", "message"),
     [
         ("first", 2, "--html {path} is a directory, and is not replaced: give the name of a new file (--traceback"),
-        ("first/metrics.jsonl", 2, "--html {path} is no page of HTML, and is not replaced: give the name of a new file"),
-        ("nowhere/page.html", 2, "--html {path} cannot be written: there is no folder {path.parent} (--traceback"),
+        ("first/metrics.jsonl", 2, "--html {path} is not a page of HTML, and is not replaced: give the name of a new file"),
+        ("nowhere/page.html", 2, "--html {path} cannot be written: the folder {path.parent} does not exist (--traceback"),
         (f"{'x' * 250}.html", 1, "--html {path} cannot be written: File name too long (--traceback"),
     ],
 )  # fmt: skip

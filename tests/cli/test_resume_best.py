@@ -83,4 +83,4 @@ def test_help_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
 
     said = " ".join(capsys.readouterr().out.split())
     assert "--resume [auto|best|PATH|NAME]" in said
-    assert "from its newest whole checkpoint (auto, also where nothing is given), from its best one" in said
+    assert "from its newest whole checkpoint (auto, also without a value), from its best one" in said

@@ -263,8 +263,8 @@ def test_a_window_whose_background_a_kill_cut_short(
     assert len(of(made, "X", cat="iteration")) == 10
     assert made["otherData"]["background"] == "cut short by a kill"
     said = capsys.readouterr().err
-    assert "the run was killed, or goes on, before all of the background was recorded" in said
-    assert "behind the windows something was cut short" in said
+    assert "the run was killed, or has not yet recorded all of its background" in said
+    assert "the end of the file is torn" in said
 
 
 def test_a_window_that_a_kill_cut_short_is_left_out(
@@ -279,7 +279,7 @@ def test_a_window_that_a_kill_cut_short_is_left_out(
 
     said = capsys.readouterr().err
     assert said.startswith("eventloop: iterations 2..3, ")
-    assert "behind the windows something was cut short" in said
+    assert "the end of the file is torn" in said
 
 
 def test_what_was_beyond_the_limit_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,7 +292,7 @@ def test_what_was_beyond_the_limit_is_said(tmp_path: Path, capsys: pytest.Captur
 
     assert trace(tmp_path) == 0
 
-    assert " beyond the limit left out" in capsys.readouterr().err
+    assert " left out beyond the limit" in capsys.readouterr().err
     made = json.loads((tmp_path / "trace.json").read_bytes())
     assert made["otherData"]["not recorded"].endswith(" spans and depths beyond the limit")
     assert len(of(made, "X")) == 20
@@ -344,12 +344,12 @@ def _directories(run: Path, tmp_path: Path) -> None:
         (["photos/cat.jpg"], "photos/cat.jpg is torn: it is empty"),
         (["run", "--window", "3"], "run/trace.jsonl has no window 3: it has 1: iterations 2..3; 2: iterations 10..19"),
         (["run", "-o", "empty"], "-o empty is a directory: give the name of a file"),
-        (["run", "-o", "run/trace.jsonl"], "-o run/trace.jsonl is what the run recorded: give the name of another"),
+        (["run", "-o", "run/trace.jsonl"], "-o run/trace.jsonl is the recorded trace itself: give the name of another"),
         (["run", "-o", "run/metrics.jsonl"], "-o run/metrics.jsonl is a file of a run: give the name of another file"),
         (["run", "-o", "run/costs.json"], "-o run/costs.json is a file of a run: give the name of another file"),
         (["run", "-o", "run/notes.txt"], "-o run/notes.txt is a file of a run: give the name of another file"),
         (["run", "-o", "untraced/metrics.jsonl"], "-o untraced/metrics.jsonl is a file of a run: give the name of ano"),
-        (["run", "-o", "no/t.json"], "-o no/t.json cannot be written: there is no folder no (--traceback"),
+        (["run", "-o", "no/t.json"], "-o no/t.json cannot be written: the folder no does not exist (--traceback"),
         (["no\nrun"], "no run at no run: give the run's directory"),
         (["flipped"], "flipped/trace.jsonl is torn: a kill or a full disk cut it short within its first window"),
         (["foreign"], "foreign/trace.json was not made by this command, and is not replaced: give -o FILE"),

@@ -183,9 +183,7 @@ def test_a_bus_that_is_closed_meanwhile_ends_it(record: Record, bus: Bus, held: 
     closing = threading.Thread(target=close)
     closing.start()
 
-    expected = (
-        "replay ends after 1 events, because the bus was closed meanwhile; not delivered: held (1)"
-    )
+    expected = "replay ends after 1 events, because the bus was closed meanwhile; not delivered: held (1)"
     with pytest.raises(RuntimeError, match=re.escape(expected)):
         replay(directory, bus)
     closing.join(DEADLINE)
