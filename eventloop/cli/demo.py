@@ -243,9 +243,11 @@ def closing_lines(trainer: Trainer) -> str:
         lines.append(f"best accuracy  {hook.best.score:.2%}, in {hook.directory / hook.best.name}")
     work_dir = quote(str(trainer.work_dir))  # can be copied into a shell
     if trainer.stop_reason is not None:
-        go_on = f"continue with: eventloop demo --resume --work-dir {work_dir}"
+        command = f"continue with: eventloop demo --resume --work-dir {work_dir}"
         saved = bool(find_checkpoints(trainer.work_dir))
-        lines.append(f"stopped        {trainer.stop_reason}; {go_on if saved else 'no checkpoint was saved'}")
+        lines.append(
+            f"stopped        {trainer.stop_reason}; {command if saved else 'no checkpoint was saved'}"
+        )
     lines.append(f"curves         tensorboard --logdir {work_dir}")
     return "\n".join(lines)
 

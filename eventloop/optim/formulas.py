@@ -1,6 +1,6 @@
 """Compute the values of mmcv's learning rate and momentum policies from the progress of the run.
 
-The hooks `lr_updater` and `momentum_updater` use it. The functions are pure: they know neither an optimizer
+The hooks of mmcv's policies use it. The functions are pure: they know neither an optimizer
 nor a trainer, except that `per_group` reads the number of param groups.
 """
 

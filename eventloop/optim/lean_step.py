@@ -1,7 +1,8 @@
 """Step PyTorch's schedulers at half the time of `step()`, with the same values.
 
-Windows and replayed schedules use it. `LRScheduler.step()` checks the order of calls, which can be wrong only
-in the first step, and copies tensors, which a rate seldom is; that costs more than the schedule itself.
+ParamSchedulerHook, the windows and the resume use it. `LRScheduler.step()` checks the order of calls, which
+can be wrong only in the first step, and copies tensors, which a rate seldom is; that costs more than the
+schedule itself.
 """
 
 from __future__ import annotations
