@@ -1,6 +1,7 @@
 """eventloop: a PyTorch training engine built as an event bus.
 
-`from eventloop.bus import Bus` imports no torch; names here that need it are imported when they are first used.
+`from eventloop.bus import Bus` imports no torch; names here that need it are imported when they are first
+used.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from eventloop._version import __version__ as __version__
 from eventloop.bus import Bus as Bus
 from eventloop.eventlog.reader import read_events as read_events
 
-# At once, and not when it is first used: importing a module binds its name in the package, so that this name would be
-# the function or the module, depending on what was imported before. What else the module has is imported from it.
+# At once, and not when it is first used: importing a module binds its name in the package, so that this name
+# would be the function or the module, depending on what was imported before. What else the module has is
+# imported from it.
 from eventloop.eventlog.replay import replay as replay
 from eventloop.events import Event as Event
 from eventloop.events.priority import Priority as Priority

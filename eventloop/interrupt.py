@@ -1,4 +1,4 @@
-"""Ctrl-C: the first asks the run to stop at the next iteration boundary, the second ends it at once."""
+"""Handle Ctrl-C: the first stops the run at the next iteration boundary, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ __all__ = ["INTERRUPTED", "graceful_interrupt"]
 
 @contextmanager
 def graceful_interrupt(trainer: Trainer, *, hint: str = "") -> Iterator[None]:
-    """While the block runs, the first SIGINT stops the trainer cleanly, and the second ends it at once.
+    """Stop the trainer cleanly at the first SIGINT within the block, and end it at once at the second.
 
         with graceful_interrupt(trainer):
             trainer.train()
 
-    The first is a `trainer.stop`: checkpoint, closing events, all that is due to the writers; `train` then returns,
-    and the block goes on. (Without the block the PreemptionHook does the same, and then raises KeyboardInterrupt.)
-    The second raises KeyboardInterrupt wherever the program is; the closing events are emitted, and nobody is waited
-    for: writers get a fraction of a second, and what they have not taken then is named. A save under way is finished
-    by its process; a thread gives it up. Older checkpoints are intact.
+    The first SIGINT calls `trainer.stop`: checkpoint, closing events, delivery to the writers. `train` then
+    returns, and the block goes on. (Without this block the PreemptionHook does the same, and then raises
+    KeyboardInterrupt.) The second SIGINT raises KeyboardInterrupt wherever the program is. The closing events
+    are emitted without waiting: writers get a fraction of a second, and the log names the events that are
+    left then. A saver process finishes its save; a saver thread gives it up. Older checkpoints stay intact.
 
-    Does nothing off the main thread, where Python delivers no signals. A handler that was there before is called as
-    well, unless it is Python's own, and put back.
+    Outside the main thread, where Python delivers no signals, this does nothing. An earlier handler is called
+    as well, unless it is Python's own, and is restored at the end.
 
     Args:
-        hint: written to standard error at the first.
+        hint: written to standard error at the first SIGINT.
 
     Raises:
-        KeyboardInterrupt: at the second, and at each one after it.
+        KeyboardInterrupt: at the second SIGINT, and at each later one.
     """
     try:
         with StopSignals(trainer, [signal.SIGINT], hint=hint):
             yield
     except KeyboardInterrupt:
-        # it came where no scope of the run saw it, or ended the close of one; else this does nothing
-        with suppress(Exception):  # what a subscriber failed of, which was logged when it did
+        # raised outside the run's scopes, or during a close; else this does nothing
+        with suppress(Exception):  # errors of subscribers, which are logged already
             trainer.bus.close(AT_ONCE_SECONDS)
         raise

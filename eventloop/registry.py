@@ -1,13 +1,13 @@
-"""Hooks and writers by name: `dict(type="EMAHook", ...)` in a config, `@HOOKS.register` for your own.
+"""Find hooks and writers by name: `dict(type="EMAHook", ...)` in a config, `@HOOKS.register` for your own.
 
     @HOOKS.register
     class MyHook(Hook): ...
 
     Trainer(..., hooks=[dict(type="MyHook", priority="LOW")])
 
-A name is looked for among what was registered, then among eventloop's own, then in the entry points of installed
-packages (groups `eventloop.hooks` and `eventloop.writers`). The modules that hold eventloop's own are imported when
-a name is first looked up, so the core depends on none.
+A name is looked up among registered classes, then among eventloop's classes, then in the entry points of
+installed packages (groups `eventloop.hooks` and `eventloop.writers`). The modules of eventloop's hooks and
+writers are imported at the first lookup, so that the core depends on none of them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Registry:
     """Classes of one kind by name.
 
     Args:
-        kind: what messages call them.
-        package: where eventloop's own are; also the group of the entry points.
-        base: the class there that eventloop's own are derived from, where there are others beside them.
+        kind: "hook" or "writer", for messages.
+        package: module of eventloop's classes, and the group of the entry points.
+        base: name of their base class in `package`; other classes there are helpers.
     """
 
     def __init__(self, kind: str, package: str, base: str | None = None) -> None:
@@ -50,8 +50,9 @@ class Registry:
     def register(self, cls: None = None, *, name: str | None = None) -> Callable[[C], C]: ...
 
     def register(self, cls: Any = None, *, name: str | None = None) -> Any:
-        """Make a class known under its name, or another: `@HOOKS.register` or `@HOOKS.register(name="Mine")`.
-        A class defined anew in the same module replaces itself.
+        """Register a class: `@HOOKS.register`, or `@HOOKS.register(name="Mine")` for another name.
+
+        A class that is defined again in the same module replaces itself.
 
         Raises:
             TypeError: not a class.
@@ -64,15 +65,16 @@ class Registry:
     def register_module(
         self, name: str | Sequence[str] | type | None = None, force: bool = False, module: type | None = None
     ) -> Any:
-        """`register` as MMEngine and mmcv write it: `@HOOKS.register_module()`, or `HOOKS.register_module(module=Mine)`.
+        """Register a class as in MMEngine and mmcv: `@HOOKS.register_module()` or
+        `register_module(module=Mine)`.
 
         Args:
-            name: what configs call the class; several names in a list; by default its own.
-            force: let it take the place of another class of that name.
-            module: the class, where this is not written over it.
+            name: name of the class in configs, or a list of names; by default the class's own name.
+            force: replace another class of that name.
+            module: the class, if this is not used as a decorator.
 
         Raises:
-            TypeError: not a class, or a name that is no str.
+            TypeError: not a class, or a name that is not a str.
             ValueError: the name is taken, and `force` is not given.
         """
         check_bools(force=force)
@@ -88,7 +90,7 @@ class Registry:
         return add if module is None else add(module)
 
     def build(self, config: Mapping[str, Any], default_args: Mapping[str, Any] | None = None) -> Any:
-        """Make an object of `dict(type=name or class, **arguments)`, as MMEngine and mmcv write it.
+        """Build an object from `dict(type=name or class, **arguments)`, as in MMEngine and mmcv.
 
         Args:
             default_args: arguments that the config may lack.
@@ -103,27 +105,29 @@ class Registry:
         return build(config, self)
 
     def find(self, name: str) -> type | None:
-        """The class of a name, None where nobody has it.
+        """Return the class of a name, or None.
 
         Raises:
-            ImportError: a package's entry point cannot be loaded.
-            TypeError: it is no class.
+            ImportError: the entry point of a package cannot be loaded.
+            TypeError: the entry point is not a class.
         """
         return self._classes.get(name) or self._own(name) or self._plugin(name)
 
     get = find
-    """MMEngine's name."""
+    """The name of `find` in MMEngine."""
 
     def names(self) -> list[str]:
-        """What can be built: what was registered, eventloop's own, and what installed packages have. Of eventloop's own
-        neither the base nor what is beside them: a hook's helpers, which `find` knows if they are classes."""
+        """Return the names that can be built: registered, of eventloop, and of installed packages.
+
+        The base class and helper classes of eventloop are left out, although `find` finds them.
+        """
         module = importlib.import_module(self._package)
         base: type = object if self._base is None else getattr(module, self._base)
         own = [name for name in module.__all__ if _is_derived(getattr(module, name), base)]
         return [*dict.fromkeys([*self._classes, *own, *(point.name for point in self._points())])]
 
     def forget(self, name: str) -> None:
-        """Take back a registration; a name that has none is left alone."""
+        """Remove a registration, if there is one."""
         self._classes.pop(name, None)
 
     def _add(self, cls: C, name: str | None, force: bool = False) -> C:
@@ -134,7 +138,7 @@ class Registry:
             raise TypeError(f"the name of a {self.kind} must be a str, got {name!r}")
         known = None if force else self._classes.get(name) or self._own(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"{name!r} is registered already, by {known.__module__}: choose another name")
+            raise ValueError(f"{name!r} is already registered by {known.__module__}: choose another name")
         self._classes[name] = cls
         return cls
 
@@ -152,13 +156,15 @@ class Registry:
             return None
         if len({point.value for point in points}) > 1:
             raise ValueError(
-                f"several packages have a {self.kind} {name!r}: {', '.join(p.value for p in points)}; give the class"
+                f"several packages have a {self.kind} {name!r}: {', '.join(p.value for p in points)}; pass "
+                "the class itself"
             )
         try:
             loaded = points[0].load()
         except Exception as error:
             raise ImportError(
-                f"the {self.kind} {name!r} of an installed package cannot be loaded from {points[0].value!r}: {error}"
+                f"the {self.kind} {name!r} of an installed package cannot be loaded from "
+                f"{points[0].value!r}: {error}"
             ) from error
         if not isinstance(loaded, type):
             raise TypeError(f"the entry point {points[0].value!r} must name a class, got {loaded!r}")
@@ -170,7 +176,7 @@ WRITERS = Registry("writer", "eventloop.writers", "Writer")
 
 
 def register(cls: C) -> C:
-    """Make a hook or a writer known under its name; a class that can `write` is a writer.
+    """Register a hook or a writer under its name. A class with a method `write` is a writer.
 
     Raises:
         TypeError: not a class.
@@ -180,13 +186,13 @@ def register(cls: C) -> C:
 
 
 def find_class(name: str, among: Registry | None = None) -> type:
-    """The hook or writer of a name.
+    """Return the hook or writer class of a name.
 
     Args:
-        among: the kind that is wanted, whose names are told where nothing is near.
+        among: the kind that is wanted; its names are listed if no known name is near.
 
     Raises:
-        ValueError: there is none (with a suggestion).
+        ValueError: the name is unknown (with a suggestion).
     """
     found = HOOKS.find(name) or WRITERS.find(name)
     if found is None:
@@ -199,13 +205,17 @@ def find_class(name: str, among: Registry | None = None) -> type:
 
 
 def build(config: Mapping[str, Any], among: Registry | None = None, /, **also: Any) -> Any:
-    """Make an object from `dict(type=name or class, **arguments)`; a hook's `priority`, and a hook's or writer's `name`
-    and `budget_us`, where its constructor does not take them, are set on the object. `among` is the kind that is wanted, see
-    `find_class`.
+    """Build an object from `dict(type=name or class, **arguments)`.
+
+    `priority` of a hook, and `name` and `budget_us` of a hook or writer, are set on the object if its
+    constructor does not take them.
+
+    Args:
+        among: the kind that is wanted, as in `find_class`.
 
     Raises:
-        TypeError: the config is no mapping with a `type` that is a class or a name, an argument is missing, or
-            `budget_us` is no number.
+        TypeError: the config is not a mapping with a `type` that is a class or a name, an argument is
+            missing, or `budget_us` is not a number.
         ValueError: an unknown type or argument (with a suggestion), or `budget_us` is not above 0.
     """
     if not isinstance(config, Mapping) or "type" not in config:
@@ -225,7 +235,9 @@ def build(config: Mapping[str, Any], among: Registry | None = None, /, **also: A
                 f"{cls.__name__} has no argument {key!r}{meant or suggest(key, [*parameters, *attributes])}"
             )
     to_set = {key: arguments.pop(key) for key in attributes if key in arguments}
-    if to_set.get("budget_us") is not None:  # here: a writer of another rank than the first is never attached
+    if (
+        to_set.get("budget_us") is not None
+    ):  # checked here: on other ranks than the first a writer is never attached
         check_budget(cls.__name__, to_set["budget_us"])
     built = cls(**arguments)
     for key, value in to_set.items():

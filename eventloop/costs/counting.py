@@ -1,10 +1,10 @@
-"""Which calls of handlers to measure: exact counts and sampled times, at the price of one `next` in C per event.
+"""Decide which calls of handlers are measured: counts are exact, times are sampled.
 
-A clock pair around every call would cost more than most handlers do. Instead each compiled plan draws from a
-`Ticker`; a drawn True sends that one event down a measured twin of the plan. All of the first `WARM_UP` events
-are measured (an epoch event may never see more), then every `PERIODS[0]`-th, after `LAPS` of those every
-`PERIODS[1]`-th, and so on. The periods are prime, so that a handler that works every 10th or 100th iteration is met
-as often as its neighbours.
+Two reads of the clock around every call would cost more than most handlers do. Instead each compiled plan
+draws from a `Ticker`, one `next` in C per event; a drawn True sends that event through a measured twin of the
+plan. The first `WARM_UP` events are all measured (an epoch event may never see more), then every
+`PERIODS[0]`-th, after `LAPS` of those every `PERIODS[1]`-th, and so on. The periods are prime, so that a
+handler that works every 10th or 100th iteration is sampled as often as others.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from itertools import chain, cycle, repeat
 
 WARM_UP = 64
 PERIODS = (17, 127, 1021)
-"""An event that is measured costs some 0.5 us a handler more: shared by so many it is a few nanoseconds. The first stage
-is for short runs, whose late calls would be told by a handful."""
+"""A measured event costs about 0.5 us more per handler, a few nanoseconds when shared by a period. The first
+stage serves short runs, which would otherwise have only a few late samples.
+"""
 LAPS = 64
 DELIVERY_PERIOD = 7
-"""Deliveries to a background subscriber can afford more: after the warm-up each of so many is measured."""
+"""After the warm-up one of so many deliveries to a background subscriber is measured."""
 _LAPS = {period: (False,) * (period - 1) + (True,) for period in PERIODS}
 
 
 class Ticker:
-    """Says which events to measure, and how many there were.
+    """Choose the events to measure, and count all events.
 
     Args:
-        before: how many were measured by the tickers before this one, which goes on from there.
-        since: how many events have been since the last of those.
-        always: measure each.
+        before: number of events that earlier tickers measured; this ticker continues from there.
+        since: number of events since the last measured one.
+        always: measure every event.
     """
 
     __slots__ = ("_before", "_laps_before", "_since", "_warm_up", "measured", "ticks")
@@ -46,18 +47,20 @@ class Ticker:
 
     @property
     def untouched(self) -> bool:
-        """True where it is sure that `ticks` was not drawn yet; once warm, it never is."""
+        """True if `ticks` was certainly not drawn yet. Always False after the warm-up."""
         return not self.measured and self._warm_up > 0
 
     @property
     def weight(self) -> int:
-        """Of how many events the one that was measured last is one."""
+        """Number of events that the last measured event stands for."""
         lap = self.measured - self._warm_up - 1
         return 1 if lap < 0 else _period(self._laps_before + lap)
 
     def settle(self) -> tuple[int, int]:
-        """Return how often `ticks` was drawn, and how often since the last True. It uses the iterator up: the plan
-        must have left it already."""
+        """Return how often `ticks` was drawn, in all and since the last True.
+
+        This exhausts the iterator, so the plan must no longer use it.
+        """
         if self.measured < self._warm_up:
             return self.measured, 0
         laps = self.measured - self._warm_up
@@ -72,15 +75,17 @@ def _period(lap: int) -> int:
 
 
 def _events(laps: int) -> int:
-    """How many events the first laps are."""
+    """Return the number of events in the first laps."""
     stages = len(PERIODS) - 1
     full = sum(period * min(LAPS, max(0, laps - i * LAPS)) for i, period in enumerate(PERIODS[:-1]))
     return full + PERIODS[-1] * max(0, laps - stages * LAPS)
 
 
 def _early_laps(lap: int) -> Iterator[bool]:
-    """The laps from one on, those of the last stage left out. All of it is C: a generator that two emitting threads draw
-    from at once is an error."""
+    """Return the laps from `lap` on, without those of the last stage.
+
+    All of it runs in C: two emitting threads may draw at once, which a generator would refuse.
+    """
     stages = [
         repeat(_LAPS[period], max(0, LAPS * (i + 1) - max(lap, LAPS * i)))
         for i, period in enumerate(PERIODS[:-1])

@@ -1,7 +1,7 @@
-"""What a run cost, as a record: the file `costs.json` in its directory, and what reports are made of.
+"""Define the record of a run's costs: the file `costs.json` in its directory, which reports read.
 
-Seconds everywhere. Times of handlers are estimated from samples (see `meter`), counts are exact, and the phases of
-the iterations are measured in every one of them.
+All times are in seconds. Times of handlers are estimated from samples (see `counting`), counts are exact, and
+phases are measured in every iteration.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import msgspec
 from eventloop.util.append_file import replacing
 
 VERSION = 1
-"""Of the file. A reader refuses a greater one."""
+"""Version of the file. A reader refuses a later version."""
 
 FILE = "costs.json"
 T = TypeVar("T")
 
 RunsOn = Literal["sync", "loop", "thread", "process"]
-"""Where it runs: on the emitting thread, as a task of the background loop or of the caller's, on a thread or in a process of
-its own."""
+"""Where a handler runs: on the emitting thread, as a task of an event loop, on its own thread or in its own
+    process.
+"""
 
 
 class Times(msgspec.Struct, frozen=True):
-    """How sampled durations are distributed; p50 and p99 within 5 % of the samples' own."""
+    """The distribution of sampled durations. p50 and p99 are within 5 % of the samples' own."""
 
     samples: int = 0
     mean: float = 0.0
@@ -43,27 +44,27 @@ class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
     filter: str = ""
     calls: int
     seconds: float
-    """Of all calls together, estimated."""
+    """Time of all calls, estimated."""
     share: float
-    """Of the wall time of all iterations, 0..1; 0.0 where the event is none of an iteration's."""
+    """Share of the wall time of all iterations, 0..1; 0.0 for events outside iterations."""
     in_iteration: bool = True
-    """Its event is one of a training iteration, so that its time is in the phases."""
+    """Whether its event belongs to a training iteration, so that the phases include its time."""
     includes: list[str] = []
-    """The phases that it runs, such as "backward": their time is in its own."""
+    """Phases that it runs, such as "backward". Its time includes theirs."""
     times: Times
-    """Of single calls. p50 and p99 leave the first one out, which pays for set-up; max is the longest sampled."""
+    """Times of single calls. p50 and p99 leave out the first call, which pays for set-up."""
     budget: float | None = None
-    """What its p99 should stay under."""
+    """Seconds that its p99 should not exceed."""
     over_budget: bool = False
-    """It did not, and that was told (`slow_handler`)."""
+    """Whether p99 exceeded the budget, which `slow_handler` reported."""
 
 
 class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One background subscriber; `delivered + dropped + failed + queued` is all it was to get, in events."""
+    """One background subscriber. `delivered + dropped + failed + queued` is the number of events for it."""
 
     name: str
     event: str
-    """The event's name, several joined by ", ", or "*"."""
+    """Name of the event, several names joined by ", ", or "*"."""
     runs_on: str
     delivered: int
     dropped: int
@@ -72,26 +73,26 @@ class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
     peak_queued: int
     spilled: int
     calls: int
-    """Deliveries; a batch is one."""
+    """Number of deliveries; a batch counts as one."""
     seconds: float
-    """Spent in all of them."""
+    """Time of all deliveries."""
     wait: Times
-    """From the emit of an event to the begin of its delivery, or until it is sent to a process; sampled."""
+    """Sampled times from the emit of an event to its delivery, or to its sending to a process."""
     busy: Times
-    """Of single deliveries."""
+    """Times of single deliveries."""
     error: str = ""
     budget: float | None = None
-    """What the p99 of its deliveries should stay under."""
+    """Seconds that the p99 of its deliveries should not exceed."""
     over_budget: bool = False
-    """It did not, and that was told (`slow_handler`)."""
+    """Whether p99 exceeded the budget, which `slow_handler` reported."""
 
 
 class Phases(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of some iterations went, summed over them; the parts add up to `wall`."""
+    """The phases of some iterations, summed. They add up to `wall`."""
 
     iterations: int = 0
     data: float = 0.0
-    """The wait for the loader, and the move to the device."""
+    """Waiting for the loader, and moving the batch to the device."""
     forward: float = 0.0
     backward: float = 0.0
     optimizer: float = 0.0
@@ -99,58 +100,58 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     hooks: float = 0.0
     """All other handlers of before_train_iter, after_train_iter and the events between."""
     unaccounted: float = 0.0
-    """The loop itself, and whatever interrupted it."""
+    """The loop itself, and interruptions."""
 
     @property
     def wall(self) -> float:
-        """All of it, evaluations left out."""
+        """Wall time of the iterations, without evaluations."""
         return self.data + self.forward + self.backward + self.optimizer + self.hooks + self.unaccounted
 
 
 PHASES = ("data", "forward", "backward", "optimizer", "hooks", "unaccounted")
-"""The parts, in the order of an iteration."""
+"""Names of the phases, in the order of an iteration."""
 
 
 IN_ITERATION = frozenset(
     {
-        "before_train_iter", "after_train_iter", "after_backward", "before_optimizer_step", "after_optimizer_step",
-        "optimizer_step_skipped",
+        "before_train_iter", "after_train_iter", "after_backward", "before_optimizer_step",
+        "after_optimizer_step", "optimizer_step_skipped",
     }
 )  # fmt: skip
-"""Events whose handlers' time is in the phases."""
+"""Events whose handlers the phases include."""
 
 
 class TrendPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The phases of the iterations from `first_iter` (0-based) on, up to the next point."""
+    """The phases of the iterations from `first_iter` (from 0) up to the next point."""
 
     first_iter: int
     phases: Phases
 
 
 class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it; `phases` is this process's part of a run that was resumed."""
+    """The costs of a run. After a resume `phases` covers only this process."""
 
     version: int = VERSION
     seconds: float = 0.0
-    """The whole run so far: its iterations, evaluations, checkpoints and all."""
+    """Time of the whole run so far, with evaluations and checkpoints."""
     evaluation: float = 0.0
-    """Of it, validation and test."""
+    """Time of validations and tests."""
     outcome: str = ""
-    """How the run ended: "completed", why it was stopped, or its error; "" while it is under way, or where it was killed."""
+    """How the run ended: "completed", the reason of a stop, or an error; "" if it runs or was killed."""
     first_iter: int = 0
     phases: Phases = Phases()
     device: Phases | None = None
-    """Times on the device of the iterations that were sampled there; only forward, backward and optimizer."""
+    """Sampled times on the device: only forward, backward and optimizer."""
     trend: list[TrendPoint] = []
-    """At most 512 points, each of equally many iterations but the last."""
+    """At most 512 points of equally many iterations; the last point may have fewer."""
     handlers: list[HandlerCost] = []
     subscribers: list[SubscriberCost] = []
     complete: bool = False
-    """The run has ended and written this last; else it is under way, or was killed."""
+    """Whether the run has ended, after which this record is final; else it runs or was killed."""
 
 
 def write_costs(directory: Path, costs: RunCosts) -> None:
-    """Replace the file of a run directory, so that a reader finds the old one or the new one.
+    """Replace the file in a run directory. A reader finds the old file or the new one.
 
     Raises:
         OSError: it cannot be written.
@@ -164,19 +165,20 @@ def read_costs(directory: Path) -> RunCosts:
     """Read the file of a run directory.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is torn, no cost record, or of a newer version.
+        FileNotFoundError: there is no such file.
+        ValueError: it is truncated, not a cost record, or of a later version.
     """
     path = directory / FILE
     data = path.read_bytes()
     version = _decoded(path, data, _Version).version
     if version > VERSION:
         raise ValueError(
-            f"{path} has version {version}, newer than this eventloop reads ({VERSION}): update torch-eventloop"
+            f"{path} has version {version}, newer than this eventloop reads ({VERSION}): update "
+            "torch-eventloop"
         )
     costs = _decoded(path, data, RunCosts)
     if impossible := _impossible_count(msgspec.to_builtins(costs)):
-        raise ValueError(f"{path} is no cost record: {impossible} cannot be a count")
+        raise ValueError(f"{path} is not a cost record: {impossible} cannot be a count")
     return costs
 
 
@@ -188,11 +190,11 @@ def _decoded(path: Path, data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is torn or no cost record: {error}") from error
+        raise ValueError(f"{path} is truncated or not a cost record: {error}") from error
 
 
 def _impossible_count(value: Any, name: str = "") -> str:
-    """The first integer that is negative or beyond 63 bits, with its name; "" where there is none."""
+    """Return the name and value of the first int that is negative or beyond 63 bits; "" if there is none."""
     if isinstance(value, dict):
         found = (_impossible_count(item, key) for key, item in value.items())
     elif isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Sampled durations: how long in all, how they are distributed, and whether they stay under a budget."""
+"""Estimate the sum and distribution of durations from samples, and check budgets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from math import exp, log
 from eventloop.costs.records import Times
 
 _STEPS = 1 / log(1.05)
-"""Durations are counted in steps of 5 %: a percentile is known that well, in some hundred numbers at most."""
+"""Durations are counted in steps of 5 %, the accuracy of a percentile, in some hundred numbers at most."""
 _LEAST_SECONDS = 1e-9
 _SETTLED = 32
-"""Samples after which a run is past its first log, its first collection and other beginnings."""
+"""Samples after which a run is past its first log, first garbage collection and the like."""
 _ENOUGH = 8
-"""Samples from which on the longest stands for itself alone."""
+"""Samples from which on the longest sample counts once only."""
 
 
 class Pool:
-    """Durations that stand for calls which were not measured."""
+    """Samples that stand for calls that were not measured."""
 
     __slots__ = ("_longest", "_longest_weight", "_seconds", "_weight", "samples")
 
@@ -27,7 +27,7 @@ class Pool:
         self._seconds = self._longest = 0.0
 
     def add(self, seconds: float, weight: int) -> None:
-        """Enter one that stands for `weight` calls."""
+        """Add a sample that stands for `weight` calls."""
         self.samples += 1
         self._weight += weight
         self._seconds += seconds * weight
@@ -35,8 +35,11 @@ class Pool:
             self._longest, self._longest_weight = seconds, weight
 
     def mean(self) -> float:
-        """Of those in it, less the longest where there are enough: one that was interrupted for 30 ms would stand for
-        thousands. So a handler that is slow once in a long while is underestimated until it was met twice."""
+        """Return the mean, without the longest sample if there are enough samples.
+
+        A sample that was interrupted for 30 ms would stand for thousands of calls. A handler that is rarely
+        slow is therefore underestimated until it was sampled slow twice.
+        """
         if self.samples < _ENOUGH:
             return self._seconds / max(1, self._weight)
         rest = self._seconds - self._longest * self._longest_weight
@@ -44,11 +47,12 @@ class Pool:
 
 
 class Timing:
-    """Sampled durations of one thing, in seconds.
+    """Durations of one kind of call, sampled, in seconds.
 
-    A sample has a weight: of how many calls it is one. Those of weight 1, where every call is measured, stand for
-    themselves; the others for the calls between them. While there are few of these, the latest of the first kind
-    stand for them too. The first call of all pays for lazy set-up, and stands for itself alone.
+    A sample has a weight, the number of calls that it stands for. Samples of weight 1, where every call is
+    measured, stand for themselves; the others for the calls between them. While there are few of the latter,
+    the latest samples of weight 1 stand for them too. The first call pays for lazy set-up and stands for
+    itself alone.
     """
 
     __slots__ = ("_counts", "_early", "_late", "_settled", "_whole", "_whole_seconds", "longest", "samples")
@@ -62,7 +66,7 @@ class Timing:
         self._counts: dict[int, int] = {}
 
     def add(self, seconds: float, weight: int = 1) -> None:
-        """Record one measured call, which stands for `weight` of them."""
+        """Add one measured call, which stands for `weight` calls."""
         self.samples += 1
         self.longest = max(self.longest, seconds)
         if weight == 1:
@@ -77,7 +81,7 @@ class Timing:
         self._counts[step] = self._counts.get(step, 0) + weight
 
     def estimate(self, calls: int) -> float:
-        """Total over `calls` calls: what was measured call by call, and the mean of the samples for each of the rest."""
+        """Estimate the time of `calls` calls: the measured sum, and a mean for each other call."""
         return self._whole_seconds + self._others_mean() * max(0, calls - self._whole)
 
     def _others_mean(self) -> float:
@@ -90,7 +94,9 @@ class Timing:
         return self._whole_seconds if self._whole else self._late.mean()
 
     def percentile(self, share: float) -> float:
-        """The duration that `share` (0..1) of the calls do not exceed, within 5 %; 0.0 when none was measured."""
+        """Return the duration that a `share` (0..1) of the calls do not exceed, within 5 %; 0.0 without
+        samples.
+        """
         counts = dict(self._counts)  # another thread may be adding
         left = share * sum(counts.values())
         for step in sorted(counts):
@@ -100,24 +106,26 @@ class Timing:
         return self.longest
 
     def times(self, calls: int | None = None) -> Times:
-        """The record of it, where there were `calls` calls; without, as many as the samples stand for."""
+        """Return the record for `calls` calls; by default the number that the samples stand for."""
         calls = calls or sum(self._counts.values()) + min(1, self.samples)  # the first is not among them
         mean = self.estimate(calls) / calls if calls else 0.0
         return Times(self.samples, mean, self.percentile(0.5), self.percentile(0.99), self.longest)
 
 
 class Waits:
-    """How long events wait, from their emit until they are taken out of a queue: of some of them, each of which stands
-    for those that came after the one before it."""
+    """Sample how long events wait in a queue, from their emit until they are taken out.
+
+    A sample stands for all events since the sample before it.
+    """
 
     __slots__ = ("_followed", "_last", "_taken", "timing")
 
     FOLLOWED = 1024
-    """At most so many at a time."""
+    """Events that are followed at a time, at most."""
 
     def __init__(self) -> None:
         self.timing = Timing()
-        self._followed: deque[tuple[int, int, float]] = deque()  # its number, its weight, when it was emitted
+        self._followed: deque[tuple[int, int, float]] = deque()  # number, weight, time of the emit
         self._taken, self._last = 0, -1
 
     def begin(self, emitted: float, ahead: int) -> None:
@@ -128,13 +136,13 @@ class Waits:
             self._last = number
 
     def lost(self, count: int) -> None:
-        """The oldest `count` events were dropped."""
+        """Count the oldest `count` events as dropped."""
         self._taken += count
         while self._followed and self._followed[0][0] < self._taken:
             self._followed.popleft()
 
     def taken(self, count: int, now: float) -> None:
-        """The oldest `count` events were taken out."""
+        """Count the oldest `count` events as taken out."""
         self._taken += count
         while self._followed and self._followed[0][0] < self._taken:
             _, weight, emitted = self._followed.popleft()
@@ -142,14 +150,14 @@ class Waits:
 
 
 class Budget:
-    """What the p99 of a handler's calls should stay under; says once that it does not.
+    """A limit on the p99 of a handler's calls. It is reported once when exceeded.
 
-    It does not as soon as more than one sampled call in a hundred took longer, and at least `LEAST` of them did: a
-    single call that was interrupted is nobody's cost, and the first one pays for set-up.
+    It is exceeded as soon as more than one sampled call in a hundred took longer, and at least `LEAST` of
+    them: a single call may have been interrupted, and the first call pays for set-up.
 
     Args:
         seconds: the budget.
-        exceeded: told the p99 in seconds.
+        exceeded: called with the p99 in seconds.
     """
 
     __slots__ = ("_exceeded", "_over", "_samples", "exceeded", "seconds")
@@ -164,7 +172,7 @@ class Budget:
         self._over = 0
 
     def look(self, seconds: float, timing: Timing) -> None:
-        """Take note of a sampled call, which `timing` has already."""
+        """Check a sampled call that `timing` already has."""
         self._samples += 1
         if seconds <= self.seconds or not self._samples or self.exceeded:
             return

@@ -1,4 +1,4 @@
-"""What took place in a stretch of a run, and when: spans of time, and depths of queues.
+"""Record a part of a run: spans of time, and depths of queues.
 
     recorder = SpanRecorder()
     with bus.record(recorder) as recording:
@@ -6,7 +6,7 @@
     recording.wait(1.0)
     print(len(recorder.spans), recorder.lost)
 
-While a recorder is on a bus, every event, every handler's call and every delivery leaves a span; see `Bus.record`.
+While a recorder is on a bus, every event, handler call and delivery leaves a span; see `Bus.record`.
 A span costs two reads of the clock and an append. Times are `perf_counter`'s, in seconds.
 """
 
@@ -25,7 +25,7 @@ from eventloop.events import Event
 from eventloop.events.base import event_name
 
 LIMIT = 100_000
-"""How many spans a recorder takes, and how many depths: about 15 MB of each."""
+"""Spans, and depths, that a recorder takes at most: about 15 MB of each."""
 
 INBOX = "inbox"
 """The queue between the emitting threads and the background loop."""
@@ -94,25 +94,27 @@ class SpanRecorder:
             self._lose()
 
     def depth(self, queue: str, events: int) -> None:
-        """Take the depth of a queue, now."""
+        """Record the current depth of a queue."""
         if len(self.depths) < self.limit:
             self.depths.append(Depth(queue, perf_counter(), events))
         else:
             self._lose()
 
     def here(
-        self, kind: Kind, name: str, began: float, seconds: float, iter: int | None, *, event: str = "", number: int = 0
+        self, kind: Kind, name: str, began: float, seconds: float, iter: int | None, *,
+        event: str = "", number: int = 0,
     ) -> None:  # fmt: skip
-        """Take a span of this thread."""
+        """Record a span of this thread."""
         thread = get_ident()
         if thread not in self.threads:
             self.threads[thread] = threading.current_thread().name
         self.add(Span(thread, kind, name, began, seconds, iter, event, number))
 
     def delivered(
-        self, lane: str, runs_on: RunsOn, item: Event | list[Event], began: float, seconds: float, note: str = ""
+        self, lane: str, runs_on: RunsOn, item: Event | list[Event], began: float, seconds: float,
+        note: str = "",
     ) -> None:  # fmt: skip
-        """Take a delivery to a background subscriber."""
+        """Record a delivery to a background subscriber."""
         self.lanes[lane] = runs_on
         events = item if isinstance(item, list) else [item]
         types = {type(event) for event in events}

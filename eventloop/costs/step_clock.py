@@ -21,7 +21,7 @@ _NOTHING: _Sums = (0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class PhaseMarks(Protocol):
-    """A second clock that is told where the phases of an iteration begin and end, such as a GPU's."""
+    """A second clock for the phases of an iteration, such as a GPU's."""
 
     @property
     def samples(self) -> int:
@@ -45,10 +45,10 @@ class StepClock:
     """Measure the phases of the current iteration in seconds, and sum them over the run.
 
     `data` is the wait for the loader and the move to the device, `forward` the train step (in a hand-written
-    loop the whole body), `backward` and `optimizer` the work of the optimizer hook, `hooks` all other handlers of the
-    iteration. The loop itself takes the rest of the wall time. Evaluations are left out: `excluded` is the time that
-    they have taken so far, and `now` is a clock without it. On a GPU these are the times of the training thread, which
-    runs ahead of the device; `device` measures the device.
+    loop the whole body), `backward` and `optimizer` the work of the optimizer hook, `hooks` all other
+    handlers of the iteration. The loop itself takes the rest of the wall time. Evaluations are left out:
+    `excluded` is the time that they have taken so far, and `now` is a clock without it. On a GPU these are
+    the times of the training thread, which runs ahead of the device; `device` measures the device.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,8 @@ class StepClock:
         finally:
             self.excluded = before + perf_counter() - began
 
-    # --- an iteration, in the order in which the loop calls these ----------------------------------------------
+    # --- an iteration, in the order in which the loop calls these
+    # ----------------------------------------------
 
     def now(self) -> float:
         """Return the time in seconds, without evaluations."""
@@ -108,7 +109,7 @@ class StepClock:
         self._asked = self.began - self.excluded
 
     def end_data(self) -> None:
-        """The batch is on the device."""
+        """End the wait for the batch, which is on the device now."""
         self._loaded = self.now()
         self.data += self._loaded - self._asked
 
@@ -118,20 +119,20 @@ class StepClock:
         self.hooks += self._asked - self._loaded
 
     def begin_forward(self) -> None:
-        """The handlers of `before_train_iter` are done."""
+        """Begin the forward pass, after the handlers of `before_train_iter`."""
         if self.device is not None:
             self.device.begin(self.iterations)
         self._forward_began = self.now()
 
     def end_forward(self) -> None:
-        """The step, or the body of a hand-written loop, is done."""
+        """End the step, or the body of a hand-written loop."""
         self._forward_ended = self.now()
         if self.device is not None:
             self.device.mark(FORWARD_ENDS)
         self.forward = self._forward_ended - self._forward_began
 
     def end(self) -> None:
-        """The handlers of the iteration are done: add it to the sums."""
+        """End the iteration, after its handlers, and add it to the sums."""
         if self.device is not None:
             self.device.end()
         ended = self.now()
@@ -170,8 +171,8 @@ class StepClock:
 
     def _sums(self) -> _Sums:
         return (
-            self.iterations, self._data_sum, self._forward_sum, self._backward_sum, self._optimizer_sum, self._hooks_sum,
-            self._total_sum,
+            self.iterations, self._data_sum, self._forward_sum, self._backward_sum, self._optimizer_sum,
+            self._hooks_sum, self._total_sum,
         )  # fmt: skip
 
     def _mark(self) -> None:
@@ -191,6 +192,6 @@ def _phases(before: _Sums, after: _Sums) -> Phases:
     )
     rest = total - (data + forward + backward + optimizer + hooks)
     return Phases(
-        iterations=iterations, data=data, forward=forward, backward=backward, optimizer=optimizer, hooks=hooks,
-        unaccounted=rest,
+        iterations=iterations, data=data, forward=forward, backward=backward, optimizer=optimizer,
+        hooks=hooks, unaccounted=rest,
     )  # fmt: skip

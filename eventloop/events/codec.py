@@ -21,18 +21,19 @@ _ELSEWHERE = 0xFFFF_FFFF
 _PICKLED = 0xFFFF_FFFE
 """The type number of one whose body is a pickle."""
 _LEAVES = (
-    inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.StrType, inspect.BytesType, inspect.NoneType,
+    inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.StrType, inspect.BytesType,
+    inspect.NoneType,
     inspect.LiteralType, inspect.EnumType, inspect.DateTimeType, inspect.UUIDType, inspect.DecimalType,
 )  # fmt: skip
 
 
 class Frames:
-    """Encodes on one thread, decodes on another.
+    """Encode events on one thread, and decode them on another.
 
-    An event comes back equal to what went in. One that would not (a tensor, a tuple where the field says
-    `Any`, a lone surrogate) is not encoded: it stays `ELSEWHERE`, in a list beside the bytes, or, if it is
-    for the surrogate alone, is `pickled`. A value that is not of its field's type, which nobody checks when
-    an event is built, comes back as msgpack has it.
+    A decoded event equals the encoded one. An event for which that would not hold (a tensor, a tuple in a
+    field of type `Any`, a lone surrogate) is not encoded: it stays in a list, with the frame `ELSEWHERE` in
+    the bytes, or is `pickled` if only a surrogate is wrong. A value that does not have its field's type,
+    which is not checked when an event is built, is decoded as msgpack has it.
     """
 
     ELSEWHERE = _HEADER.pack(_ELSEWHERE, 0)
@@ -46,7 +47,7 @@ class Frames:
         self._decoders: list[msgspec.msgpack.Decoder[Event]] = []
 
     def encode(self, event: Event) -> bytes:
-        """The frame of an event.
+        """Return the frame of an event.
 
         Raises:
             Exception: msgpack cannot encode it, or would give back something else.
@@ -57,22 +58,22 @@ class Frames:
             number = self.enter(kind)
         body = self._encode(event)
         if not self._exact[number] and self._decoders[number].decode(body) != event:
-            raise TypeError("it would come back changed")
+            raise TypeError("decoding would return another value than was encoded")
         return _HEADER.pack(number, len(body)) + body
 
     def pickled(self, event: Event) -> bytes:
-        """The frame of an event that was refused for a lone surrogate in it: as a pickle it comes back equal.
+        """Return a frame with a pickle, for an event that was refused because of a lone surrogate.
 
         Raises:
-            Exception: there is something else in it that is not plain, as a tensor, or its class is nowhere
-                to be found.
+            Exception: the event holds another value that is not plain, such as a tensor, or its class cannot
+                be found.
         """
         msgspec.to_builtins(event)
         body = pickle.dumps(event, pickle.HIGHEST_PROTOCOL)
         return _HEADER.pack(_PICKLED, len(body)) + body
 
     def decode(self, data: bytes | bytearray, elsewhere: Iterable[Event]) -> Iterator[Event | Exception]:
-        """The events of some frames one after the other; in the place of one that cannot be made, why."""
+        """Yield the events of some frames, or an exception in place of an event that cannot be decoded."""
         kept = iter(elsewhere)
         start, end = 0, len(data)
         while start < end:
@@ -131,7 +132,7 @@ def _of_type(value: Any, wanted: Any) -> Any:
 
 
 def _exact(node: inspect.Type, seen: set[int]) -> bool:
-    """True when the types of all fields say what to decode: a tuple or a list, a date or its text."""
+    """Return whether the types of all fields determine the decoded values: tuple or list, date or text."""
     if id(node) in seen:  # a type that contains itself
         return True
     seen.add(id(node))

@@ -1,4 +1,4 @@
-"""Events that are promised now and made later, on the background side."""
+"""Define events that are created later, in the background."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from eventloop.events.base import Event
 
 
 class Deferred(Protocol):
-    """Events that can only be made later, when a value has left the device.
+    """Events that can only be created once a value has left the device.
 
-    One with an attribute `prompt` that is true waits for nothing once it is ready, and never hangs: what was
-    emitted before it need not be handed over first, and goes with its events.
+    With a true attribute `prompt` it never waits once it is ready, and never hangs. Events that were emitted
+    earlier then need not be handed over first.
     """
 
     def ready(self) -> bool:
-        """True when `events` will not wait."""
+        """Return whether `events` returns without waiting."""
 
     def events(self) -> Iterable[Event]:
-        """Make the events; called once, on the background loop."""
+        """Create the events. Called once, on the background loop."""
 
 
 class Posted(NamedTuple):
-    """A deferred in the inbox, and the types of what it will make, where they are known."""
+    """A deferred in the inbox, and the types of its events if known."""
 
     deferred: Deferred
     types: tuple[type[Event], ...]
     emitted: float = 0.0
-    """When it was posted, by `perf_counter`."""
+    """Time of the post, by `perf_counter`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamped:
-    """An event in the inbox whose wait is to be measured."""
+    """An event in the inbox whose wait is measured."""
 
     event: Event
     emitted: float

@@ -1,8 +1,8 @@
-"""Events that cannot be encoded: each costs itself alone, and is named.
+"""Report events that cannot be encoded, so that only these events fail.
 
     raise Unencodable([why_not(event, error, encode)], of=len(events))      # all the others were written
 
-The lane counts these as failed and the rest of the delivery as delivered, logs each kind once, and goes on.
+The queue counts these as failed and the rest of the delivery as delivered, logs each kind once, and goes on.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from eventloop.util.text import error_text
 
 
 class BadEvent(NamedTuple):
-    """One of them."""
+    """An event that cannot be encoded."""
 
     event: str
-    """Its name."""
+    """Name of the event."""
     field: str
-    """The first field that cannot be encoded, and what it holds; nothing where that cannot be told."""
+    """The first field that cannot be encoded, and the type of its value; "" if unknown."""
     why: str
 
     def __str__(self) -> str:
@@ -29,12 +29,11 @@ class BadEvent(NamedTuple):
 
 
 class Unencodable(Exception):
-    """Raised by a subscriber that has dealt with a delivery but for some of its events, which cannot be
-    encoded.
+    """Raised by a subscriber that has written a delivery except for some events that cannot be encoded.
 
     Args:
-        of: how many events the delivery has. Raised for a part of it, as where a batch is written one by one,
-            it is an error like any other: what became of the rest nobody knows.
+        of: number of events of the delivery. Raised for a part of a delivery, as where a batch is written one
+            by one, it counts as any other error: the fate of the rest is unknown.
     """
 
     def __init__(self, events: list[BadEvent], of: int) -> None:
@@ -47,12 +46,12 @@ class Unencodable(Exception):
 
 
 def bad_events(error: BaseException, of: int) -> list[BadEvent]:
-    """Those that alone have failed with an error of a delivery; none where all of it has."""
+    """Return the events that failed; [] if the whole delivery of `of` events failed."""
     return error.events if isinstance(error, Unencodable) and error.of == of else []
 
 
 def why_not(event: Event, error: Exception, encode: Callable[[Any], object]) -> BadEvent:
-    """What is wrong with an event of which `encode` raised `error`."""
+    """Find the field of an event for which `encode` raised `error`."""
     field = ""
     for name in event.__struct_fields__:
         try:

@@ -1,4 +1,4 @@
-"""Which occurrences of an event a subscription fires on: `every`, `start`, `when`, `once`."""
+"""Filter the events of a subscription: `every`, `start`, `when`, `once`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def check_filter(every: int, start: int, once: bool, when: Predicate | None) -> 
     """Refuse a filter that could never work, at the line that wrote it.
 
     Raises:
-        TypeError: `every` or `start` is no int, `once` no bool, `when` no plain function of one argument.
+        TypeError: `every` or `start` is not an int, `once` not a bool, or `when` not a function of one
+            argument.
         ValueError: `every` below 1 or `start` below 0.
     """
     for name, value, least in (("every", every, 1), ("start", start, 0)):
@@ -51,7 +52,7 @@ def _check_predicate(when: object) -> None:
 
 
 def describe_filter(every: int, start: int, once: bool, when: Predicate | None) -> str:
-    """The filter as the plan prints it, "" when every event passes."""
+    """Return the filter as the plan prints it; "" if every event passes."""
     parts = []
     if every != 1:
         parts.append(f"every={every}")
@@ -81,8 +82,9 @@ def make_filter(event_type: type[Event], every: int, start: int, when: Predicate
 
 
 def source_of(event_type: type[Event], every: int, start: int, when: Predicate | None) -> str | None:
-    """The test of `make_filter` as an expression of `event`, where it is one: in each iteration, for which a
-    plan has it, the call of a function would cost as much again as the test.
+    """Return the test of `make_filter` as an expression of `event`, or None if it is not one.
+
+    A compiled plan uses it in each iteration, where the call of a function would double the cost of the test.
     """
     if when is not None or (every == 1 and not start) or event_type.counter != "iter":
         return None
@@ -92,7 +94,7 @@ def source_of(event_type: type[Event], every: int, start: int, when: Predicate |
 
 
 def _due(kind: Counter, every: int, start: int) -> Passes:
-    if kind == "iter":  # spelled out: it is asked in each iteration, where a second call costs as much again
+    if kind == "iter":  # inlined: in each iteration a second call would double the cost
         return lambda event: (past := event.iter + 1 - start) > 0 and past % every == 0  # type: ignore[attr-defined]
     counter = make_counter(kind)
 
@@ -104,9 +106,7 @@ def _due(kind: Counter, every: int, start: int) -> Passes:
 
 
 def first_only(passes: Passes | None, firings: Iterator[int]) -> Passes:
-    """`once=True`: let through the first event that passes, over all the filters that share `firings` (from
-    0).
-    """
+    """Return a filter that passes one event, over all filters that share `firings` (from 0)."""
     return lambda event: (passes is None or passes(event)) and next(firings) == 0
 
 

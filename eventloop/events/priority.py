@@ -1,4 +1,4 @@
-"""Priorities of synchronous handlers: the numbers MMEngine's users already know."""
+"""Define the priorities of synchronous handlers, with the numbers of MMEngine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Priority(IntEnum):
-    """Named bands of the order. A lower number runs earlier."""
+    """Named priorities. A lower number runs earlier."""
 
     HIGHEST = 0
     VERY_HIGH = 10
@@ -24,7 +24,7 @@ def get_priority(priority: Priority | int | str) -> int:
     """Return the number 0..100 of a `Priority`, of its name in any case, or of an int.
 
     Raises:
-        TypeError: `priority` is none of the three (a bool is not a number here).
+        TypeError: `priority` is of another type (a bool is not a number here).
         ValueError: an unknown name, or a number outside 0..100.
     """
     if isinstance(priority, str):

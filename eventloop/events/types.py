@@ -117,7 +117,7 @@ class BeforeTrainEpoch(_TrainEvent, kw_only=True):
 
 
 class AfterTrainEpoch(_TrainEvent, kw_only=True):
-    """The epoch ends. One that was cut short says so in `reason` and is not counted as completed."""
+    """The epoch ends. An epoch that was cut short has another `reason` and is not counted."""
 
     counter: ClassVar[Counter] = "epoch"
     reason: str = COMPLETED
@@ -250,7 +250,7 @@ class CheckpointFailed(_LoopEvent, kw_only=True):
 
 
 class AfterLoadCheckpoint(_LoopEvent, kw_only=True):
-    """`trainer.checkpoint` is what was read from `path`; nothing live is touched yet, handlers may change it."""
+    """`trainer.checkpoint` was read from `path`. Nothing is loaded yet, and handlers may change it."""
 
     path: str = ""
 
@@ -305,7 +305,7 @@ class RunInfo(_LogEvent, kw_only=True):
 
 
 class StopRequested(_LoopEvent, kw_only=True):
-    """Somebody called `trainer.stop(reason)`; the loop ends at the next iteration boundary."""
+    """The run was asked to stop, as by `trainer.stop(reason)`. It ends at this iteration boundary."""
 
     reason: str = ""
 

@@ -1,4 +1,4 @@
-"""Fields that no event may have: those of live objects, which are refused where the class is declared.
+"""Refuse event classes with fields of live objects: tensors, arrays and modules.
 
 A type is known by its module and name, so that none of these libraries is imported here.
 """
@@ -11,37 +11,40 @@ import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar, ForwardRef, Literal, get_args, get_origin
 
-_ARRAY = "give it a number (x.item()), a list (x.tolist()), or bytes with their shape and dtype, as image_logged has"
+_ARRAY = (
+    "give it a number (x.item()), a list (x.tolist()), or bytes with their shape and dtype, "
+    "as in image_logged"
+)
 _MODULE = "give it a name; a sync handler finds the module itself in trainer.model"
 _LIVE = {
     ("torch", "Tensor"): _ARRAY,
     ("numpy", "ndarray"): _ARRAY,
     ("torch.nn.modules.module", "Module"): _MODULE,
 }
-"""Module and name of a class whose objects, and those of its subclasses, are live; and what to do."""
+"""Module and name of live classes, also for their subclasses, and the advice for each."""
 _NO_VALUES = (ClassVar, Literal, type, collections.abc.Callable)
-"""What is between their brackets are no types of values that a field holds."""
+"""Annotations whose brackets do not hold types of field values."""
 
 
 def refuse_live_fields(cls: type) -> None:
-    """Look at the fields that an event class declares itself. A name that cannot be found is passed over.
+    """Check the fields that an event class itself declares. Names that cannot be resolved pass.
 
     Raises:
-        TypeError: one of them is annotated with the type of live objects.
+        TypeError: a field is annotated with a type of live objects.
     """
     for name, annotation in vars(cls).get("__annotations__", {}).items():
         for named in _types_in(annotation, cls.__module__):
             for base in getattr(named, "__mro__", ()):
                 if (what_to_do := _LIVE.get((base.__module__, base.__qualname__))) is not None:
                     raise TypeError(
-                        f"field {name!r} of event {cls.__module__}.{cls.__qualname__} is a {_called(named)}, and an "
-                        "event holds plain values, which can cross a thread, a process and a file and which nobody "
-                        f"changes: {what_to_do}"
+                        f"field {name!r} of event {cls.__module__}.{cls.__qualname__} is a "
+                        f"{_called(named)}, and an event holds plain, unchanging values, which can cross a "
+                        f"thread, a process and a file: {what_to_do}"
                     )
 
 
 def _types_in(annotation: Any, module: str) -> Iterator[Any]:
-    """The classes that an annotation names, within Optional, lists and the like, too."""
+    """Yield the classes in an annotation, also within Optional, lists and the like."""
     if isinstance(annotation, ForwardRef):
         annotation = annotation.__forward_arg__
     for _ in range(2):  # a text in a text, where quotes were left behind the import
@@ -58,9 +61,7 @@ def _types_in(annotation: Any, module: str) -> Iterator[Any]:
 
 
 def _evaluated(annotation: str, module: str) -> Any:
-    """What a text stands for, under `from __future__ import annotations`; nothing where it cannot be told
-    here.
-    """
+    """Evaluate an annotation that is a text. Return None if that fails."""
     try:
         return eval(annotation, {}, _Names(module))
     except Exception:
@@ -68,7 +69,7 @@ def _evaluated(annotation: str, module: str) -> Any:
 
 
 class _Names(dict[str, Any]):
-    """The names of a module; of those that only a type checker imports, the modules that somebody else has."""
+    """The names of a module. Names that only a type checker imports resolve to imported modules."""
 
     def __init__(self, module: str) -> None:
         super().__init__({**vars(builtins), **vars(sys.modules.get(module, builtins))})

@@ -1,4 +1,4 @@
-"""Explain names of other training systems: what is called what here.
+"""Translate names of other training systems, for error messages.
 
 Start with `names`, the table.
 """

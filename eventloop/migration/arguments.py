@@ -1,4 +1,4 @@
-"""A constructor that says which of its arguments was meant by another name."""
+"""Make a constructor suggest the argument that an unknown name stands for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 
 def knowing_others(init: Callable[P, None]) -> Callable[P, None]:
-    """Have a constructor that is given arguments it does not have say of each which was meant, on a line of its own."""
+    """Make a constructor raise a TypeError that suggests a replacement for each unknown argument."""
     parameters = inspect.signature(init).parameters
     known = [*parameters][1:]
     owner = init.__qualname__.partition(".")[0]

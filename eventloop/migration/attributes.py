@@ -109,11 +109,13 @@ ATTRIBUTES = {
         "terminate": "trainer.stop(reason)",
     },
 }
-"""By system and name: what the trainer has instead."""
+"""By system and name: the replacement on the trainer."""
 
 _LOADERS = "an argument of the Trainer: train_loader, val_loader or test_loader"
 CALLS = {
-    "ckpt_path": 'trainer.resume("auto") or of a path before it, or trainer.load_checkpoint(path) for the weights alone',
+    "ckpt_path": (
+        'trainer.resume("auto") or of a path before it, or trainer.load_checkpoint(path) for weights alone'
+    ),
     "resume_from_checkpoint": 'trainer.resume("auto") or of a path before it',
     "dataloaders": _LOADERS,
     "train_dataloaders": _LOADERS,
@@ -121,14 +123,14 @@ CALLS = {
     "datamodule": _LOADERS,
     "data_loaders": _LOADERS,
 }
-"""Arguments that train, val, test and run take elsewhere."""
+"""Arguments of train, val, test and run in other systems."""
 
 
 class _Elsewhere:
-    """A name that a class does not have: asking for it says what is meant. It can be set as any other.
+    """A descriptor that raises an AttributeError with the replacement. The attribute can be set as any other.
 
-    Not `__getattr__`, which is asked as well when a property, or what it calls, fails of an AttributeError of its own, and
-    would put another error in its place: `trainer.stopping` calls handlers.
+    `__getattr__` would not do: Python also calls it when a property raises an AttributeError of its own, and
+    would replace that error. `trainer.stopping` calls handlers.
     """
 
     def __init__(self, name: str) -> None:
@@ -144,8 +146,10 @@ class _Elsewhere:
 
 
 class KnowsPeers:
-    """A class that says of other systems' attributes what they are here. It has none of them: neither for `hasattr` nor
-    for `dir`, nor for a type checker."""
+    """A base class that explains attributes of other systems.
+
+    It does not have these attributes: not for `hasattr`, not for `dir`, and not for a type checker.
+    """
 
     __slots__ = ()
 
@@ -162,7 +166,7 @@ for _name in dict.fromkeys(name for names in ATTRIBUTES.values() for name in nam
 
 
 def knowing_calls(method: Callable[P, T]) -> Callable[P, T]:
-    """Have a method that is given an argument it does not have say where that belongs."""
+    """Make a method raise a TypeError that says where an unknown argument belongs."""
     parameters = inspect.signature(method).parameters
 
     @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""Names that users of other systems type, and what does that here: for the errors that say so."""
+"""List names of other systems with their replacements here, for error messages."""
 
 from __future__ import annotations
 
@@ -234,12 +234,16 @@ OF_CLASSES = {
     "PreciseBN": _PRECISE_BN,
     "BaseAveragedModel": _EMA,
 }
-"""By class, and by the system that has them: what arguments are called there, and what they are here."""
+"""By class and system: names of arguments there, and their replacements here."""
 
 
 def argument_meant(classes: Iterable[str], name: str) -> str:
-    """The tail of an error message about an argument that a class, or one it is derived from, does not have: what another
-    system's of that name is here; "" where no system has it."""
+    """Return the end of an error message about an unknown argument: its replacement, or "" if no system has
+    it.
+
+    Args:
+        classes: names of the class and its bases.
+    """
     systems = (system for each in classes for system in OF_CLASSES.get(each, {}).items())
     found = (f": {system}'s is here {arguments[name]}" for system, arguments in systems if name in arguments)
     return next(found, "")
@@ -319,21 +323,20 @@ CLASSES = {
     "MLFlowLogger": _OWN,
     "MLflowVisBackend": _OWN,
 }
-"""Classes and functions of Pet, mmcv, MMEngine, detectron2, Lightning, ignite and timm that are something else here, or
-have a name that is not near."""
+"""Classes and functions of Pet, mmcv, MMEngine, detectron2, Lightning, ignite and timm with another name or
+form here.
+"""
 
 
 def explain_absent(package: str, name: str) -> NoReturn:
-    """What a package's `__getattr__` does: refuse a name that it has not, and say what another system's of that name is
-    here.
+    """Refuse a name that a package lacks, and name its replacement. A package's `__getattr__` calls this.
 
-    `from package import name` asks `hasattr` first, and puts a text of its own in the place of an AttributeError's. That
-    one caller, found by its frame, is given an ImportError, so that whoever typed it reads what is said here; where it has
-    another name the text is Python's.
+    `from package import name` calls `hasattr` first, and replaces the text of an AttributeError. An import
+    statement is therefore recognized by its frame and gets an ImportError, whose text Python keeps.
 
     Raises:
-        ImportError: to an import statement.
-        AttributeError: to everybody else.
+        ImportError: in an import statement.
+        AttributeError: in any other code.
     """
     if name not in CLASSES:
         raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
@@ -356,8 +359,12 @@ _WHAT = {"batch": "iter", "step": "iter", "validation": "val", "fit": "run"}
 
 
 def point_meant(method: str) -> str:
-    """What a callback's method of Lightning, torchtnt, Keras or Transformers would be called here, whether or not there is
-    such a point: `on_train_batch_end` -> `after_train_iter`; "" for any other name."""
+    """Translate a callback method of Lightning, torchtnt, Keras or Transformers to a hook point.
+
+    Returns:
+        For example `after_train_iter` for `on_train_batch_end`, whether or not that point exists; "" for
+        other names.
+    """
     if method in _POINTS:
         return _POINTS[method]
     if found := re.fullmatch(r"on_((?:before|after)_\w+)", method):

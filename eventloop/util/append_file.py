@@ -30,7 +30,8 @@ def open_appending(path: Path, is_torn: Callable[[bytes], bool]) -> FileIO:
     try:
         if removed := cut_torn_line(file.fileno(), is_torn):
             logger.warning(
-                "%s: the last %s bytes were no whole line and are removed: a kill or a full disk cut it short",
+                "%s: the last %s bytes were no whole line and are removed: a kill or a full disk cut it "
+                "short",
                 path, f"{len(removed):,}",
             )  # fmt: skip
         if _unended_line(file.fileno())[1]:

@@ -17,7 +17,7 @@ _SPACE = re.compile(r"\s")
 
 
 def duration(seconds: float) -> str:
-    """Format a duration with three digits and a unit: `18.3 µs`, `4.31 ms`, `1.20 s`, `12.5 min`, `3.20 h`."""
+    """Format a duration with three digits and a unit: `18.3 µs`, `4.31 ms`, `12.5 min`."""
     if not math.isfinite(seconds):
         return ABSENT
     if seconds == 0:

@@ -27,7 +27,7 @@ def handler_name(fn: Callable[..., object]) -> str:
 
 
 def is_coroutine_function(fn: Callable[..., object]) -> bool:
-    """Return whether `fn` is an `async def` function, a partial of one, or an object with such a `__call__`."""
+    """Return whether `fn` is an `async def` function, a partial of one, or has such a `__call__`."""
     if inspect.isroutine(fn):
         return inspect.iscoroutinefunction(fn)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004

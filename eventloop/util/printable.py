@@ -20,8 +20,8 @@ _CONTROL = re.compile(f"[{CONTROLS}]")
 def printable(text: str) -> str:
     r"""Replace control characters by escapes: ESC becomes `\x1b`. Line feeds and tabs stay.
 
-    DEL and later characters become escapes such as `\u009b`, which are valid in a JSON string. Earlier control
-    characters never occur there.
+    DEL and later characters become escapes such as `\u009b`, which are valid in a JSON string. Earlier
+    control characters never occur there.
     """
     return _CONTROL.sub(_escape, text)
 

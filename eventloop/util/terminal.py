@@ -27,7 +27,7 @@ def at_least_one(text: str) -> int:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal. A closed stream and None, a program without a console, are not."""
+    """Return whether a stream is a terminal. A closed stream, or None, is not."""
     try:
         return stream is not None and stream.isatty()
     except (AttributeError, ValueError):  # a stand-in that has no such method; a closed file

@@ -77,7 +77,7 @@ def test_mmengines_register_module() -> None:
 
 def test_a_name_that_is_taken_needs_force() -> None:
     """`register_module(force=True)` gives a name of eventloop's own to another class, which configs then build."""
-    with pytest.raises(ValueError, match="'LoggerHook' is registered already"):
+    with pytest.raises(ValueError, match="'LoggerHook' is already registered"):
         HOOKS.register_module("LoggerHook", module=Named)
     HOOKS.register_module("LoggerHook", force=True, module=Named)
     try:
@@ -214,7 +214,7 @@ def test_a_name_of_eventloops_own() -> None:
     class LoggerHook(Hook):
         pass
 
-    with pytest.raises(ValueError, match=r"'LoggerHook' is registered already, by eventloop\.hooks\.logger"):
+    with pytest.raises(ValueError, match=r"'LoggerHook' is already registered by eventloop\.hooks\.logger"):
         register(LoggerHook)
 
 
@@ -237,7 +237,7 @@ def test_two_classes_of_one_module_under_one_name() -> None:
     """A name given to another class of the same module is taken, too."""
     HOOKS.register(name="mine")(Named)
 
-    with pytest.raises(ValueError, match="'mine' is registered already"):
+    with pytest.raises(ValueError, match="'mine' is already registered"):
         HOOKS.register(name="mine")(Anything)
 
 

@@ -369,7 +369,7 @@ def test_a_torn_file_is_refused(tmp_path: Path, kept: int) -> None:
     data = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(data[:kept])
 
-    with pytest.raises(ValueError, match="is torn or no cost record"):
+    with pytest.raises(ValueError, match="is truncated or not a cost record"):
         read_costs(tmp_path)
 
 

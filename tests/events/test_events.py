@@ -134,7 +134,7 @@ def test_any_name_of_an_event_can_be_emitted(bus: Bus, event: Event) -> None:
 
 def test_own_event_cannot_be_redeclared() -> None:
     """A user's class may not take the name of an event of eventloop."""
-    with pytest.raises(ValueError, match="'after_train_iter', which is one of eventloop's own"):
+    with pytest.raises(ValueError, match="'after_train_iter', which is an event of eventloop"):
         StructMeta("AfterTrainIter", (Event,), {"__module__": "mine"})
 
 

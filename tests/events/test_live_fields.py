@@ -55,7 +55,7 @@ def declare(annotation: Any, module: str = __name__) -> type[Event]:
 )
 def test_a_live_field_is_refused(annotation: Any, named: str) -> None:
     """With the event, the field and its type; alone, within others, and as a text; the event is not declared."""
-    message = rf"field 'what' of event {__name__}.LiveProbe is a {named}, and an event holds plain values"
+    message = rf"field 'what' of event {__name__}.LiveProbe is a {named}, and an event holds plain"
     with pytest.raises(TypeError, match=message):
         declare(annotation)
 

@@ -427,7 +427,7 @@ def test_weights_refused_in_mid_training_leave_the_average(train_net: MakeTraine
     trainer = train_net(ema=EMAHook(momentum=0.25))
 
     def load(trainer: Trainer, event: Any) -> None:
-        with pytest.raises(CheckpointError, match="another model"):
+        with pytest.raises(CheckpointError, match="does not fit the model"):
             trainer.load_checkpoint(tmp_path / "other" / "epoch_1")
 
     trainer.bus.subscribe(load, "before_train_iter", start=2, once=True)
@@ -445,7 +445,7 @@ def test_refused_checkpoint_leaves_the_average(train_net: MakeTrainer, tmp_path:
     trainer.train()
     before = copied(average_of(trainer).state_dict())
 
-    with pytest.raises(CheckpointError, match=r"another model; nothing was loaded"):
+    with pytest.raises(CheckpointError, match=r"does not fit the model; nothing was loaded"):
         getattr(trainer, how)(other.work_dir / "epoch_1")
     trainer.max_epochs = 1
     trainer.train()
@@ -476,7 +476,7 @@ def test_average_with_other_names_is_refused(train_net: MakeTrainer) -> None:
 
     with pytest.raises(
         CheckpointError,
-        match=r"(?s)average of another model; nothing was loaded.*0\.weight: not in ema_state_dict"
+        match=r"(?s)average of does not fit the model; nothing was loaded.*0\.weight: not in ema_state_dict"
         r".*module\.other: not in state_dict.*shadow: no name of an average.*strict_load=False",
     ):
         trainer.resume(path)

@@ -313,7 +313,7 @@ def untyped(value: object) -> Any:
 @pytest.mark.parametrize("policy", ONE_MINIMUM)
 def test_exactly_one_minimum(policy: Any) -> None:
     """Both or neither are refused, and what is below 0."""
-    with pytest.raises(ValueError, match="give exactly one of min_lr and min_lr_ratio; got neither"):
+    with pytest.raises(ValueError, match="exactly one of min_lr and min_lr_ratio, got neither"):
         policy()
     with pytest.raises(ValueError, match=r"got both \(min_lr=0.1, min_lr_ratio=0.2\)"):
         policy(min_lr=0.1, min_lr_ratio=0.2)
@@ -329,7 +329,7 @@ def test_exactly_one_minimum(policy: Any) -> None:
         (lambda: StepLrUpdaterHook([]), TypeError, r"step must be an int or a list of ints, got \[\]"),
         (lambda: StepLrUpdaterHook([2, 0]), ValueError, "each step must be at least 1, got 0"),
         (lambda: StepLrUpdaterHook(untyped([2, 3.0])), TypeError, "each step must be an int, got 3.0"),
-        (lambda: StepLrUpdaterHook([3, 2]), ValueError, r"step must be a rising list, got \[3, 2\]"),
+        (lambda: StepLrUpdaterHook([3, 2]), ValueError, r"step must be a rising list .*got \[3, 2\]"),
         (lambda: StepLrUpdaterHook(3, gamma=0), ValueError, "gamma must be above 0, got 0"),
         (lambda: StepLrUpdaterHook(3, min_lr=-1), ValueError, "min_lr must be at least 0, got -1"),
         (lambda: ExpLrUpdaterHook(-0.5), ValueError, "gamma must be above 0, got -0.5"),
@@ -370,7 +370,7 @@ def test_bad_arguments_are_refused(make: Callable[[], Any], error: type[Exceptio
     ("hook", "message"),
     [
         (CosineRestartLrUpdaterHook([2], min_lr=0, by_epoch=False), "periods are 2 iterations together, and the run has 4"),
-        (CyclicLrUpdaterHook(cyclic_times=5), "cyclic_times=5 cycles do not fit into 4 iterations"),
+        (CyclicLrUpdaterHook(cyclic_times=5), "cyclic_times=5 .*got 4"),
         (OneCycleLrUpdaterHook(1.0, total_steps=3), "total_steps=3 is shorter than the run, which has 4 iterations"),
         (OneCycleLrUpdaterHook([1.0, 2.0]), "max_lr must have one value for each of 1 param groups, got 2"),
         (OneCycleLrUpdaterHook({"SDG": 1.0}), "max_lr has no value for the optimizer 'SGD': did you mean 'SDG'"),

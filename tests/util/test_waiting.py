@@ -222,5 +222,5 @@ def test_a_promise_that_takes_too_long() -> None:
     promise: Promise[str] = Promise()
 
     assert not promise.wait(0.0)
-    with pytest.raises(TimeoutError, match=r"nothing came of it within 0\.001 s"):
+    with pytest.raises(TimeoutError, match=r"expected a result within 0\.001 s"):
         promise.result(0.001)
