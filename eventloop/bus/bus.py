@@ -1,4 +1,4 @@
-"""The bus: who hears what, in which order, and where.
+"""Define the bus, which calls the handlers of each event in order.
 
     bus = Bus()
 
@@ -8,8 +8,9 @@
     @bus.on(AfterValEpoch)
     async def post_to_slack(event): ...
 
-A plain function runs at once on the emitting thread, in priority order; a coroutine function, or a function with
-`offload="thread"` or `"process"`, runs in the background and never holds up an emit. This module imports no torch.
+A plain function runs at once on the emitting thread, in priority order; a coroutine function, or a function
+with `offload="thread"` or `"process"`, runs in the background and never holds up an emit. This module imports
+no torch.
 """
 
 from __future__ import annotations
@@ -23,15 +24,14 @@ from weakref import WeakSet, ref
 
 from eventloop.background.loop import Background
 from eventloop.background.queues.options import LaneOptions, OnError, Overflow
-from eventloop.bus import process_exit as lifetime
+from eventloop.bus.process_exit import forget, watch
 from eventloop.bus.capture import capture
 from eventloop.bus.dry_run import Silent, under_way
-from eventloop.bus.event_order import event_plans
+from eventloop.bus.event_order import event_plans, plan_table
 from eventloop.bus.event_signal import EventSignal
 from eventloop.bus.recording import Recording
 from eventloop.bus.subscribers import Subscribers
 from eventloop.bus.subscription import DrainReport, PlanRow, Subscription, SubscriptionStats, make_options
-from eventloop.bus.table import plan_table
 from eventloop.costs.records import HandlerCost, SubscriberCost
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
@@ -51,15 +51,16 @@ E = TypeVar("E", bound=Event)
 
 
 class Bus:
-    """A blinker bus with an order, filters, background subscribers and an account of all of them.
+    """Emit events to handlers in priority order, and to background subscribers, and account for each event.
 
     Args:
-        drain_timeout: seconds that `flush` and `close` wait for background subscribers where they are called without a
-            timeout, as by `with` and at the end of a run; as often again while ever less is left, ten times in all. At
-            interpreter exit, and in a run that a signal ends, once.
+        drain_timeout: seconds that `flush` and `close` wait for background subscribers if they are called
+            without a timeout, as by `with` and at the end of a run. They wait as long again while fewer
+            events are left each time, ten times in all. At interpreter exit, and in a run that a signal ends,
+            they wait once.
 
     Raises:
-        TypeError, ValueError: that is no number, or below 0.
+        TypeError, ValueError: `drain_timeout` is not a number, or below 0.
     """
 
     def __init__(self, *, drain_timeout: float = 10.0) -> None:
@@ -70,20 +71,20 @@ class Bus:
         self.drain_timeout = drain_timeout
         self.closed = False
         self.for_runs = False
-        """True for a trainer's bus: the next run or background subscription reopens it."""
+        """True for the bus of a trainer, which the next run or background subscription reopens."""
         self.overtime = True
-        """Whether a flush and a close without a timeout go on while subscribers deliver; False where time is short."""
+        """Whether a flush or close without a timeout may take longer than `drain_timeout`."""
         self.rehearsal = under_way()
-        """What holds back the runs of this process, if anything does; see `eventloop.bus.dry_run`."""
+        """The dry run of this process, or None; see `eventloop.bus.dry_run`."""
         self._background = Background() if self.rehearsal is None else Silent()
         self._subscribers = Subscribers(self, self._background)
         self._dispatch = self._subscribers.dispatch
         self._wanted = self._subscribers.wanted
         self.health = self._background.health
-        """What the background sent, for `poll`: a loop looks whether there is any before it calls."""
+        """Health events and errors of background subscribers, which `poll` handles."""
         self._recording: ref[Recording] | None = None  # held by the background until it is finished
         self._module_subscriptions: WeakSet[ModuleSubscription] = WeakSet()  # their handlers hold them
-        lifetime.watch(self, self._background)
+        watch(self, self._background)
         if self.rehearsal is not None:
             self.rehearsal.admit(self)
 
@@ -109,8 +110,8 @@ class Bus:
     ) -> Callable[[F], F]:
         """Subscribe the decorated function and return it unchanged; see `subscribe` for the arguments.
 
-        A coroutine function runs on the bus's own event loop, on a thread in the background, or on the caller's with
-        `loop=asyncio.get_running_loop()`.
+        A coroutine function runs on the bus's event loop, on a background thread, or on the caller's event
+        loop with `loop=asyncio.get_running_loop()`.
         """
         if len(events) == 1 and callable(events[0]) and not isinstance(events[0], type):
             raise TypeError('bus.on needs the event: write @bus.on("after_train_iter"), not @bus.on')
@@ -149,42 +150,46 @@ class Bus:
         """Call `fn` whenever one of `events` is emitted.
 
         Args:
-            fn: `(trainer, event)` or `(event)`; in the background `(event)` alone.
-            events: names, classes, or "*" for all of them (a sync handler's "*" leaves out background-born ones).
-            priority: a `Priority`, its name, or 0..100; lower runs first, ties in registration order.
-            every, start: fire when the event's counter `c` has `c > start and (c - start) % every == 0`.
-            once: fire a single time, then unsubscribe.
-            when: a predicate of the event.
-            name: what reports call it; the function's own name by default.
-            offload: where a plain function runs off the emitting thread: "thread", or "process" for what is heavy in
-                Python. A process imports `fn`, so it must be a function of a module (not of the script that is run),
-                or a method of an object that pickles. It is killed when it stalls and started again when it dies;
-                what it had not finished it is sent again: each event is delivered at least once.
-            queue, overflow: how many events may wait for a background subscriber, and what happens beyond: "spill"
-                (they wait in a temporary file of at most 1 GiB), "drop_oldest", "drop_newest", "latest" (keep one),
-                "block" (the emitting thread waits). Before the queues is an inbox that the emitting thread appends to and
-                never waits for. It is emptied five times a second, so a queue is given what was emitted in 0.2 s at once:
-                with less room than that it drops or spills, however fast the subscriber. The inbox has room for 1,048,576
-                events: a loop that does nothing but emit more than the background routes meanwhile, or goes on while a
-                coroutine blocks it, loses the oldest, which are counted as dropped.
-            on_error: what the error of a background subscriber does: "disable" it, "log" and go on, or "raise"
-                on the training thread at the next iteration boundary.
-            stall_timeout: seconds one delivery, `on_flush`, `on_close` or the `when` of one in the background may last
-                before the subscriber is given up.
-            batch: deliver `list[Event]`: all that is waiting, or at most so many.
-            budget_us: microseconds that the p99 of its calls should stay under. The first time sampled calls say
-                that it does not, a warning and the event `slow_handler` name it.
-            loop: the asyncio event loop that runs a coroutine function, in place of the bus's own; for what belongs to a
-                program's loop, such as its HTTP session. Events wait in the queue while that loop is busy, as it is
-                while `trainer.train()` or `bus.close()` runs on its thread: these do not wait for the subscriber then.
-                `await asyncio.to_thread(trainer.train)` leaves the loop free, but no signal reaches a training there:
-                call `trainer.stop(reason)` where the task is cancelled. What is left when the loop ends is
-                counted as failed or dropped.
-            on_flush, on_close: called on the background subscriber's own thread when the bus is flushed, closed.
+            fn: `(trainer, event)` or `(event)`; in the background only `(event)`.
+            events: names, classes, or "*" for all events (for a sync handler all but background-born events).
+            priority: a `Priority`, its name, or 0..100. Lower runs first; ties run in registration order.
+            every, start: call `fn` when the event's counter `c` has `c > start and (c - start) % every == 0`.
+            once: call `fn` a single time, then unsubscribe it.
+            when: a function of the event that returns whether `fn` is called.
+            name: name in reports; by default the function's own name.
+            offload: run a plain function off the emitting thread: on a "thread", or in a "process" if it
+                computes much in Python. A process imports `fn`, so it must be a function of a module (not of
+                the main script), or a method of an object that pickles. The process is killed when it stalls,
+                and restarted when it dies; unfinished events are sent again, so that each event is delivered
+                at least once.
+            queue, overflow: number of events that may wait for a background subscriber, and the policy beyond
+                it: "spill" (to a temporary file of at most 1 GiB), "drop_oldest", "drop_newest", "latest"
+                (keep one), or "block" (the emitting thread waits). Before the queues is an inbox, to which
+                the emitting thread appends without waiting. It is emptied five times a second, so a queue
+                receives the events of 0.2 s at once: with less room it drops or spills, however fast the
+                subscriber is. The inbox holds 1,048,576 events. If a loop emits faster than the background
+                routes, or while a coroutine blocks the background, the oldest events beyond are dropped and
+                counted.
+            on_error: reaction to an error of a background subscriber: "disable" it, "log" and go on, or
+                "raise" the error on the training thread at the next iteration boundary.
+            stall_timeout: seconds that one delivery, `on_flush`, `on_close` or `when` of a background
+                subscriber may take before the subscriber is disabled.
+            batch: deliver `list[Event]`: all waiting events with True, or at most so many.
+            budget_us: microseconds that the p99 of its calls should not exceed. The first time sampled calls
+                exceed it, a warning is logged and the event `slow_handler` is emitted.
+            loop: the asyncio event loop that runs a coroutine function, in place of the bus's; for objects
+                that belong to a program's loop, such as an HTTP session. Events wait in the queue while that
+                loop is busy, as it is while `trainer.train()` or `bus.close()` runs on its thread, which then
+                do not wait for the subscriber. `await asyncio.to_thread(trainer.train)` leaves the loop free,
+                but no signal reaches a training on that thread: call `trainer.stop(reason)` when the task is
+                cancelled. Events left when the loop ends count as failed or dropped.
+            on_flush, on_close: called on the background subscriber's own thread when the bus is flushed or
+                closed.
 
         Raises:
-            TypeError, ValueError: an unknown event, a wrong signature, a bad option: see the message.
-            RuntimeError: a background subscriber on a closed bus that no trainer has.
+            TypeError, ValueError: an unknown event, a wrong signature or a bad option, which the message
+                names.
+            RuntimeError: a background subscriber is added to a closed bus without a trainer.
         """
         options = make_options(
             fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
@@ -200,7 +205,7 @@ class Bus:
         """Cancel every subscription of `fn`.
 
         Raises:
-            ValueError: it has none.
+            ValueError: it has no subscription.
         """
         modules = [found for found in self._module_subscriptions if found.active and found.fn == fn]
         found: list[Subscription | ModuleSubscription] = [*self._subscribers.of(fn), *modules]
@@ -218,7 +223,7 @@ class Bus:
         every: int = 1,
         start: int = 0,
     ) -> Callable[[F], F]:
-        """Make the decorated function a PyTorch forward or backward hook of some modules, and return it unchanged.
+        """Register the decorated function as a PyTorch hook of some modules, and return it unchanged.
 
             @bus.on_module(model, "layers.*", "forward", every=500)
             def look(module, inputs, outputs): ...
@@ -242,16 +247,20 @@ class Bus:
         every: int = 1,
         start: int = 0,
     ) -> ModuleSubscription:
-        """Call `fn(module, inputs, outputs)`, or `fn(name, module, inputs, outputs)`, in the training iterations
-        that `every` and `start` choose; in all others the modules are as they were. What it returns is ignored. What
-        `torch.compile` made runs eagerly in those iterations: it calls no hooks.
+        """Call `fn(module, inputs, outputs)` or `fn(name, module, inputs, outputs)` in some training
+        iterations.
+
+        `every` and `start` choose the iterations; in all others the modules have no hooks. The result of `fn`
+        is ignored. Compiled modules run eagerly in the chosen iterations, because `torch.compile` calls no
+        hooks.
 
         Args:
-            pattern: of modules' names, or several: `*` within one part of a name, `**` for any number of parts.
+            pattern: pattern of module names, or several: `*` within one part of a name, `**` for any number
+                of parts.
             kind: "forward", or "backward" for `(module, grad_inputs, grad_outputs)`.
 
         Raises:
-            TypeError, ValueError: no module, a wrong signature, a pattern that matches nothing: see the message.
+            TypeError, ValueError: not a module, a wrong signature, or a pattern without a match.
         """
         from eventloop.bus.modules import ModuleSubscription  # the one thing of a bus that needs torch
 
@@ -262,12 +271,14 @@ class Bus:
     # --- emitting ------------------------------------------------------------------------------------------
 
     def emit(self, event: Event, trainer: Any = None) -> None:
-        """Run the event's sync handlers in order, on this thread, which may be a background subscriber's, and hand it to
-        its background subscribers. In a forked process, as a loader's worker is, nobody hears it.
+        """Run the event's sync handlers in order on this thread, and hand it to its background subscribers.
+
+        A background subscriber may emit too. In a forked process, such as a loader worker, the event reaches
+        no handler.
 
         Raises:
-            TypeError: `event` is no event.
-            Exception: whatever a handler raised, with a note that names the handler.
+            TypeError: `event` is not an event.
+            Exception: the error of a handler, with a note that names the handler.
         """
         try:  # a plain dict: the interpreter's fast path for a look-up, which a subclass would lose
             dispatch = self._dispatch[type(event)]
@@ -280,7 +291,7 @@ class Bus:
         dispatch(event, trainer)
 
     def wants(self, event_type: type[Event]) -> bool:
-        """True when somebody subscribed: ask before building an event that may interest nobody."""
+        """Return whether an event has a subscriber. Ask before building a costly event."""
         try:
             return self._wanted[event_type]
         except KeyError:
@@ -288,13 +299,15 @@ class Bus:
         return self.signal(event_type).wanted
 
     def wanted(self, *event_types: type[Event]) -> Mapping[type[Event], bool]:
-        """What `wants` says of these events, kept up to date: for a loop, which asks in each iteration."""
+        """Return a mapping with the results of `wants`, which is kept up to date."""
         for event_type in event_types:
             self.signal(event_type)
         return self._wanted
 
     def latest(self, event: str | type[E]) -> E | None:
-        """The last event of a type that was emitted, or None. What nobody wants the loop does not emit."""
+        """Return the last emitted event of a type, or None. The loop does not emit events without
+        subscribers.
+        """
         event_type: Any = find_event(event)
         if event_type in self._background.latest:
             return self._background.latest[event_type]  # type: ignore[return-value]
@@ -302,8 +315,10 @@ class Bus:
         return signal.latest if signal is not None else None  # type: ignore[return-value]
 
     def holding(self, event: str | type[Event]) -> AbstractContextManager[None]:
-        """Within the block, events of a type reach their sync handlers alone; background subscribers are given them when
-        it has ended, and not at all when it raises. For an event of which it is not yet sure that it will have been so.
+        """Hold back events of a type from background subscribers until the block ends.
+
+        Sync handlers receive them at once. If the block raises, the held events are discarded: they report
+        something that did not happen.
 
         Raises:
             TypeError, ValueError: no such event.
@@ -311,22 +326,25 @@ class Bus:
         return self._subscribers.holding(event)
 
     def post(self, deferred: Deferred, *types: type[Event]) -> None:
-        """Hand over events of `types` that the background side will make when their values are there."""
+        """Post events of `types` that the background creates once their values have left the device."""
         if self._background.finished:
             self._subscribers.after_close.refuse_posted(types)
         else:
             self._background.post(deferred, types)
 
     def warm_up(self) -> None:
-        """Start the background loop now. Else the first background subscriber or posted event does, and pays for it:
-        some 50 ms in a process where anyio was not imported yet."""
+        """Start the background loop now.
+
+        Otherwise the first background subscriber or posted event starts it, about 50 ms if anyio is not
+        imported yet.
+        """
         if not self.closed:
             self._background.start()
 
     def poll(self, trainer: Any = None) -> None:
-        """Run what the background sent to the training thread: health events (`handler_failed`, `events_dropped`,
-        `slow_handler`) for synchronous handlers. A training loop calls it once an iteration; who has none calls it now
-        and then.
+        """Run the sync handlers of health events: `handler_failed`, `events_dropped`, `slow_handler`.
+
+        A training loop calls this once an iteration. A program without a trainer calls it from time to time.
 
         Raises:
             Exception: the error of a subscriber with `on_error="raise"`.
@@ -336,7 +354,9 @@ class Bus:
             raise self.health.errors.popleft()
 
     def deliver_mail(self, trainer: Any = None) -> None:
-        """The health events of `poll`, and no errors: what a run's end does, whose close raises these itself."""
+        """Run the sync handlers of health events, but raise no errors: at the end of a run `close` raises
+        them.
+        """
         mail = self.health.mail
         while mail:
             event = mail.popleft()
@@ -345,7 +365,7 @@ class Bus:
     # --- looking -------------------------------------------------------------------------------------------
 
     def signal(self, event: str | type[Event]) -> EventSignal:
-        """The blinker signal of an event.
+        """Return the blinker signal of an event.
 
         Raises:
             TypeError, ValueError: no such event.
@@ -353,50 +373,53 @@ class Bus:
         return self._subscribers.signal(event)
 
     def plan(self, event: str | type[Event]) -> list[PlanRow]:
-        """Who hears an event: the sync handlers in the order they run, then the background subscribers."""
+        """Return the handlers of an event: sync handlers in their order, then background subscribers."""
         return self._subscribers.plan(event)
 
     @property
     def failing(self) -> BaseException | None:
-        """The error under which a closing event is still reaching its remaining handlers, or None.
-        A handler that would make things durable should look first."""
+        """The error of an earlier handler of the same closing event, or None.
+
+        The remaining handlers of a closing event still run. A handler that makes state durable should check
+        this first.
+        """
         errors = (signal.failing for signal in self._subscribers.signals.values())
         return next((error for error in errors if error is not None), None)
 
     def stats(self) -> list[SubscriptionStats]:
-        """One record a subscription, in order of registration, exact up to this call."""
+        """Return one record per subscription, in order of registration, exact up to this call."""
         routed = self._subscribers.settle()
         return self._subscribers.stats(routed=routed)
 
     def handler_costs(self, wall: float = 0.0) -> list[HandlerCost]:
-        """One record a synchronous handler and event: counts, and times estimated from samples.
+        """Return one record per sync handler and event: counts, and times estimated from samples.
 
         Args:
-            wall: the seconds that `share` is of.
+            wall: seconds of which `share` is a part.
         """
         return self._subscribers.handler_costs(wall)
 
     def subscriber_costs(self) -> list[SubscriberCost]:
-        """One record a background subscriber, as of now: what is on its way to the queues is in none of them."""
+        """Return one record per background subscriber, without events that are not yet in its queue."""
         return self._subscribers.subscriber_costs()
 
     def __str__(self) -> str:
         return plan_table(event_plans(self.plan))
 
     def capture(self, *events: str | type[Event]) -> AbstractContextManager[list[Event]]:
-        """Collect events while the block runs; background-born ones are there when it ends."""
+        """Collect events within the block. Background-born events are in the list when it ends."""
         return capture(self.subscribe, self.flush, events)
 
     def record(self, recorder: SpanRecorder) -> Recording:
-        """Leave spans of events, handlers and deliveries, and depths of queues, with `recorder`, until the recording
-        is stopped.
+        """Record spans of events, handlers and deliveries, and depths of queues, until the recording is
+        stopped.
 
             recorder = SpanRecorder()
             with bus.record(recorder) as recording:
                 trainer.train()
             recording.wait(1.0)  # for the background subscribers
 
-        Meanwhile each event costs about 2 us more, and 1 us for each handler; before and afterwards nothing.
+        Recording costs about 2 us per event and 1 us per handler.
 
         Raises:
             RuntimeError: another recorder is on the bus.
@@ -414,8 +437,11 @@ class Bus:
     # --- ending --------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> DrainReport:
-        """Wait until everything emitted so far is delivered, and what background subscribers emit meanwhile, at most
-        `timeout` seconds; without one `drain_timeout`, and on while ever less is left.
+        """Wait until all events are delivered, also those that background subscribers emit meanwhile.
+
+        Args:
+            timeout: seconds to wait at most; None for `drain_timeout`, and longer while fewer events are left
+                each time.
 
         Raises:
             RuntimeError: called from a background subscriber, which would wait for itself.
@@ -431,22 +457,28 @@ class Bus:
         return DrainReport(complete, self._subscribers.stats())
 
     def never_wait(self) -> None:
-        """From now on no emit waits for a blocking subscriber: one that is full takes more than its queue holds.
-        For a run that is ended at once."""
+        """Stop honouring `overflow="block"`: emits return at once, and full queues exceed their limit.
+
+        A run that ends at once calls this.
+        """
         self._background.never_waits = True
 
     def close(self, timeout: float | None = None) -> DrainReport:
-        """Deliver what was emitted, and what background subscribers emit meanwhile, close the subscribers, stop the thread,
-        within `timeout` seconds; without one within `drain_timeout`, and on while ever less is left. Who emits on and on
-        looks at `bus.closed`. What was dropped or has failed is logged.
-        A delivery for which a flush has waited in vain is waited for no second time, but for a moment.
-        Sync handlers go on working; closing again does nothing; what is emitted afterwards is counted as dropped, up to a
-        `reopen`. What a Ctrl-C has interrupted the next `close` goes on with, or the exit of the interpreter; a second
-        thread waits, within its own `timeout`, for the one that is closing.
+        """Deliver all events, close the background subscribers, and stop the background thread.
+
+        Events that background subscribers emit meanwhile are delivered too; an endless emitter should check
+        `bus.closed`. Losses are logged. Sync handlers keep working. Events emitted later count as dropped,
+        until `reopen`. Closing again does nothing. A close that Ctrl-C interrupts is completed by the next
+        `close` or at interpreter exit. A second thread waits for the closing thread, within its own
+        `timeout`.
+
+        Args:
+            timeout: seconds to wait at most; None for `drain_timeout`, and longer while fewer events are left
+                each time. A delivery for which a flush has waited in vain gets only a moment.
 
         Raises:
             RuntimeError: called from a background subscriber.
-            Exception: the error of a subscriber with `on_error="raise"` that nobody has seen yet.
+            Exception: the error of a subscriber with `on_error="raise"` that was not raised yet.
         """
         self._refuse_in_background("close")
         complete = self.end(timeout) if timeout is not None else self.end(self.drain_timeout, overtime=True)
@@ -456,49 +488,49 @@ class Bus:
         return report
 
     def end(self, timeout: float, *, overtime: bool = False) -> bool:
-        """What `close` does before it reports, and all that is done at interpreter exit; whether it was complete."""
+        """Close the bus without a report, as at interpreter exit. Return whether everything was delivered."""
         self.closed, background = True, self._background  # another thread may reopen the bus meanwhile
         as_ever = timeout >= self.drain_timeout
         complete = background.close(timeout, lambda: overtime and self.overtime, advises=as_ever)
         if background.finished:  # else another thread is about to finish it, or the exit will
-            lifetime.forget(background)
+            forget(background)
             self._subscribers.refresh_routes()
             self._subscribers.after_close.sweep()
         return complete
 
     def reopen(self) -> None:
-        """Deliver again after a close: to the same subscribers, in the same order. Does nothing where the bus is open.
-        A trainer that trains again calls this.
+        """Deliver to the same subscribers again after a close, in the same order. Do nothing if the bus is
+        open.
 
-        Filters, pauses and what fired `once` are as they were, and accounts go on; what the close has left counts as
-        dropped. Every background subscriber restarts, including disabled ones: a writer opens its files again. One that
-        is still in a delivery is waited for, all together for `drain_timeout` seconds; then it is given nothing more, and
-        the log names it.
+        A trainer that trains again calls this. Filters, pauses and `once` keep their state, and accounts
+        continue; events that the close has left count as dropped. Every background subscriber restarts, also
+        disabled ones: a writer opens its files again. Subscribers that are still in a delivery are waited
+        for, `drain_timeout` seconds in all; then they get no more events, and the log names them.
 
         Raises:
-            RuntimeError: called from a background subscriber, or in a forked process; another thread is still closing the
-                bus after `drain_timeout` seconds; or no thread can be started.
+            RuntimeError: called from a background subscriber, or in a forked process; another thread is still
+                closing the bus after `drain_timeout` seconds; or no thread can be started.
         """
         if not self.closed:
             return
         self._refuse_in_background("reopen")
         if self._background.inert:
             raise RuntimeError(
-                "bus.reopen was called in a forked process, and the bus's subscribers are those of its parent: make a new "
-                "Bus, or Trainer, here"
+                "bus.reopen was called in a forked process, and the subscribers belong to its parent: "
+                "create a new Bus or Trainer here"
             )
         self.end(self.drain_timeout)  # goes on with a close that a Ctrl-C has interrupted
         if not self._background.finished:
             raise RuntimeError(
-                f"bus.reopen has waited drain_timeout={self.drain_timeout:g} s for another thread, which is still closing the "
-                "bus: call it, or train, again when bus.close has returned there"
+                f"bus.reopen has waited drain_timeout={self.drain_timeout:g} s for another thread, which is "
+                "still closing the bus: call it, or train, again when bus.close has returned there"
             )
         background = Background() if self.rehearsal is None else Silent()
         if self.rehearsal is None:
             background.start()
         background.latest.update(self._background.latest)
         self._background, self.health = background, background.health
-        lifetime.watch(self, background)
+        watch(self, background)
         recording = None if self._recording is None else self._recording()
         if recording is not None and not recording.stopped:
             recording.go_on_with(background)
@@ -507,7 +539,7 @@ class Bus:
 
     @contextmanager
     def telling_losses(self) -> Iterator[None]:
-        """Within the block the caller tells of what was dropped or has failed, so that a close does not."""
+        """Let the caller report losses within the block, in place of `close`."""
         background = self._background
         background.tells_losses = False
         try:
@@ -531,8 +563,9 @@ class Bus:
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
-            "a Bus cannot be pickled: it belongs to the process that made it. Something sent to another process "
-            "(a Dataset, a collate function) holds it, or the trainer; let it hold plain values instead"
+            "a Bus cannot be pickled: it belongs to the process that made it. Something sent to another "
+            "process (a Dataset, a collate function) holds it, or the trainer; let it hold plain values "
+            "instead"
         )
 
     def become_inert(self) -> None:

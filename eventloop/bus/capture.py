@@ -1,4 +1,4 @@
-"""Collecting events, for tests."""
+"""Collect events, for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eventloop.events.priority import Priority
 def capture(
     subscribe: Callable[..., Subscription], flush: Callable[[], object], events: tuple[str | type[Event], ...]
 ) -> Iterator[list[Event]]:
-    """Collect events while the block runs; background-born ones are there when it ends.
+    """Collect events within the block. Background-born events are in the list when it ends.
 
     Args:
         subscribe, flush: of the bus.

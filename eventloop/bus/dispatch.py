@@ -1,4 +1,5 @@
-"""Compiles the handlers of one event into one Python function: the plan that is printed is the code that runs.
+"""Compiles the handlers of one event into one Python function: the plan that is printed is the code that
+runs.
 
 A loop over handlers has to ask each how it wants to be called; straight-line code does not, and a traceback
 through it shows which line of the plan raised. For three handlers the function is
@@ -36,15 +37,17 @@ HandOver = Callable[[Event], object]
 Measure = Callable[[Event, Any, int], None]
 """Runs a handler, timed; the last argument is of how many events this one is a sample."""
 OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], bool]
-"""Called with the error, the plan's handlers, the index of the one that raised (-1: no handler did), the event and
-the trainer; returns whether the handlers after it were reached all the same."""
+"""Called with the error, the plan's handlers, the index of the one that raised (-1: no handler did), the
+event and the trainer; returns whether the handlers after it were reached all the same.
+"""
 
 _FIRST_HANDLER_LINE = 8
 
 
 class Plan:
-    """A compiled plan: `dispatch(event, trainer)` runs it, `latest()` is the last event it saw. With a `recorder`
-    every event goes down the measured twin, and leaves spans there."""
+    """A compiled plan: `dispatch(event, trainer)` runs it, `latest()` is the last event it saw. With a
+    `recorder` every event goes down the measured twin, and leaves spans there.
+    """
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ def _call(i: int, handler: Handler) -> str:
 
 
 def _source(name: str, handlers: Sequence[Handler], hand_overs: int) -> tuple[str, tuple[str, ...]]:
-    """The source of the function that makes the plan, and the names it closes over."""
+    """Return the source of the function that builds the plan, and the names it closes over."""
     closed_over = [
         "ticks",
         "next",
@@ -187,7 +190,7 @@ def _source(name: str, handlers: Sequence[Handler], hand_overs: int) -> tuple[st
 
 @lru_cache(maxsize=1024)
 def _factory(name: str, source: str, closed_over: tuple[str, ...]) -> Callable[..., tuple[Dispatch, Any]]:
-    """Compile once per shape: a plan that is only settled, or paused and resumed, costs a few microseconds."""
+    """Compile once per shape, so that settling or pausing a plan costs only a few microseconds."""
     filename = f"<plan of {name} {hash(source) & 0xFFFF:04x}>"
     namespace: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace)

@@ -1,15 +1,15 @@
-"""A program that is taken up to the moment its run would begin, and no further.
+"""Run a program up to the moment at which its training would begin.
 
     with Rehearsal() as rehearsal:
         train()                # anything; raises RunReached where its run would begin
-    rehearsal.reached          # which run that was, and who would have heard what
+    rehearsal.reached          # which run that was, and the handlers of each event
 
-While a rehearsal is under way, a bus that is made lists its background subscribers and starts none of them: no thread,
-no process, and no writer opens a file. A trainer's run does not begin. A bus that no trainer has begins with the
-first event that somebody would hear.
+During a rehearsal a new bus lists its background subscribers and starts none of them: no thread, no process,
+and no writer opens a file. A trainer's run does not begin. A bus without a trainer stops at the first event
+with a subscriber.
 
-It is the process that rehearses, so that a run which another thread of the program begins does not begin either. What
-the program starts in other processes is not held back.
+A rehearsal covers the whole process, so runs on other threads do not begin either. It does not cover other
+processes that the program starts.
 """
 
 from __future__ import annotations
@@ -61,36 +61,38 @@ class PlannedRun(Protocol):
 
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-"""What the names of this package's own files begin with."""
+"""Prefix of the paths of this package's files."""
 _under_way: list[Rehearsal] = []
 
 
 class RunReached(SystemExit):
-    """Raised in place of a run. Being a SystemExit it ends the program as its own `sys.exit()` would, closing what the
-    program has opened. In another thread than the main one a plain SystemExit ends that one."""
+    """Raised in place of a run. As a SystemExit it ends the program as `sys.exit()` would.
+
+    On a thread other than the main thread a plain SystemExit ends that thread.
+    """
 
 
 class Reached(NamedTuple):
     """Where a run would have begun."""
 
     where: str
-    """File and line of the program, as `train.py:31`; "" where they cannot be told."""
+    """File and line of the program, such as `train.py:31`; "" if unknown."""
     event: str
-    """What a bus without a trainer would have emitted; "" for a trainer's run."""
+    """The event that a bus without a trainer would have emitted; "" for a trainer's run."""
     max_epochs: int | None
     max_iters: int | None
     plans: list[list[EventPlan]]
-    """Who would have heard what: the plan of the trainer's bus, or of each bus that the program had made."""
+    """The plan of the trainer's bus, or of each bus of the program."""
 
 
 class Rehearsal:
-    """Holds back the runs of this process while it is entered."""
+    """Hold back the runs of this process within the block."""
 
     def __init__(self) -> None:
         self.reached: Reached | None = None
         """The first run that would have begun."""
         self.made: list[Path] = []
-        """Directories that were made for trainers' files, outermost first."""
+        """Directories that were created for trainers, outermost first."""
         self._buses: list[PlannedBus] = []
         self._led: set[int] = set()  # buses that a trainer has
 
@@ -104,16 +106,16 @@ class Rehearsal:
         _under_way.remove(self)
 
     def plans(self) -> list[list[EventPlan]]:
-        """Who hears what now, for each bus that somebody listens to, in the order they were made."""
+        """Return the current plan of each bus with handlers, in the order of their creation."""
         return [plan for bus in self._buses if (plan := event_plans(bus.plan))]
 
     @property
     def has_buses(self) -> bool:
-        """True once the program has made a bus."""
+        """True once the program has created a bus."""
         return bool(self._buses)
 
     def remove_directories(self) -> list[Path]:
-        """Remove the directories that were made for trainers, and return those where something else has been put."""
+        """Remove the directories created for trainers, and return those that hold other files."""
         left: list[Path] = []
         for path in reversed(self.made):
             try:
@@ -128,17 +130,17 @@ class Rehearsal:
     # --- what buses and trainers call ----------------------------------------------------------------------
 
     def admit(self, bus: PlannedBus) -> None:
-        """A bus is made."""
+        """Register a new bus."""
         self._buses.append(bus)
-        setattr(bus, "emit", partial(self._emit, bus))  # noqa: B010  # of this one bus: others pay nothing
+        setattr(bus, "emit", partial(self._emit, bus))  # noqa: B010  # on this bus only: other buses pay nothing
 
     def lead(self, bus: PlannedBus) -> list[Path]:
-        """A trainer is being built on a bus; returns where to note the directories that are made for it."""
+        """Register the bus of a trainer. Return the list to which its created directories are appended."""
         self._led.add(id(bus))
         return self.made
 
     def begins(self, trainer: PlannedRun) -> NoReturn:
-        """A trainer's run would begin.
+        """Stop at the begin of a trainer's run.
 
         Raises:
             RunReached, SystemExit: always.
@@ -159,22 +161,22 @@ class Rehearsal:
     ) -> NoReturn:
         if self.reached is None:
             where = _place(sys._getframe())
-            # now: on its way out the program may well cancel subscriptions
+            # now, because the program may cancel subscriptions on its way out
             self.reached = Reached(where, event, max_epochs, max_iters, plans())
         if threading.current_thread() is not threading.main_thread():
             raise SystemExit(
                 0
-            )  # of the exact class, which is all that threading ends a thread on without a word
+            )  # threading ignores SystemExit silently, but not its subclasses such as RunReached
         raise RunReached(0)
 
 
 def under_way() -> Rehearsal | None:
-    """The rehearsal that a bus made now belongs to."""
+    """Return the current rehearsal, or None."""
     return _under_way[-1] if _under_way else None
 
 
 def _place(frame: FrameType | None) -> str:
-    """The line of the program that called into this package."""
+    """Return file and line of the program's call into this package."""
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((PACKAGE, "<")):
@@ -184,8 +186,10 @@ def _place(frame: FrameType | None) -> str:
 
 
 class Silent(Background):
-    """The background side of a bus that is only looked at: lanes are checked and listed, nothing is started, and what
-    is handed over is forgotten."""
+    """The background of a bus in a rehearsal: subscribers are checked and listed, but not started.
+
+    Events handed to it are discarded.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,8 +206,8 @@ class Silent(Background):
         """List a subscriber.
 
         Raises:
-            TypeError: offload="process", and no process could import the subscriber.
-            RuntimeError: the bus was closed.
+            TypeError: offload="process", but a process could not import the subscriber.
+            RuntimeError: the bus is closed.
         """
         if self.closed:
             raise RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
@@ -214,18 +218,18 @@ class Silent(Background):
         return ThreadLane(name, fn, options, self.health.report, self._pace)
 
     def gate(self, lane: Lane, passes: Passes | None) -> Callable[[Event], None]:
-        """Let an event pass by."""
+        """Return a function that discards an event."""
         return lambda event: None
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
-        """Forget it."""
+        """Discard it."""
 
     def flush_while_delivering(
         self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
     ) -> bool:
-        """There is nothing to deliver."""
+        """Return True: there is nothing to deliver."""
         return True
 
     def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
-        """There is nothing to deliver."""
+        """Return True: there is nothing to deliver."""
         return True

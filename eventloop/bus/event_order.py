@@ -1,8 +1,8 @@
-"""Who hears what over a whole run, in the order in which the events come."""
+"""List and print the handlers of all events, in the order in which a run emits the events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -10,6 +10,7 @@ from eventloop.bus.subscription import PlanRow
 from eventloop.events import Event
 from eventloop.events.base import event_name
 from eventloop.events.catalogue import declared_events
+from eventloop.util.formatting import table
 
 IN_ORDER = (
     "before_run",
@@ -37,20 +38,22 @@ IN_ORDER = (
     "after_test",
     "after_run",
 )
-"""The events that begin and end things, as a run emits them; those of the optimizer's step come while the handlers of
-`after_train_iter` run. The others may come at any time."""
+"""The events that begin and end a run, a phase, an epoch and an iteration, in their order. The events of the
+optimizer's step come while the handlers of `after_train_iter` run. All other events may come at any time.
+"""
 _PLACES = {name: place for place, name in enumerate(IN_ORDER)}
 
 
 class EventPlan(msgspec.Struct, frozen=True):
-    """One event, and who hears it: the sync handlers as they run, then the background subscribers."""
+    """An event with its handlers: sync handlers in their order, then background subscribers."""
 
     event: str
     handlers: list[PlanRow]
 
 
 def event_plans(plan_of: Callable[[type[Event]], list[PlanRow]]) -> list[EventPlan]:
-    """Return the plan of every event that has a handler: first those of `IN_ORDER`, then in order of declaration.
+    """Return the plan of every event that has a handler: first those of `IN_ORDER`, then in order of
+    declaration.
 
     Args:
         plan_of: gives the handlers of one event, as `Bus.plan`.
@@ -58,3 +61,28 @@ def event_plans(plan_of: Callable[[type[Event]], list[PlanRow]]) -> list[EventPl
     in_order = sorted(declared_events(), key=lambda kind: _PLACES.get(event_name(kind), len(IN_ORDER)))
     plans = [EventPlan(event_name(kind), plan_of(kind)) for kind in in_order]
     return [plan for plan in plans if plan.handlers]
+
+
+def plan_table(plans: Sequence[EventPlan]) -> str:
+    """Return the table of `event_plans`, with budgets in the column of filters.
+
+    With background subscribers, which have no order, two more columns show the length of each queue and its
+    overflow policy.
+    """
+    if not plans:
+        return "a bus nobody listens to"
+    header = ["event", "order", "priority", "handler", "runs on", "filter", "queue", "overflow"]
+    rows = [
+        [plan.event if i == 0 else "", *_cells(row)] for plan in plans for i, row in enumerate(plan.handlers)
+    ]
+    if all(row.order for plan in plans for row in plan.handlers):
+        header, rows = header[:6], [row[:6] for row in rows]
+    return table(header, rows, right=(1, 2, 6))
+
+
+def _cells(row: PlanRow) -> list[str]:
+    budget = "" if row.budget_us is None else f"budget_us={row.budget_us:.12g}"
+    told = f"{row.filter} {budget}".strip()
+    if row.order:
+        return [str(row.order), str(row.priority), row.name, row.runs_on, told, "", ""]
+    return ["-", "-", row.name, row.runs_on, told, f"{row.queue:,}", row.overflow]

@@ -36,8 +36,8 @@ class EventSignal(blinker.Signal):
 
     It is a `blinker.Signal`: `connect`, `disconnect`, `connected_to`, `muted` and `send` work, and keep the
     order. Unlike blinker's, receivers are held strongly unless `weak=True` is asked for: a lambda connected
-    weakly is gone before it is ever called. A foreign receiver runs as `receiver(sender, event=event)` at NORMAL
-    priority, the sender being the trainer of the emit, else the bus.
+    weakly is gone before it is ever called. A foreign receiver runs as `receiver(sender, event=event)` at
+    NORMAL priority, the sender being the trainer of the emit, else the bus.
 
     `dispatch(event, trainer)` is the compiled plan; it is replaced, never changed, so an emit under way keeps
     the plan it began with. It is compiled when the event is emitted first after a change: between two emits
@@ -77,10 +77,10 @@ class EventSignal(blinker.Signal):
     # --- what blinker users call ---------------------------------------------------------------------------
 
     def connect(self, receiver: F, sender: Any = ANY, weak: bool = False) -> F:
-        """Connect a receiver blinker's way; see the class for how it is called.
+        """Connect a receiver as in blinker. The class docstring says how it is called.
 
         Raises:
-            TypeError: a coroutine function, which nobody would await.
+            TypeError: the receiver is a coroutine function, which would not be awaited.
         """
         if is_coroutine_function(receiver):
             raise TypeError(
@@ -157,14 +157,18 @@ class EventSignal(blinker.Signal):
     def hand_over_to(
         self, hand_overs: tuple[HandOver, ...], sampled: tuple[HandOver, ...], *, heard: bool
     ) -> None:
-        """Give every event to `hand_overs` first, or to `sampled` one that is measured; how the background side
-        receives it. Where it is not `heard` there, it is only counted, and nobody wants it for that."""
+        """Set the functions that hand every event to the background first.
+
+        Args:
+            sampled: the functions for a measured event.
+            heard: whether the event has a background subscriber; otherwise it is only counted.
+        """
         if hand_overs != self._hand_overs:
             self._hand_overs, self._sampled_hand_overs, self._heard = hand_overs, sampled, heard
             self._changed()
 
     def hand_over(self, event: Event) -> None:
-        """Give an event to the background side alone, for one that the synchronous handlers have had already."""
+        """Hand an event only to the background, after the synchronous handlers have run."""
         for hand_over in () if self.is_muted else self._hand_overs:
             hand_over(event)
 
@@ -292,11 +296,12 @@ class EventSignal(blinker.Signal):
 
 def _note(handlers: tuple[Handler, ...], index: int, event: Event) -> str:
     handler = handlers[index]
-    return f"raised by handler {handler.name} (priority {handler.priority}, {index + 1} of {len(handlers)}) on {event!r}"
+    place = f"priority {handler.priority}, {index + 1} of {len(handlers)}"
+    return f"raised by handler {handler.name} ({place}) on {event!r}"
 
 
 def _refuse_other_config(event_type: type[Event]) -> None:
-    """Refuse what a class says of itself that an event cannot be. Not where it is declared: msgspec tells it afterwards.
+    """Refuse an event class with options that events cannot have. msgspec sets them after the declaration.
 
     Raises:
         TypeError: it is not frozen, or has a tag of its own.
@@ -304,11 +309,11 @@ def _refuse_other_config(event_type: type[Event]) -> None:
     name, config = event_type.__name__, event_type.__struct_config__
     if not config.frozen:
         raise TypeError(
-            f"class {name} is not frozen, and its events are read in the background while others would change them: leave "
-            "frozen=False out"
+            f"class {name} is not frozen, and its events are read in the background while others would "
+            "change them: leave frozen=False out"
         )
     if config.tag != (own := snake_case(name)):
         raise TypeError(
-            f"class {name} has the tag {config.tag!r}, and is known as {own!r}, by which logs and other processes find it: "
-            "leave tag= out, and name the class as the event is to be called"
+            f"class {name} has the tag {config.tag!r}, and is known as {own!r}, by which logs and other "
+            "processes find it: leave tag= out, and name the class as the event is to be called"
         )

@@ -63,7 +63,7 @@ class Handler:
         return self.passes is not None or self.on_fired is not None
 
     def __call__(self, sender: Any = None, *, event: Event) -> object:
-        """Run outside a plan, called blinker's way by `signal.send`: the sender stands where a trainer would."""
+        """Run outside a plan, as `signal.send` calls it. The sender takes the place of the trainer."""
         if not self.filtered:
             self.calls += 1
         return self.run(event, sender)
@@ -101,7 +101,7 @@ class Handler:
             self.clocked(event, trainer, weight)
 
     def remains(self) -> Handler:
-        """What is kept of it once it is cancelled: its account, and nothing that it was made of."""
+        """Return a copy with only the account, which is kept after the handler is cancelled."""
         kept = Handler(_nothing, "event", name=self.name, priority=self.priority, filter=self.filter)
         kept.calls, kept.timing = self.calls, self.timing
         if self.budget is not None:
@@ -110,14 +110,15 @@ class Handler:
         return kept
 
     def cost(self, event: str, wall: float) -> HandlerCost:
-        """Its record, of a run whose iterations took `wall` seconds; once the signal is settled."""
+        """Return its cost in a run whose iterations took `wall` seconds. Settle the signal first."""
         seconds, inside, budget = self.timing.estimate(self.calls), event in IN_ITERATION, self.budget
         phases = getattr(getattr(self.fn, "__self__", None), "runs_phases", ()) if inside else ()
         return HandlerCost(
             name=self.name, event=event, priority=self.priority, filter=self.filter, calls=self.calls,
             seconds=seconds, share=seconds / wall if wall and inside else 0.0, in_iteration=inside,
             includes=[*phases], times=self.timing.times(self.calls),
-            budget=None if budget is None else budget.seconds, over_budget=budget is not None and budget.exceeded,
+            budget=None if budget is None else budget.seconds,
+            over_budget=budget is not None and budget.exceeded,
         )  # fmt: skip
 
 
@@ -129,8 +130,9 @@ def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
     """Decide once, from its signature, whether a handler takes `(event)` or `(trainer, event)`.
 
     Raises:
-        TypeError: `fn` is not callable, is a generator function, or its signature is neither form; a background
-            handler that asks for the trainer is refused, because only the training thread may touch it.
+        TypeError: `fn` is not callable, is a generator function, or its signature is neither form; a
+            background handler that asks for the trainer is refused, because only the training thread may
+            touch it.
     """
     if not callable(fn):
         raise TypeError(f"a handler must be callable, got {fn!r}")
@@ -143,7 +145,9 @@ def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
 
 
 _of_methods: WeakKeyDictionary[FunctionType, Takes] = WeakKeyDictionary()
-"""What methods take that were looked at before: each trainer subscribes the same dozens, and a look costs 50 us."""
+"""What methods take that were looked at before: each trainer subscribes the same dozens, and a look costs 50
+us.
+"""
 
 
 def _convention(fn: Callable[..., object], *, background: bool) -> Takes:
@@ -171,8 +175,9 @@ _ELSEWHERE = {
     ),
     "checkpoint": "the checkpoint is trainer.checkpoint",
 }
-"""Second parameters of MMEngine's hooks, and where that is found here: given the event, such a handler would go on with
-the wrong thing."""
+"""Second parameters of MMEngine's hooks, and where that is found here: given the event, such a handler would
+go on with the wrong thing.
+"""
 
 
 def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
@@ -182,11 +187,11 @@ def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
     unfilled = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if unfilled:
-        raise TypeError(f"{_expected(fn, signature)}, but nobody would pass {', '.join(unfilled)}")
+        raise TypeError(f"{_expected(fn, signature)}, which leaves out {', '.join(unfilled)}")
     if not (positional or variadic):
-        raise TypeError(f"{_expected(fn, signature)}: the trainer is an argument, no attribute of a hook")
+        raise TypeError(f"{_expected(fn, signature)}: the trainer is an argument, not an attribute of a hook")
     if len(positional) > 1 and (where := _ELSEWHERE.get(positional[1].name)):
-        raise TypeError(f"{_expected(fn, signature)}: it is MMEngine's; here {where}")
+        raise TypeError(f"{_expected(fn, signature)}: the signature is that of MMEngine; here {where}")
     if len(required) > 2:
         raise TypeError(_expected(fn, signature))
     if len(required) == 2 or (variadic and not positional):
@@ -195,8 +200,8 @@ def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
         return "trainer"
     if positional and positional[0].name in ("trainer", "runner"):
         raise TypeError(
-            f"{_expected(fn, signature)}: a handler with one parameter is given the event, and one with a default is "
-            "not counted"
+            f"{_expected(fn, signature)}: a handler with one parameter is given the event, and one with a "
+            "default is not counted"
         )
     return "event"
 

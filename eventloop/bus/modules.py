@@ -1,7 +1,7 @@
 """PyTorch's module hooks as a subscription: installed for the iterations that fire, absent from all others.
 
-A forward hook that looks at every 500th iteration only still costs all of them a Python call per module. These
-are put on before such an iteration and taken off after it.
+A forward hook that looks at every 500th iteration only still costs all of them a Python call per module.
+These are put on before such an iteration and taken off after it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ KINDS = ["forward", "backward"]
 
 
 class Eagerly:
-    """Inside, what `torch.compile` made runs eagerly: its graphs were traced without the hooks of the modules, and would
-    not call them. It may be entered again before it is left, and left in any order."""
+    """Inside, what `torch.compile` made runs eagerly: its graphs were traced without the hooks of the
+    modules, and would not call them. It may be entered again before it is left, and left in any order.
+    """
 
     def __init__(self) -> None:
         self._inside = 0
@@ -73,8 +74,8 @@ class ModuleSubscription:
         self._named = takes_name(fn, kind)
         self._handles: list[RemovableHandle] = []
         name = handler_name(fn)
-        # LOWEST: after whoever may skip the iteration. A forward pass is over when after_train_iter begins, and
-        # PreciseBN's within it is none of the training's; backward is the optimizer hook's, within it.
+        # LOWEST: after whoever may skip the iteration. A forward pass is over when after_train_iter begins,
+        # and PreciseBN's within it is none of the training's; backward is the optimizer hook's, within it.
         off = Priority.HIGHEST if kind == "forward" else Priority.LOWEST
         self._subscriptions: list[Subscription] = [
             subscribe(
@@ -121,7 +122,7 @@ class ModuleSubscription:
         return bool(self._subscriptions)
 
     def _as(self, name: str, what: Literal["on", "off"]) -> Callable[[Event], None]:
-        """The handler, under the name of the user's function: the one that plans and tracebacks should show."""
+        """Return a handler under the name of the user's function, for plans and tracebacks."""
 
         def switch(event: Event) -> None:
             self.install() if what == "on" else self.remove()
@@ -146,16 +147,19 @@ class ModuleSubscription:
 
 
 def match_modules(model: torch.nn.Module, pattern: str | Sequence[str]) -> dict[str, torch.nn.Module]:
-    """The modules whose names match, by name. `*` stands for anything within one part of a name, so that
-    "layers.*" is "layers.0" and not "layers.0.norm"; "**" stands for whole parts, any number of them.
+    """Return the modules whose names match a pattern, by name.
+
+    `*` matches within one part of a name: "layers.*" matches "layers.0" but not "layers.0.norm". "**" matches
+    any number of whole parts.
 
     Raises:
-        ValueError: a pattern matches no module (with a suggestion), or there is none.
+        ValueError: a pattern matches no module (with a suggestion), or the list of patterns is empty.
     """
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     if not patterns:
         raise ValueError(
-            f"no module is chosen: the pattern is {pattern!r}; give the name of one, a pattern such as '*', or several"
+            f"no module is chosen: the pattern is {pattern!r}; give the name of one, a pattern such as '*', "
+            "or several"
         )
     names = {name: module for name, module in model.named_modules() if name}
     found: dict[str, torch.nn.Module] = {}
@@ -163,8 +167,8 @@ def match_modules(model: torch.nn.Module, pattern: str | Sequence[str]) -> dict[
         own = {name: module for name, module in names.items() if _matches(name.split("."), each.split("."))}
         if not own and not names:
             raise ValueError(
-                f"no module of {type(model).__name__} matches {each!r}: it has none inside it; give the model that it is "
-                "a part of"
+                f"no module of {type(model).__name__} matches {each!r}: it has none inside it; give the "
+                "model that it is a part of"
             )
         if not own:
             raise ValueError(f"no module of {type(model).__name__} matches {each!r}{suggest(each, [*names])}")

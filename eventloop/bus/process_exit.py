@@ -1,4 +1,4 @@
-"""What happens to buses at the edges of a process: interpreter exit, fork, and being forgotten."""
+"""Drain buses at interpreter exit, and make them inert in a forked process."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Closable(Protocol):
 
 _buses: weakref.WeakSet[Closable] = weakref.WeakSet()
 _open: dict[Background, tuple[float, weakref.ref[Closable]]] = {}
-"""Background sides that may still owe somebody an event, with the seconds each may take to deliver at exit, and its bus."""
+"""Background loops that may have events left, with the seconds to deliver them at exit, and the bus."""
 
 EXIT_AT_LEAST_SECONDS = 0.5
-"""What a bus gets at exit when others have taken all the time: most have delivered everything by then, and end."""
+"""Seconds for a bus at exit after other buses have used up the time. Most buses have no events left."""
 FORK_SECONDS = 1.0
-"""How long a fork may wait, in all, for threads that are writing a log line."""
+"""Seconds that a fork waits in all for threads that write a log line."""
 
 
 def watch(bus: Closable, background: Background) -> None:
-    """Drain the bus at interpreter exit, make it inert in a forked child, and let a forgotten one end itself."""
+    """Drain the bus at interpreter exit, make it inert in a forked process, and end it when it is freed."""
     _buses.add(bus)
     for ended in [b for b in list(_open) if b.finished]:
         forget(ended)
@@ -46,13 +46,13 @@ def watch(bus: Closable, background: Background) -> None:
 
 
 def forget(background: Background) -> None:
-    """It is closed: nothing is left to drain."""
+    """Drop a closed background loop, which has nothing to drain."""
     _open.pop(background, None)
 
 
 @atexit.register
 def _drain_all() -> None:
-    """Each within its own time, all of them within the longest: while one is waited for the others deliver."""
+    """Drain each bus within its own time, and all within the longest: they deliver at the same time."""
     buses = list(_open.items())
     until = monotonic() + max((timeout for _, (timeout, _) in buses), default=0.0)
     for background, (timeout, alive) in buses:
@@ -68,7 +68,7 @@ def _silence_all() -> None:
 
 
 class _Held(threading.local):
-    """The locks that the forking thread took."""
+    """The locks that the forking thread holds."""
 
     def __init__(self) -> None:
         self.locks: list[threading.RLock] = []
@@ -78,13 +78,14 @@ _held = _Held()
 
 
 def _hold_logs() -> None:
-    """Let no thread be in the middle of a log line when the process is copied. Background subscribers log, and are
-    logged about. The child renews the handlers' locks, but not the one inside a file that is being flushed: the
-    child's first line to it would wait forever for a thread that is not there. (Standard output and error are safe.)
+    """Hold the locks of all log handlers while the process is copied, so that no thread is within a log line.
+
+    The child renews the handlers' locks, but not the lock inside a file that is being flushed: its first line
+    to that file would wait forever for a thread that does not exist. (Standard output and error are safe.)
     """
     if not _open:
         return
-    deadline = monotonic() + FORK_SECONDS  # a line that nobody reads may never end
+    deadline = monotonic() + FORK_SECONDS  # a line to a pipe without a reader may never end
     for handler in _log_handlers():
         lock = handler.lock
         if lock is not None and lock.acquire(timeout=max(0.0, deadline - monotonic())):
@@ -92,7 +93,7 @@ def _hold_logs() -> None:
 
 
 def _let_logs_go() -> None:
-    """In parent and child, where logging may have renewed a lock: then there is nothing to release."""
+    """Release the locks in parent and child. In the child logging may have renewed them."""
     while _held.locks:
         with suppress(RuntimeError):
             _held.locks.pop().release()

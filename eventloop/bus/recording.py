@@ -1,4 +1,6 @@
-"""A recorder's time on a bus: it begins, it ends for the emitting threads, and a little later for the background."""
+"""A recorder's time on a bus: it begins, it ends for the emitting threads, and a little later for the
+background.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ class Emitting(Protocol):
 class Recording:
     """What `Bus.record` returns; leaving it as a context manager stops it.
 
-    `stop` ends the recording of synchronous handlers at once. Background subscribers are recorded until what was
-    emitted up to then is delivered, but no longer than `LINGER_SECONDS`.
+    `stop` ends the recording of synchronous handlers at once. Background subscribers are recorded until what
+    was emitted up to then is delivered, but no longer than `LINGER_SECONDS`.
     """
 
     def __init__(self, recorder: SpanRecorder, emitting: Emitting, background: Background) -> None:
@@ -63,7 +65,8 @@ class Recording:
         """End the recording; a second time does nothing.
 
         Args:
-            then: called once the background is done with it, too, on whichever thread finds that; it must not wait.
+            then: called once the background is done with it, too, on whichever thread finds that; it must not
+                wait.
         """
         with self._lock:
             if self._stopped:
@@ -88,7 +91,7 @@ class Recording:
             self._then()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it is finished, `timeout` seconds at most; then finish it. False when it took too long."""
+        """Wait until the recording is complete, then finish it. Return False after `timeout` seconds."""
         self.stop()
         deadline = monotonic() + timeout
         in_time = self._finished.is_set()

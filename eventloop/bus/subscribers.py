@@ -1,4 +1,4 @@
-"""Who is subscribed to a bus: the signals, the handlers attached to them, and the lanes behind them."""
+"""Hold the subscriptions of a bus: its signals, their handlers, and the queues of background subscribers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from eventloop.background.workers.importable import pack
 from eventloop.bus.dispatch import Dispatch
 from eventloop.bus.event_signal import EventSignal
 from eventloop.bus.handler import Handler, Takes, calling_convention
-from eventloop.bus.late_events import AfterClose
-from eventloop.bus.routing import RouteTable
+from eventloop.bus.routing import AfterClose, RouteTable
 from eventloop.bus.subscription import Options, PlanRow, Subscription, SubscriptionStats, handler_row
 from eventloop.costs.records import HandlerCost, SubscriberCost
 from eventloop.costs.sampling import Budget, Timing
@@ -69,7 +68,7 @@ class Subscribers:
         name: str | None,
         options: Options,
     ) -> Subscription:
-        """Subscribe `fn`; `Bus.subscribe` says how.
+        """Subscribe `fn` as in `Bus.subscribe`.
 
         Raises:
             TypeError, ValueError: an unknown event, a wrong signature, a name that is taken.
@@ -80,8 +79,8 @@ class Subscribers:
         routed = not background or self._background.route_now(_ROUTE_SECONDS)
         with self._lock:
             subscription = Subscription(
-                self, fn, types, wildcard=wildcard, name=self._unique(name, handler_name(fn)), options=options,
-                runs_on="sync" if not background else (options.offload or "loop"),
+                self, fn, types, wildcard=wildcard, name=self._unique(name, handler_name(fn)),
+                options=options, runs_on="sync" if not background else (options.offload or "loop"),
             )  # fmt: skip
             if background:
                 subscription.lane = self._background.add_lane(
@@ -151,7 +150,7 @@ class Subscribers:
                 signal.reconnect(handler)
 
     def _pause(self, lane: Lane, paused: bool) -> None:
-        """What was emitted before is treated as it was then."""
+        """Pause or resume a queue, from the next emitted event on."""
         gated = lane.options.overflow == "block"  # fed at the emit
         if self._background.route_now(_ROUTE_SECONDS) or gated or self._background.asks_here:
             lane.paused = paused
@@ -159,7 +158,9 @@ class Subscribers:
             self._background.in_turn(lambda: setattr(lane, "paused", paused))
 
     def go_on_with(self, background: Background, patience: float) -> None:
-        """Give everybody in the background a lane of another one, the former having ended; `Bus.reopen` says how."""
+        """Give everybody in the background a lane of another one, the former having ended; `Bus.reopen` says
+        how.
+        """
         deadline, former = monotonic() + patience, self.after_close
         with self._lock:
             self._background, self.after_close = background, AfterClose(background, self._table)
@@ -187,11 +188,11 @@ class Subscribers:
             route.lane = lane
 
     def of(self, fn: Callable[..., Any]) -> list[Subscription]:
-        """The subscriptions of a function."""
+        """Return the subscriptions of a function."""
         return [subscription for subscription in self._subscriptions if subscription.fn == fn]
 
     def forget(self) -> None:
-        """In a forked child: drop them all, so that nothing is written twice."""
+        """Drop all subscriptions in a forked process, so that nothing is written twice."""
         self._lock = threading.RLock()  # another thread may have held it when the process was copied
         self._subscriptions.clear()
         for signal in self.signals.values():
@@ -200,7 +201,7 @@ class Subscribers:
     # --- looking -------------------------------------------------------------------------------------------
 
     def signal(self, event: str | type[Event]) -> EventSignal:
-        """The signal of an event, made when it is first asked for.
+        """Return the signal of an event, created at the first request.
 
         Raises:
             TypeError, ValueError: no such event.
@@ -213,7 +214,7 @@ class Subscribers:
         return signal
 
     def plan(self, event: str | type[Event]) -> list[PlanRow]:
-        """Who hears an event: the sync handlers in the order they run, then the background subscribers."""
+        """Return the handlers of an event: sync handlers in their order, then background subscribers."""
         event_type = find_event(event)
         rows = [
             handler_row(order, handler)
@@ -227,8 +228,11 @@ class Subscribers:
         return rows
 
     def stats(self, *, routed: bool = True) -> list[SubscriptionStats]:
-        """One record a subscription, up to now as far as the inbox was routed; where a loop that is held has not, with
-        what is on the way."""
+        """Return one record per subscription.
+
+        Args:
+            routed: whether the inbox is empty; otherwise its events are counted as queued.
+        """
         self.after_close.sweep()
         for signal in self.signals.values():
             signal.settle()
@@ -236,8 +240,7 @@ class Subscribers:
         return [each.account(way[each.lane] if each.lane else 0) for each in self._subscriptions]
 
     def handler_costs(self, wall: float) -> list[HandlerCost]:
-        """One record a synchronous handler, those connected blinker's way included, in the order they run; then the
-        latest of those that were called and are subscribed no more."""
+        """Return one record per synchronous handler, in their order, then of handlers that were cancelled."""
         for signal in self.signals.values():
             signal.settle()
         with self._lock:
@@ -246,11 +249,11 @@ class Subscribers:
         return [handler.cost(event, wall) for event, handler in (*there, *ended)]
 
     def subscriber_costs(self) -> list[SubscriberCost]:
-        """One record a background subscriber."""
+        """Return one record per background subscriber."""
         return [subscription.cost() for subscription in self._subscriptions if subscription.lane is not None]
 
     def stats_of(self, subscription: Subscription) -> SubscriptionStats:
-        """The record of one subscription, up to now."""
+        """Return the record of one subscription."""
         routed, lane = self.settle(), subscription.lane
         way = 0 if routed or lane is None else self._background.on_the_way()[lane]
         return subscription.account(way)
@@ -289,7 +292,7 @@ class Subscribers:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Within the block the background is told which events its own subscribers emit."""
+        """Let the background count the events that its own subscribers emit within the block."""
         self._note(1)
         try:
             yield
@@ -304,8 +307,11 @@ class Subscribers:
     # --- inside --------------------------------------------------------------------------------------------
 
     def refresh_routes(self, *, in_turn: bool = False) -> None:
-        """Tell every signal, and the background, which subscribers in the background it has; `in_turn` as for
-        `Background.set_routes`."""
+        """Pass the current routes to every signal and to the background.
+
+        Args:
+            in_turn: as in `Background.set_routes`.
+        """
         table, background = self._table(), self._background
         if background.finished:
             self._refuse_all(table)
@@ -365,7 +371,8 @@ class Subscribers:
         options = subscription.options
         handler = Handler(
             subscription.fn, takes, name=subscription.name, priority=options.priority,
-            passes=subscription.filter(event_type), test=subscription.test(event_type), filter=options.filter, rare=options.every >= _RARE,
+            passes=subscription.filter(event_type), test=subscription.test(event_type), filter=options.filter,
+            rare=options.every >= _RARE,
             on_fired=subscription.cancel if options.once else None,
         )  # fmt: skip
         handler.budget = self._budget(subscription, handler.timing, event_name(event_type))
@@ -415,8 +422,8 @@ def _types(
     for event_type in types:
         if event_type.background_born and not background:
             raise TypeError(
-                f"{name} is a sync handler, but {event_name(event_type)} is made in the background, "
-                "when the training thread has moved on: read trainer.metrics instead, or subscribe a coroutine "
+                f"{name} is a sync handler, but {event_name(event_type)} is made in the background, when "
+                "the training thread has moved on: read trainer.metrics instead, or subscribe a coroutine "
                 "function"
             )
     wildcard = "*" in events

@@ -1,4 +1,4 @@
-"""What `bus.subscribe` accepts and returns."""
+"""Define the options of `bus.subscribe`, its checks, and the subscription that it returns."""
 
 from __future__ import annotations
 
@@ -35,37 +35,38 @@ DEFAULT_LANE = LaneOptions()
 
 
 class SubscriptionStats(msgspec.Struct, frozen=True):
-    """One subscription's account; `calls == delivered` for a sync handler.
+    """The account of one subscription. For a sync handler `calls == delivered`.
 
     For a background subscriber `emitted == delivered + failed + dropped + queued`, counted in events.
     """
 
     name: str
     event: str
-    """The event's name, several joined by ", ", or "*"."""
+    """Name of the event, several names joined by ", ", or "*"."""
     runs_on: RunsOn
     calls: int
-    """Invocations; exact, but for a sync handler whose event other threads emit just now."""
+    """Number of calls. Inexact only for a sync handler while another thread emits its event."""
     seconds: float
-    """Time spent in them: measured for background subscribers, estimated from samples for sync handlers."""
+    """Seconds of all calls: measured for background subscribers, estimated from samples for sync handlers."""
     delivered: int
     dropped: int
-    """Never handed to the subscriber: there was no room for it, or the subscriber had been disabled."""
+    """Events that the subscriber never received: there was no room, or it was disabled."""
     failed: int
-    """Handed over, and the subscriber raised or stalled."""
+    """Events at which the subscriber raised an error or stalled."""
     queued: int
-    """Still on the way: in its queue or its spill file, the delivery under way included."""
+    """Events on their way: in its queue or spill file, or in the current delivery."""
     peak_queued: int
-    """The most that ever waited, in queue and file."""
+    """Largest number of events that waited, in queue and file."""
     error: str = ""
-    """The last error, and whether the subscriber was ended by it; or in what it is stuck, after a flush or a close has
-    waited for it in vain."""
+    """The last error, and whether it ended the subscriber; or the call in which the subscriber is stuck,
+    after a flush or close has waited in vain.
+    """
     spilled: int = 0
-    """How many were more than its queue could take, and waited encoded; see `overflow="spill"`."""
+    """Events that exceeded the queue and waited encoded; see `overflow="spill"`."""
 
     @property
     def shortfall(self) -> str:
-        """What a background subscriber did not get, or did not manage, in words; "" when that is nothing."""
+        """A sentence on the events that a background subscriber lost; "" if it lost none."""
         if self.runs_on == "sync" or not (self.dropped or self.failed or self.queued or self.error):
             return ""
         error = f" - {self.error}" if self.error else ""
@@ -73,28 +74,29 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
 
 
 REPORT_LINES = 8
-"""How many subscribers a `DrainReport` names when it is printed."""
+"""Subscribers that a printed `DrainReport` names at most."""
 
 
 class DrainReport(msgspec.Struct, frozen=True):
-    """What `flush` and `close` return; true when everything emitted before was dealt with in time.
+    """The result of `flush` and `close`. It is true if every event was processed in time; see `complete` and
+    `ok`.
 
-    That says nothing of what became of it, which `ok` does: see `complete`. Printed, it tells who did not get everything.
+    Printed, it names the subscribers that lost events.
     """
 
     complete: bool
-    """True when nothing of that was still on its way when the time was over: each event had been delivered, or had
-    failed, or had been dropped. So it is true also where events failed or were dropped, which `stats` counts. False says
-    that time ran out: something was left, or subscribers that were being closed still emitted."""
+    """True if no event was on its way when the time was over: each was delivered, had failed or was dropped,
+    which `stats` counts. False if time ran out: events were left, or closing subscribers still emitted.
+    """
     stats: list[SubscriptionStats]
-    """One record a subscription, in order of registration."""
+    """One record per subscription, in order of registration."""
 
     def __bool__(self) -> bool:
         return self.complete
 
     @property
     def ok(self) -> bool:
-        """True when everything was delivered: nothing was dropped, has failed or is left, and nobody was disabled."""
+        """True if all events were delivered: none dropped, failed or left, and no subscriber disabled."""
         return self.complete and not any(stats.shortfall for stats in self.stats)
 
     def __str__(self) -> str:
@@ -110,9 +112,12 @@ class DrainReport(msgspec.Struct, frozen=True):
 
 
 class PlanRow(msgspec.Struct, frozen=True):
-    """One line of the printed plan. `order` is 1-based among sync handlers, 0 for background subscribers, of which
-    `queue` events may wait, `overflow` says what becomes of more, and `priority` says nothing. `budget_us` is what the
-    p99 of its calls should stay under, in microseconds."""
+    """One line of the printed plan.
+
+    `order` counts sync handlers from 1. It is 0 for background subscribers, whose `priority` has no effect;
+    `queue` events may wait for them, and `overflow` is the policy beyond. `budget_us` is the limit for the
+    p99 of calls in microseconds.
+    """
 
     order: int
     priority: int
@@ -125,14 +130,14 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 
 def handler_row(order: int, handler: Handler) -> PlanRow:
-    """What the plan says of a handler that runs at once."""
+    """Return the line of the plan for a sync handler."""
     budget = None if handler.budget is None else in_microseconds(handler.budget.seconds)
     return PlanRow(order, handler.priority, handler.name, handler.filter, "sync", budget_us=budget)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Everything `bus.on` takes besides the function and the events, checked."""
+    """The checked arguments of `bus.on`, without the function and the events."""
 
     priority: int
     every: int
@@ -142,9 +147,9 @@ class Options:
     offload: Offload | None
     lane: LaneOptions
     budget: float | None = None
-    """Seconds that the p99 of its calls should stay under."""
+    """Limit for the p99 of calls, in seconds."""
     loop: AbstractEventLoop | None = None
-    """The event loop of the caller that runs a coroutine function; None for the bus's own loop."""
+    """The caller's event loop for a coroutine function; None for the bus's loop."""
 
     @property
     def filter(self) -> str:
@@ -166,7 +171,7 @@ def make_options(
     budget_us: float | None = None,
     loop: AbstractEventLoop | None = None,
 ) -> Options:
-    """Check the arguments of `bus.on`, at the line that wrote them.
+    """Check the arguments of `bus.on`.
 
     Raises:
         TypeError, ValueError: what was expected, what came, and what to do.
@@ -186,18 +191,18 @@ def make_options(
     if not offload and not is_coroutine_function(fn) and lane != DEFAULT_LANE:
         changed = [f for f in lane.__slots__ if getattr(lane, f) != getattr(DEFAULT_LANE, f)]
         raise ValueError(
-            f"{name} is a sync handler, called at once and never queued; {', '.join(changed)} would do nothing: "
-            "make it a coroutine function, or pass offload='thread' or 'process'"
+            f"{name} is a sync handler, called at once and never queued; {', '.join(changed)} would do "
+            "nothing: make it a coroutine function, or pass offload='thread' or 'process'"
         )
     budget = None if budget_us is None else check_budget(name, budget_us)
     return Options(number, every, start, once, when, checked, lane, budget, loop)
 
 
 def check_budget(name: str, budget_us: float) -> float:
-    """In seconds.
+    """Check a budget and return it in seconds.
 
     Raises:
-        TypeError, ValueError: it is no number above 0.
+        TypeError, ValueError: it is not a number above 0.
     """
     if isinstance(budget_us, bool) or not isinstance(budget_us, int | float):
         raise TypeError(f"{name}: budget_us must be a number of microseconds, got {budget_us!r}")
@@ -212,7 +217,7 @@ def check_budget(name: str, budget_us: float) -> float:
 
 
 def in_microseconds(budget: float | None) -> float | None:
-    """What `check_budget` was given, for people: without the last bits that a division and a product change."""
+    """Return a budget in microseconds, rounded to the value that the user gave."""
     return None if budget is None else float(f"{budget * 1e6:.12g}")
 
 
@@ -233,25 +238,28 @@ def _check_loop(name: str, fn: Callable[..., Any], loop: object, lane: LaneOptio
         return
     if not isinstance(loop, AbstractEventLoop):
         raise TypeError(
-            f"{name}: loop must be an asyncio event loop, as asyncio.get_running_loop() returns it, got {loop!r}"
+            f"{name}: loop must be an asyncio event loop, as asyncio.get_running_loop() returns it, got "
+            f"{loop!r}"
         )
     if not is_coroutine_function(fn):
         raise ValueError(
-            f"{name} is a plain function, and loop= is for coroutine functions: leave loop out, or write async def"
+            f"{name} is a plain function, and loop= is for coroutine functions: leave loop out, or write "
+            "async def"
         )
     if loop.is_closed():
-        raise ValueError(f"{name}: loop must be open, got one that is closed: {loop!r}")
+        raise ValueError(f"{name}: loop must be open, got a closed loop: {loop!r}")
     if lane.overflow == "block":
         raise ValueError(
-            f"{name}: overflow='block' with loop= would have an emit on the loop's own thread wait for itself: use 'spill'"
+            f"{name}: overflow='block' with loop= would make an emit on the loop's own thread wait for "
+            "itself: use 'spill'"
         )
 
 
 def check_lane(lane: LaneOptions) -> None:
-    """How a background subscriber is fed.
+    """Check the options of a background subscriber.
 
     Raises:
-        TypeError, ValueError: an option that is none: see the message.
+        TypeError, ValueError: an option is invalid, which the message names.
     """
     if isinstance(lane.queue, bool) or not isinstance(lane.queue, int):
         raise TypeError(f"queue must be an int, got {lane.queue!r}")
@@ -276,20 +284,20 @@ def check_lane(lane: LaneOptions) -> None:
 
 
 class Registry(Protocol):
-    """What a subscription asks of the bus it is on."""
+    """The methods of its bus that a subscription calls."""
 
     def remove(self, subscription: Subscription) -> None:
-        """Take it off."""
+        """Remove a subscription."""
 
     def refresh(self, subscription: Subscription) -> None:
         """Apply a change of `subscription.paused`."""
 
     def stats_of(self, subscription: Subscription) -> SubscriptionStats:
-        """Its account, up to now."""
+        """Return the account of a subscription."""
 
 
 class Subscription:
-    """A handler's place on the bus. Leaving it as a context manager cancels it.
+    """A handler on the bus. As a context manager it cancels itself at the end of the block.
 
     with bus.subscribe(watch, "after_train_iter", every=10):
         trainer.train()
@@ -309,7 +317,7 @@ class Subscription:
         self.fn = fn
         self.events = events
         self.over_budget = False
-        """It was told that it exceeds its `budget_us`."""
+        """Whether its `budget_us` was exceeded, and reported."""
         self.wildcard = wildcard
         self.name = name
         self.options = options
@@ -323,52 +331,58 @@ class Subscription:
         self._firings = count()
 
     def cancel(self) -> None:
-        """Unsubscribe. Queued events of a background subscriber are dropped; an event under way is finished."""
+        """Unsubscribe. Queued events of a background subscriber are dropped; the current delivery is
+        finished.
+        """
         self._registry.remove(self)
 
     def pause(self) -> None:
-        """Let events pass by, uncounted, until `resume`."""
+        """Ignore events, without counting them, until `resume`."""
         self.paused = True
         self._registry.refresh(self)
 
     def resume(self) -> None:
-        """Take events again."""
+        """Receive events again."""
         self.paused = False
         self._registry.refresh(self)
 
     @property
     def stats(self) -> SubscriptionStats:
-        """Its account, up to now."""
+        """The account of the subscription."""
         return self._registry.stats_of(self)
 
     def route(self, event_type: type[Event]) -> Route:
-        """Its interest in a type of event; made once, because a filter may count occurrences."""
+        """Return its route for a type of event. It is created once, because a filter may count."""
         assert self.lane is not None
         if event_type not in self.routes:
             self.routes[event_type] = Route(self.lane, self.filter(event_type))
         return self.routes[event_type]
 
     def filter(self, event_type: type[Event]) -> Passes | None:
-        """A new filter for a type of event. It may count, so each handler and each route keeps its own."""
+        """Create a filter for a type of event. It may count, so each handler and route has its own."""
         options = self.options
         passes = make_filter(event_type, options.every, options.start, options.when)
         return first_only(passes, self._firings) if options.once else passes
 
     def test(self, event_type: type[Event]) -> str | None:
-        """The filter as source, where it is as simple as that."""
+        """Return the filter as source code, or None if it is not a simple expression."""
         options = self.options
         return None if options.once else source_of(event_type, options.every, options.start, options.when)
 
     def plan_row(self) -> PlanRow:
-        """What the plan says of it, where it runs in the background."""
+        """Return the line of the plan for a background subscriber."""
         options = self.options
         return PlanRow(
-            0, options.priority, self.name, options.filter, self.runs_on, options.lane.capacity, options.lane.overflow,
-            in_microseconds(options.budget),
+            0, options.priority, self.name, options.filter, self.runs_on, options.lane.capacity,
+            options.lane.overflow, in_microseconds(options.budget),
         )  # fmt: skip
 
     def account(self, on_the_way: int = 0) -> SubscriptionStats:
-        """Its record, as far as the signals were settled and the inbox was routed, and so many events that it was not."""
+        """Return its account.
+
+        Args:
+            on_the_way: events in the inbox that are not routed yet.
+        """
         lane = self.lane
         if lane is None:
             calls = sum(handler.calls for handler in self.handlers.values())
@@ -378,12 +392,12 @@ class Subscription:
         ended = f"[{reason}]" if reason and (reason != "closed" or now.queued) else ""  # else nothing is left
         error = f"{ended} {'; '.join(filter(None, (lane.last_error, lane.stuck)))}".strip()
         return SubscriptionStats(
-            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped, now.failed,
-            now.queued + on_the_way, now.peak, error, now.spilled,
+            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped,
+            now.failed, now.queued + on_the_way, now.peak, error, now.spilled,
         )  # fmt: skip
 
     def cost(self) -> SubscriberCost:
-        """A background subscriber's record, as far as the inbox was routed."""
+        """Return the costs of a background subscriber, without events in the inbox."""
         lane, account = self.lane, self.account()
         assert lane is not None
         budget = lane.budget
@@ -391,8 +405,9 @@ class Subscription:
             name=self.name, event=self.event, runs_on=self.runs_on, delivered=account.delivered,
             dropped=account.dropped, failed=account.failed, queued=account.queued,
             peak_queued=account.peak_queued, spilled=account.spilled, calls=account.calls,
-            seconds=account.seconds, wait=lane.waits.timing.times(), busy=lane.busy.times(account.calls), error=account.error,
-            budget=None if budget is None else budget.seconds, over_budget=budget is not None and budget.exceeded,
+            seconds=account.seconds, wait=lane.waits.timing.times(), busy=lane.busy.times(account.calls),
+            error=account.error, budget=None if budget is None else budget.seconds,
+            over_budget=budget is not None and budget.exceeded,
         )  # fmt: skip
 
     @property

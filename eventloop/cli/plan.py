@@ -167,7 +167,7 @@ def _show(
     """Print the plans of the buses."""
     import msgspec
 
-    from eventloop.bus.table import plan_table
+    from eventloop.bus.event_order import plan_table
 
     if options.json:
         found = {

@@ -7,12 +7,11 @@ from typing import Any, Protocol
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
-from eventloop.bus.table import table
 from eventloop.costs.counting import WARM_UP
 from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.metrics import EventStorage
-from eventloop.util.formatting import ABSENT, on_a_line
+from eventloop.util.formatting import ABSENT, on_a_line, table
 
 ERROR_WIDTH = 60
 """Characters of an error in a table; the line of its subscriber has the whole error."""

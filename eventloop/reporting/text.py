@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eventloop.bus.table import table
 from eventloop.reporting.cells import Table
 from eventloop.reporting.facts import facts, labels, trend
 from eventloop.reporting.report import Report
 from eventloop.reporting.tables import comparison_tables, run_tables
-from eventloop.util.formatting import ASCII_BLOCKS, BLOCKS, on_a_line, sparkline
+from eventloop.util.formatting import ASCII_BLOCKS, BLOCKS, on_a_line, sparkline, table
 
 ALERT = "!"
 """Marks a highlighted row."""

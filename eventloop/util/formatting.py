@@ -115,3 +115,16 @@ def _mean(values: Sequence[float]) -> float:
     except OverflowError:  # of the sum
         mean = math.fsum(value / len(finite) for value in finite)
     return min(max(mean, min(finite)), max(finite))  # rounding may leave the range of the values
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """Return a table with columns as wide as their widest cell; those in `right` are right-aligned."""
+    rows = [[*map(on_a_line, row)] for row in rows]
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = []
+    for row in [header, ["-" * w for w in widths], *rows]:
+        cells = [
+            c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -59,10 +59,8 @@ def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         emit(bus, 3)
 
     (said, _) = warnings_of(caplog)
-    assert said == (
-        "after_train_iter was emitted after the bus was closed: it is dropped and counted for first, as is all that "
-        "follows. Close the bus when everything is emitted, or look at bus.closed before"
-    )
+    assert said.startswith("after_train_iter was emitted after the bus was closed")
+    assert "first" in said
 
 
 def test_sync_handlers_go_on(caplog: pytest.LogCaptureFixture) -> None:

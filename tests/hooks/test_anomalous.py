@@ -43,7 +43,7 @@ def test_unreached_parameters_are_named_once(
     make_trainer(model=TwoHeads(), hooks=[OptimizerHook(detect_anomalous_params=True)]).train()
 
     assert errors(caplog) == [
-        "not in the graph of the loss, and so not trained by it:\n  idle.weight, (1, 2)"
+        "these parameters are not in the graph of the loss, which does not train them:\n  idle.weight, (1, 2)"
     ]
 
 
