@@ -102,6 +102,7 @@ def test_it_is_a_process_that_signals_reach(tmp_path: Path) -> None:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_torch_is_there_and_eventloop_is_not(tmp_path: Path) -> None:
     """What is tested is imported by the script."""
     program = "import sys; print([name in sys.modules for name in ('torch._dynamo', 'eventloop', 'pytest')])"
@@ -109,6 +110,7 @@ def test_torch_is_there_and_eventloop_is_not(tmp_path: Path) -> None:
     assert forked.run(["-c", program], cwd=tmp_path).stdout == "[True, False, False]\n"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:
     """Nobody waits for it."""
     process = forked.Forked(["-c", "input()"], cwd=tmp_path, stdin=subprocess.PIPE)

@@ -62,6 +62,7 @@ def test_what_is_not_here_is_said_with_its_substitute() -> None:
     assert [row for row in absent if len(row) != 2 or not all(row)] == []
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("name", [*hooks.__all__, *writers.__all__])
 def test_every_public_name_is_compared(name: str) -> None:
     """As code, in a row about what it stands for."""

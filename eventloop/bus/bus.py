@@ -24,11 +24,11 @@ from weakref import WeakSet, ref
 
 from eventloop.background.loop import Background
 from eventloop.background.queues.options import LaneOptions, OnError, Overflow
-from eventloop.bus.process_exit import forget, watch
 from eventloop.bus.capture import capture
 from eventloop.bus.dry_run import Silent, under_way
 from eventloop.bus.event_order import event_plans, plan_table
 from eventloop.bus.event_signal import EventSignal
+from eventloop.bus.process_exit import forget, watch
 from eventloop.bus.recording import Recording
 from eventloop.bus.subscribers import Subscribers
 from eventloop.bus.subscription import DrainReport, PlanRow, Subscription, SubscriptionStats, make_options

@@ -35,6 +35,7 @@ def total(stats: SubscriptionStats) -> int:
     return stats.delivered + stats.failed + stats.dropped + stats.queued
 
 
+@pytest.mark.representative(2)
 @in_both_kinds
 @pytest.mark.parametrize(
     ("overflow", "kept"),
@@ -62,6 +63,7 @@ def test_full_queue_keeps_what_its_policy_says(
     assert (end.delivered, end.queued, end.dropped) == (len(kept), 0, 10 - len(kept))
 
 
+@pytest.mark.representative(2)
 @in_both_kinds
 @pytest.mark.parametrize("overflow", ["spill", "drop_oldest", "drop_newest", "latest"])
 def test_a_batch_subscriber_overflows_alike(bus: Bus, held: Held, kind: str, overflow: str) -> None:
@@ -77,6 +79,7 @@ def test_a_batch_subscriber_overflows_alike(bus: Bus, held: Held, kind: str, ove
     assert sum(len(batch) for batch in held.seen) == subscription.stats.delivered
 
 
+@pytest.mark.representative(2)
 @in_both_kinds
 @pytest.mark.parametrize("overflow", ["spill", "drop_oldest", "drop_newest", "latest", "block"])
 @pytest.mark.parametrize("batch", [False, True, 2])

@@ -16,8 +16,6 @@ from eventloop.events import AfterTrainIter, Event, EventsDropped, HandlerFailed
 from tests.conftest import DEADLINE, Held
 from tests.support.spilling import emit, total
 
-pytestmark = pytest.mark.slow
-
 POLICIES = ["spill", "drop_oldest", "drop_newest", "latest", "block"]
 BLOCK = 20_000
 in_every_policy = pytest.mark.parametrize("overflow", POLICIES)
@@ -61,6 +59,7 @@ def emit_all(bus: Bus, count: int, subscription: Subscription, slow: Slow) -> fl
     return peak - before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 @in_every_policy
 def test_far_more_events_than_fit(overflow: Any) -> None:
@@ -86,6 +85,7 @@ def test_far_more_events_than_fit(overflow: Any) -> None:
     assert grown < 40
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_a_million_events_in_one_go() -> None:
     """A thread that does nothing but emit leaves the background no time to keep up; nothing is lost, in bounded memory."""
@@ -103,6 +103,7 @@ def test_a_million_events_in_one_go() -> None:
     assert grown < 200
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("kind", ["loop", "thread"])
 @in_every_policy
 def test_account_is_exact_whoever_looks_whenever(kind: str, overflow: Any) -> None:
@@ -150,6 +151,7 @@ def test_account_is_exact_whoever_looks_whenever(kind: str, overflow: Any) -> No
     assert (told["dropped"], told["failed"]) == (stats.dropped, stats.failed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["thread", "task", "blocking task"])
 @in_every_policy
 def test_stalled_subscriber_is_given_up(held: Held, how: str, overflow: Any) -> None:
@@ -179,6 +181,7 @@ def test_stalled_subscriber_is_given_up(held: Held, how: str, overflow: Any) -> 
     assert "[stalled]" in stats.error
 
 
+@pytest.mark.slow
 @in_every_policy
 @pytest.mark.parametrize("kind", ["loop", "thread"])
 def test_close_keeps_its_deadline_with_one_that_hangs(held: Held, kind: str, overflow: Any) -> None:
@@ -204,6 +207,7 @@ def test_close_keeps_its_deadline_with_one_that_hangs(held: Held, kind: str, ove
     assert total(subscription.stats) == emitted
 
 
+@pytest.mark.slow
 @in_every_policy
 @pytest.mark.parametrize("kind", ["loop", "thread"])
 def test_subscriber_that_emits_events_itself(kind: str, overflow: Any) -> None:
@@ -235,6 +239,7 @@ def test_subscriber_that_emits_events_itself(kind: str, overflow: Any) -> None:
     assert (stats.delivered, stats.queued) == (seen, 0)
 
 
+@pytest.mark.slow
 @in_every_policy
 def test_subscribing_and_cancelling_from_another_thread_under_load(overflow: Any) -> None:
     """Whoever comes and goes hears an unbroken piece of the run, and those who stay miss nothing."""
@@ -273,6 +278,7 @@ def test_subscribing_and_cancelling_from_another_thread_under_load(overflow: Any
             assert heard == list(range(heard[0], heard[0] + len(heard)))
 
 
+@pytest.mark.slow
 def test_events_of_two_subscribers_do_not_mix(small_files: Path) -> None:
     """Each has a file of its own."""
     seen: tuple[list[Event], list[Event]] = ([], [])

@@ -124,6 +124,7 @@ def test_event_that_no_worker_can_import_arrives_in_likeness(bus: Bus, start: St
     assert lines() == ["SupperServed SupperServed(dish='bread', place='/tmp', guests=3)"]
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_arrive(bus: Bus, start: Start, lines: Lines) -> None:
     """msgpack does not encode them."""
     import numpy as np

@@ -48,6 +48,7 @@ def test_worker_killed_five_times_loses_nothing(
     assert "died (killed by SIGKILL) and is started again" in caplog.text
 
 
+@pytest.mark.slow
 def test_killed_worker_of_a_batch_gets_the_batch_again(bus: Bus, start: Start, lines: Lines) -> None:
     """A delivery is acknowledged as a whole."""
     far = start(handlers.note_batch, batch=True)
@@ -63,6 +64,7 @@ def test_killed_worker_of_a_batch_gets_the_batch_again(bus: Bus, start: Start, l
     assert far.stats.delivered == 30
 
 
+@pytest.mark.slow
 def test_idle_worker_that_is_killed_is_replaced(bus: Bus, start: Start, lines: Lines) -> None:
     """The next event finds a living one."""
     far = start(handlers.note)
@@ -75,6 +77,7 @@ def test_idle_worker_that_is_killed_is_replaced(bus: Bus, start: Start, lines: L
     assert lines() == ["0", "0", "1"]
 
 
+@pytest.mark.slow
 def test_event_that_kills_every_worker_disables_the_subscriber(
     bus: Bus, start: Start, lines: Lines, told: list[HandlerFailed]
 ) -> None:
@@ -109,6 +112,7 @@ def test_event_that_kills_every_worker_is_passed_over_where_errors_are_logged(
     assert (far.stats.delivered, far.stats.failed) == (4, 1)
 
 
+@pytest.mark.slow
 def test_worker_that_exits_is_named_by_its_code(bus: Bus, start: Start, told: list[HandlerFailed]) -> None:
     """`os._exit` in a handler is a death like any other."""
     start(handlers.exit_at_once)
@@ -119,6 +123,7 @@ def test_worker_that_exits_is_named_by_its_code(bus: Bus, start: Start, told: li
     assert "the last: exit code 7" in told[0].error
 
 
+@pytest.mark.slow
 def test_worker_that_dies_at_its_start_is_a_failure(
     bus: Bus, start: Start, told: list[HandlerFailed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +138,7 @@ def test_worker_that_dies_at_its_start_is_a_failure(
     assert far.stats.queued == 0
 
 
+@pytest.mark.slow
 def test_worker_that_never_starts_says_how_much_is_lost(
     bus: Bus, start: Start, told: list[HandlerFailed]
 ) -> None:
@@ -162,6 +168,7 @@ def test_no_process_at_all_is_a_failure(
     assert "it could not be started: [Errno 2]" in told[0].error
 
 
+@pytest.mark.slow
 def test_handler_that_cannot_be_made_in_the_worker_is_a_failure(
     bus: Bus, start: Start, told: list[HandlerFailed], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -179,6 +186,7 @@ def test_handler_that_cannot_be_made_in_the_worker_is_a_failure(
 # --- it raises ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_error_disables_and_brings_its_traceback(
     bus: Bus, start: Start, lines: Lines, told: list[HandlerFailed], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,6 +203,7 @@ def test_error_disables_and_brings_its_traceback(
     assert 'raise Chosen(f"no to {event.iter}")' in caplog.text
 
 
+@pytest.mark.slow
 def test_error_is_logged_and_the_rest_delivered(bus: Bus, start: Start, lines: Lines) -> None:
     """`on_error="log"`."""
     far = start(handlers.fail, on_error="log")
@@ -204,6 +213,7 @@ def test_error_is_logged_and_the_rest_delivered(bus: Bus, start: Start, lines: L
     assert (len(lines()), far.stats.failed, far.stats.delivered) == (5, 5, 0)
 
 
+@pytest.mark.slow
 def test_error_is_raised_on_the_training_thread(bus: Bus, start: Start) -> None:
     """`on_error="raise"`: the very exception, its cause the worker's traceback."""
     start(handlers.fail, on_error="raise")
@@ -219,6 +229,7 @@ def test_error_is_raised_on_the_training_thread(bus: Bus, start: Start) -> None:
     assert "in fail" in str(caught.value.__cause__)
 
 
+@pytest.mark.slow
 def test_exception_that_does_not_pickle_comes_as_its_text(bus: Bus, start: Start) -> None:
     """A `RuntimeError` that quotes it."""
     start(handlers.fail_stubbornly, on_error="raise")
@@ -229,6 +240,7 @@ def test_exception_that_does_not_pickle_comes_as_its_text(bus: Bus, start: Start
         bus.poll()
 
 
+@pytest.mark.slow
 def test_error_that_quotes_a_path_which_is_no_utf8(bus: Bus, start: Start) -> None:
     """It comes, with an escape in its text, and costs no worker."""
     far = start(handlers.fail_over_a_path, on_error="log")
@@ -280,6 +292,7 @@ def test_stalled_worker_is_killed(bus: Bus, start: Start, lines: Lines, told: li
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_stall_is_passed_over_where_errors_are_logged(bus: Bus, start: Start, lines: Lines) -> None:
     """With `on_error="log"` a new worker goes on behind the event that stalled."""
     far = start(handlers.hang_at_two, stall_timeout=0.2, on_error="log")
@@ -322,6 +335,7 @@ def test_stopped_worker_is_killed_at_close(bus: Bus, start: Start) -> None:
     assert adds_up(far, 3)
 
 
+@pytest.mark.slow
 def test_cancel_finishes_what_was_sent(bus: Bus, start: Start, lines: Lines) -> None:
     """Queued events are dropped, those under way are finished, and the worker ends."""
     far = start(handlers.note_slowly, on_close=handlers.closed)
@@ -337,6 +351,7 @@ def test_cancel_finishes_what_was_sent(bus: Bus, start: Start, lines: Lines) -> 
     assert account.delivered + account.dropped == 200
 
 
+@pytest.mark.slow
 def test_restarts_are_told_in_the_log_only(bus: Bus, start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """A death that costs nothing is no failure of the subscriber."""
     caplog.set_level(logging.WARNING, "eventloop")

@@ -111,6 +111,7 @@ Bus().subscribe(mine, "after_train_iter", offload="process")
     assert "TypeError: mine cannot be sent to a worker process: mine is defined in __main__" in err
 
 
+@pytest.mark.slow
 def test_exit_without_close_delivers_and_leaves_no_worker(script: Script, tmp_path: Path) -> None:
     """As to other background subscribers."""
     ran = script(
@@ -128,6 +129,7 @@ emit(bus, 100)
     assert gone(int(lines[0].split()[0]))
 
 
+@pytest.mark.slow
 def test_exit_does_not_wait_for_a_worker_that_hangs(script: Script, tmp_path: Path) -> None:
     """It is killed."""
     ran = script(
@@ -143,6 +145,7 @@ emit(bus, 2)
     until(lambda: gone(int(logged(tmp_path)[0].split()[0])))
 
 
+@pytest.mark.slow
 def test_killed_program_leaves_no_worker(script: Script, tmp_path: Path) -> None:
     """Its worker delivers what it was sent, and ends, although a forked child of the program holds the pipes."""
     ran = script(
@@ -175,6 +178,7 @@ os.kill(os.getpid(), 9)
         ran.stderr.close()
 
 
+@pytest.mark.slow
 def test_fork_leaves_the_parents_worker_alone(script: Script, tmp_path: Path) -> None:
     """A forked child's bus is inert; the parent's goes on, and its worker ends while the child lives."""
     ran = script(
@@ -261,6 +265,7 @@ assert bus.close(20)
     assert len({pid for pid, _ in lines}) == 2
 
 
+@pytest.mark.slow
 def test_worker_starts_though_its_folder_was_removed(script: Script, tmp_path: Path) -> None:
     """In the one that the program is in by then."""
     ran = script(
@@ -283,6 +288,7 @@ assert bus.close(20)
     assert [line.split()[-1] for line in logged(tmp_path)] == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_folder_of_handlers_may_have_any_name(script: Script, tmp_path: Path) -> None:
     """A file system has bytes, which need not be UTF-8."""
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")

@@ -25,6 +25,7 @@ from tests.support.spilling import SIZE, Anything, emit, hold, in_both_kinds, op
 # --- order -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative(2)
 @in_both_kinds
 @pytest.mark.parametrize("queue", [1, 1024])
 def test_nothing_is_lost(bus: Bus, held: Held, kind: str, queue: int, small_files: Path) -> None:
@@ -110,6 +111,7 @@ def test_batches_come_from_queue_and_file_alike(bus: Bus, held: Held, kind: str,
     assert max(len(batch) for batch in held.seen) == 3
 
 
+@pytest.mark.representative(2)
 @in_both_kinds
 @pytest.mark.parametrize("seed", range(3))
 def test_order_is_kept_while_both_ends_move(bus: Bus, kind: str, seed: int, small_files: Path) -> None:

@@ -66,6 +66,7 @@ class Disk:
         monkeypatch.setattr(spill.Segment, "append", failing)
 
 
+@pytest.mark.representative(2)
 @in_both_kinds
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_full_disk_means_counted_drops(

@@ -222,6 +222,7 @@ def test_a_lane_that_cannot_go_on_ends_alone(bus: Bus, kind: str, caplog: pytest
 # --- callbacks that never return ---------------------------------------------------------------------------
 
 
+@pytest.mark.representative(2)
 @in_both_kinds
 @pytest.mark.parametrize("overflow", OVERFLOWS)
 def test_a_hung_on_flush_is_a_stall(bus: Bus, held: Held, kind: str, overflow: Overflow) -> None:

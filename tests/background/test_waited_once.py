@@ -49,6 +49,7 @@ def hung(bus: Bus, held: Held, how: str) -> Subscription:
     return subscription
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["thread", "task", "blocking task"])
 def test_a_close_does_not_wait_again(
     held: Held, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

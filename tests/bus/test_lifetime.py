@@ -117,6 +117,7 @@ raise KeyError("mine")
     assert ran.stderr.endswith("KeyError: 'mine'\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["threading.Event().wait()", "time.sleep(3600)"])
 def test_exit_does_not_wait_for_a_hung_subscriber(python: Run, how: str) -> None:
     """A thread that hangs costs the exit its timeout, and is named."""
@@ -182,6 +183,7 @@ bus.emit(AfterTrainIter(iter=2))
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)"])
 def test_forked_child_writes_nothing_twice(python: Run, leave: str) -> None:

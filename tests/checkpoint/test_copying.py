@@ -197,6 +197,7 @@ def test_several_optimizers(make_trainer: MakeTrainer, late_equals_sync: Check) 
     assert [dict(optimizer._optimizer_step_pre_hooks) for optimizer in made] == [{}] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True])
 def test_another_optimizer(make_trainer: MakeTrainer, late_equals_sync: Check, several: bool) -> None:
     """The steps of one that a handler before the checkpoint's puts in the place of the trainer's wait, too."""

@@ -68,6 +68,7 @@ def test_who_waits_waits_no_longer_than_for_a_thread(
     )
 
 
+@pytest.mark.slow
 def test_a_superseded_save_is_given_up_to_the_next(
     stopped: tuple[Saver, SaverProcess],
     monkeypatch: pytest.MonkeyPatch,
@@ -126,6 +127,7 @@ def test_who_closes_waits_no_longer_either(
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
+@pytest.mark.slow
 def test_a_save_that_somebody_has_waited_for_is_given_to_no_process(
     make_saver: Callable[..., Saver], gate: Gate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_save_that_somebody_has_waited_for_is_given_to_no_process(
     assert saver.process.alive
 
 
+@pytest.mark.slow
 def test_a_save_that_nobody_waits_for_is_written_in_the_end(
     stopped: tuple[Saver, SaverProcess],
     monkeypatch: pytest.MonkeyPatch,

@@ -166,6 +166,7 @@ def test_a_process_that_is_gone(make_saver: Make, tmp_path: Path) -> None:
         process.save(packed, Job(tmp_path / "a"))
 
 
+@pytest.mark.slow
 @needs_shared_memory
 def test_process_writes_a_sparse_tensor(with_process: Make, tmp_path: Path) -> None:
     """It is no part of the shared memory, and comes with what is said of it."""
@@ -319,6 +320,7 @@ def test_without_memory_to_share_a_thread_writes(
     assert told(caplog) == [f"checkpoints are written by a thread, as {why}"]
 
 
+@pytest.mark.slow
 @needs_shared_memory
 @pytest.mark.parametrize("process", [False, True])
 def test_a_state_that_cannot_be_copied_is_a_failed_save(

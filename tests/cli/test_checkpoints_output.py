@@ -38,6 +38,7 @@ def in_shell(redirection: str, *arguments: object) -> subprocess.CompletedProces
 # --- where it is written to --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FULL.exists(), reason="needs Linux's /dev/full")
 @pytest.mark.parametrize("arguments", [[], ["--json"], ["--prune", "1", "--yes"]])
 def test_a_full_disk_is_one_line_and_exit_code_2(run: Path, arguments: list[str]) -> None:

@@ -209,6 +209,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch, event: str) -> None:
     monkeypatch.setattr(program, "build", build)
 
 
+@pytest.mark.slow
 def test_a_run_that_lacks_its_last_validation_is_not_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -140,6 +141,7 @@ sys.exit(cli.main(["demo", "--epochs", "1", "--work-dir", "run"]))
 """
 
 
+@pytest.mark.slow
 def test_an_error_while_training_shows_its_traceback(tmp_path: Path) -> None:
     """It is no bad input: the traceback ends in the line that raised, after the writers were given everything; the
     exit code is 1."""

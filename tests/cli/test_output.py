@@ -67,6 +67,7 @@ def test_a_training_is_not_lost_for_it(redirection: str, tmp_path: Path) -> None
     assert (tmp_path / "run" / "epoch_1").is_dir()
 
 
+@pytest.mark.slow
 def test_a_scheduler_sees_its_signal_all_the_same(start: Start, tmp_path: Path) -> None:
     """SIGTERM's exit code is the one that a requeue goes by, also where the words at the end cannot be shown."""
     with FULL.open("w") as full:

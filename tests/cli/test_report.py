@@ -297,6 +297,7 @@ def test_how_a_run_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "error: ValueError: a b\n" in printed(capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_without_blocks(encoding: str, run: Path) -> None:
     """Plainer characters are used where the output has no others."""

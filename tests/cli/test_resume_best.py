@@ -69,6 +69,7 @@ def test_auto_takes_the_newest(given: list[str], capsys: pytest.CaptureFixture[s
     assert f"resuming from {newest}\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_path_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     """It may be any."""
     assert resume("--resume", "run/epoch_1") == 0

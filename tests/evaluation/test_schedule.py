@@ -76,6 +76,7 @@ def letters(make_trainer: MakeTrainer, workflow: list[tuple[str, int]], **argume
     return "".join(seen)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("workflow", "epochs", "expected"),
     [

@@ -374,6 +374,7 @@ def test_reading_and_replaying_load_no_torch(python: Callable[..., Any]) -> None
     assert (ran.stdout.split(), ran.stderr) == ([], "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before", ["", "import eventloop.eventlog.replay", "from eventloop.eventlog.replay import ReplayReport"]
 )

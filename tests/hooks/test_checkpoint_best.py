@@ -34,6 +34,7 @@ def best_of(make_trainer: Make, scripted: Scripted) -> Callable[..., CheckpointH
     return train
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("scores", "epoch"),
     [

@@ -41,6 +41,7 @@ def train(make_trainer: Make, scripted: Scripted) -> Train:
     return run
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("keep_best", "scores", "epochs"),
     [
@@ -146,6 +147,7 @@ def test_resume_takes_the_best_of_them(train: Train, make_trainer: Make, scores:
     assert make_trainer(max_epochs=3).resume("best").name == hook.best.name
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("later", "kept"),
     [
@@ -168,6 +170,7 @@ def test_all_of_them_survive_a_resume(
     assert files() == [f"best_acc_epoch_{epoch}" for epoch in kept]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("keep_best", "later", "kept"),
     [

@@ -49,6 +49,7 @@ def killed(trainer: Trainer) -> None:
         trainer.train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", ["best", "epoch_2", "epoch_2.pth"])
 def test_auto_follows_the_run(run: Run, tmp_path: Path, chosen: str) -> None:
     """A run that was resumed from another checkpoint than the newest, and killed before its first save, is gone on

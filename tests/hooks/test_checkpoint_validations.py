@@ -97,6 +97,7 @@ def test_one_without_the_metric_is_no_error_there(run: Run, scripted: Scripted) 
         validating(run(**scripted({"loss": 1.0})), "before_train", 50).train()
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("event", "priority", "name"),
     [

@@ -36,6 +36,7 @@ def run(make_trainer: Make, scripted: Scripted) -> Run:
     return train
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("options", "scores", "epochs"),
     [
@@ -164,6 +165,7 @@ def test_validation_outside_a_training_does_not_count(make_trainer: Make, script
 SCORES = [0.5, 0.4, 0.6, 0.3, 0.2, 0.9]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["epoch_{}", "best"])
 def test_resumed_run_stops_where_the_uninterrupted_one_does(

@@ -164,6 +164,7 @@ def test_test_within_a_validation_leaves_the_average_in(make_trainer: MakeTraine
 # --- always swapped back -----------------------------------------------------------------------------------
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()], ids=["error", "interrupt"])
 @pytest.mark.parametrize(
     ("event", "priority"),

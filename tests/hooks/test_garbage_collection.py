@@ -130,6 +130,7 @@ def allocate(trainer: Trainer, batch: Batch) -> torch.Tensor:
     return loss
 
 
+@pytest.mark.slow
 def test_steps_that_allocate_are_collected_by_python(
     make_trainer: Make, seen: list[tuple[int, str]], no_nodes: None
 ) -> None:
@@ -162,6 +163,7 @@ def test_no_full_collection_inside_a_step(
     assert full == ["", "after_train_epoch", "after_val", "after_train_epoch", "after_val"]
 
 
+@pytest.mark.slow
 def test_generations_take_turns(make_trainer: Make, asked: list[tuple[int, str]]) -> None:
     """After every `interval` iterations the youngest, after ten times as many the middle, after a hundred times as
     many all: the same iterations whatever was allocated, so the same on all ranks."""
@@ -487,6 +489,7 @@ def test_bad_options_are_refused(options: dict[str, Any], error: type[Exception]
         GarbageCollectionHook(**options)
 
 
+@pytest.mark.slow
 def test_long_collections_take_a_hundredth_of_the_time(
     make_trainer: Make, asked: list[tuple[int, str]], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ def test_several_optimizers(make_trainer: MakeTrainer, make_batches: Batches) ->
     assert_same(model, by_hand(make_batches(8), [3, 3, 2])[0])
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6, 7])
 def test_resumed_run_equals_the_uninterrupted_one(
     make_trainer: MakeTrainer, make_batches: Batches, tmp_path: Path, at: int

@@ -202,6 +202,7 @@ def test_policy_equals_pytorchs_scheduler(rates: Callable[..., list[float]], nam
     assert rates(updater())[: RUN + last] == pytest.approx(torch_rates(schedule)[: RUN + last])
 
 
+@pytest.mark.representative(2)
 @pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")
 @pytest.mark.parametrize("three_phase", [False, True])
 @pytest.mark.parametrize("strategy", ["cos", "linear"])

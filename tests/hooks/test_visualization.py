@@ -186,6 +186,7 @@ def test_forms_of_an_image(image: Any, shape: tuple[int, ...], pixel: list[int])
     assert (tuple(made.shape), made.dtype, first(image)) == (shape, torch.uint8, pixel)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("drawn", "error", "message"),
     [

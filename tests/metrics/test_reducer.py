@@ -332,6 +332,7 @@ def test_ranks_with_other_maxima(meeting: Meeting) -> None:
     assert [rank.scalars for rank in ranks] == [[(0, {"loss": n, "other": 0.5})] for n in (0.0, 1.0)]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("seed", range(20))
 def test_ranks_that_do_as_they_like(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever each puts, and whenever it logs and looks, they come to the same collectives, and no value is lost."""

@@ -82,6 +82,7 @@ def program(installed: Path, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [{}, {"PYTHONPATH": "/my/own:/and/mine"}], ids=["none", "own"])
 def test_worker_starts_beside_a_backport(
     program: Run, installed: Path, tmp_path: Path, environment: dict[str, str]

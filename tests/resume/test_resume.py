@@ -168,6 +168,7 @@ def test_iteration_based_run_resumes_as_exactly(
     assert_same(state_of(second), whole)
 
 
+@pytest.mark.slow
 def test_resume_with_a_loader_that_reads_ahead(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Worker processes read ahead of the training; what was read and not trained on is trained on."""
     seed()
@@ -186,6 +187,7 @@ def test_resume_with_a_loader_that_reads_ahead(make_trainer: MakeTrainer, tmp_pa
     assert_same(state_of(second), state_of(whole))
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_exactly_without_a_file(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """`train()` called again after a stop in mid-epoch ends where the run would have that was never stopped."""
     seed()
@@ -201,6 +203,7 @@ def test_training_goes_on_as_exactly_without_a_file(make_trainer: MakeTrainer, t
     assert_same(state_of(parts), state_of(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["epoch_1", "iter_5", "best_loss_epoch_1"])
 def test_any_file_can_be_resumed_from(make_trainer: MakeTrainer, tmp_path: Path, name: str) -> None:
     """Saved before the validation of its epoch, within an iteration, or as the best: each file leads to the same
@@ -287,6 +290,7 @@ def test_resuming_a_finished_run_trains_nothing(make_trainer: MakeTrainer, tmp_p
     ]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_prolonged(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """With more epochs a finished run goes on where it ended."""
     build(make_trainer, tmp_path, plain(), max_epochs=2).train()

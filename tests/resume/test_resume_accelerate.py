@@ -80,6 +80,7 @@ def assert_goes_on(whole: Run, rest: Run, done: int) -> None:
     assert all(torch.equal(value, rest[1][name]) for name, value in whole[1].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seedable", [False, True], ids=["torch's sampler", "accelerate's sampler"])
 def test_resume_within_an_epoch(run: Any, tmp_path: Path, seedable: bool) -> None:
     """The batches of the epoch that were trained on are left out, and the later epochs are shuffled as they would be."""
@@ -137,6 +138,7 @@ def test_a_loader_is_asked_once(make_trainer: MakeTrainer) -> None:
     assert loader.asked == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_hand", [False, True], ids=["train", "hand-written loop"])
 def test_a_prepared_optimizer(make_trainer: MakeTrainer, tmp_path: Path, by_hand: bool) -> None:
     """With model, optimizer and loader prepared, each step is averaged, and checkpoints and a resume are exact."""

@@ -156,6 +156,7 @@ def of(kind: str) -> tuple[Any, dict[str, Any], Callable[[float, int], float]]:
     return schedulers, {name: make() for name, make in options.items()}, rate
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("kind", "edit"),
     [

@@ -116,6 +116,7 @@ def in_one_pass(make_trainer: MakeTrainer, loader: Any, directory: Path) -> Trai
     return make_trainer(train_loader=loader, max_epochs=1, work_dir=directory, **step)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_skipped_samples_are_not_read(make_trainer: MakeTrainer, tmp_path: Path, workers: int) -> None:
@@ -221,6 +222,7 @@ def batches_of(loader: Any, passes: int) -> list[list[Any]]:
     return [[value.tolist() for batch in loader for value in batch] for _ in range(passes)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_reading_through_workers_is_invisible(persistent: bool) -> None:
     """Three passes are, to the bit, those of a plain loop over the loader, draw as often, and leave it untouched."""

@@ -167,6 +167,7 @@ CASES: list[tuple[str, Hook, Hook, list[str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.representative(2)
 @pytest.mark.filterwarnings("ignore:cumulative_iters")
 @pytest.mark.parametrize(
     ("was", "now", "lines"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]

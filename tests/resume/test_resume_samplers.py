@@ -346,6 +346,7 @@ class SavesItself(DataLoader[Any]):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "told"),
     [
@@ -377,6 +378,7 @@ def warnings_of_order(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in caplog.messages if "during the pass" in line]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("stop", STOPS)
 def test_samples_are_read_again_where_they_share_the_samplers_generator(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, stop: int

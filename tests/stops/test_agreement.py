@@ -10,8 +10,6 @@ import pytest
 from tests.ranks import run_ranks
 from tests.stops.agreement_script import TRIALS
 
-pytestmark = pytest.mark.slow
-
 Ranks = list[dict[str, Any]]
 PER_EPOCH = 4
 

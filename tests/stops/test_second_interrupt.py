@@ -280,6 +280,7 @@ def test_a_save_under_way_is_given_up(
     assert load_checkpoint(tmp_path / "run" / "iter_2")["meta"]["iter"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["after_train_iter", "after_train", "after_run"])
 def test_while_a_save_is_waited_for(
     function: str, make_trainer: MakeTrainer, hold: Callable[[str], Hold], tmp_path: Path

@@ -106,6 +106,7 @@ def test_a_device_that_lags_holds_nobody(on_device: Callable[..., Trainer], devi
     assert trainer.costs().device is not None
 
 
+@pytest.mark.slow
 def test_only_sampled_iterations_record(on_device: Callable[..., Trainer], device: Device) -> None:
     """The first after the warm-up, and then one in a hundred: five events each, none in the others."""
     device.done.set()

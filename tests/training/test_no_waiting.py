@@ -41,6 +41,7 @@ def test_default_stack_reads_no_tensor_while_training(make_trainer: MakeTrainer,
     assert len(trainer.metrics.history("twice")) == 40
 
 
+@pytest.mark.slow
 def test_a_full_stack_reads_no_tensor_while_training(make_trainer: MakeTrainer, reads: Reads) -> None:
     """Nor with an average of the weights, bfloat16, accumulated and clipped gradients, invalid losses looked for,
     memory measured, early stopping, validations in between, and a log of every iteration. Reads of

@@ -62,6 +62,7 @@ emit(*range({first}, 1000))
     assert steps_in(tmp_path) == list(range(1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", LINES)
 def test_a_file_of_lines_is_whole(python: Run, tmp_path: Path, writer: str) -> None:
     """Every record has its line."""

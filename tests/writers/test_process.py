@@ -63,6 +63,7 @@ def test_writer_is_made_from_its_arguments(attach: Attach, tmp_path: Path) -> No
     assert text(tmp_path / "steps.txt") == [*flushed, "close in another process: True"]
 
 
+@pytest.mark.slow
 def test_constructor_that_calls_its_base_is_made_by_its_own(attach: Attach, tmp_path: Path) -> None:
     """The outermost constructor's arguments count."""
     bus = attach(in_process(Longer()))
@@ -95,6 +96,7 @@ def test_facts_are_those_of_the_first_event(tmp_path: Path) -> None:
     assert text(tmp_path / "steps.txt")[0] == "open 7"
 
 
+@pytest.mark.slow
 def test_writer_whose_worker_dies_goes_on(attach: Attach, account: Account, tmp_path: Path) -> None:
     """Another worker opens it again, at the first event that was not acknowledged."""
     writer = in_process(StepFile("steps.txt"))
@@ -155,6 +157,7 @@ def test_images_in_a_process(attach: Attach, account: Account, tmp_path: Path) -
     ]
 
 
+@pytest.mark.slow
 def test_writer_that_fails_to_open_brings_its_error(
     attach: Attach, account: Account, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

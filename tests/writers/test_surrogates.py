@@ -219,6 +219,7 @@ def test_a_mode_that_no_file_has_bytes_for(attach: Attach, tmp_path: Path) -> No
     assert [row["mode"] for row in rows(tmp_path / "metrics.csv")] == [GOOD]
 
 
+@pytest.mark.slow
 @OFFLOADS
 def test_tags(attach: Attach, account: Account, tmp_path: Path, offload: str) -> None:
     """Curves, images, histograms, texts and settings: TensorBoard's reader finds them under names with escapes."""

@@ -123,6 +123,7 @@ def test_media_start_a_process(attach: Attach, folder: Path, media: Callable[[in
     assert len({path.name.rpartition(".")[2] for path in folder.iterdir()}) == 2
 
 
+@pytest.mark.slow
 def test_many_events_move_in_order(attach: Attach, folder: Path) -> None:
     """However many wait for the thread when the first image comes: none is lost, doubled or out of its turn."""
     bus = attach(TensorBoardWriter())
@@ -209,6 +210,7 @@ def test_settings_of_a_thread_that_had_seen_the_end(attach: Attach, folder: Path
     assert len(files(folder)[1]) == 1
 
 
+@pytest.mark.slow
 def test_process_that_is_killed_is_replaced(attach: Attach, folder: Path) -> None:
     """Another one goes on at the first event that was not acknowledged, and every curve is whole."""
     bus = attach(TensorBoardWriter(), start_iter=10)
@@ -236,6 +238,7 @@ def test_thread_can_be_asked_for(attach: Attach, folder: Path) -> None:
     assert accounts(bus) == {"TensorBoardWriter": ("thread", 2, 0)}
 
 
+@pytest.mark.slow
 def test_process_can_be_asked_for(attach: Attach, folder: Path) -> None:
     """With `offload="process"` the scalars are in one from the start."""
     bus = attach(TensorBoardWriter(offload="process"))

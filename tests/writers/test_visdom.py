@@ -108,6 +108,7 @@ def test_values_are_appended_flush_by_flush(attach: Attach, make: Make, server: 
         assert server.curve(env, "loss") == [(s, 0.5) for s in range(1, step + 1)]
 
 
+@pytest.mark.slow
 def test_modes_share_a_panel(attach: Attach, make: Make, server: Server, env: str) -> None:
     """The loss of training and of validation are two curves of one panel, which is titled with the name."""
     write(attach(make()), *train(10, 20), ScalarsLogged(mode="val", step=20, scalars={"loss": 0.25}))
@@ -178,6 +179,7 @@ def test_a_late_value_takes_its_place(attach: Attach, make: Make, server: Server
     assert [step for step, _ in server.curve(env, "loss")] == [5, 10, 20, 30, 40]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_replaces_the_steps_it_runs_again(
     attach: Attach, make: Make, server: Server, env: str
 ) -> None:
