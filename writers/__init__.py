@@ -1,4 +1,9 @@
-"""Writers: background subscribers that put a run's facts somewhere. One destination a file."""
+"""Write a run's events to files, servers and the console, with one destination per module.
+
+Start reading at `writer.py`: `Writer` is the base class; `jsonl.py` is a short example of a subclass. A
+module imports its library in the constructor of its writer. This package may import any package below the
+trainer (`eventlog`, `events`, `bus`, `background`, `util`), and never imports `eventloop.hooks`.
+"""
 
 from typing import TYPE_CHECKING, NoReturn
 

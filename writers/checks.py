@@ -1,4 +1,8 @@
-"""What can be wrong with a writer, found where its class is defined, or where it is attached."""
+"""Check a writer's methods and attributes, when its class is defined and again when it is attached.
+
+`Writer.__init_subclass__` and `Writer.attach` call these functions, so that a mistake is an error before the
+run.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from eventloop.bus.subscription import check_budget, check_lane
 from eventloop.events.catalogue import find_event, several
 
 
-class Writes(Protocol):
-    """The methods of a writer, one of which writes."""
+class WriteMethods(Protocol):
+    """The two methods of a writer that receive events; a subclass overrides at least one."""
 
     batch: bool | int
 
@@ -24,49 +28,50 @@ class Writes(Protocol):
         """Write several events."""
 
 
-PLACES = ("auto", "thread", "process")
-_GIVEN = {"open": ["run"], "write": ["event"], "write_batch": ["events"], "flush": [], "close": []}
-"""The methods of a writer, and what each is called with."""
-_LANE = ("queue", "overflow", "on_error", "stall_timeout", "batch")
-_TRAINERS = ("trainer", "runner")
+OFFLOADS = ("auto", "thread", "process")
+_PARAMETERS = {"open": ["run"], "write": ["event"], "write_batch": ["events"], "flush": [], "close": []}
+"""The methods of a writer, each with the names of its parameters after `self`."""
+_QUEUE_OPTIONS = ("queue", "overflow", "on_error", "stall_timeout", "batch")
+_TRAINER_NAMES = ("trainer", "runner")
 
 
-def check_place(offload: Any) -> str:
-    """The `offload` of a writer.
+def check_offload(offload: Any) -> str:
+    """Return `offload` if it is one of `OFFLOADS`.
 
     Raises:
-        ValueError: it is none of `PLACES`.
+        ValueError: `offload` is another value.
     """
-    if offload not in PLACES:
-        raise ValueError(f"offload must be one of {', '.join(map(repr, PLACES))}, got {offload!r}")
-    place: str = offload
-    return place
+    if offload not in OFFLOADS:
+        raise ValueError(f"offload must be one of {', '.join(map(repr, OFFLOADS))}, got {offload!r}")
+    checked: str = offload
+    return checked
 
 
 def check_signatures(cls: type, base: type) -> None:
-    """Refuse methods that cannot be called as the base's are.
+    """Refuse a writer class whose methods do not accept the arguments that `base` declares.
 
     Raises:
-        TypeError: see the message.
+        TypeError: a method has another signature, or is a coroutine function or a generator function.
     """
-    for name, given in _GIVEN.items():
+    for name, parameters in _PARAMETERS.items():
         found = inspect.getattr_static(cls, name)
         if found is not vars(base)[name]:
-            _check_signature(f"{cls.__name__}.{name}", found, given)
+            _check_signature(f"{cls.__name__}.{name}", found, parameters)
 
 
-def _check_signature(where: str, found: object, given: list[str]) -> None:
+def _check_signature(where: str, found: object, parameters: list[str]) -> None:
     bound = isinstance(found, staticmethod)
     method = found.__func__ if isinstance(found, staticmethod | classmethod) else found
-    arguments = given if bound else ["self", *given]
+    arguments = parameters if bound else ["self", *parameters]
     expected = f"expected ({', '.join(arguments)})"
     if not isinstance(method, FunctionType):
-        if callable(method) or _is_computed(method):  # what it takes its first call says
+        if callable(method) or _is_computed(method):  # its parameters are unknown until the first call
             return
         raise TypeError(f"{where} must be a method, {expected}, got {found!r}")
     if inspect.iscoroutinefunction(method):
         raise TypeError(
-            f"{where} is a coroutine function, which nobody awaits: a writer has a thread of its own"
+            f"{where} is a coroutine function, which is never awaited: make it a plain method, "
+            "as a writer has a thread of its own"
         )
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         raise TypeError(f"{where} is a generator function: its body would never run")
@@ -74,24 +79,31 @@ def _check_signature(where: str, found: object, given: list[str]) -> None:
     try:
         signature.bind(*arguments)
     except TypeError:
-        hint = ": no writer is given the trainer" if {*_TRAINERS} & {*signature.parameters} else ""
+        hint = (
+            ": a writer does not receive the trainer" if {*_TRAINER_NAMES} & {*signature.parameters} else ""
+        )
         raise TypeError(f"{where}{signature} has a wrong signature: {expected}{hint}") from None
 
 
 def check_attributes(owner: object, name: str) -> None:
-    """Refuse attributes of a writer, or of its class, that no bus could take. Of a class those that are computed are not
-    looked at, nor whether the events are there: one may be declared later.
+    """Refuse attributes of a writer, or of its class, that the bus would not accept.
+
+    Attributes of a class that are computed, such as properties, are not checked. Nor is it checked for a
+    class that its events exist, because an event may be declared later.
+
+    Args:
+        name: the name with which an error message begins.
 
     Raises:
-        TypeError, ValueError: see the message, which begins with the name.
+        TypeError, ValueError: an attribute has a wrong type or value, or the event is unknown.
     """
-    attributes = ("events", "offload", "budget_us", *_LANE)
+    attributes = ("events", "offload", "budget_us", *_QUEUE_OPTIONS)
     values = {key: value for key in attributes if not _is_computed(value := getattr(owner, key))}
     if values.get("budget_us") is not None:
         check_budget(name, values["budget_us"])
     try:
-        check_lane(LaneOptions(**{key: values[key] for key in _LANE if key in values}))
-        check_place(values.get("offload", "auto"))
+        check_lane(LaneOptions(**{key: values[key] for key in _QUEUE_OPTIONS if key in values}))
+        check_offload(values.get("offload", "auto"))
         events = several(values.get("events", "*"))
         if not isinstance(owner, type):
             _check_events(events)
@@ -107,11 +119,11 @@ def _check_events(events: tuple[Any, ...]) -> None:
             find_event(event)
 
 
-def check_writes(writer: Writes, base: type[Writes]) -> None:
-    """Refuse a writer that would not write.
+def check_writes(writer: WriteMethods, base: type[WriteMethods]) -> None:
+    """Refuse a writer that overrides neither `write`, nor `write_batch` together with a `batch`.
 
     Raises:
-        TypeError: it has neither `write`, nor `write_batch` and a `batch`.
+        TypeError: the message names a method of the writer that was probably meant to be `write`.
     """
     if getattr(writer.write, "__func__", None) is not base.write:
         return
@@ -121,14 +133,15 @@ def check_writes(writer: Writes, base: type[Writes]) -> None:
             key for key, value in inspect.getmembers_static(cls) if callable(value) and not hasattr(base, key)
         ]
         near = get_close_matches("write", own, n=1)
-        hint = f"; is {cls.__name__}.{near[0]} meant to be it?" if near else ""
+        hint = f"; is {cls.__name__}.{near[0]} meant to be write?" if near else ""
         raise TypeError(f"{cls.__name__} has no write(event): override it{hint}")
     if writer.batch is False:
         raise TypeError(
-            f"{cls.__name__} has write_batch(events) and no write(event), but its batch is False: set batch = True"
+            f"{cls.__name__} has write_batch(events) and no write(event), but its batch is False: "
+            "set batch = True"
         )
 
 
 def _is_computed(value: object) -> bool:
-    """Whether it is a property, say, or a method: what it gives only an object knows."""
+    """Return whether `value` is a descriptor, such as a property or a method."""
     return hasattr(type(value), "__get__")

@@ -1,4 +1,8 @@
-"""The run as a person watches it: a progress bar on a terminal, plain lines anywhere else."""
+"""The console writer: a progress bar on a terminal, plain lines anywhere else.
+
+The trainer adds a `ConsoleWriter` by default where a terminal or a notebook shows it. `lines` makes its texts
+and `progress` draws its bar.
+"""
 
 from __future__ import annotations
 
@@ -39,34 +43,36 @@ if TYPE_CHECKING:
 
 
 class ConsoleWriter(Writer):
-    """Shows epoch, iteration, loss, learning rate, speed and time left.
+    """Print epoch, iteration, loss, learning rate, speed and remaining time.
 
         Trainer(..., writers=[ConsoleWriter(interval=50)])
 
         Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:08   203.4 it/s   loss: 0.1234      time: 0.0049
         Epoch(val)  [2]  accuracy: 0.9800      loss: 0.0700
 
-    A value that comes again and again keeps its place from line to line.
+    A value that is logged repeatedly stays in the same column from line to line.
 
-    Speed and time left come from the scalar `time`, seconds per iteration, smoothed; without it there is neither.
-    This is for people: programs read `JSONLWriter`'s file. When the reader of a pipe leaves, or there
-    is no standard output at all, the run goes on.
+    Speed and remaining time are computed from the scalar `time`, seconds per iteration, smoothed; without
+    that scalar neither is shown. The output is for people; programs read `JSONLWriter`'s file. The run
+    continues when the reader of a pipe closes it, and when there is no standard output at all.
 
     Args:
-        interval: training lines are at least this many iterations apart, the first comes at a multiple of it or
-            later; the values in between appear in the next one. The progress bar follows every event, at most ten times a second.
+        interval: minimum number of iterations between two training lines. The first line comes at a multiple
+            of it or later; values logged in between appear in the next line. The progress bar follows every
+            event, at most ten times a second.
         progress: True for the bar, False for lines, None for the bar where the output is a terminal and rich
             is installed.
-        stream: where to write; standard output, as it is when the run begins, by default.
+        stream: where to write; by default `sys.stdout` as it is when the run begins.
 
     Raises:
-        TypeError, ValueError: `interval` is no positive int, or `progress` neither True nor False nor None.
+        TypeError, ValueError: `interval` is not a positive int, or `progress` is not True, False or None.
         ImportError: `progress=True` and rich is not installed.
     """
 
     events = (
         BeforeRun, ScalarsLogged, TextLogged, BeforeVal, BeforeTest, AfterLoadCheckpoint, CheckpointSaved,
-        CheckpointFailed, StopRequested, PreemptionRequested, HandlerFailed, EventsDropped, SlowHandler, AfterRun,
+        CheckpointFailed, StopRequested, PreemptionRequested, HandlerFailed, EventsDropped, SlowHandler,
+        AfterRun,
     )  # fmt: skip
 
     def __init__(
@@ -84,7 +90,7 @@ class ConsoleWriter(Writer):
         self._module = _import_progress(required=progress is True) if wanted else None
         self._bar: ProgressBar | None = None
         self.nobody_reads = False
-        """The reader of the pipe that is written to has left, or there was none."""
+        """True once the reader of the pipe closed it, or without a stream; nothing is written then."""
         self._start_over()
 
     def open(self, run: Run) -> None:
@@ -112,7 +118,7 @@ class ConsoleWriter(Writer):
                     self._bar.note(event.mode)
             case _:
                 if self._bar is not None and isinstance(event, ScalarsLogged):
-                    self._bar.note("")  # the evaluation that was noted is over
+                    self._bar.note("")  # the evaluation is over
                 self._settle(ended=isinstance(event, AfterRun))
                 self._say(self._line(event), lines=isinstance(event, TextLogged))
 
@@ -138,8 +144,10 @@ class ConsoleWriter(Writer):
         self._settle()
 
     def _show(self, show: Callable[[], None]) -> None:
-        """Show nothing more once the reader of a pipe has left, as in `python train.py | head`: a console that nobody
-        reads has not failed."""
+        """Call `show` unless the output is closed.
+
+        A pipe that its reader closed, as in `python train.py | head`, is not an error.
+        """
         if self.nobody_reads:
             return
         try:
@@ -155,16 +163,16 @@ class ConsoleWriter(Writer):
         self._pace = Pace()
         self._columns: defaultdict[str, Columns] = defaultdict(Columns)  # by mode
         self._scalars: dict[str, float] = {}
-        self._printed: int | None = None  # the step of the last training line, or what the first counts from
-        self._held: ScalarsLogged | None = None  # what is still to be shown
+        self._printed: int | None = (
+            None  # the step of the last training line; at first a multiple of `interval`
+        )
+        self._held: ScalarsLogged | None = None  # the last training event without a line
         self._ended = False
 
     def _train(self, event: ScalarsLogged) -> None:
         self._scalars.update(event.scalars)
         self._pace.update(event.scalars.get("time", 0.0))
-        if (
-            self._printed is None
-        ):  # the next multiple of `interval`: what is logged each iteration is no whole line
+        if self._printed is None:  # the first line comes at the next multiple of `interval`
             self._printed = (event.step - 1) // self.interval * self.interval
         if self._bar is not None and not self._ended:
             self._bar.show(event, self._scalars, self._pace)
@@ -180,7 +188,7 @@ class ConsoleWriter(Writer):
         self._held = None
 
     def _settle(self, *, ended: bool = False) -> None:
-        """Show what was held back, so that lines keep the order of their events; after the run, end the bar."""
+        """Print the training line that was held back, before that of a later event; `ended` stops the bar."""
         if self._held is not None:
             self._print(self._held)
         if self._bar is not None and ended:
@@ -190,10 +198,10 @@ class ConsoleWriter(Writer):
         self._ended = self._ended or ended
 
     def _say(self, text: str, *, lines: bool = False) -> None:
-        """Print a text; a terminal obeys none of its characters, and only with `lines` it has several lines."""
+        """Print `text` without control characters; with `lines` it keeps its line breaks."""
         line = printable(text) if lines else on_a_line(text)
         encoding = getattr(self._out, "encoding", None)
-        if encoding:  # a character the output cannot show must not end the console
+        if encoding:  # a character that the output cannot encode must not disable the writer
             line = line.encode(encoding, "backslashreplace").decode(encoding)
         if self._bar is not None and self._bar.running:
             self._bar.say(line)

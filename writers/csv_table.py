@@ -1,9 +1,9 @@
-"""A CSV file with one row per (mode, step), whose columns grow, and which is whole at any moment.
+"""A CSV file with one row per (mode, step) whose columns can grow; `CSVWriter` writes through it.
 
-Rows are appended. Whatever changes rows that are there already (a new column, a value for a row that was written
-before, steps that a resumed run does again) is done in a second file, which then takes the place of the first.
-That costs a pass over the file, so values for earlier rows wait at the end of the file, as a second row of the same
-mode and step, until the file has grown by a quarter: each row is rewritten a bounded number of times.
+Rows are appended. A change to existing rows (a new column, a value for an earlier row, steps that a resumed
+run repeats) writes a second file and renames it over the first, so the file is complete at any moment. This
+costs one pass over the file. Values for earlier rows are therefore appended as a second row of the same mode
+and step, and merged when the file has grown by a quarter: each row is rewritten a bounded number of times.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from eventloop.util.surrogates import without_surrogates
 logger = logging.getLogger("eventloop")
 
 KEYS = ("mode", "step", "iter", "epoch")
-"""The first columns. `mode` and `step` tell rows apart."""
+"""The first columns. `mode` and `step` together are the key of a row."""
 _FIRST = ",".join(KEYS)
 SMALL = 1 << 18
-"""Bytes of a file that is cheap enough to be rewritten whenever there is a reason to: some milliseconds."""
+"""Up to this size in bytes a file is merged after each `add` that needs it, which takes some milliseconds."""
 
 Key = tuple[str, int]
 Cells = list[str]
 
 
 class Table:
-    """A file of rows, in which the steps of each mode increase.
+    """A file of rows in which the steps of each mode increase.
 
-    table = Table(path)
-    table.add({("train", 10): {"iter": "9", "epoch": "0", "loss": "0.5"}})
-    table.close()
+        table = Table(path)
+        table.add({("train", 10): {"iter": "9", "epoch": "0", "loss": "0.5"}})
+        table.close()
 
     Raises:
-        ValueError: the file is there, and is no such table.
-        OSError: it cannot be written.
+        ValueError: the file exists and is not such a table.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.resolve()  # the file, not a link to it, is what a rewritten one takes the place of
+        self.path = path.resolve()  # a rewrite replaces the file itself, not a link to it
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._open()
 
     def _open(self) -> None:
         self.columns = [*KEYS]
         self.last: dict[str, int] = {}  # the last step of each mode
-        self._tangled = False  # whether the file has two rows of a key, or a row that is out of order
+        self._unmerged = False  # whether the file has two rows of a key, or a row that is out of order
         self._file: FileIO | None = None
         if self.path.exists() and self.path.stat().st_size:
             header = self._read_header()
@@ -65,8 +65,11 @@ class Table:
         self._merged_size = self._size()
 
     def add(self, rows: Mapping[Key, Mapping[str, str]]) -> None:
-        """Append rows, cells by column; the columns grow as needed, empty in earlier rows. What a row of the same
-        key has already stays, unless the new row has it too. Lone surrogates in names become escapes."""
+        """Append rows, given as cells by column name.
+
+        A new column is empty in earlier rows. If a row of the same key exists, its cells stay, except those
+        that the new row has too. Lone surrogates in names become escapes.
+        """
         if not rows:
             return
         new = self._new_columns(rows)
@@ -81,7 +84,7 @@ class Table:
         self._append([self.columns, *lines] if empty else lines, {mode for mode, _ in rows})
         for mode, step in rows:
             self._note(mode, step)
-        if self._tangled and self._worth_merging():
+        if self._unmerged and self._worth_merging():
             self.merge()
 
     def _new_columns(self, rows: Mapping[Key, Mapping[str, str]]) -> list[str]:
@@ -89,16 +92,16 @@ class Table:
         return list(dict.fromkeys(name for row in rows.values() for name in row if name not in known))
 
     def merge(self) -> None:
-        """Make it one row per key, in order, if it is not."""
-        if self._tangled:
+        """Rewrite the file with one row per key, in order, unless it is so already."""
+        if self._unmerged:
             self._rewrite()
 
     def forget_after(self, step: int) -> None:
-        """Drop the rows of later steps."""
+        """Remove the rows of all steps after `step`."""
         self._rewrite(upto=step)
 
     def set_aside(self) -> Path:
-        """Keep the file under another name, `name.1.csv`, and begin anew. Returns the other name."""
+        """Rename the file to `name.1.csv`, or the next free number, start an empty one, return the path."""
         self.close()
         number = 1
         while (other := self.path.with_suffix(f".{number}{self.path.suffix}")).exists():
@@ -108,7 +111,7 @@ class Table:
         return other
 
     def close(self) -> None:
-        """Merge, and close the file."""
+        """Merge the rows and close the file."""
         if self._file is not None:
             try:
                 self.merge()
@@ -125,7 +128,10 @@ class Table:
         write_all(self._file, text.getvalue().encode())
 
     def _rewrite(self, upto: int | None = None) -> None:
-        """Replace the file by one with all columns and one row per key; a crash leaves one of the two."""
+        """Replace the file by one with all columns and one row per key, up to step `upto`.
+
+        After a crash either the old or the new file exists, and is complete.
+        """
         assert self._file is not None
         last: dict[str, int] = {}
         with replacing(self.path) as binary:
@@ -136,14 +142,16 @@ class Table:
                 last[cells[0]] = int(cells[1])
                 writer.writerow(cells)
             text.detach()
-        self.last, self._tangled = last, False
+        self.last, self._unmerged = last, False
         self._file.close()
         self._file = FileIO(self.path, "ab")
         self._merged_size = self._size()
 
     def _writer(self, file: TextIO, modes: Collection[str]) -> Any:
-        """Return a csv writer that quotes carriage returns too, which the csv module does only since Python 3.13. Readers
-        would take one for the end of a row."""
+        """Return a csv writer that also quotes carriage returns.
+
+        Readers would take one for the end of a row; the csv module quotes them only since Python 3.13.
+        """
         found = any("\r" in text for text in (*self.columns, *modes))
         return csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if found else csv.QUOTE_MINIMAL)
 
@@ -154,7 +162,7 @@ class Table:
         if step > self.last.get(mode, -1):
             self.last[mode] = step
         else:
-            self._tangled = True
+            self._unmerged = True
 
     def _size(self) -> int:
         return os.fstat(self._file.fileno()).st_size if self._file is not None else 0
@@ -166,12 +174,12 @@ class Table:
     # --- reading -------------------------------------------------------------------------------------------
 
     def _merged(self, upto: int | None) -> Iterator[Cells]:
-        """The rows up to a step, one per key and in order. Only those that are out of order are held in memory."""
+        """Yield the rows up to step `upto`, one per key, in order; hold only rows out of order in memory."""
         late = {mode: deque(sorted(rows.items())) for mode, rows in self._late_rows().items()}
         last: dict[str, int] = {}
         for mode, step, cells in self._rows():
             if step <= last.get(mode, -1):
-                continue  # one of `late`
+                continue  # it is in `late`
             last[mode] = step
             waiting = late.get(mode, ())
             while waiting and waiting[0][0] < step:
@@ -184,10 +192,10 @@ class Table:
                 yield cells
 
     def _late_rows(self) -> dict[str, dict[int, Cells]]:
-        """The rows with a step that is not above all before it in their mode, by mode and step."""
+        """Return the rows whose step is not above all earlier steps of their mode, by mode and step."""
         late: dict[str, dict[int, Cells]] = {}
         last: dict[str, int] = {}
-        for mode, step, cells in self._rows() if self._tangled else ():
+        for mode, step, cells in self._rows() if self._unmerged else ():
             if step > last.get(mode, -1):
                 last[mode] = step
             else:
@@ -196,7 +204,11 @@ class Table:
         return late
 
     def _rows(self) -> Iterator[tuple[str, int, Cells]]:
-        """Every row of the file, with as many cells as there are columns now."""
+        """Yield every row of the file as mode, step and cells, padded to the number of columns.
+
+        Raises:
+            ValueError: a row has too few or too many cells, or its step is not a number.
+        """
         width = len(self.columns)
         with open(self.path, encoding="utf-8", newline="") as file:
             reader = csv.reader(file)
@@ -206,15 +218,20 @@ class Table:
                     continue  # an empty line
                 if len(cells) > width or len(cells) < len(KEYS) or not cells[1].isdecimal():
                     raise ValueError(
-                        f"{self.path}, line {reader.line_num} is no row of this table, which has the columns "
-                        f"{', '.join(self.columns)}: got {','.join(cells)[:80]!r}; repair or remove the file"
+                        f"{self.path}, line {reader.line_num} is not a row of this table: expected the "
+                        f"columns {', '.join(self.columns)}, got {','.join(cells)[:80]!r}; repair or "
+                        "remove the file"
                     )
                 cells += [""] * (width - len(cells))
                 yield cells[0], int(cells[1]), cells
 
     def _read_header(self) -> list[str]:
-        """The columns; none, or any, where a kill left a part of the first line."""
-        # a kill may have cut a letter in two
+        """Return the column names; any list if a kill cut the first line, which `_open` then removes.
+
+        Raises:
+            ValueError: the first line is not the header of such a table.
+        """
+        # a kill may have cut a character in two
         with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
             if _FIRST.startswith(file.read(len(_FIRST) + 1)):
                 return []
@@ -222,25 +239,24 @@ class Table:
             header = next(csv.reader(file), [])
         if tuple(header[: len(KEYS)]) != KEYS:
             raise ValueError(
-                f"{self.path} is no file of a CSVWriter: its first line must begin with {','.join(KEYS)}, got "
-                f"{','.join(header)[:80]!r}; choose another filename"
+                f"{self.path} was not written by a CSVWriter: its first line must begin with "
+                f"{','.join(KEYS)}, got {','.join(header)[:80]!r}; choose another filename"
             )
         return header
 
     def _cut_torn_row(self) -> int:
-        """Remove a last row that lacks its end: nobody can tell 0.12 from the beginning of 0.1234. Returns the bytes
-        that are left."""
+        """Remove a last row without a line break, which a kill cut short, and return the size of the rest."""
         with FileIO(self.path, "rb+") as file:
             if torn := cut_torn_line(file.fileno(), bool):
                 logger.warning(
-                    "%s: the last row was cut short and is left out: %r (%s bytes are removed)",
+                    "%s: the last row was cut short and is removed: %r (%s bytes)",
                     self.path, torn[:80], f"{len(torn):,}",
                 )  # fmt: skip
             return os.fstat(file.fileno()).st_size
 
 
 def _is_text(names: Sequence[str]) -> bool:
-    """Whether UTF-8 has bytes for all of them."""
+    """Return whether UTF-8 can encode all `names`."""
     try:
         "".join(names).encode()
     except UnicodeEncodeError:
@@ -249,5 +265,5 @@ def _is_text(names: Sequence[str]) -> bool:
 
 
 def _overlay(cells: Cells, later: Cells) -> Cells:
-    """`cells`, with what `later` has in place of it."""
+    """Return `cells` with each cell replaced for which `later` has a value."""
     return [new or old for old, new in zip(cells, later, strict=True)]

@@ -1,4 +1,7 @@
-"""One row per mode and step: the format for pandas and spreadsheets."""
+"""The CSV writer: scalars as one row per mode and step, for pandas and spreadsheets.
+
+`csv_table` owns the file and its crash safety.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ logger = logging.getLogger("eventloop")
 
 
 class CSVWriter(Writer):
-    """Writes scalars to `<work_dir>/<filename>`:
+    """Write scalars to the CSV file `<work_dir>/<filename>`.
 
         mode,step,iter,epoch,loss,lr,accuracy
         train,40,39,0,0.1234,0.001,
@@ -28,25 +31,28 @@ class CSVWriter(Writer):
         frame = pandas.read_csv("runs/digits/metrics.csv")
         frame[frame["mode"] == "val"].plot("step", "accuracy")
 
-    An empty cell is a metric that was not logged at this step; a NaN is `nan`, the infinities `inf` and `-inf`. A
-    new metric is a new column, empty in the rows before. A metric named like one of the first four columns is in
-    `scalars/<name>`, as in `JSONLWriter`'s lines. The columns stay the same when a run is resumed, and its rows go on:
-    those of steps after the checkpoint are removed when training begins, because it will do them again. A training
-    that begins at 0 beside another run's file keeps that one as `metrics.1.csv`.
+    An empty cell is a metric that was not logged at this step. NaN is `nan`, the infinities are `inf` and
+    `-inf`. A new metric adds a column, which is empty in earlier rows. A metric named like one of the first
+    four columns is written as `scalars/<name>`, as in `JSONLWriter`'s lines.
 
-    Names stay what they are, also one that begins with "=", "+", "-" or "@", which a spreadsheet takes for a formula: a
-    "'" in front would be another name to every other program. Import the file of a run that you do not trust as text.
+    A resumed run keeps the columns and appends rows. When its training begins, the rows of steps after the
+    checkpoint are removed, because these steps are run again. If the file is there already when training
+    starts at iteration 0, it is an earlier run's and is renamed to `metrics.1.csv`.
 
-    Rows are written as they come, and survive a kill of the process. While a run goes on a value that comes late may
-    be in a second row of its mode and step; after `flush`, which is at the end of the run, there is one. Of a metric
-    that was logged twice for a step the later value stays; `JSONLWriter` keeps both.
+    Metric names are written unchanged, also those that begin with "=", "+", "-" or "@", which a spreadsheet
+    takes for a formula: a leading "'" would change the name for every other program. Import the file of a run
+    that you do not trust as text.
+
+    Rows are written as they arrive, and survive a kill of the process. During the run a late value may be in
+    a second row of its mode and step; `flush`, which is called at the end of the run, merges the two. If a
+    metric is logged twice at one step, the later value is kept; `JSONLWriter` keeps both.
 
     Args:
         filename: relative to the run's work_dir, or absolute.
-        name: what reports call the writer; needed for a second one.
+        name: the writer's name in reports; needed if there are two of this class.
 
     Raises:
-        TypeError: `filename` is no path.
+        TypeError: `filename` is not a path.
     """
 
     events = (ScalarsLogged, BeforeTrain)
@@ -57,7 +63,7 @@ class CSVWriter(Writer):
         self.filename = filename
         self.name = name
         self._table: Table | None = None
-        self._start = 0  # where training goes on, until the table is told
+        self._start = 0  # the iteration at which training resumes, until later rows are removed
 
     def open(self, run: Run) -> None:
         self._start = run.start_iter
@@ -94,10 +100,10 @@ class CSVWriter(Writer):
 
 
 def _begin(table: Table, completed: int) -> None:
-    """Training begins after so many iterations: what is there of later ones is no part of this run."""
+    """Remove rows of steps after `completed` iterations; at 0, rename the file of an earlier run."""
     if max(table.last.values(), default=0) <= completed:
         return
     if completed > 0:
         table.forget_after(completed)
     else:
-        logger.info("%s is an earlier run's and is kept as %s", table.path, table.set_aside().name)
+        logger.info("%s belongs to an earlier run and is kept as %s", table.path, table.set_aside().name)

@@ -1,4 +1,8 @@
-"""The event log: every event of a run, in order, in one file that `replay` drives any writer from."""
+"""The event log writer: every event of a run in one file, which `replay` can feed to any other writer.
+
+`eventloop.eventlog.format` owns the file format. A write that failed leaves the last complete record at the
+file's end.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +48,11 @@ from eventloop.writers.writer import Writer
 logger = logging.getLogger("eventloop")
 
 _NO_ENCODING = (TypeError, ValueError, OverflowError, RecursionError)
-"""What msgpack raises of a value it has nothing for; the text of such a value is written."""
+"""The errors of msgpack for a value that it cannot encode; the text of such a value is written."""
 
 
 class EventLogWriter(Writer):
-    """Appends every event to `<work_dir>/<filename>`: what any other writer would have written of the run can be made
-    from it afterwards.
+    """Append every event to `<work_dir>/<filename>`, from which other writers' files can be made later.
 
         Trainer(..., writers=[ConsoleWriter(), EventLogWriter()], work_dir="runs/digits")
 
@@ -58,27 +61,29 @@ class EventLogWriter(Writer):
         from eventloop import replay
         replay("runs/digits", bus, only="scalars_logged")
 
-    `eventloop.eventlog.format` describes the format, `read_events` reads it. A resumed run appends, and the sequence goes on; what a
-    kill or a full disk left of half a record is removed first. Iterations that are run again are in the log again,
-    behind another `before_run`.
+    `read_events` reads the file. A resumed run appends to it and continues its sequence numbers; an
+    incomplete record that a kill or a full disk left at the end is removed first. Iterations that are run
+    again are in the log twice, the second time after another `before_run`.
 
-    An event that cannot be encoded, as one with a tensor in it, is left out and has no number; it is counted as failed
-    and named in the log. A field of any other type that msgpack does not know is its text. A text that is no UTF-8, as a
-    path may be, has escapes in place of its lone surrogates: `\\udcff`.
+    An event that cannot be encoded, such as one with a tensor in it, is left out: it gets no sequence number,
+    counts as failed and is named in the Python log. A field of another type that msgpack does not know is
+    written as its text. In text that is not valid UTF-8, such as some paths, lone surrogates become escapes:
+    `\\udcff`.
 
-    What was written survives a kill of the process; after `fsync_interval` seconds, and after `flush`, it survives a
-    crash of the machine. Syncing has a thread of its own, so that a slow disk holds up no writing. After a write that
-    failed the file ends with the last whole record.
+    Written events survive a kill of the process; `fsync_interval` seconds later, and after `flush`, they
+    survive a crash of the machine. A separate thread calls fsync, so a slow disk does not delay writing.
+    After a failed write the file ends with the last complete record.
 
     Args:
         filename: relative to the run's work_dir, or absolute.
-        events: what to write, names or classes; "*" for every event.
-        fsync_interval: seconds between a write and its sync, at most; 0 to sync each write, None for never.
-        name: what reports call the writer; needed for a second one.
+        events: the events to write, names or classes; "*" for every event.
+        fsync_interval: at most so many seconds pass between a write and its fsync; 0 syncs each write, None
+            never.
+        name: the writer's name in reports; needed if there are two of this class.
 
     Raises:
-        TypeError, ValueError: an unknown event, a negative interval, or no path. When it is attached: `EventLogError`, the
-            file that is there is no event log.
+        TypeError, ValueError: an event is unknown, the interval is negative, or `filename` is not a path.
+        EventLogError: raised by `attach` if the file exists and is not an event log.
     """
 
     events: tuple[str | type[Event], ...] = ("*",)
@@ -100,7 +105,7 @@ class EventLogWriter(Writer):
         self._encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
         self._file: FileIO | None = None
         self._sync: _Sync | None = None
-        self._size = self._sequence = self._rank = self._placed = 0
+        self._size = self._sequence = self._rank = self._indexed = 0
         self._tags: dict[type[Event], str] = {}
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
@@ -112,10 +117,10 @@ class EventLogWriter(Writer):
 
     def open(self, run: Run) -> None:
         path = Path(run.work_dir, self.filename)
-        self._file, (self._size, self._sequence, self._placed) = _open_log(path)
+        self._file, (self._size, self._sequence, self._indexed) = _open_log(path)
         self._rank = run.rank
         if self.fsync_interval is not None:
-            _sync_directory(path.parent)  # or a new file may have its bytes after a crash, and no name
+            _sync_directory(path.parent)  # else a new file's directory entry may be lost in a crash
             self._sync = _Sync(self._file.fileno(), self.fsync_interval)
         self._append(self._record(time.time(), RUN_TAG, run))
 
@@ -131,8 +136,8 @@ class EventLogWriter(Writer):
             tag = self._tags.get(kind) or self._tags.setdefault(kind, event_name(kind))
             try:
                 records.append(self._record(now, tag, event))
-            except Exception as error:  # of this event alone: the next one has its number
-                bad.append(why_not(event, error, lambda value: self._encode(self._in_words(value))))
+            except Exception as error:  # only this event fails; the next one gets its sequence number
+                bad.append(why_not(event, error, lambda value: self._encode(self._as_text(value))))
             else:
                 self._sequence += 1
         self._append(b"".join(records))
@@ -156,13 +161,13 @@ class EventLogWriter(Writer):
     def _record(self, now: float, tag: str, body: Event | Run) -> bytes:
         try:
             payload = self._encode((tag, self._sequence, now, self._rank, body))
-        except _NO_ENCODING:  # one such event must not end the log
-            fields = {name: self._in_words(value) for name, value in msgspec.structs.asdict(body).items()}
+        except _NO_ENCODING:  # such an event must not disable the writer
+            fields = {name: self._as_text(value) for name, value in msgspec.structs.asdict(body).items()}
             payload = self._encode((tag, self._sequence, now, self._rank, fields))
         return pack(payload) + payload
 
-    def _in_words(self, value: Any) -> Any:
-        """A field, as text where msgpack has nothing for it, and with escapes in place of lone surrogates."""
+    def _as_text(self, value: Any) -> Any:
+        """Return `value`, as text if msgpack cannot encode it, and with escapes for lone surrogates."""
         try:
             self._encode(value)
         except UnicodeEncodeError:
@@ -181,40 +186,44 @@ class EventLogWriter(Writer):
 
     def _append(self, data: bytes) -> None:
         assert self._file is not None
-        place = self._size + len(data)
-        if due := place - self._placed >= PLACE_EVERY:
-            data += place_record(place, self._sequence, time.time(), self._rank)
+        offset = self._size + len(data)
+        if due := offset - self._indexed >= PLACE_EVERY:
+            data += place_record(offset, self._sequence, time.time(), self._rank)
         try:
             write_all(self._file, data)
         except OSError:
-            with suppress(OSError):  # what there was room for is half a record
+            with suppress(OSError):  # remove the part of a record that was written
                 self._file.truncate(self._size)
             raise
         self._size += len(data)
         if due:
-            self._placed = place
+            self._indexed = offset
         if self._sync is not None:
             self._sync.soon()
 
 
 class _Sync:
-    """Syncs a file some time after it was written, on a thread of its own. An error is raised by the next call: after
-    a failed sync nobody knows what is on the disk, and trying again would say that all is well.
+    """Calls fsync on a file some time after it was written, on a timer's thread.
+
+    The first error is raised by every later call. After a failed fsync the contents of the disk are unknown,
+    and a second fsync would succeed although data is lost.
 
     Args:
-        interval: seconds; 0 to sync at once, on the caller's thread.
+        interval: seconds; 0 syncs at once, on the caller's thread.
     """
 
     def __init__(self, descriptor: int, interval: float) -> None:
         self._descriptor = descriptor
         self._interval = interval
-        self._timer: threading.Timer | None = None  # that waits
-        self._syncing = threading.Lock()  # an error of the file is told once, perhaps to the timer
-        self._synced = -inf  # when it was synced here, for want of a thread
+        self._timer: threading.Timer | None = None  # the timer that waits, if any
+        self._syncing = threading.Lock()  # the system reports an error of the file once, maybe to the timer
+        self._synced = (
+            -inf
+        )  # `monotonic()` of the last sync on the caller's thread, where no thread could start
         self._error: OSError | None = None
 
     def soon(self) -> None:
-        """Sync within the interval."""
+        """Sync the file within the interval."""
         self._raise()
         if not self._interval:
             os.fsync(self._descriptor)
@@ -222,13 +231,13 @@ class _Sync:
             self._start_timer()
 
     def now(self) -> None:
-        """Sync."""
+        """Sync the file on the calling thread."""
         with self._syncing:
             self._raise()
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Sync for the last time."""
+        """Cancel the timer and sync the file a last time."""
         if (timer := self._timer) is not None:
             timer.cancel()
             timer.join()
@@ -240,17 +249,16 @@ class _Sync:
         timer.name = "eventloop fsync"
         try:
             timer.start()
-        except RuntimeError:  # at the interpreter's exit Python 3.12 starts none
+        except RuntimeError:  # Python 3.12 starts no thread at the interpreter's exit
             self._timer = None
-            if (
-                monotonic() - self._synced >= self._interval
-            ):  # not at each write: `close` will have no time left
+            # not at each write: `close` would have no time left
+            if monotonic() - self._synced >= self._interval:
                 os.fsync(self._descriptor)
                 self._synced = monotonic()
 
     def _run(self) -> None:
         with self._syncing:
-            self._timer = None  # first: what is written meanwhile needs another one
+            self._timer = None  # before the sync: a write during it needs another timer
             try:
                 os.fsync(self._descriptor)
             except OSError as error:
@@ -262,10 +270,10 @@ class _Sync:
 
 
 def _open_log(path: Path) -> tuple[FileIO, LogEnd]:
-    """Open a log to append to, or make one.
+    """Open a log to append to, or create one, and remove an incomplete record at its end.
 
     Raises:
-        EventLogError: what is there is no event log.
+        EventLogError: the file exists and is not an event log.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = FileIO(path, "ab+")
@@ -281,7 +289,8 @@ def _open_log(path: Path) -> tuple[FileIO, LogEnd]:
         if end.offset < size:
             file.truncate(end.offset)
             logger.warning(
-                "%s: the last %s bytes were no whole record and are removed: a kill or a full disk cut it short",
+                "%s: the last %s bytes were an incomplete record and are removed: a kill or a full disk "
+                "cut it short",
                 path, f"{size - end.offset:,}",
             )  # fmt: skip
     except BaseException:

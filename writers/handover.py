@@ -1,4 +1,8 @@
-"""A writer that moves from its thread to a process in the middle of a run: when the first heavy event comes."""
+"""Move a writer from its thread to a worker process during a run, at the first image or histogram.
+
+`TensorBoardWriter` uses it. Each event is written once and in order: all events before the first heavy one by
+the thread, all others by the process.
+"""
 
 from __future__ import annotations
 
@@ -16,71 +20,73 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 END_SECONDS = 5.0
-"""How long the process waits, before it opens its file, for the thread to end what it was given."""
+"""Seconds that the process waits, before it opens its file, for the thread to write its queued events."""
 
 
 class Moving(Protocol):
-    """A writer that can go on in a process."""
+    """A writer that can continue in a worker process."""
 
     def stays(self, event: Event) -> bool:
-        """True when the event may be written on the thread; asked for one event after another."""
+        """Return whether `event` may be written on the thread; called for each event in order."""
 
     def go_on_in_process(self, bus: Bus, handover: Handover) -> Subscription:
-        """Subscribe another writer, in a process, which goes on with what comes now."""
+        """Subscribe a second writer like this one, in a process, for the events from now on."""
 
 
 class Handover:
-    """Says which events a writer's thread is given: those before the first heavy one. That one and all later ones go to
-    a process, which does not exist before.
+    """Filters events between a writer's thread and the worker process that replaces it.
 
-    The bus asks about one event after another, on the thread that routes them, so that each event is written once and
-    in its turn. Where no process can be had the thread goes on with everything.
+    The thread gets the events before the first heavy one; then the process is started and gets that event and
+    all later ones. The bus calls both filters for one event after another, on its routing thread. If no
+    process can be started, the thread writes everything.
     """
 
     def __init__(self, bus: Bus, writer: Moving) -> None:
-        self._bus = weakref.ref(bus)  # which must not be kept alive by its own subscriber
+        self._bus = weakref.ref(bus)  # a subscriber must not keep its bus alive
         self._writer = writer
         self._thread: weakref.ref[Subscription] | None = None
         self._moved = self._failed = False
 
     def begin(self, thread: Subscription) -> None:
-        """The writer was subscribed, with the filter `before_media`."""
+        """Take the subscription of the writer's thread, whose filter is `before_media`."""
         self._thread = weakref.ref(thread)
 
     @property
     def _lane(self) -> Lane | None:
-        """The lane of this writer; another one after the bus was opened again."""
+        """Return the queue of the writer's thread, or None; reopening the bus makes a new one."""
         thread = self._thread() if self._thread is not None else None
         return thread.lane if thread is not None else None
 
     def before_media(self, event: Event) -> bool:
-        """The filter of the thread's subscription."""
+        """Return whether the thread gets `event`; start the process at the first event for it."""
         if self._moved:
             return False
         return self._failed or self._writer.stays(event) or not self._move(event)
 
     def wanted(self, event: Event) -> bool:
-        """The filter of the process's subscription: who cancels or pauses the writer means both."""
+        """Return False while the thread's subscription is cancelled or paused: this stops the process too."""
         thread = self._thread() if self._thread is not None else None
         return thread is not None and thread.active and not (self._lane and self._lane.paused)
 
     def wait_for_thread(self) -> None:
-        """Let the thread end what it was given. A thread that hangs is not waited for longer than `END_SECONDS`."""
+        """Wait until the thread has written and flushed the events in its queue, at most `END_SECONDS`."""
         if self._lane is not None:
             self._lane.flush_soon()
             self._lane.wait_flushed(END_SECONDS)
 
     def _move(self, event: Event) -> bool:
         bus = self._bus()
-        if bus is None or bus.closed:  # what is left is written where the writer is
+        if bus is None or bus.closed:  # the thread writes the remaining events
             return False
         try:
             process = self._writer.go_on_in_process(bus, self)
         except Exception as error:
             self._failed = True
-            logger.warning("a writer stays on its thread, no process can be had for its images: %s", error)
+            logger.warning(
+                "a writer stays on its thread, as no process could be started for its images: %s", error
+            )
             return False
         assert process.lane is not None
-        process.lane.put(event, None)  # its routes begin behind this one
+        process.lane.put(event, None)  # the new subscription is routed only later events
         self._moved = True
         return True

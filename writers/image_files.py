@@ -1,4 +1,7 @@
-"""Images as PNG files, for people who look at a folder."""
+"""The image file writer: each logged image as a PNG file in a folder.
+
+`pixels` converts and encodes the images.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,23 @@ from eventloop.writers.writer import Writer
 
 
 class ImageFileWriter(Writer):
-    """Writes each `image_logged` to `<work_dir>/images/{mode}/{name}/{step}.png`.
+    """Write each `image_logged` event to `<work_dir>/images/{mode}/{name}/{step}.png`.
 
-        Trainer(..., hooks=[VisualizationHook(interval=50)], writers=[ImageFileWriter()], work_dir="runs/digits")
+        Trainer(..., hooks=[VisualizationHook(interval=50)], writers=[ImageFileWriter()],
+        work_dir="runs/digits")
 
-    A "/" in a name makes folders; neither name nor mode leads out of the folder. Characters that some file system
-    refuses are escaped as in a URL, `%3A` for ":", and a part of more than 128 bytes ends in a hash. A second image of
-    a name and step is `{step}_1.png`, and so on; a resumed run writes over the images of the steps it does again. A file
-    is whole as soon as it is there.
+    A "/" in a name makes subfolders; no name or mode leads out of the folder. Characters that some file
+    systems refuse are escaped as in a URL (`%3A` for ":"), and a path component of more than 128 bytes ends
+    in a hash. A second image of one name and step is `{step}_1.png`, and so on. A resumed run overwrites the
+    images of the steps that it repeats. A file is complete as soon as it exists.
 
     Args:
         folder: relative to the run's work_dir, or absolute.
-        name: what reports call the writer; needed for a second one.
+        name: the writer's name in reports; needed if there are two of this class.
 
     Raises:
         ImportError: Pillow is not installed.
-        TypeError: `folder` is no path.
+        TypeError: `folder` is not a path.
     """
 
     events = (ImageLogged,)
@@ -40,9 +44,8 @@ class ImageFileWriter(Writer):
         self.folder = folder
         self.name = name
         self._lib = _import_library()
-        self._written: dict[
-            tuple[str, str], tuple[int, int]
-        ] = {}  # the last step, and how many images it has
+        # (mode, name) -> the last step, and how many images it has
+        self._written: dict[tuple[str, str], tuple[int, int]] = {}
 
     def open(self, run: Run) -> None:
         self._root = Path(run.work_dir, self.folder)

@@ -1,4 +1,7 @@
-"""One JSON object a line: the format for programs, `grep` and `jq`."""
+"""The JSONL writer and its reader: one JSON object per line, for programs, `grep` and `jq`.
+
+`eventloop.eventlog.jsonl` owns the names of keys and the form of special values.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ from eventloop.writers.writer import Writer
 
 
 class JSONLWriter(Writer):
-    """Appends to `<work_dir>/<filename>`, one line an event:
+    """Append each event as one JSON line to `<work_dir>/<filename>`.
 
         {"mode":"train","step":40,"iter":39,"epoch":0,"loss":0.1234,"lr":0.001}
         {"event":"checkpoint_saved","iter":39,"epoch":0,...,"path":"runs/digits/epoch_1"}
@@ -48,24 +51,28 @@ class JSONLWriter(Writer):
         for row in read_jsonl("runs/digits/metrics.jsonl"):
             print(row)
 
-    A line without "event" is `scalars_logged`. JSON has no word for NaN and the infinities: they are the strings
-    "NaN", "Infinity" and "-Infinity", which `read_jsonl` turns back; a text of these very words gets a "~" in
-    front. A metric named like a reserved key is written as `scalars/<name>`.
+    A line without the key "event" is a `scalars_logged`. NaN and the infinities are the strings "NaN",
+    "Infinity" and "-Infinity", because JSON cannot represent them; `read_jsonl` converts them back. A text
+    that equals one of these strings gets a "~" in front. A metric named like a reserved key is written as
+    `scalars/<name>`.
 
-    An event that has no JSON form, as one with a tensor in it, is left out, counted as failed and named in the log. A
-    text that is no UTF-8, as a path may be, has escapes in place of its lone surrogates: `\\udcff`.
+    An event without a JSON form, such as one with a tensor in it, is left out: it counts as failed and is
+    named in the Python log. In text that is not valid UTF-8, such as some paths, lone surrogates become
+    escapes: `\\udcff`.
 
-    A resumed run appends. Iterations that are run again have a second line; the `before_run` line in between
-    says where it went on. What was written survives a kill of the process, though not of the machine; what a kill or a
-    full disk left of half a line is removed when the file is opened again.
+    A resumed run appends. Iterations that are run again have a second line, after a `before_run` line with
+    the iteration from which the run continued. Written lines survive a kill of the process, but not a crash
+    of the machine. An incomplete line that a kill or a full disk left is removed when the file is opened
+    again.
 
     Args:
         filename: relative to the run's work_dir, or absolute.
-        events: what to write, names or classes; "*" for every event.
-        name: what reports call the writer; needed for a second one.
+        events: the events to write, names or classes; "*" for every event. By default scalars, texts and the
+            events about the run, its checkpoints, stops and failed handlers.
+        name: the writer's name in reports; needed if there are two of this class.
 
     Raises:
-        TypeError, ValueError: an unknown event, or `filename` is no path.
+        TypeError, ValueError: an event is unknown, or `filename` is not a path.
     """
 
     events: tuple[str | type[Event], ...] = (
@@ -100,7 +107,7 @@ class JSONLWriter(Writer):
         bad: list[BadEvent] = []
         try:
             lines = self._encoder.encode_lines([_row(event) for event in events])
-        except Exception:  # of one of them: the others have their lines
+        except Exception:  # one event cannot be encoded; write the lines of the others
             lines = b"".join(self._lines(events, bad))
         write_all(self._file, lines)
         if bad:
@@ -128,9 +135,9 @@ class JSONLWriter(Writer):
 
 
 def read_jsonl(path: str | PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The lines of a file that `JSONLWriter` wrote, with NaN and the infinities as floats again.
+    """Yield the lines of a file written by `JSONLWriter` as dicts, with NaN and the infinities as floats.
 
-    A line that was cut short by a kill is left out, with a warning that names it.
+    A line that a kill cut short is left out, with a `UserWarning` that names it.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -150,7 +157,7 @@ def _row(event: Event) -> dict[str, Any]:
         return line
     row: dict[str, Any] = {"mode": event.mode, "step": event.step, "iter": event.iter, "epoch": event.epoch}
     scalars = event.scalars
-    # the usual case, at a third of the time
+    # the usual case, in a third of the time
     if isfinite(sum(scalars.values())) and not any(map(is_reserved, scalars)):
         row.update(scalars)
         return row

@@ -1,4 +1,4 @@
-"""What the console says: one line of text for a fact. Nothing here writes anything."""
+"""Format events as console lines; used by `ConsoleWriter` and `ProgressBar`. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from eventloop.events.run import Run
 
 TIMES = ("time", "data_time", "step_time", "hook_time")
 POSITION, ETA, SPEED = range(3)
-"""Fields of a line that have no scalar's name."""
+"""Keys of the fields of a line that are not scalars."""
 NUMBER_WIDTH, TIME_WIDTH, ETA_WIDTH, SPEED_WIDTH = 10, 7, 8, 11
-"""Characters that `9.9000e-05`, `12.3456`, `10:00:00` and `0.0815 it/s` take."""
+"""Widths in characters, of values such as `9.9000e-05`, `12.3456`, `10:00:00` and `0.0815 it/s`."""
 
 
 class Columns:
-    """Where the fields of a line are: a field that comes a second time keeps its place from then on.
+    """The column layout of a sequence of lines: from its second appearance on, a field keeps its column.
 
-    A line that lacks the field leaves the place blank. A place grows where a text is wider than those before it. Fields
-    that come once, or for the first time, are at the end.
+    A line without the field leaves the column blank. A column grows with the widest text so far. Fields that
+    appear for the first time are at the end of their line.
     """
 
     LIMIT = 100
+    """At most so many columns."""
 
     def __init__(self) -> None:
         self._widths: dict[str | int, int] = {}
         self._places: dict[str | int, None] = {}
 
     def line(self, fields: Mapping[str | int, str]) -> str:
-        """Lay out a line."""
+        """Return one line with `fields` in their columns."""
         for key, text in fields.items():
             if key in self._widths and len(self._places) < self.LIMIT:
                 self._places.setdefault(key)
@@ -55,23 +56,26 @@ class Columns:
 
 
 class Pace:
-    """Seconds an iteration, smoothed so that what is shown does not flicker: the mean of the first values, later
-    an exponential average that forgets a slow start."""
+    """Seconds per iteration, smoothed so that the displayed speed does not flicker.
+
+    The mean of the first values; later an exponential moving average, in which a slow start loses its weight.
+    """
 
     WEIGHT = 0.2
+    """The weight of a new value in the moving average."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._count = 0
 
     def update(self, seconds: float) -> None:
-        """Enter the mean of another interval."""
+        """Add the seconds per iteration of another interval; ignore a value not finite and positive."""
         if math.isfinite(seconds) and seconds > 0:
             self._count += 1
             self.seconds += (seconds - self.seconds) * max(self.WEIGHT, 1 / self._count)
 
     def eta(self, event: ScalarsLogged) -> str:
-        """Time until the run's last iteration as h:mm:ss, or nothing where it is unknown."""
+        """Return the time until the run's last iteration as h:mm:ss, or "" if it is unknown."""
         if not self.seconds or event.max_iters is None:
             return ""
         left = round(min(max(0, event.max_iters - event.step) * self.seconds, 1e12))
@@ -79,20 +83,21 @@ class Pace:
 
     @property
     def speed(self) -> str:
-        """`203.4 it/s`, with three digits where an iteration takes long; nothing while it is unknown."""
+        """Return iterations per second such as `203.4 it/s`, or "" while the speed is unknown."""
         if not self.seconds:
             return ""
         rate = 1 / self.seconds
-        return (
-            f"{rate:.0f} it/s" if rate >= 1000 else f"{rate:.1f} it/s" if rate >= 10 else f"{rate:.3g} it/s"
-        )
+        digits = ".0f" if rate >= 1000 else ".1f" if rate >= 10 else ".3g"
+        return f"{rate:{digits}} it/s"
 
 
 def train_line(
     event: ScalarsLogged, scalars: Mapping[str, float], run: Run, pace: Pace, columns: Columns
 ) -> str:
-    """`Epoch(train) [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:12  203.4 it/s  loss: 0.1234  time: 0.0049`: MMEngine's
-    line with the speed, and the times last."""
+    """Format a training line: MMEngine's line, with the speed added and the times last.
+
+    Epoch(train) [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:12  203.4 it/s  loss: 0.1234  time: 0.0049
+    """
     fields: dict[str | int, str] = {POSITION: _position(event, run)}
     rates = [name for name in scalars if is_rate(name)]
     fields |= _named(scalars, rates)
@@ -104,7 +109,7 @@ def train_line(
 
 
 def score_line(event: ScalarsLogged, columns: Columns) -> str:
-    """`Epoch(val)  [2]  accuracy: 0.9800  loss: 0.0700`."""
+    """Format the scalars of an evaluation as a line: `Epoch(val)  [2]  accuracy: 0.9800  loss: 0.0700`."""
     if event.max_epochs is None:
         position = f"Iter({event.mode}) [{_padded(event.step, event.max_iters)}]"
     else:
@@ -114,12 +119,12 @@ def score_line(event: ScalarsLogged, columns: Columns) -> str:
 
 
 def _times_last(names: Iterable[str]) -> list[str]:
-    """Their order in a line; a sort that keeps the others in theirs."""
+    """Sort `names` so that times are last, in the order of `TIMES`; the others keep their order."""
     return sorted(names, key=lambda name: TIMES.index(name) if name in TIMES else -1)
 
 
 def _named(scalars: Mapping[str, float], names: Iterable[str]) -> dict[str | int, str]:
-    """`name: value` of each, as wide as most of its values are."""
+    """Return `name: value` for each name, padded to the usual width of such values."""
     return {
         name: f"{name}: {number(name, scalars[name]):<{TIME_WIDTH if name in TIMES else NUMBER_WIDTH}}"
         for name in names
@@ -127,7 +132,7 @@ def _named(scalars: Mapping[str, float], names: Iterable[str]) -> dict[str | int
 
 
 def notice(event: Event) -> str:
-    """One line about anything else."""
+    """Format any event that has no scalars as one line; a logged text keeps its line breaks."""
     match event:
         case TextLogged():
             return f"{event.name}: {event.text}" if event.name else event.text
@@ -143,7 +148,7 @@ def notice(event: Event) -> str:
         case HandlerFailed():
             return f"{event.handler} FAILED ({event.count}x): {one_line(event.error)}"
         case EventsDropped():
-            return f"{event.handler} dropped {event.count} events: there was no room for them"
+            return f"{event.handler} dropped {event.count} events: its queue was full"
         case SlowHandler():
             return f"{event.handler} is slow: p99 {event.cost * 1e3:.2f} ms over {event.count} calls"
         case AfterRun():
@@ -153,19 +158,22 @@ def notice(event: Event) -> str:
 
 
 def number(name: str, value: float) -> str:
-    """Four digits, as a power of ten where four places behind the point would not show them."""
+    """Format a value with four decimals.
+
+    Learning rates, and values below 1e-3 or from 1e6 on, are in scientific notation; times never are.
+    """
     small = value != 0 and not 1e-3 <= abs(value) < 1e6 and not name.endswith("time")
     return f"{value:.4e}" if is_rate(name) or small else f"{value:.4f}"
 
 
 @lru_cache(maxsize=4096)
 def is_rate(name: str) -> bool:
-    """True for learning rates: `lr`, `base_lr`, `lr/group1`."""
+    """Return whether `name` is a learning rate, such as `lr`, `base_lr` or `lr/group1`."""
     return any(part == "lr" or part.endswith("_lr") for part in name.split("/"))
 
 
 def one_line(text: str) -> str:
-    """`text` without its line breaks."""
+    """Join the lines of `text` by spaces."""
     return " ".join(text.split())
 
 

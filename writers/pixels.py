@@ -1,4 +1,7 @@
-"""Payloads of logging events as arrays, and arrays as PNG. Imported by the writers that need numpy and Pillow."""
+"""Convert logged images and histograms to numpy arrays, and images to PNG.
+
+Imports numpy and Pillow; only writers of images and histograms import this module, when they are constructed.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +15,42 @@ from PIL import Image
 from eventloop.events import HistogramLogged, ImageLogged
 
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-"""Pillow's name for an image of so many channels."""
+"""Pillow's mode by number of channels."""
 
 
 def values(event: ImageLogged | HistogramLogged) -> npt.NDArray[np.generic]:
-    """The array of an event.
+    """Return the array of an event, a read-only view of its bytes.
 
     Raises:
         TypeError: numpy has no such dtype.
-        ValueError: the bytes are not those of an array of that shape.
+        ValueError: the number of bytes does not match shape and dtype.
     """
     dtype = np.dtype(event.dtype)
     if len(event.data) != prod(event.shape) * dtype.itemsize:
         raise ValueError(
-            f"{event.name!r} has {len(event.data)} bytes, which is no array of shape {event.shape} and dtype {dtype}"
+            f"{event.name!r} has {len(event.data)} bytes, expected {prod(event.shape) * dtype.itemsize} for "
+            f"shape {event.shape} and dtype {dtype}"
         )
     return np.frombuffer(event.data, dtype).reshape(event.shape)
 
 
 def pixels(event: ImageLogged) -> npt.NDArray[np.uint8]:
-    """The image as bytes of shape (height, width, channels).
+    """Return an image as a uint8 array of shape (height, width, channels).
 
-    uint8 is taken as it is. Floats are intensities from 0 to 1, as in PyTorch's `add_image`: what is beyond is cut,
-    NaN is black. In a bool image True is white.
+    uint8 values are used unchanged. Floats are intensities from 0 to 1, as in PyTorch's `add_image`: values
+    outside are clipped, NaN is black. In a bool image True is white.
 
     Raises:
-        TypeError: another dtype.
-        ValueError: another shape, or no pixel.
+        TypeError: the dtype is not uint8, float or bool.
+        ValueError: the shape is not (height, width) or (height, width, 1 to 4), or the image has no pixels.
     """
     image = values(event)
     if image.ndim == 2:
         image = image[:, :, None]
     if image.ndim != 3 or image.shape[2] not in MODES or not image.size:
         raise ValueError(
-            f"image {event.name!r} must have the shape (height, width, channels) with 1 to 4 channels, got {event.shape}"
+            f"image {event.name!r} must have the shape (height, width, channels) with 1 to 4 channels, "
+            f"got {event.shape}"
         )
     if image.dtype == np.uint8:
         return image.astype(np.uint8, copy=False)
@@ -60,7 +65,7 @@ def pixels(event: ImageLogged) -> npt.NDArray[np.uint8]:
 
 
 def png(image: npt.NDArray[np.uint8]) -> bytes:
-    """A PNG file of an image of shape (height, width, channels)."""
+    """Encode an image of shape (height, width, channels) as a PNG file."""
     height, width, channels = image.shape
     buffer = io.BytesIO()
     Image.frombytes(MODES[channels], (width, height), image.tobytes()).save(buffer, "PNG")

@@ -1,4 +1,4 @@
-"""What the files that hold any event make of values that msgspec has no encoding for."""
+"""Convert values that msgspec cannot encode, for the files of `JSONLWriter` and `EventLogWriter`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import msgspec
 from eventloop.util.surrogates import without_surrogates
 
 _BINARY = (bytes, bytearray, memoryview, datetime)
-"""What msgpack has a form of its own for; JSON makes texts of them."""
+"""Types that msgpack encodes itself; in JSON they become strings."""
 
 
 class NoPlainValue(Exception):
-    """A tensor or an array of several elements, or of one that cannot be read: its text would not be all of it, and
-    whoever has it may be changing it."""
+    """Raised for a tensor or array that is not one readable number.
+
+    Its text would be abbreviated, and another thread may be changing its elements.
+    """
 
 
 def plain(value: Any) -> Any:
-    """The number that a scalar of numpy or a tensor of one element is, and anything else as its text.
+    """Convert a numpy scalar or a tensor of one element to a number, and any other value to its text.
 
     Raises:
-        NoPlainValue: it has elements.
+        NoPlainValue: `value.item()` failed, as it does for several elements.
     """
     item = getattr(value, "item", None)
     if item is None:
@@ -34,10 +36,11 @@ def plain(value: Any) -> Any:
 
 
 def encodable(value: Any) -> Any:
-    """A value that was refused for a lone surrogate in it, with an escape in place of each; objects are mappings, or
-    what `plain` makes of them.
+    """Replace the lone surrogates in `value` by escapes, so that it can be encoded.
+
+    Objects become mappings, or the result of `plain`.
 
     Raises:
-        NoPlainValue: there is something else in it that has no encoding.
+        NoPlainValue: the value contains a tensor or array that is not one readable number.
     """
     return without_surrogates(msgspec.to_builtins(value, enc_hook=plain, builtin_types=_BINARY))

@@ -1,4 +1,7 @@
-"""A progress bar on a terminal. Imports rich: only `ConsoleWriter`'s constructor imports this module."""
+"""The progress bar of `ConsoleWriter`.
+
+Imports rich; only the constructor of `ConsoleWriter` imports this module.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,18 @@ from eventloop.events import ScalarsLogged
 from eventloop.writers.lines import ETA_WIDTH, Pace, number
 
 REFRESH_SECONDS = 0.1
+"""The bar is drawn at most once in this time."""
 WIDTH = 30
+"""Characters of the bar, at most."""
 
 
 class ProgressBar:
-    """One line that is drawn again and again, and ordinary lines that appear above it.
+    """A line that is redrawn in place at the bottom of a terminal, with ordinary lines above it.
 
-    It is drawn by whoever calls `show`, at most every `REFRESH_SECONDS`: rich's own thread would draw it ten times
-    a second whether or not anything changed, at 1 ms of the interpreter each (this line: 0.2 ms). `sys.stdout`
-    stays what it was: replaced from here, a `print` in a training thread or a forked loader worker would wait for
-    a lock of this thread.
+    The thread that calls `show` draws it, at most every `REFRESH_SECONDS`. rich's own refresh thread is off:
+    it would draw ten times a second even without changes, and hold the interpreter for 1 ms each time (this
+    class: 0.2 ms). `sys.stdout` is not replaced: a `print` in the training thread or in a forked loader
+    worker would otherwise wait for a lock of the writer's thread.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -35,11 +40,11 @@ class ProgressBar:
 
     @property
     def running(self) -> bool:
-        """True from the first `show` to `stop`."""
+        """Return True from the first `show` until `stop`."""
         return self._live is not None
 
     def show(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> None:
-        """Say where the run is, unless it was said a moment ago; then `draw` or the next `show` does."""
+        """Update the bar; draw it unless it was drawn less than `REFRESH_SECONDS` ago."""
         self._state, self._note = (event, latest, pace), ""
         if self._live is None:
             self._live = Live(
@@ -50,38 +55,40 @@ class ProgressBar:
         elif monotonic() - self._drawn >= REFRESH_SECONDS:
             self.draw()
 
-    def note(self, what: str) -> None:
-        """Say what else is under way, until the next `show`."""
-        self._note = what
+    def note(self, activity: str) -> None:
+        """Show `activity`, such as "val", at the head of the line until the next `show`."""
+        self._note = activity
         self.draw()
 
     def say(self, line: str) -> None:
-        """Print an ordinary line above."""
+        """Print an ordinary line above the bar."""
         self._console.print(line, soft_wrap=True)
         self._return()
 
     def draw(self) -> None:
-        """Draw the line now."""
+        """Draw the bar now, if it is running."""
         if self._live is not None and self._state is not None:
             self._drawn = monotonic()
             self._live.update(self._line(*self._state), refresh=True)
             self._return()
 
     def _return(self) -> None:
-        """Go to the beginning of the bar's line: what the program prints then replaces the bar, and is not cut by the
-        terminal's width."""
+        """Move the cursor to the start of the line, so that a print of the program overwrites the bar."""
         self._console.file.write("\r")
         self._console.file.flush()
 
     def stop(self) -> None:
-        """Draw the line a last time and leave the cursor below it: what others print next is clean."""
+        """Draw the bar a last time and leave the cursor on the next line."""
         live, self._live = self._live, None
         if live is not None and self._state is not None:
             live.update(self._line(*self._state))
             live.stop()
 
     def _line(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> Text:
-        """Every field keeps its width from one call to the next, and is whole; the bar takes what the terminal has left."""
+        """Return the line: fields of constant width, and the bar in the remaining width of the terminal.
+
+        Fields that do not fit are left out.
+        """
         done, total = event.step, event.max_iters
         head, tail = f"{self._note or 'iter':<5} ", f" {_of(done, total)}"
         if event.max_epochs is not None:
@@ -121,7 +128,7 @@ def _of(done: int, total: int | None) -> str:
 
 
 def _short(name: str, value: float) -> str:
-    """At most seven characters, with as many digits as they hold."""
+    """Format a value in at most seven characters, with as many digits as fit."""
     texts = [number(name, value), f"{value:.1e}", f"{value:.0e}"]
     if abs(value) >= 1:
         texts.insert(1, f"{value:.5g}")

@@ -1,4 +1,7 @@
-"""TensorBoard event files: curves, images, histograms, texts, hyperparameters and the model's graph."""
+"""The TensorBoard writer: metrics, images, histograms, texts, settings and the model's graph.
+
+`tensorboard_records` makes the records, `handover` moves the writer from its thread to a worker process.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +32,23 @@ from eventloop.events import (
 from eventloop.events.run import Run
 from eventloop.util.append_file import write_all
 from eventloop.util.checks import check_path
-from eventloop.writers.checks import check_place
+from eventloop.writers.checks import check_offload
 from eventloop.writers.handover import Handover
 from eventloop.writers.writer import Writer
 
 
-class Begun(msgspec.Struct):
-    """What a writer's thread was given before a process went on."""
+class Progress(msgspec.Struct):
+    """The kinds of records that the writer's thread wrote before the process continued."""
 
     opened: bool = False
-    """Anything: the settings and the graph are in its file."""
+    """True if the thread got any event: the hyperparameters and the graph are in its file."""
     restarted: bool = False
-    """A beginning of training: TensorBoard was told which steps are run again."""
+    """True if training began: the record that discards repeated steps is in its file."""
     ended: bool = False
-    """An end of a run, which the HParams tab takes in once."""
+    """True if the run ended: the HParams tab reads only one end."""
 
     def note(self, event: Event) -> None:
-        """One more event."""
+        """Take into account one more event for the thread."""
         self.opened = True
         training = isinstance(event, ScalarsLogged) and event.mode == "train"
         self.restarted = self.restarted or training or isinstance(event, BeforeTrain)
@@ -53,7 +56,7 @@ class Begun(msgspec.Struct):
 
 
 class Continued(Run, frozen=True):
-    """A run whose beginning another writer has written."""
+    """The facts of a run, with those that the process needs from the writer's thread."""
 
     folder: str = ""
     opened: bool = False
@@ -61,42 +64,46 @@ class Continued(Run, frozen=True):
 
 
 TOGETHER = 32
-"""Events without media that are written with one system call, at most: some 0.2 ms."""
+"""The most events that the thread writes with one system call: they take some 0.2 ms."""
 
 
 class TensorBoardWriter(Writer):
-    """Writes `{mode}/{name}` at step `event.step`, in files that TensorBoard reads while the run goes on.
+    """Write metrics, images, histograms and texts to files that TensorBoard reads during the run.
 
         TensorBoardWriter(hparams={"lr": 0.1, "layers": 18, "optimizer": "SGD"}, metrics=["val/accuracy"])
 
-    Ten scalars of one event take 8 us of the interpreter. `SummaryWriter.add_scalar` takes 500 us and more, and
-    `EventFileWriter` with one record for all ten takes 90 us: the rest is a checksum in pure Python, a second queue
-    and a second thread. So this writes the records itself, one an event, on the thread that it has already.
+    The tag is `{mode}/{name}`, the step is `event.step`. An event of ten scalars takes 8 us of the
+    interpreter, because the writer encodes one record per event itself. (`SummaryWriter.add_scalar` takes 500
+    us or more for ten scalars; `EventFileWriter`, with one record for all ten, takes 90 us for its checksum
+    in Python, a second queue and thread.)
 
-    Runs without images and histograms never start a process. At the first one a process goes on, in a file of its own,
-    and is given all that comes from then on: while a thread encodes an image of 512 by 512, Python's other threads wait,
-    and so do the steps (`benchmarks.slow_writers` measures it). Scalars alone are cheaper on the thread. They move too,
-    because TensorBoard takes a folder's files one after another: it reads no more of a file once a later one is there,
-    and the mark of a resumed run in one file takes away what others hold. The process is another subscription, named
-    "..., in a process". A writer that no process can import (a class of the script that is run, say) stays on its
-    thread, and so does one with `offload="thread"`.
+    With `offload="auto"` the writer begins on a thread and continues in a worker process, with a file of its
+    own, from the first image or histogram on. The reason is that encoding an image of 512 x 512 on a thread
+    delays the training steps (measured by `benchmarks.slow_writers`); scalars alone are cheaper on the
+    thread. A run without images and histograms starts no process. Later scalars go to the process too,
+    because TensorBoard stops reading a file when a later one exists. The process is a second subscription,
+    named "..., in a process". A writer that a process cannot import, such as a class of the main script,
+    stays on its thread.
 
-    When training goes on from a checkpoint, TensorBoard is told to forget the steps that will be run again, so that
-    no curve doubles. Of a histogram's values those that are not finite are a curve of their own, `{name}/nonfinite`.
+    When training resumes from a checkpoint, a record makes TensorBoard discard the steps that are run again,
+    so that no curve has them twice. The number of a histogram's values that are not finite is a curve
+    `{tag}/nonfinite`.
 
     Args:
-        log_dir: where the files go; `<work_dir>/tensorboard` by default.
-        name: what reports call the writer; needed for a second one.
-        hparams: the run's settings, shown in the HParams tab beside those of other runs.
+        log_dir: the folder of the files; `<work_dir>/tensorboard` by default.
+        name: the writer's name in reports; needed if there are two of this class.
+        hparams: the run's settings, compared with those of other runs in the HParams tab.
         metrics: tags of the curves to compare there, such as "val/accuracy".
         graph: the model's graph, from `trace_graph(model, inputs)`.
-        bins: of histograms: how many, between the least and the greatest value; or "tensorflow", the default of
-            `SummaryWriter`: bins that grow by 10 % with their distance from 0, the same in all histograms.
-        offload: "thread" or "process" for everything from the start; "auto" by default, as said above.
+        bins: number of equal histogram bins between the least and the greatest value, or "tensorflow", the
+            default of `SummaryWriter`: bins that grow by 10 % with their distance from 0, the same in all
+            histograms.
+        offload: "thread" or "process" for all events; "auto", the default, is described above.
 
     Raises:
-        ImportError: tensorboard is not installed.
-        TypeError, ValueError: a hyperparameter that is no bool, int, float or str, or another bad argument.
+        ImportError: tensorboard or google-crc32c is not installed.
+        TypeError, ValueError: a hyperparameter is not a bool, int, float or str, or another argument is
+            wrong.
     """
 
     events = (ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, BeforeTrain, AfterRun)
@@ -114,7 +121,7 @@ class TensorBoardWriter(Writer):
         offload: str | None = None,
     ) -> None:
         if offload is not None:
-            self.offload = check_place(offload)
+            self.offload = check_offload(offload)
         if log_dir is not None:
             check_path("log_dir", log_dir)
         self.log_dir = None if log_dir is None else os.path.abspath(log_dir)
@@ -126,19 +133,19 @@ class TensorBoardWriter(Writer):
         self._lib = _import_library()
         self._scalars = self._lib.Scalars()
         self._file: FileIO | None = None
-        self._start = 0  # where training goes on, until TensorBoard is told
-        self._ended = False  # whether the HParams tab was told how the run ended, which it takes in once
-        self._begun = Begun()
-        self._handover: Handover | None = None  # where this is the writer that goes on
+        self._start = 0  # the iteration at which training resumes, until the restart record is written
+        self._ended = False  # whether the end of the run is written: the HParams tab reads only one
+        self._begun = Progress()
+        self._handover: Handover | None = None  # set on the writer that continues in a process
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
-        """Subscribe to the bus: on a thread, until there is an image or a histogram; see `Writer.attach`."""
+        """Subscribe to `bus`, with "auto" on a thread until the first image; see `Writer.attach`."""
         if self.offload != "auto" or self.overflow == "block" or not self._can_be_sent():
             return super().attach(bus, run)
         self._refuse_another(bus)
         self._get_run = run
         handover = Handover(bus, self)
-        # of scalars and texts, which are small; an image comes here only where no process can be had for it
+        # scalars and texts are small; an image comes here only if no process could be started
         together = TOGETHER if type(self).write is TensorBoardWriter.write else False
         thread = self._subscribe(bus, "thread", when=handover.before_media, batch=together)
         handover.begin(thread)
@@ -178,7 +185,7 @@ class TensorBoardWriter(Writer):
         )
 
     def _records(self, event: Event) -> Iterator[Any]:
-        """What is written of an event; each is to be encoded before the next is asked for."""
+        """Yield the records of an event; encode each before taking the next, as its object is used again."""
         lib = self._lib
         match event:
             case ScalarsLogged():
@@ -208,14 +215,14 @@ class TensorBoardWriter(Writer):
     # --- from the thread to a process ----------------------------------------------------------------------
 
     def stays(self, event: Event) -> bool:
-        """True until the first image or histogram; see `Handover`."""
+        """Return whether `event` is neither an image nor a histogram, and note it if so."""
         if isinstance(event, ImageLogged | HistogramLogged):
             return False
         self._begun.note(event)
         return True
 
     def go_on_in_process(self, bus: Bus, handover: Handover) -> Subscription:
-        """Subscribe a writer made like this one, in a process."""
+        """Subscribe a writer with the same arguments and settings, in a worker process."""
         assert self._made_with is not None
         writer: TensorBoardWriter = self._made_with()
         writer._get_run, writer._handover, writer._begun = self._get_run, handover, self._begun
@@ -224,7 +231,7 @@ class TensorBoardWriter(Writer):
         return writer._subscribe(bus, "process", name=f"{self._called}, in a process", when=handover.wanted)
 
     def worker_facts(self) -> Run:
-        """The run, and what is written of it already, once it is written."""
+        """Return the run and what the thread wrote of it; waits until the thread has written its queue."""
         run = super().worker_facts()
         if self._handover is None:
             return run
@@ -236,8 +243,10 @@ class TensorBoardWriter(Writer):
     # --- writing -------------------------------------------------------------------------------------------
 
     def _restart(self) -> Iterator[Any]:
-        """Whatever an interrupted run wrote of later steps is about to be written again. A run that only evaluates a
-        checkpoint writes none of them, and takes none away."""
+        """Yield the record that discards the steps after the checkpoint, once, if training resumed from one.
+
+        A run that only evaluates a checkpoint repeats no steps, and yields nothing.
+        """
         if self._start > 0:
             start, self._start = self._start, 0
             yield self._lib.restart(start + 1)
@@ -260,7 +269,7 @@ def _import_library() -> ModuleType:
 
 
 def _file_name() -> str:
-    """TensorBoard reads a folder's files in the order of their names: a later one must sort after an earlier one."""
+    """Return a file name that sorts after earlier ones, because TensorBoard reads files in that order."""
     seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     return f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
 
@@ -271,7 +280,7 @@ def _check_hparams(hparams: Any) -> dict[str, bool | int | float | str]:
     for key, value in (hparams or {}).items():
         if not isinstance(key, str) or type(value) not in (bool, int, float, str):
             raise TypeError(
-                f"hparams must map names to bool, int, float or str, which is what TensorBoard compares; got "
+                "hparams must map names to bool, int, float or str, the types that TensorBoard compares, got "
                 f"{key!r}: {value!r}"
             )
     return dict(hparams or {})
@@ -281,7 +290,9 @@ def _check_metrics(metrics: Any, hparams: object) -> list[str]:
     if isinstance(metrics, str) or not all(isinstance(tag, str) for tag in metrics):
         raise TypeError(f"metrics must be a list of tags such as ['val/accuracy'], got {metrics!r}")
     if metrics and not hparams:
-        raise ValueError("metrics are what hparams are compared by: give hparams too, or no metrics")
+        raise ValueError(
+            f"metrics needs hparams, got metrics={list(metrics)} without: give hparams too, or no metrics"
+        )
     return list(metrics)
 
 

@@ -1,4 +1,7 @@
-"""A model's graph for TensorBoard: traced by whoever has the model, and written by the writer, which has not."""
+"""Trace a model's graph for TensorBoard.
+
+A script calls `trace_graph`, because `TensorBoardWriter` does not have the model; the writer takes the bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,18 @@ def trace_graph(model: torch.nn.Module, inputs: Any, *, strict: bool = True) -> 
 
         TensorBoardWriter(graph=trace_graph(model, torch.zeros(1, 3, 224, 224)))
 
-    The model runs once, in evaluation mode. Modes, buffers and random state are afterwards what they were before.
+    The model runs once, in evaluation mode. Its modes and buffers, and the random state, are restored
+    afterwards.
 
     Args:
-        model: anything `torch.jit.trace` takes.
-        inputs: a batch as `model(inputs)` takes it, on the model's device; a tuple for several arguments.
-        strict: False lets the model return lists and dicts; see `torch.jit.trace`.
+        model: a module that `torch.jit.trace` accepts.
+        inputs: a batch as in `model(inputs)`, on the model's device; a tuple for several arguments.
+        strict: False allows the model to return lists and dicts; see `torch.jit.trace`.
 
     Raises:
         ImportError: tensorboard is not installed.
-        TypeError: `strict` is neither True nor False.
-        RuntimeError: the model cannot be traced; the cause says why.
+        TypeError: `strict` is not a bool.
+        RuntimeError: the model cannot be traced; `__cause__` is torch's error.
     """
     check_bools(strict=strict)
     try:
@@ -36,8 +40,9 @@ def trace_graph(model: torch.nn.Module, inputs: Any, *, strict: bool = True) -> 
     except ImportError as error:
         raise ImportError("trace_graph needs tensorboard: pip install 'torch-eventloop[demo]'") from error
     with _untouched(model), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which TensorBoard's format needs
-        warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)  # the same in torch 2.15
+        # torch.jit is deprecated, but TensorBoard's format needs it; torch 2.15 raises a FutureWarning
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)
         definition, _ = graph(model, inputs, use_strict_trace=strict)
     encoded: bytes = definition.SerializeToString()
     return encoded
@@ -53,7 +58,7 @@ def _untouched(model: torch.nn.Module) -> Iterator[None]:
         with torch.no_grad(), torch.random.fork_rng():
             yield
     finally:
-        for module, training in modes.items():  # one by one: some may be frozen, others not
+        for module, training in modes.items():  # not `model.train()`: modules may differ in their modes
             module.training = training
         with torch.no_grad():
             for buffer, before in buffers:

@@ -1,6 +1,7 @@
-"""The records of TensorBoard's plugins, made from events. Imported by `TensorBoardWriter` when it is built.
+"""Make the records of TensorBoard's plugins from events.
 
-Images and histograms are the kinds of `SummaryWriter`, which every version of TensorBoard reads.
+Imports tensorboard; `TensorBoardWriter` imports this module when it is constructed. Images and histograms
+have the format of `SummaryWriter`, which every version of TensorBoard reads.
 """
 
 from __future__ import annotations
@@ -23,37 +24,41 @@ from eventloop.writers.pixels import pixels, png, values
 from eventloop.writers.tfrecord import frame
 
 __all__ = [
-    "Scalars", "begin", "frame", "graph", "histogram", "hparams", "image", "restart", "run_info", "session_end", "text",
+    "Scalars", "begin", "frame", "graph", "histogram", "hparams", "image", "restart", "run_info",
+    "session_end", "text",
 ]  # fmt: skip
 
 CHUNK = 8192
-"""Values counted at once: numpy holds the interpreter meanwhile. For 100 000 at once it was 24 ms, for these it is 4."""
+"""Histogram values per call of numpy, which holds the interpreter: 4 ms, and 24 ms for 100 000 values."""
 
 HParam = bool | int | float | str
 
 
 def begin() -> Any:
-    """The first record of a file."""
+    """Return the first record of a file, with its format version."""
     return Record(wall_time=time.time(), file_version="brain.Event:2")
 
 
 def restart(step: int) -> Any:
-    """Tells readers to forget what they have of `step` and later."""
+    """Return a record that makes readers discard everything at `step` and later."""
     return Record(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
 
 
 class Scalars:
-    """Makes the records of scalars, one for all of an event. Those of the same names are one record that is filled in
-    again, which takes a third of the time; so it has to be encoded before the next one is asked for."""
+    """Makes one record for all scalars of an event.
+
+    Events with the same names use the same record object, which takes a third of the time of a new one.
+    Encode a record before the next call of `record`.
+    """
 
     KEPT = 64
-    """Sets of names whose records are kept."""
+    """How many record objects are kept, one for each set of names."""
 
     def __init__(self) -> None:
         self._records: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}
 
     def record(self, event: ScalarsLogged) -> Any:
-        """The record of an event, until the next one."""
+        """Return the record of an event; it is valid until the next call."""
         scalars = event.scalars
         key = (event.mode, *scalars)
         known = self._records.get(key)
@@ -76,26 +81,26 @@ class Scalars:
 
 
 def text(event: TextLogged) -> Any:
-    """A text, which TensorBoard shows as markdown."""
+    """Return the record of a text, which TensorBoard shows as Markdown."""
     return _text(f"{event.mode}/{event.name}", event.text, event.step)
 
 
 def run_info(event: RunInfo) -> Any:
-    """A table of two columns, in markdown."""
+    """Return the record of the facts of a run, as a Markdown table of keys and values."""
     rows = [f"|{_cell(key)}|{_cell(value)}|" for key, value in event.info.items()]
     return _text("run_info", "\n".join(["|key|value|", "|---|---|", *rows]), event.step)
 
 
 def graph(definition: bytes) -> Any:
-    """A model's graph, an encoded GraphDef."""
+    """Return the record of a model's graph; `definition` is an encoded GraphDef."""
     return Record(wall_time=time.time(), graph_def=definition)
 
 
 def image(event: ImageLogged) -> Any:
-    """An image as PNG.
+    """Return the record of an image, encoded as PNG.
 
     Raises:
-        TypeError, ValueError: it is no image; see `pixels`.
+        TypeError, ValueError: dtype or shape are not those of an image; see `pixels.pixels`.
     """
     array = pixels(event)
     record = Record(wall_time=time.time(), step=event.step)
@@ -107,10 +112,12 @@ def image(event: ImageLogged) -> Any:
 
 
 def histogram(event: HistogramLogged, bins: int | str) -> Any:
-    """The finite values, counted in bins. How many are not finite, if any, is the curve `{tag}/nonfinite`.
+    """Return the record of a histogram of the finite values.
+
+    The number of values that are not finite, if any, is the scalar `{tag}/nonfinite`.
 
     Raises:
-        TypeError, ValueError: the bytes are no array of numbers.
+        TypeError, ValueError: dtype and shape do not match the bytes, or the values are not numbers.
     """
     array = values(event).ravel().astype(np.float64)
     finite = array[np.isfinite(array)]
@@ -129,7 +136,7 @@ def histogram(event: HistogramLogged, bins: int | str) -> Any:
 
 
 def hparams(chosen: Mapping[str, HParam], metrics: Sequence[str]) -> list[Any]:
-    """What the HParams tab shows of a run: its settings, and the curves whose last values are compared."""
+    """Return the records of the HParams tab: the settings, and the tags whose last values are compared."""
     kinds = {bool: "BOOL", int: "FLOAT64", float: "FLOAT64", str: "STRING"}
     experiment = api_pb2.Experiment(
         hparam_infos=[
@@ -152,7 +159,7 @@ def hparams(chosen: Mapping[str, HParam], metrics: Sequence[str]) -> list[Any]:
 
 
 def session_end(event: AfterRun) -> Any:
-    """How the run ended, for the HParams tab."""
+    """Return the record of the run's end for the HParams tab, with success or failure."""
     status = "STATUS_SUCCESS" if event.error is None else "STATUS_FAILURE"
     end = plugin_data_pb2.SessionEndInfo(status=api_pb2.Status.Value(status), end_time_secs=time.time())
     return _hparams_record(metadata.SESSION_END_INFO_TAG, session_end_info=end)
@@ -181,8 +188,10 @@ def _cell(content: str) -> str:
 
 
 def _count(finite: npt.NDArray[np.float64], bins: int | str) -> tuple[list[int], list[float]]:
-    """Counts and right edges, from the first filled bin to the last, after an empty one: TensorBoard takes the left
-    edge of a bin from the one before."""
+    """Return counts and right edges from the first filled bin to the last.
+
+    An empty bin comes first, because TensorBoard takes the left edge of a bin from the bin before it.
+    """
     edges = np.histogram_bin_edges(finite, bins) if isinstance(bins, int) else _exponential_edges()
     inside = finite.clip(edges[0], edges[-1])
     counts = np.zeros(len(edges) - 1, np.int64)
@@ -195,7 +204,7 @@ def _count(finite: npt.NDArray[np.float64], bins: int | str) -> tuple[list[int],
 
 @cache
 def _exponential_edges() -> npt.NDArray[np.float64]:
-    """TensorFlow's and `SummaryWriter`'s: from 1e-12 to 1e20 each is 1.1 times the one before, on both sides of 0."""
+    """Return the edges of TensorFlow's bins: from 1e-12 to 1e20 by factors of 1.1, on both sides of 0."""
     count = int(np.ceil(np.log(1e32) / np.log(1.1)))
     positive = 1e-12 * 1.1 ** np.arange(count)
     return np.concatenate([-positive[::-1], [0.0], positive])

@@ -1,8 +1,9 @@
-"""The records of TensorBoard's event files: length, checksum of the length, data, checksum of the data.
+"""Frame the records of TensorBoard's event files.
 
-The checksum is CRC-32C, from a C library. TensorBoard's own is a Python loop over bytes: 45 us for the 244 bytes of
-ten scalars and 209 ms for an image of 512 x 512, during which a training thread competes for the interpreter. The
-library takes less than a microsecond and 0.1 ms.
+A record is length, checksum of the length, data, checksum of the data; `tensorboard_records` uses it. The
+checksum is CRC-32C from a C library. TensorBoard's own is a Python loop over bytes that holds the
+interpreter: 45 us for the 244 bytes of ten scalars and 209 ms for an image of 512 x 512; the library takes
+less than 1 us and 0.1 ms.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _MASK = 0xFFFFFFFF
 
 
 def frame(data: bytes) -> bytes:
-    """A record, all numbers little-endian."""
+    """Return `data` as one record, with all numbers little-endian."""
     return b"".join((_header(len(data)), data, _checksum(data)))
 
 
@@ -27,6 +28,9 @@ def _header(length: int) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Masked, so that data which holds checksums does not confuse its own: TensorFlow's `record_writer.cc`."""
+    """Return the CRC-32C of `data`, masked as in TensorFlow's `record_writer.cc`.
+
+    Without the mask, a checksum of data that contains checksums would be weak.
+    """
     crc = value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & _MASK)

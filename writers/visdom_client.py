@@ -1,7 +1,7 @@
-"""The curves of one environment on a visdom server: what `VisdomWriter` draws through.
+"""Read and draw curves on a visdom server; `VisdomWriter` uses it.
 
-visdom's own client waits without end for a server that hangs, and takes an error page for success. Here every
-request has a timeout, and every refusal is an error.
+visdom's own client waits forever for a server that hangs, and ignores HTTP errors. Here every request has a
+timeout, and an HTTP error raises.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 from eventloop.util.surrogates import escaped
 
 Curve = dict[int, float]
-"""The value at each step."""
+"""The points of a curve, as values by step."""
 
 
 class Panels:
-    """A window a name, with a curve a mode.
+    """The windows of one visdom environment: one window per metric name, with one curve per mode.
 
-    panels = Panels("localhost", 8097, env="digits", timeout=5.0)
-    panels.append("loss", "train", {10: 0.5, 20: 0.25})
+        panels = Panels("localhost", 8097, env="digits", timeout=5.0)
+        panels.append("loss", "train", {10: 0.5, 20: 0.25})
 
-    Lone surrogates in names become escapes. Every method raises ConnectionError when the server does not answer in
-    time, or answers with an error.
+    Lone surrogates in names become escapes. Every method raises ConnectionError if the server does not answer
+    within `timeout` seconds, or answers with an error.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Panels:
         self._command = f"python -m visdom.server -port {port}"
         if base_url.rstrip("/"):
             self._command += f" -base_url {base_url}"
-        # send=False: the constructor asks nothing of the server, and starts no thread that listens to it
+        # send=False: the constructor sends no request and starts no listening thread
         self._client: Any = visdom.Visdom(
             server=server, port=port, base_url=base_url, env=escaped(env), raise_exceptions=True, send=False,
             use_incoming_socket=False,
@@ -64,27 +64,29 @@ class Panels:
             self._credentials = {"username": username, "password": hashed}
 
     def check(self) -> None:
-        """Find out whether the server is there."""
+        """Check that a visdom server answers, and log in if a username was given."""
         try:
             if self._credentials is not None:
                 self._client.session.post(self.url, json=self._credentials)
             self._client.get_env_list()
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # requests' errors are OSErrors; no JSON: another kind of server
+        # requests' errors are OSErrors; ValueError: the reply is not JSON, so it is another kind of server
+        except (OSError, ValueError) as error:
             reason = _root(error)
-            told = f"no visdom server answers at {self.url}: {_said(reason)}"
-            if isinstance(reason, ConnectionRefusedError):  # nobody is there, and not somebody else
-                told += f"; `{self._command}` starts one there"
-            raise ConnectionError(told) from None  # theirs is three tracebacks long, of which this is the end
+            message = f"no visdom server answers at {self.url}: {_text(reason)}"
+            if isinstance(
+                reason, ConnectionRefusedError
+            ):  # the port is free, so a server could be started there
+                message += f"; `{self._command}` starts one there"
+            raise ConnectionError(
+                message
+            ) from None  # the message of the root cause; the chain has three tracebacks
 
     def read(self, name: str, mode: str) -> Curve:
-        """What the server has of a curve."""
+        """Return the points of a curve that the server has, {} if it does not have the curve."""
         name, mode = escaped(name), escaped(mode)
         exists = self._client.win_exists(name)
         if exists is None:
-            raise ConnectionError(f"the visdom server at {self.url} does not say whether it has {name!r}")
+            raise ConnectionError(f"the visdom server at {self.url} did not answer whether it has {name!r}")
         if not exists:
             return {}
         window = json.loads(self._client.get_window_data(name))
@@ -96,16 +98,16 @@ class Panels:
         return {}
 
     def append(self, name: str, mode: str, points: Curve) -> None:
-        """Add points at the end of a curve; window and curve are made as needed."""
+        """Add points at the end of a curve; a missing window or curve is created."""
         self._draw(name, mode, points, "append")
 
     def replace(self, name: str, mode: str, points: Curve) -> None:
-        """Put other points in place of those of a curve that is there."""
+        """Replace all points of an existing curve."""
         self._draw(name, mode, points, "replace")
 
     def _draw(self, name: str, mode: str, points: Curve, update: str) -> None:
         name, mode = escaped(name), escaped(mode)
-        # an infinity is no JSON, and would blank the whole window: like NaN, it is a gap in the curve
+        # JSON has no infinity, and one would blank the whole window: like NaN, it is drawn as a gap
         heights = [y if math.isfinite(y) else math.nan for y in points.values()]
         reply = self._client.line(
             X=np.array([*points]), Y=np.array(heights, dtype=np.float64), win=name, name=mode, update=update,
@@ -120,12 +122,11 @@ def _refuse_errors(response: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _root(error: BaseException) -> BaseException:
-    """What went wrong underneath: visdom's own error says only that something did, and each of those below it repeats
-    the next one."""
+    """Return the first cause of `error`; visdom's own error and those between do not contain more."""
     while (below := error.__cause__ or error.__context__) is not None:
         error = below
     return error
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__

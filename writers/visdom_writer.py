@@ -1,4 +1,7 @@
-"""Curves on a visdom server, while the run goes on."""
+"""The visdom writer: curves on a visdom server during the run.
+
+`visdom_client` talks to the server.
+"""
 
 from __future__ import annotations
 
@@ -18,51 +21,54 @@ from typing import Any
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.util.text import UnavailableError
-from eventloop.writers.checks import check_place
+from eventloop.writers.checks import check_offload
 from eventloop.writers.lines import is_rate
 from eventloop.writers.writer import Writer
 
 logger = logging.getLogger("eventloop")
 
 Name = tuple[str, str]
-"""A metric and its mode."""
+"""The name of a metric and its mode."""
 
 
 class VisdomWriter(Writer):
-    """Draws a panel per metric, with a curve per mode, `step` on the x axis.
+    """Draw a panel per metric on a visdom server, with a curve per mode and `step` on the x axis.
 
         VisdomWriter("localhost", 8097, interested_keys=["loss", "val/accuracy"])
 
-    A server that is not there when the run begins (`python -m visdom.server` starts one) is an error: a warning says so,
-    the run goes on without this writer, and its summary has its events as failed or dropped. One that goes away later is tried again every `retry_interval` seconds, and at the end of the run;
-    meanwhile up to `backlog` points wait, and are drawn when it is back. Beyond that, or if it does not come back, the
-    writer fails with the number of points that were not drawn. What a server forgot when it was restarted is not
-    drawn again. NaN and the infinities are gaps in the curve.
+    If no server answers when the run begins (`python -m visdom.server` starts one), the writer is disabled
+    with a warning. The run continues, and its summary counts the writer's events as failed or dropped.
 
-    It runs in a process where that can import its class and its arguments pickle, else on a thread: each value is a request
-    of its own, some milliseconds of the interpreter. What it logs goes to that process's standard error.
+    If the server disappears later, the writer retries every `retry_interval` seconds and at the end of the
+    run. Up to `backlog` points wait and are drawn when the server is back. With more points, or if the server
+    stays away, the writer fails with the number of points that were not drawn. Curves that a server lost by a
+    restart are not drawn again. NaN and the infinities are gaps in a curve.
 
-    When training begins, points of later steps that an earlier run left in the environment are removed. A step has
-    one point on a curve: the last one.
+    By default the writer runs in a worker process if the process can import its class and the arguments
+    pickle, otherwise on a thread: each value is a request, which takes some milliseconds of the interpreter.
+    A writer in a process logs to that process's standard error.
+
+    When training begins, points of later steps that an earlier run left in the environment are removed. A
+    curve has one point per step, the last one logged.
 
     Args:
         host: name of the server, or its URL without the port.
-        port: of the server.
-        window_size: a training value is drawn as the median of those logged in the last so many iterations, without
-            NaN and the infinities; 1 draws every value as it is. Learning rates, and values of other modes, are
-            never smoothed.
-        interested_keys: the metrics to draw, as "loss" (in every mode) or "val/loss"; by default all of them.
-        env: visdom's environment; the name of the run's work_dir by default, so that runs are apart.
-        base_url, username, password: of the server, where it has them.
-        timeout: seconds one request may take.
-        retry_interval: seconds between two attempts to reach a server that went away.
-        backlog: how many points may wait for it.
-        name: what reports call the writer; needed for a second one.
+        port: port of the server.
+        window_size: a training value is drawn as the median of the finite values in the last `window_size`
+            iterations; 1 draws every value unchanged. Learning rates, and values of other modes, are never
+            smoothed.
+        interested_keys: the metrics to draw, as "loss" (in every mode) or "val/loss"; by default all.
+        env: visdom's environment; by default the name of the run's work_dir, so that runs are separate.
+        base_url, username, password: those of the server, if it has them.
+        timeout: seconds that one request may take.
+        retry_interval: seconds between two attempts to reach a server that disappeared.
+        backlog: how many points may wait for the server.
+        name: the writer's name in reports; needed if there are two of this class.
         offload: "process", "thread", or "auto", the default.
 
     Raises:
         ImportError: visdom is not installed.
-        TypeError, ValueError: see the message.
+        TypeError, ValueError: an argument has a wrong type or value.
     """
 
     events = (ScalarsLogged, BeforeTrain)
@@ -87,7 +93,7 @@ class VisdomWriter(Writer):
         offload: str | None = None,
     ) -> None:
         if offload is not None:
-            self.offload = check_place(offload)
+            self.offload = check_offload(offload)
         _check(port=port, window_size=window_size, backlog=backlog)
         _check_seconds("timeout", timeout, zero=False)
         _check_seconds("retry_interval", retry_interval, zero=True)
@@ -110,13 +116,10 @@ class VisdomWriter(Writer):
         self._panels = self._lib.Panels(env=env, **self._server)
         self._recent: dict[Name, deque[tuple[int, float]]] = {}
         self._pending: dict[Name, dict[int, float]] = {}
-        self._last: dict[
-            Name, int
-        ] = {}  # the last step drawn, of curves known to be on the server as we drew them
-        self._start: int | None = None  # where training began, or None
-        self._cut: set[Name] = (
-            set()
-        )  # the curves from which what an earlier run had of later steps was removed
+        # the last step drawn, only of curves that the server still has as they were drawn
+        self._last: dict[Name, int] = {}
+        self._start: int | None = None  # the iteration at which training began, or None
+        self._cut: set[Name] = set()  # the curves from which an earlier run's later steps were removed
         self._missing = {*self.interested_keys} if self.interested_keys is not None else set()
         self._retry_at = 0.0
         self._error: ConnectionError | None = None
@@ -147,15 +150,15 @@ class VisdomWriter(Writer):
     def close(self) -> None:
         if self._missing:
             logger.warning(
-                "VisdomWriter: nothing was logged under %s; names of metrics, or mode/name, are expected",
+                "VisdomWriter: interested_keys never logged: %s; expected names of metrics, or mode/name",
                 ", ".join(map(repr, sorted(self._missing))),
             )
         self.flush()
 
-    # --- taking values in ----------------------------------------------------------------------------------
+    # --- receiving values ----------------------------------------------------------------------------------
 
     def _begin(self, completed: int) -> None:
-        """Training begins: curves go on from there."""
+        """Drop waiting points of steps after `completed`, the iteration at which training begins."""
         for points in self._pending.values():
             for step in [step for step in points if step > completed]:
                 del points[step]
@@ -202,7 +205,7 @@ class VisdomWriter(Writer):
             if self._error is None:
                 logger.warning("%s; points wait until it is back", error)
             self._error = error
-            self._last.clear()  # who knows what the server has, and whether it is still the same one
+            self._last.clear()  # the server may have been restarted, without its curves
             self._retry_at = monotonic() + self.retry_interval
         else:
             self._error = None
@@ -218,7 +221,7 @@ class VisdomWriter(Writer):
         self._last[name] = max(last or 0, *points)
 
     def _merge(self, name: Name, points: dict[int, float]) -> None:
-        """Points of a curve we do not know, or for earlier steps: put them in their places."""
+        """Read the curve from the server, merge `points` into it by step, and draw all of it."""
         there = self._panels.read(*name)
         kept = there
         if self._start is not None and name not in self._cut:
@@ -242,8 +245,8 @@ def _import_library() -> ModuleType:
             importlib.import_module("visdom")
     except ImportError as error:
         raise ImportError(
-            "VisdomWriter needs visdom: pip install 'torch-eventloop[visdom]', with PIP_CONSTRAINT naming a file that has "
-            "setuptools<81 in it, by which visdom is built"
+            "VisdomWriter needs visdom: pip install 'torch-eventloop[visdom]', with PIP_CONSTRAINT set to a "
+            "file that contains setuptools<81, because visdom is built with it"
         ) from error
     from eventloop.writers import visdom_client  # imports numpy too
 
@@ -252,14 +255,16 @@ def _import_library() -> ModuleType:
 
 @contextmanager
 def _no_torch_in_worker() -> Iterator[None]:
-    """visdom imports torch, if there is one, to know a tensor when it is given one. This writer gives it none, and in a
-    worker process that has no torch it would be two seconds of a processor and 200 MB. A program's own imports are
-    left alone."""
+    """Make `import torch` fail inside the block, in a worker process that has not imported torch.
+
+    visdom imports torch only to recognise tensors, which this writer never passes. The import would cost the
+    process 2 s of CPU time and 200 MB. In any other process the block changes nothing.
+    """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is None or spec.name != "eventloop.background.workers.worker" or "torch" in sys.modules:
         yield
         return
-    sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it is an ImportError
+    sys.modules["torch"] = None  # type: ignore[assignment]  # makes an import of it raise ImportError
     try:
         yield
     finally:
@@ -296,6 +301,6 @@ def _check_keys(keys: Any) -> frozenset[str] | None:
         raise TypeError(f"interested_keys must be a list of names such as ['loss'], got {keys!r}")
     if not keys:
         raise ValueError(
-            "interested_keys is empty, so nothing would be drawn: leave it out to draw everything"
+            f"interested_keys must name at least one metric, got {keys!r}: leave it out to draw everything"
         )
     return frozenset(keys)

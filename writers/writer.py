@@ -1,4 +1,8 @@
-"""The base of every writer: a destination that is fed off the training thread."""
+"""The base class of all writers.
+
+A writer is a background subscriber: the bus calls it on its own thread, or in a worker process. `attach`
+subscribes it; the `worker_*` methods send it to a process.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +27,7 @@ from eventloop.writers.checks import check_attributes, check_signatures, check_w
 
 
 class Writer:
-    """Override `write`, and what else is needed. All methods run on the writer's own thread, in this order:
-
-        open(run)                      before the first event
-        write(event) write(event) ...  one call an event, in the order they were emitted
-        flush()                        when the bus is flushed: make what was written visible to readers
-        close()                        once, also after an error in write
-
-    A writer imports its library in its constructor, so that a missing one is an error at the line that asked for
-    it, and a run without the writer does not pay for it. It never sees the trainer, a tensor or a queue.
+    """The base class of writers: a background subscriber that writes events to one destination.
 
         class PrintLoss(Writer):
             events = (ScalarsLogged,)
@@ -39,38 +35,53 @@ class Writer:
             def write(self, event):
                 print(event.step, event.scalars["loss"])
 
-    How it is fed its attributes say, of the class or of one writer: `events`, `offload`, `queue`, `overflow`, `batch`,
-    `budget_us`, `stall_timeout`, `on_error`, `name`; see below. What is wrong with them, or with the methods, is an error
-    where the class is defined, or where the writer is attached.
+    A subclass overrides `write` or `write_batch`, and the other methods as needed. They run on the writer's
+    own thread, in this order:
 
-    A writer that is heavy in Python runs in a process: `writer.offload = "process"`, or the same in its class; with
-    "auto" where a process can have it, and on a thread where not. There it is made anew from its class and the arguments of its constructor, which must pickle; the class must be in a
-    module, and what was set on the writer since does not reach it. When its process dies another one goes on: it
-    calls `open` again, and a few events are written a second time.
+        open(run)                      before the first event
+        write(event) write(event) ...  one call an event, in the order they were emitted
+        flush()                        when the bus is flushed: make what was written visible to readers
+        close()                        once, also after an error in write
+
+    A writer imports its library in its constructor, so that a missing library is an error where the writer is
+    made, and a run without the writer does not load it. It never sees the trainer, a tensor or a queue.
+
+    The attributes below set which events it receives and how; set them on the class or on one writer. A wrong
+    attribute or method signature raises where the class is defined, or where the writer is attached.
+
+    A writer that computes much in Python can run in a worker process: set `offload = "process"`, or "auto"
+    for a process where that is possible and a thread otherwise. The process makes its own writer from the
+    class and the constructor arguments, which must pickle; the class must be in an importable module, and
+    attributes set after construction are not sent. If the process dies, a new one calls `open` again, and a
+    few events are written a second time.
     """
 
     events: tuple[str | type[Event], ...] = (ScalarsLogged,)
-    """What `write` is called with: classes or names, one or several, or "*" for every event."""
+    """The events that `write` receives: classes or names, one or several, or "*" for every event."""
     offload: str = "thread"
-    """Where its methods run: on a "thread" of its own, in a "process", or "auto": there if it can be sent there."""
+    """Where the methods run: "thread" (the writer's own), "process", or "auto" (a process if possible)."""
     queue: ClassVar[int] = 16_384
+    """How many events may wait in memory; `overflow` decides about more."""
     overflow: ClassVar[Overflow] = "spill"
+    """The policy for a full queue: "spill" writes further events to a temporary file; see `bus.on`."""
     batch: bool | int = False
-    """True: `write_batch` is called with all that is waiting, instead of `write`; a number: with at most so many. A step
-    of the training may wait for a batch's Python: on a thread, keep it to some 0.3 ms."""
+    """True calls `write_batch` with all waiting events instead of `write`; a number limits their count.
+
+    A training step may wait while a batch runs Python: on a thread, keep a batch below 0.3 ms."""
     budget_us: float | None = None
-    """What the p99 of its deliveries should stay under, in microseconds; see `bus.on`."""
+    """Upper limit for the p99 of the time of a delivery, in microseconds; see `bus.on`."""
     stall_timeout: float = 60.0
-    """Seconds that a call of one of its methods may last; then it is reported, and no longer waited for."""
+    """Seconds that a call of a method may last; after that it is reported, and no longer waited for."""
     on_error: OnError = "disable"
-    """What an error of its own does: "disable" the writer, "log" and go on, or "raise" on the training thread; see
-    `bus.on`."""
+    """The reaction to an error in a method; see `bus.on`.
+
+    "disable" the writer, "log" the error and continue, or "raise" it on the training thread."""
     name: str | None = None
-    """What reports call it; the class's name by default. Two writers of a class on one bus need two names."""
+    """The name in reports, by default that of the class. Two writers of a class on a bus need two names."""
 
     _opened = False
-    _bus: ReferenceType[Bus] | None = None  # the one it was attached to last
-    _made_with: functools.partial[Any] | None = None
+    _bus: ReferenceType[Bus] | None = None  # the bus it was attached to last
+    _made_with: functools.partial[Any] | None = None  # makes a writer with the same constructor arguments
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -82,18 +93,18 @@ class Writer:
             setattr(cls, "__init__", _remembering(cls.__init__))  # noqa: B010  # mypy knows no other way
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
-        """Subscribe to the bus. `run` is asked for the facts of the run when the first event arrives.
+        """Subscribe to `bus`; the first event calls `run()` for the facts of the run that `open` receives.
 
         Raises:
-            TypeError, ValueError: it has no `write`, a name that is taken, or a bad attribute, as `events`; or it is attached
-                to another bus, which is open.
+            TypeError, ValueError: the writer has no `write`, a name that is taken or a bad attribute such as
+                `events`, or it is attached to another bus that is still open.
         """
         self._refuse_another(bus)
         self._get_run = run
-        return self._subscribe(bus, self._place())
+        return self._subscribe(bus, self._runs_on())
 
     def open(self, run: Run) -> None:
-        """Get ready to write; `run.work_dir` exists."""
+        """Open files and connections; called before the first event, and `run.work_dir` exists."""
 
     def write(self, event: Event) -> None:
         """Write one event.
@@ -104,8 +115,11 @@ class Writer:
         raise NotImplementedError(f"{type(self).__name__} has no write(event): override it")
 
     def write_batch(self, events: list[Event]) -> None:
-        """Write several events at once, where that is cheaper; only called where `batch` is not False. If it raises,
-        all of them count as failed; if that is an `Unencodable`, those that it names."""
+        """Write several events at once; called instead of `write` unless `batch` is False.
+
+        If it raises `Unencodable`, the events that the error names count as failed; after any other error all
+        of them do.
+        """
         bad: list[BadEvent] = []
         for event in events:
             try:
@@ -119,19 +133,19 @@ class Writer:
         """Make what was written visible to readers."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections; called once, also after an error in `write`."""
 
     def _refuse_another(self, bus: Bus) -> None:
-        """Keep to one bus; asked before anything of another is noted.
+        """Check that the writer is not attached to another open bus.
 
         Raises:
-            ValueError: it is attached to another one, which is open.
+            ValueError: it is.
         """
         other = None if self._bus is None else self._bus()
         if other is not None and other is not bus and not other.closed:
             raise ValueError(
-                f"{self._called} writes for another trainer, or bus, and would mix the two in its files: make a writer for "
-                "each, or close the other one before"
+                f"{self._called} is attached to another open bus, or trainer, and would mix both in its "
+                "files: make a writer for each, or close the other one first"
             )
 
     def _subscribe(
@@ -146,9 +160,10 @@ class Writer:
         check_attributes(self, self._called)
         check_writes(self, Writer)
         subscription = bus.subscribe(
-            self._deliver, *several(self.events), name=name or self._called, offload=offload, when=when, queue=self.queue,
-            overflow=self.overflow, batch=self.batch if batch is None else batch, budget_us=self.budget_us, on_flush=self._flush,
-            on_close=self._close, stall_timeout=self.stall_timeout, on_error=self.on_error,
+            self._deliver, *several(self.events), name=name or self._called, offload=offload, when=when,
+            queue=self.queue, overflow=self.overflow, batch=self.batch if batch is None else batch,
+            budget_us=self.budget_us, on_flush=self._flush, on_close=self._close,
+            stall_timeout=self.stall_timeout, on_error=self.on_error,
         )  # fmt: skip
         self._bus = ref(bus)
         return subscription
@@ -157,16 +172,16 @@ class Writer:
     def _called(self) -> str:
         return self.name or type(self).__name__
 
-    def _place(self) -> str:
-        """Where it runs: what `offload` says, and for "auto" a process if there can be one."""
+    def _runs_on(self) -> str:
+        """Return "thread" or "process"; "auto" is a process if the writer can be sent to one."""
         if self.offload != "auto":
             return self.offload
         return "process" if self._can_be_sent() else "thread"
 
-    # --- in a process; see eventloop.background.workers.importable ----------------------------------------------------------------
+    # --- in a process; see eventloop.background.workers.importable -----------------------------------------
 
     def _can_be_sent(self) -> bool:
-        """Whether a worker process could make a writer like this one."""
+        """Return whether a worker process could make a writer like this one."""
         try:
             pack(self._deliver, self._flush, self._close)
         except TypeError:
@@ -174,16 +189,19 @@ class Writer:
         return hasattr(signal, "pthread_sigmask")
 
     def worker_recipe(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        """What makes a writer like this one in another process."""
+        """Return a callable and its arguments, from which a process makes a writer like this one."""
         return (type(self) if self._made_with is None else self._made_with), ()
 
     def worker_facts(self) -> Run:
-        """The run, as it is when the first event is sent."""
+        """Return the facts of the run for the process; called when the first event is sent."""
         return self._get_run()
 
     def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
-        """Ready to open. Where a worker died the run goes on from the first event that it had not acknowledged, so
-        that a writer that cuts off what is about to be written again cuts off no more than that."""
+        """Take the facts of the run, in the worker process, before `first` is written.
+
+        After a restart the run's `start_iter` is the step of the first event that the dead worker did not
+        acknowledge: a writer that removes the steps that are written again removes no others.
+        """
         if restarts:
             step = getattr(first, "step", getattr(first, "iter", facts.start_iter))
             facts = msgspec.structs.replace(facts, start_iter=max(facts.start_iter, step))
@@ -209,7 +227,7 @@ class Writer:
 
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that keeps its arguments; of several, the outermost one's."""
+    """Wrap a constructor so that the arguments of its outermost call are kept in `_made_with`."""
 
     @functools.wraps(init)
     def remember(self: Writer, /, *args: Any, **kwargs: Any) -> None:

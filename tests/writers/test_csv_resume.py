@@ -87,8 +87,8 @@ def test_a_torn_last_row_is_left_out_and_reported(
         write(attach(CSVWriter()), *train(3, loss=0.25))
 
     assert [(row["step"], row["loss"]) for row in rows(path)] == [("1", "0.5"), ("3", "0.25")]
-    assert "metrics.csv: the last row was cut short and is left out: b'train,2,1,0,0.12'" in caplog.text
-    assert "(16 bytes are removed)" in caplog.text
+    assert "metrics.csv: the last row was cut short and is removed: b'train,2,1,0,0.12'" in caplog.text
+    assert "(16 bytes)" in caplog.text
 
 
 def test_a_torn_header_is_begun_again(attach: Attach, path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_file_that_was_cut_anywhere_is_gone_on_with(path: Path, caplog: pytest
         assert [row["step"] for row in rows(path)] == [*["1", "2"][:kept], "3"]
         torn = len(whole[:end].rpartition(b"\n")[2])
         assert len(caplog.messages) == bool(torn)
-        assert not torn or f"({torn} bytes are removed)" in caplog.text
+        assert not torn or f"({torn} bytes)" in caplog.text
 
 
 def test_rows_that_a_kill_left_in_disorder_are_merged(attach: Attach, path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_row_that_does_not_fit_is_refused(attach: Attach, account: Account, pa
 
     write(bus, *train(2))
 
-    assert "line 2 is no row of this table" in account(bus).error
+    assert "line 2 is not a row of this table" in account(bus).error
     assert "repair or remove the file" in account(bus).error
 
 

@@ -302,7 +302,7 @@ def test_a_torn_tail_is_removed_and_the_sequence_goes_on(
     reader = read_events(path)
     assert [(record.sequence, record.event) for record in reader] == list(enumerate(scalars(1, 2, 4)))
     assert (reader.torn, reader.damaged) == (None, 0)
-    assert "were no whole record and are removed" in caplog.text
+    assert "an incomplete record and are removed" in caplog.text
 
 
 def test_a_tail_of_zeros_is_torn(attach: Attach, path: Path) -> None:

@@ -178,7 +178,7 @@ def test_the_folder_can_be_chosen(attach: Attach, tmp_path: Path) -> None:
         (logged(np.zeros((0, 2, 3), np.uint8)), "(height, width, channels) with 1 to 4 channels, got (0, 2, 3)"),
         (
             ImageLogged(name="cat", data=b"12345", shape=(2, 2, 1)),
-            "'cat' has 5 bytes, which is no array of shape (2, 2, 1) and dtype uint8",
+            "'cat' has 5 bytes, expected 4 for shape (2, 2, 1) and dtype uint8",
         ),
     ],
 )  # fmt: skip

@@ -284,7 +284,7 @@ def test_tracing_changes_nothing() -> None:
         ({"hparams": {"lr": [0.1]}}, TypeError, r"bool, int, float or str, .* got 'lr': \[0\.1\]"),
         ({"hparams": [("lr", 0.1)]}, TypeError, "hparams must be a mapping of names to values, got"),
         ({"hparams": {"lr": 1}, "metrics": "loss"}, TypeError, "metrics must be a list of tags .*, got 'loss'"),
-        ({"metrics": ["val/loss"]}, ValueError, "metrics are what hparams are compared by: give hparams too"),
+        ({"metrics": ["val/loss"]}, ValueError, "metrics needs hparams, got .*: give hparams too"),
         ({"graph": Net()}, TypeError, r"the bytes that trace_graph\(model, inputs\) returns, got Net"),
         ({"bins": 0}, ValueError, "bins must be a positive int or 'tensorflow', got 0"),
         ({"bins": "auto"}, ValueError, "bins must be a positive int or 'tensorflow', got 'auto'"),

@@ -30,15 +30,13 @@ def define(**body: Any) -> Any:
 
 
 def test_a_misspelt_write_is_found_by_the_trainer(tmp_path: Path) -> None:
-    """It names the method that is probably meant to be it."""
+    """It names the method that is probably meant to be `write`."""
 
     class Typo(Writer):
         def wriet(self, event: Event) -> None:
             raise AssertionError
 
-    with pytest.raises(
-        TypeError, match=r"Typo has no write\(event\): override it; is Typo.wriet meant to be it\?"
-    ):
+    with pytest.raises(TypeError, match=r"Typo has no write\(event\): override it; is Typo.wriet meant"):
         build_trainer(work_dir=tmp_path, writers=[Typo()])
 
 
@@ -86,7 +84,7 @@ def _generator(self: object, event: Event) -> Any:
     [
         (
             {"write": lambda self, trainer, event: None},
-            r"Mine.write\(self, trainer, event\) has .*: expected \(self, event\): no writer is given the trainer",
+            r"Mine.write\(self, trainer, event\) has .*: expected \(self, event\): .*trainer",
         ),
         (
             {"write": lambda self: None},
@@ -97,7 +95,7 @@ def _generator(self: object, event: Event) -> Any:
             r"Mine.write\(self, event, \*, to\) has a wrong signature",
         ),
         ({"write": staticmethod(lambda: None)}, r"Mine.write\(\) has a wrong signature: expected \(event\)"),
-        ({"write": _later}, "Mine.write is a coroutine function, which nobody awaits"),
+        ({"write": _later}, "Mine.write is a coroutine function, which is never awaited"),
         ({"write": _generator}, "Mine.write is a generator function: its body would never run"),
         ({"write": 3}, r"Mine.write must be a method, expected \(self, event\), got 3"),
         ({"open": lambda self: None}, r"Mine.open\(self\) has a wrong signature: expected \(self, run\)"),
@@ -299,7 +297,7 @@ def test_a_writer_of_another_trainer_is_refused(made: type[Writer], files: str, 
     with Bus() as first, Bus() as second:
         writer.attach(first, lambda: Run(work_dir=str(tmp_path / "first")))
         with pytest.raises(
-            ValueError, match=r"Writer writes for another trainer, .*: make a writer for each, or close"
+            ValueError, match=r"Writer is attached to another open bus, .*: make a writer for each, or close"
         ):
             writer.attach(second, lambda: Run(work_dir=str(tmp_path / "second")))
 
