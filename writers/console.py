@@ -216,7 +216,7 @@ def _moves_cursor(stream: TextIO | None) -> bool:
 
 def _import_progress(*, required: bool) -> ModuleType | None:
     try:
-        from eventloop.writers import progress
+        import eventloop.writers.progress as progress
     except ImportError as error:
         if required:
             raise ImportError(

@@ -74,6 +74,6 @@ def _import_library() -> ModuleType:
         import PIL.Image  # noqa: F401
     except ImportError as error:
         raise ImportError("ImageFileWriter needs Pillow: pip install 'torch-eventloop[demo]'") from error
-    from eventloop.writers import pixels  # imports numpy too
+    import eventloop.writers.pixels as pixels  # imports numpy too
 
     return pixels

@@ -260,7 +260,7 @@ def _import_library() -> ModuleType:
     try:
         import tensorboard.compat.proto.event_pb2  # noqa: F401
 
-        from eventloop.writers import tensorboard_records  # imports numpy too
+        import eventloop.writers.tensorboard_records as tensorboard_records  # imports numpy too
     except ImportError as error:
         raise ImportError(
             "TensorBoardWriter needs tensorboard and google-crc32c: pip install 'torch-eventloop[demo]'"

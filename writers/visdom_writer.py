@@ -248,7 +248,7 @@ def _import_library() -> ModuleType:
             "VisdomWriter needs visdom: pip install 'torch-eventloop[visdom]', with PIP_CONSTRAINT set to a "
             "file that contains setuptools<81, because visdom is built with it"
         ) from error
-    from eventloop.writers import visdom_client  # imports numpy too
+    import eventloop.writers.visdom_client as visdom_client  # imports numpy too
 
     return visdom_client
 
