@@ -41,13 +41,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks._savers import WAYS, Ours, Synchronous, Way
-from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
+from benchmarks.helpers.checkpoint_ways import WAYS, Ours, Synchronous, Way
+from benchmarks.helpers.in_short import section
+from benchmarks.helpers.timing import command_line, environment, markdown_table, publish, yes_no
 from eventloop import Trainer
 from eventloop.checkpoint import find_checkpoints, save_checkpoint
 from eventloop.checkpoint.disk import DISK
 from eventloop.checkpoint.store import PAYLOAD
 
+GOAL_COLUMNS = ("goal", "wanted", "measured", "met")
 WIDTH, DEPTH = 2048, 12
 """Twelve layers of 2048 x 2048 float32: 200 MB, and as much momentum."""
 BY_HALVES = "the same by halves"
@@ -263,6 +265,26 @@ def goals(record: dict[str, Any]) -> list[list[str]]:
     return [*table, ["bandwidth / dd conv=fsync", ">= 0.8", f"{ratio:.2f}", yes_no(ratio >= 0.8)]]
 
 
+def short(record: dict[str, Any]) -> str:
+    """Return the section that opens the page, of the record that is kept."""
+    ours, sync = record["ways"][Ours.name], record["ways"][Synchronous.name]
+    others = (name for name in record["ways"] if name not in (Way.name, Ours.name, Synchronous.name))
+    beside = ", ".join(f"{name} {record['ways'][name]['blocked'] * 1e3:.0f} ms" for name in others)
+    return section(
+        f"a training with one checkpoint in each turn, {record['environment']['torch threads']} thread(s) of torch.",
+        [
+            (
+                f"A checkpoint of eventloop blocks the training thread for {ours['blocked'] * 1e3:.1f} ms "
+                f"({ours['blocked / sync']:.1%} of torch.save and fsync, {sync['blocked'] * 1e3:.0f} ms; {beside})."
+            ),
+            f"The whole run pays {ours['cost'] * 1e3:.0f} ms for it; torch.save and fsync cost it {sync['cost'] * 1e3:.0f} ms.",
+            f"The slowest iteration is {ours['slowest / step']:.2f} of the median one ({sync['slowest / step']:.2f}).",
+        ],
+        [dict(zip(GOAL_COLUMNS, row, strict=True)) for row in goals(record)],
+        record["environment"],
+    )
+
+
 def report(record: dict[str, Any]) -> str:
     """The whole page."""
     rows = [
@@ -280,9 +302,9 @@ def report(record: dict[str, Any]) -> str:
     rates = [[name, f"{value / 2**20:.0f} MB/s"] for name, value in disk.items() if name != "ratio"]
     return "\n\n".join(
         [
-            f"# What does a checkpoint cost?\n\n    {command_line('benchmarks.checkpoint_stall')}",
+            f"# {(__doc__ or '').splitlines()[0]}\n\n    {command_line('benchmarks.checkpoint_stall')}",
             "\n".join(f"- {name}: {value}" for name, value in record["environment"].items()),
-            "## Goals\n\n" + markdown_table(["goal", "wanted", "measured", "met"], goals(record)),
+            "## Goals\n\n" + markdown_table(GOAL_COLUMNS, goals(record)),
             "## While it trains\n\n" + markdown_table(headers, rows),
             "## Alone\n\n" + markdown_table(["writing", "bandwidth"], rates),
             f"Memory after many saves: {held['copies / state']:.2f} of the state, "
@@ -325,7 +347,7 @@ def main() -> None:
             "bandwidth": bandwidth(options, directory),
             "memory": memory(options),
         }
-    publish(report(record), record, json=options.json, markdown=options.markdown)
+    publish(report(record), record, short, json=options.json, markdown=options.markdown)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What does the whole default stack cost a training of ~1 ms a step?
+"""What does each part of the default stack cost a training of ~1 ms a step with frequent checkpoints?
 
 The same MLP on scikit-learn's digits, batch 64, one torch thread: a bare loop with nothing around it; the same loop
 with SummaryWriter, JSON lines, prints and torch.save by hand; eventloop with its default hooks, TensorBoard, JSONL
 and console every 10 iterations and a checkpoint each epoch, and with less and less of that; and the peers, with what
-they have for the same (`_digits.py`). A peer that is not installed is named.
+they have for the same (`helpers/digits_training.py`). A peer that is not installed is named.
 
 The machine's speed changes within seconds, so all trainings go on at the same time in turns of a few epochs, and a
 turn is compared with the bare loop's turn of the same round. Where a model lies in memory makes it faster or slower
@@ -26,178 +26,42 @@ from __future__ import annotations
 
 import argparse
 import gc
-import io
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from itertools import islice, pairwise
 from pathlib import Path
-from time import perf_counter
+from typing import Any
 
 import torch
 
-from benchmarks._digits import EVERY, FOREVER, PEERS, Job, Lines, Training
-from benchmarks._timing import (
+from benchmarks.helpers.digits_training import EVERY, PEERS, Job, Training
+from benchmarks.helpers.in_short import section
+from benchmarks.helpers.own_trainings import (
+    BARE,
+    DISTRIBUTIONS,
+    OURS,
+    SYNCED,
+    WHOLE,
+    Turn,
+    missing,
+    take_turn,
+)
+from benchmarks.helpers.timing import (
     NOT_INSTALLED,
     command_line,
     environment,
     markdown_table,
     publish,
-    version_of,
     yes_no,
 )
 
 GOAL = 1.05
-BARE, WHOLE = "bare", "eventloop"
 KEYS = ("mean", "p50", "p99")
 COLUMNS = ["engine", *KEYS, "added to a step", "quartiles", "left per epoch"]
-DISTRIBUTIONS = (
-    "torch",
-    "tensorboard",
-    "rich",
-    *dict.fromkeys(d for needs, _ in PEERS.values() for d in needs),
-)
-
-
-def bare(job: Job, epochs: int, directory: Path) -> Iterator[None]:
-    """Nothing but the training."""
-    while True:
-        for _ in range(epochs):
-            for batch in job.loader:
-                job.step(batch)
-        yield
-        yield
-
-
-WRITES_BYTES = """
-import os, sys
-folder, data = sys.argv[1], os.urandom(int(sys.argv[2]))
-for number, _ in enumerate(iter(lambda: sys.stdin.buffer.read(1), b"")):
-    file = os.open(f"{folder}/new", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    os.write(file, data)
-    os.fsync(file)
-    os.close(file)
-    os.replace(f"{folder}/new", f"{folder}/{number % 3}")
-    file = os.open(folder, os.O_RDONLY)
-    os.fsync(file)
-    os.close(file)
-    sys.stdout.write(".")
-    sys.stdout.flush()
-"""
-
-
-def bytes_alone(job: Job, epochs: int, directory: Path) -> Iterator[None]:
-    """The bare loop, beside a process that syncs as many bytes each epoch as a checkpoint has, and does nothing
-    else: what the machine itself charges for them."""
-    state = {"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()}
-    torch.save(state, directory / "size.pth")
-    size = 2 * (directory / "size.pth").stat().st_size  # momentum comes with the first step
-    other = subprocess.Popen(
-        [sys.executable, "-c", WRITES_BYTES, str(directory), str(size)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert other.stdin is not None
-    assert other.stdout is not None
-    try:
-        while True:
-            for _ in range(epochs):
-                for batch in job.loader:
-                    job.step(batch)
-                other.stdin.write(b".")
-                other.stdin.flush()
-            yield
-            other.stdout.read(epochs)
-            yield
-    finally:
-        other.stdin.close()
-        other.wait()
-
-
-def by_hand(job: Job, epochs: int, directory: Path) -> Iterator[None]:
-    """What people write: SummaryWriter, a JSON line and a print every 10 iterations, torch.save each epoch."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer, lines = SummaryWriter(str(directory)), Lines(directory)
-    iteration = 0
-    try:
-        while True:
-            for _ in range(epochs):
-                for batch in job.loader:
-                    loss = job.step(batch)
-                    iteration += 1
-                    if iteration % EVERY == 0:
-                        value, lr = loss.item(), job.lr
-                        writer.add_scalar("train/loss", value, iteration)
-                        writer.add_scalar("train/lr", lr, iteration)
-                        lines.write(iteration, value, lr)
-                state = {"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()}
-                torch.save(state, directory / f"iter_{iteration % 3}.pth")
-            yield
-            writer.flush()
-            yield
-    finally:
-        writer.close()
-        lines.close()
-
-
-def eventloop(
-    job: Job, epochs: int, directory: Path, *, writers: bool = True, saves: bool = True
-) -> Iterator[None]:
-    """The default stack, nine hooks and three writers; or without the writers, or without the checkpoints."""
-    from eventloop import Trainer
-    from eventloop.hooks import CheckpointHook
-    from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
-
-    checkpoint = CheckpointHook(interval=1, max_keep_ckpts=2) if saves else None
-    trainer = Trainer(
-        job.model,
-        optimizer=job.optimizer,
-        max_epochs=FOREVER,
-        default_hooks={"checkpoint": checkpoint},
-        writers=[ConsoleWriter(stream=io.StringIO()), JSONLWriter(), TensorBoardWriter()] if writers else [],
-        work_dir=directory,
-    )
-    running = trainer.epochs()
-    try:
-        while True:
-            for _ in islice(running, epochs):
-                for batch in trainer.batches(job.loader):
-                    trainer.outputs = {"loss": job.loss(batch)}
-            yield
-            trainer.bus.flush()
-            if checkpoint is not None:
-                checkpoint.saves.finish(trainer)
-            yield
-    finally:
-        running.close()  # type: ignore[attr-defined]
-        trainer.close()
-
-
-OURS: dict[str, Training] = {
-    BARE: bare,
-    "bare, bytes synced beside it": bytes_alone,
-    "by hand": by_hand,
-    "eventloop, hooks only": partial(eventloop, writers=False, saves=False),
-    "eventloop, no checkpoint": partial(eventloop, saves=False),
-    WHOLE: eventloop,
-}
-"""What is always there; "hooks only" is the default hooks without writer and checkpoint."""
-
-
-def missing(distributions: tuple[str, ...]) -> list[str]:
-    """Those that are not installed."""
-    return [name for name in distributions if version_of(name) == NOT_INSTALLED]
 
 
 # --- taking turns ------------------------------------------------------------------------------------------
-
-Turn = dict[str, float]
-"""Mean, median and 99th percentile of a turn's steps; `wall`, the whole turn per step, from its beginning until the
-background had finished; and what was left to the background, per epoch. All in seconds."""
 
 
 @contextmanager
@@ -233,30 +97,6 @@ def measure(cases: dict[str, Training], epochs: int, rounds: int, warm_up: int) 
     return taken
 
 
-def take_turn(job: Job, training: Iterator[None], epochs: int) -> Turn:
-    """One turn of one training.
-
-    Raises:
-        RuntimeError: it did not train each batch of so many epochs once.
-    """
-    job.began.clear()
-    began = perf_counter()
-    next(training)
-    ended = perf_counter()
-    next(training)
-    finished = perf_counter()
-    if len(job.began) != epochs * len(job.loader):
-        raise RuntimeError(f"a turn of {epochs} epochs had {len(job.began)} steps, of {len(job.loader)} each")
-    steps = [b - a for a, b in pairwise([*job.began, ended])]
-    return {
-        "mean": statistics.fmean(steps),
-        "p50": statistics.median(steps),
-        "p99": statistics.quantiles(steps, n=100)[98],
-        "wall": (finished - began) / len(steps),
-        "left": (finished - ended) / epochs,
-    }
-
-
 # --- the report --------------------------------------------------------------------------------------------
 
 
@@ -288,6 +128,32 @@ def rows(compared: dict[str, dict[str, float]]) -> list[list[str]]:
             what = NOT_INSTALLED if absent[0] == needs[0] else f"without {', '.join(absent)}"
             lines.append([name, what] + [""] * (len(COLUMNS) - 2))
     return lines
+
+
+def short(record: dict[str, Any]) -> str:
+    """Return the section that opens the page, of the record that is kept."""
+    by_name = record["compared"]
+    mean = {name: f"{each['mean']:.2f}x" for name, each in by_name.items()}
+    parts = [(name, mean[name]) for name in by_name if name.startswith(WHOLE)]
+    others = [(name, mean[name]) for name in by_name if not name.startswith((WHOLE, BARE))]
+    parts_text, others_text = (
+        ", ".join(f"{name} {ratio}" for name, ratio in each) for each in (parts, others)
+    )
+    goal = {
+        "goal": "mean step of eventloop, the whole stack", "wanted": f"<= {record['goal']}x",
+        "measured": f"{by_name[WHOLE]['mean']:.3f}x", "met": yes_no(record["met"]),
+    }  # fmt: skip
+    return section(
+        f"a bare step of {record['bare_step'] * 1e3:.2f} ms, logged every {EVERY} iterations, with a checkpoint each epoch "
+        "of 23 iterations; the mean step beside the bare loop's.",
+        [
+            f"By part: {parts_text}.",
+            f"Beside it: {others_text}.",
+            f"Only eventloop's checkpoints are synced to the disk; the bare loop with as many bytes synced: {mean[SYNCED]}.",
+        ],
+        [goal],
+        record["environment"],
+    )
 
 
 def caption(options: argparse.Namespace, step: float, met: bool) -> str:
@@ -337,7 +203,7 @@ def main() -> None:
     record = {
         "environment": versions, "bare_step": step, "compared": compared, "turns": turns, "goal": GOAL, "met": met,
     }  # fmt: skip
-    publish("\n\n".join(parts), record, json=options.json, markdown=options.markdown)
+    publish("\n\n".join(parts), record, short, json=options.json, markdown=options.markdown)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@
 
 Each hook is called directly, by its own method, with a trainer and events that were built once; so what is timed is
 the hook and no bus. By hand is what a careful author writes in a loop. The peers are called as their loops call them,
-every method they have for an iteration (`_hook_peers` and the files it names). The cases of a row take turns in rounds
-(see `_timing`), each row in a process of its own, since a heap that other rows have left costs who allocates more: quote
+every method they have for an iteration (`helpers/hook_peers.py` and the files it names). The cases of a row take turns in rounds
+(see `helpers/timing.py`), each row in a process of its own, since a heap that other rows have left costs who allocates more: quote
 the ratios, which are of the same round.
 
-Each public hook has a row, or a reason for having none (`_hook_coverage`). One that has work every so many iterations is
+Each public hook has a row, or a reason for having none (`helpers/hook_coverage.py`). One that has work every so many iterations is
 quoted with what an iteration costs on average; the row's name says so, and of what else than an iteration a time is.
 
 What is put into `trainer.metrics` is collected every 10 iterations, as the LoggerHook does, and that is part of ours.
@@ -30,19 +30,20 @@ from typing import Any
 
 import torch
 
-from benchmarks import (
-    _hook_calls,
-    _hook_norms,
-    _hook_numbers,
-    _hook_rows,
-    _hook_steps,
-    _hook_timers,
-    _hook_views,
+from benchmarks.helpers import (
+    hook_calls,
+    hook_norms,
+    hook_numbers,
+    hook_rows,
+    hook_steps,
+    hook_timers,
+    hook_views,
 )
-from benchmarks._hook_bench import BACKGROUND, BY_HAND, OURS, Bench
-from benchmarks._hook_coverage import WITHOUT_ROW, complaints
-from benchmarks._hook_peers import PEERS
-from benchmarks._timing import (
+from benchmarks.helpers.hook_bench import BACKGROUND, BY_HAND, OURS, Bench
+from benchmarks.helpers.hook_coverage import WITHOUT_ROW, complaints
+from benchmarks.helpers.hook_peers import PEERS
+from benchmarks.helpers.in_short import section
+from benchmarks.helpers.timing import (
     NOT_INSTALLED,
     Taken,
     command_line,
@@ -56,8 +57,8 @@ from benchmarks._timing import (
 )
 
 ROWS = {
-    **_hook_rows.ROWS, **_hook_timers.ROWS, **_hook_steps.ROWS, **_hook_norms.ROWS, **_hook_views.ROWS,
-    **_hook_calls.ROWS, **_hook_numbers.ROWS,
+    **hook_rows.ROWS, **hook_timers.ROWS, **hook_steps.ROWS, **hook_norms.ROWS, **hook_views.ROWS,
+    **hook_calls.ROWS, **hook_numbers.ROWS,
 }  # fmt: skip
 VERSIONS = tuple(dict.fromkeys(["torch", *(peer.distribution for peer in PEERS)]))
 PUT_GOAL_US = 1.5
@@ -104,7 +105,7 @@ class Row:
             goals["not slower than the best peer"] = round(self.ratio(self.best), 2) <= 1.0
         if self.name == "EMAHook":
             goals[f"at most {EMA_GOAL:.0f}x bare foreach"] = self.ratio(BY_HAND) <= EMA_GOAL
-        if self.name.startswith(_hook_numbers.PUT) and not self.name.startswith(_hook_numbers.PUT_AND_LOG):
+        if self.name.startswith(hook_numbers.PUT) and not self.name.startswith(hook_numbers.PUT_AND_LOG):
             goals[f"at most {PUT_GOAL_US} µs"] = self.taken[OURS].ns <= PUT_GOAL_US * 1e3
         return goals
 
@@ -180,6 +181,50 @@ def report(about: dict[str, str], rows: list[Row]) -> str:
     return "\n\n".join(parts)
 
 
+def goals(rows: dict[str, Any]) -> list[dict[str, str]]:
+    """The goals of all rows, of the record that is kept, beside what was measured."""
+    found = []
+    for name, row in rows.items():
+        over = {label: ratio for label, ratio in row["ours_over"].items() if label != BY_HAND}
+        measured = {
+            "not slower": f"{max(over.values(), default=0):.2f}x",
+            "at most 2x": f"{row['ours_over'].get(BY_HAND, 0):.2f}x",
+            "at most 1.": f"{row['figures'][OURS]['median_ns'] / 1e3:.2f} µs",
+        }
+        found += [
+            {"goal": name, "wanted": goal, "measured": measured[goal[:10]], "met": yes_no(met)}
+            for goal, met in row["goals"].items()
+        ]
+    return found
+
+
+def short(record: dict[str, Any]) -> str:
+    """Return the section that opens the page, of the record that is kept."""
+    rows = record["rows"]
+    nearest: dict[str, tuple[float, str]] = {}
+    for name, row in rows.items():
+        peers = [(ratio, label) for label, ratio in row["ours_over"].items() if label != BY_HAND]
+        if peers:
+            nearest[name] = max(peers)
+    faster = sum(round(ratio, 2) <= 1.0 for ratio, _ in nearest.values())
+    closest = sorted(nearest, key=lambda name: -nearest[name][0])[:3]
+    listed = "; ".join(f"{name} {nearest[name][0]:.2f}x {nearest[name][1]}" for name in closest)
+    return section(
+        f"{len(rows)} hooks and uses of metrics, each alone, beside the same work by hand and the peers' hooks.",
+        [
+            f"{len(nearest)} of them have a counterpart in another system; in {faster} ours is not slower than the fastest.",
+            f"The closest: {listed}.",
+            *(
+                f"{name} takes {rows[name]['ours_over'][BY_HAND]:.2f} times the same work by hand."
+                for name in ("EMAHook",)
+                if name in rows
+            ),
+        ],
+        goals(rows),
+        record["environment"],
+    )
+
+
 def record(row: Row) -> dict[str, Any]:
     """What the JSON keeps of a row."""
     others = [label for label in row.taken if label not in (OURS, BACKGROUND)]
@@ -231,7 +276,7 @@ def main() -> None:
         f"{options.rounds}, medians; up to {options.number} iterations in a block; one torch thread"
     )
     kept = {"environment": about, "rows": {row.name: record(row) for row in rows}}
-    publish(report(about, rows), kept, json=options.json, markdown=options.markdown)
+    publish(report(about, rows), kept, short, json=options.json, markdown=options.markdown)
 
 
 if __name__ == "__main__":

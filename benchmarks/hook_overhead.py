@@ -2,7 +2,7 @@
 
     python -m benchmarks.hook_overhead --json benchmarks/results/hook_overhead.json
 
-Four questions, each answered in interleaved rounds (see `_timing`): an event built and dispatched to 0, 1, 5 and
+Four questions, each answered in interleaved rounds (see `helpers/timing.py`): an event built and dispatched to 0, 1, 5 and
 10 handlers; the same announcement by the peers' own code; an event that nobody listens to; one event handed to
 seven background subscribers. The handlers do nothing, so what is left is the machinery. Quote the ratios.
 """
@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks._handoff import COROUTINES, THREADS, all_cases
-from benchmarks._peers import PEERS
-from benchmarks._timing import (
+from benchmarks.helpers.dispatch import BUILD, EVENT, dispatch_cases
+from benchmarks.helpers.handoff_ways import COROUTINES, THREADS, all_cases
+from benchmarks.helpers.in_short import section
+from benchmarks.helpers.peer_dispatch import PEERS
+from benchmarks.helpers.timing import (
     NOT_INSTALLED,
     Case,
     Taken,
@@ -37,8 +38,6 @@ from eventloop.events import AfterTrainIter, AfterValIter
 
 HANDLERS = (0, 1, 5, 10)
 EMITS = ("bus.emit, ready", "bus.emit")
-BUILD = "AfterTrainIter(iter=7, epoch=0, batch_idx=7, max_iters=1000, max_epochs=10)"
-EVENT = AfterTrainIter(iter=7, epoch=0, batch_idx=7, max_iters=1000, max_epochs=10)
 VERSIONS = ("torch", "msgspec", "anyio", *dict.fromkeys(package for package, _ in PEERS.values()))
 
 RATIO_GOALS = {10: 1.5, 1: 2.5}
@@ -48,34 +47,7 @@ HANDOFF_GOAL_NS = 500.0
 GOAL_COLUMNS = ("goal", "wanted", "measured", "met")
 
 
-def plain(handlers: list[Callable[[object], None]], event: object) -> None:
-    """The baseline: what a hand-written loop would do."""
-    for f in handlers:
-        f(event)
-
-
 # --- (a) and (d): events with sync handlers ----------------------------------------------------------------
-
-
-def dispatch_cases(n: int, number: int) -> list[Case]:
-    """The plain loop and the bus, each with the event ready and with the event built in the same statement."""
-    bus = Bus()
-    handlers: list[Callable[[object], None]] = [lambda event: None for _ in range(n)]
-    for _ in range(n):
-        bus.subscribe(lambda event: None, AfterTrainIter)
-    loop = {
-        "plain": plain,
-        "handlers": handlers,
-        "event": EVENT,
-        "AfterTrainIter": AfterTrainIter,
-    }
-    emit = {"bus": bus, "event": EVENT, "AfterTrainIter": AfterTrainIter}
-    return [
-        statement(f"plain {n}", "plain(handlers, event)", number, loop),
-        statement(f"plain, built {n}", f"plain(handlers, {BUILD})", number, loop),
-        statement(f"bus.emit, ready {n}", "bus.emit(event)", number, emit),
-        statement(f"bus.emit {n}", f"bus.emit({BUILD})", number, emit),
-    ]
 
 
 def peer_cases(n: int, number: int) -> list[Case]:
@@ -170,7 +142,7 @@ def report(about: dict[str, str], inline: dict[str, Taken], handoff: dict[str, T
     dispatch += ["build+emit / plain+build", "emit / plain", "build+emit / plain"]
     subscribers = f"{THREADS} threads and {COROUTINES} coroutines"
     parts = [
-        f"# What does the bus cost per event?\n\n    {command_line('benchmarks.hook_overhead')}",
+        f"# {(__doc__ or '').splitlines()[0]}\n\n    {command_line('benchmarks.hook_overhead')}",
         "\n".join(f"- {name}: {value}" for name, value in about.items()),
         "## Goals\n\n" + markdown_table(GOAL_COLUMNS, goal_rows(inline, handoff)),
         "## One event to n handlers that do nothing\n\n" + markdown_table(dispatch, dispatch_rows(inline)),
@@ -181,6 +153,25 @@ def report(about: dict[str, str], inline: dict[str, Taken], handoff: dict[str, T
         + markdown_table(["way", "µs on the emitting thread", "x bus.emit"], handoff_rows(handoff)),
     ]
     return "\n\n".join(parts)
+
+
+def short(record: dict[str, Any]) -> str:
+    """Return the section that opens the page, of the record that is kept."""
+    ns = {name: each["median_ns"] for name, each in record["figures"]["inline"].items()}
+    ten, one, _, handed = (goal["measured"] for goal in record["goals"])
+    return section(
+        "one event, built and dispatched to handlers that do nothing, beside a plain loop over them.",
+        [
+            (
+                f"To 10 handlers it takes {ns['bus.emit 10']:.0f} ns, {ten} times the plain loop; to 1 handler "
+                f"{ns['bus.emit 1']:.0f} ns, {one} times."
+            ),
+            f"An event that has no subscriber is not built, and costs {ns['bus.wants']:.0f} ns.",
+            f"Handing one to {THREADS + COROUTINES} subscribers in the background takes the training thread {handed}.",
+        ],
+        record["goals"],
+        record["environment"],
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -210,7 +201,7 @@ def main() -> None:
     figures = {group: {t.name: t.record() for t in taken.values()} for group, taken in groups.items()}
     goals = [dict(zip(GOAL_COLUMNS, r, strict=True)) for r in goal_rows(inline, handoff)]
     record = {"environment": about, "goals": goals, "figures": figures}
-    publish(report(about, inline, handoff), record, json=options.json, markdown=options.markdown)
+    publish(report(about, inline, handoff), record, short, json=options.json, markdown=options.markdown)
 
 
 if __name__ == "__main__":

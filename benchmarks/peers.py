@@ -39,12 +39,12 @@ from typing import Any
 import msgspec
 import torch
 
-from benchmarks import _peers, _peers_report
-from benchmarks._digits import PEERS
-from benchmarks._peer_worker import BUS, BUS_READY, TWIN, Dispatch, Size, Task, Training
-from benchmarks._timing import command_line, environment, publish, version_of
-from benchmarks._turns import Turn, Workers
-from benchmarks.digits_overhead import BARE, DISTRIBUTIONS, WHOLE, missing
+from benchmarks.helpers import peer_dispatch, peers_report
+from benchmarks.helpers.digits_training import PEERS
+from benchmarks.helpers.engine_process import BUS, BUS_READY, TWIN, Dispatch, Size, Task, Training
+from benchmarks.helpers.engines_in_turns import Turn, Workers
+from benchmarks.helpers.own_trainings import BARE, DISTRIBUTIONS, WHOLE, missing
+from benchmarks.helpers.timing import command_line, environment, publish, version_of
 
 HANDLERS = 10
 REPETITIONS = 1000
@@ -71,6 +71,9 @@ AIMS = {
     "1 ms": Aim(0.001, batch_size=64, width=256, epoch_length=400, epochs=2, goal=1.05),
     "20 ms": Aim(0.020, batch_size=128, width=1024, epoch_length=50, epochs=1, goal=1.01),
 }
+
+
+short = peers_report.short
 
 
 # --- measuring ---------------------------------------------------------------------------------------------
@@ -175,9 +178,10 @@ def loss_difference(turns: dict[str, list[Turn]]) -> float:
 
 def dispatch(options: argparse.Namespace) -> dict[str, Any]:
     """One event to handlers that do nothing, by every system."""
-    absent = unavailable({label: (distribution,) for label, (distribution, _) in _peers.PEERS.items()})
+    absent = unavailable({label: (distribution,) for label, (distribution, _) in peer_dispatch.PEERS.items()})
     tasks = {
-        label: Dispatch(label, HANDLERS, options.repetitions) for label in (BUS, BUS_READY, *_peers.PEERS)
+        label: Dispatch(label, HANDLERS, options.repetitions)
+        for label in (BUS, BUS_READY, *peer_dispatch.PEERS)
     }
     turns, failed = in_sessions(
         tasks, absent, sessions=1, rounds=options.sessions * options.rounds, warm_up=options.warm_up
@@ -201,7 +205,7 @@ def dispatch(options: argparse.Namespace) -> dict[str, Any]:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything, as it is kept."""
     torch.set_num_threads(1)
-    distributions = dict.fromkeys([*DISTRIBUTIONS, *(needs for needs, _ in _peers.PEERS.values())])
+    distributions = dict.fromkeys([*DISTRIBUTIONS, *(needs for needs, _ in peer_dispatch.PEERS.values())])
     return {
         "command": command_line("benchmarks.peers"),
         "environment": environment(*distributions),
@@ -239,9 +243,9 @@ def main() -> None:
     options = arguments()
     record = measure(options) if options.kept is None else msgspec.json.decode(options.kept.read_bytes())
     title = (__doc__ or "").splitlines()[0]
-    publish(_peers_report.report(title, record), record, json=options.json, markdown=options.markdown)
+    publish(peers_report.report(title, record), record, short, json=options.json, markdown=options.markdown)
     if options.picture is not None:
-        _peers_report.draw(record, options.picture)
+        peers_report.draw(record, options.picture)
 
 
 if __name__ == "__main__":

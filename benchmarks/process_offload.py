@@ -1,4 +1,4 @@
-"""What does a writer cost that is heavy in Python, on a thread and in a process?
+"""What does a writer that is heavy in Python cost a training, on a thread and in a process?
 
     python -m benchmarks.process_offload --json benchmarks/results/process_offload.json
 
@@ -22,11 +22,13 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 
-from benchmarks._burn import BURN_SECONDS, Report, burn, turns
-from benchmarks._timing import (
+from benchmarks.helpers.burning_writer import BURN_SECONDS, Report, burn, turns
+from benchmarks.helpers.in_short import section
+from benchmarks.helpers.timing import (
     Case,
     Taken,
     command_line,
@@ -140,6 +142,41 @@ def rows(cases: dict[str, Steps], taken: dict[str, Taken]) -> list[list[str]]:
     ]
 
 
+def goals(record: dict[str, Any]) -> list[dict[str, str]]:
+    """The goal for each writer beside what was measured."""
+    found = []
+    for title, places in record.items():
+        if title != "environment":
+            ratio = over_none(places, PROCESS)
+            found.append(
+                {
+                    "goal": f"{title.split(':')[0]}, in a process", "wanted": f"<= {GOAL}x", "measured": f"{ratio:.3f}x",
+                    "met": yes_no(ratio <= GOAL),
+                }
+            )  # fmt: skip
+    return found
+
+
+def over_none(places: dict[str, Any], place: str) -> float:
+    """A step with the writer in `place` over one without a writer, of the record that is kept."""
+    return Taken(**places[place]).ratio_to(Taken(**places[NO_WRITER]))
+
+
+def short(record: dict[str, Any]) -> str:
+    """Return the section that opens the page, of the record that is kept."""
+    answers = []
+    for title, places in record.items():
+        if title != "environment":
+            ratios = (f"{over_none(places, place):.2f}x ({place})" for place in places if place != NO_WRITER)
+            answers.append(f"{title}: a step takes {', '.join(ratios)}, beside no writer.")
+    return section(
+        "a loop of steps of about 1 ms with a writer that is heavy in Python, in a process, on a thread, or inline.",
+        answers,
+        goals(record),
+        record["environment"],
+    )
+
+
 def worker_mib(bus: Bus | None) -> str:
     """The resident size of the one worker of a bus, from Linux's /proc."""
     lanes = [s.lane for s in bus._subscribers._subscriptions] if bus is not None else []
@@ -168,7 +205,7 @@ def main() -> None:
     about = environment("torch", "msgspec", "tensorboard")
     record: dict[str, object] = {"environment": about}
     parts = [
-        f"# What does a heavy writer cost?\n\n    {command_line('benchmarks.process_offload')}",
+        f"# {(__doc__ or '').splitlines()[0]}\n\n    {command_line('benchmarks.process_offload')}",
         "\n".join(f"- {name}: {value}" for name, value in about.items()),
     ]
     with ExitStack() as stack:
@@ -188,7 +225,7 @@ def main() -> None:
                 f"{ratio:.3f}, {yes_no(ratio <= GOAL)}. The worker has {worker_mib(cases[PROCESS].bus)}."
             )
             record[title] = {place: asdict(taken[place]) for place in cases}
-    publish("\n\n".join(parts), record, json=options.json, markdown=options.markdown)
+    publish("\n\n".join(parts), record, short, json=options.json, markdown=options.markdown)
 
 
 if __name__ == "__main__":

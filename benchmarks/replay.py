@@ -1,10 +1,10 @@
-"""How fast is a run's event log read and written again, and what does writing it cost the training thread?
+"""How fast is an event log written, read and replayed?
 
     python -m benchmarks.replay --json benchmarks/results/replay.json
 
 The log holds `scalars_logged` of three numbers each, what a run logs most. Reading, and driving each writer from it,
 are timed with real files; the hand-over is one `bus.emit` of an event that is built already, with the log attached
-and, in the same rounds, with a background subscriber that does nothing (see `_timing`).
+and, in the same rounds, with a background subscriber that does nothing (see `helpers/timing.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from benchmarks._timing import (
+from benchmarks.helpers.in_short import section
+from benchmarks.helpers.timing import (
     Case,
     Taken,
     command_line,
@@ -162,12 +163,29 @@ def goals(taken: dict[str, Taken]) -> list[dict[str, str]]:
     return [*named, beyond | {"measured": f"{ratio:.2f}", "met": yes_no(ratio <= 1.1)}]
 
 
+def short(record: dict[str, Any]) -> str:
+    """Return the section that opens the page, of the record that is kept."""
+    rates = {name: 1e9 / record["figures"][name]["median_ns"] for name in (WRITE, READ, *WRITERS)}
+    again = ", ".join(
+        f"{rates[name] / 1e3:,.0f} thousand ({name.removeprefix('replay to ')})" for name in WRITERS
+    )
+    return section(
+        "a log of events of three scalars each: written, read, and replayed to each writer.",
+        [
+            f"Events a second: {rates[WRITE] / 1e3:,.0f} thousand written, {rates[READ] / 1e3:,.0f} thousand read, replayed {again}.",
+            f"One emit with the log attached costs the training thread {record['figures'][LOG]['median_ns']:.0f} ns.",
+        ],
+        record["goals"],
+        record["environment"],
+    )
+
+
 def report(about: dict[str, str], taken: dict[str, Taken]) -> str:
     """The whole page."""
     met = goals(taken)
     return "\n\n".join(
         [
-            f"# How fast is an event log replayed?\n\n    {command_line('benchmarks.replay')}",
+            f"# {(__doc__ or '').splitlines()[0]}\n\n    {command_line('benchmarks.replay')}",
             "\n".join(f"- {name}: {value}" for name, value in about.items()),
             "## Goals\n\n" + markdown_table([*met[0]], [[*goal.values()] for goal in met]),
             "## Events a second\n\n"
@@ -200,7 +218,7 @@ def main() -> None:
     about["rounds"] = f"{options.rounds} of {options.events:,} events; {10 * options.rounds} of {EMITS} emits"
     figures: dict[str, Any] = {name: case.record() for name, case in taken.items()}
     record = {"environment": about, "goals": goals(taken), "figures": figures}
-    publish(report(about, taken), record, json=options.json, markdown=options.markdown)
+    publish(report(about, taken), record, short, json=options.json, markdown=options.markdown)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
+from benchmarks.helpers.in_short import section
+from benchmarks.helpers.timing import command_line, environment, markdown_table, publish, yes_no
 from eventloop.costs.records import (
     HandlerCost,
     Phases,
@@ -151,13 +152,34 @@ def goals(taken: dict[str, list[Spent]]) -> list[dict[str, str]]:
     return found
 
 
+def short(record: dict[str, Any]) -> str:
+    """Return the section that opens the page, of the record that is kept."""
+    seconds = ", ".join(
+        f"{g['measured']} s ({form_of(g)})" for g in record["goals"] if g["goal"].startswith("s,")
+    )
+    memory = max(
+        int(goal["measured"].replace(",", "")) for goal in record["goals"] if goal["goal"].startswith("MB")
+    )
+    return section(
+        f"`eventloop report` of {record['environment']['the run']}.",
+        [f"It takes {seconds}, and at most {memory} MB of memory."],
+        record["goals"],
+        record["environment"],
+    )
+
+
+def form_of(goal: dict[str, str]) -> str:
+    """The form of the report that a goal is about."""
+    return goal["goal"].split(", ")[1]
+
+
 def page(about: dict[str, str], taken: dict[str, list[Spent]]) -> str:
     """The whole page."""
     met = goals(taken)
     header = ["eventloop report", "s, median", "s, slowest", "s of processor, median", "MB resident"]
     return "\n\n".join(
         [
-            f"# What does a report of a long run take?\n\n    {command_line('benchmarks.report')}",
+            f"# {(__doc__ or '').splitlines()[0]}\n\n    {command_line('benchmarks.report')}",
             "\n".join(f"- {name}: {value}" for name, value in about.items()),
             "## Goals\n\n" + markdown_table([*met[0]], [[*goal.values()] for goal in met]),
             "## Each form\n\n" + markdown_table(header, rows(taken)),
@@ -188,7 +210,7 @@ def main() -> None:
     about["rounds"] = f"{options.rounds}, the forms in turn"
     figures: dict[str, Any] = {form: [one._asdict() for one in spent] for form, spent in taken.items()}
     record = {"environment": about, "goals": goals(taken), "figures": figures}
-    publish(page(about, taken), record, json=options.json, markdown=options.markdown)
+    publish(page(about, taken), record, short, json=options.json, markdown=options.markdown)
 
 
 if __name__ == "__main__":

@@ -31,10 +31,11 @@ from typing import Any
 import msgspec
 import torch
 
-from benchmarks import _sweeps
-from benchmarks._lines import Series
-from benchmarks._picture import OTHERS, OURS, SECOND, picture
-from benchmarks._timing import command_line, environment, markdown_table, publish, version_of
+from benchmarks.helpers import scaling_sweeps
+from benchmarks.helpers.in_short import section
+from benchmarks.helpers.pictures import OTHERS, OURS, SECOND, picture
+from benchmarks.helpers.straight_lines import Series
+from benchmarks.helpers.timing import command_line, environment, markdown_table, publish, version_of
 
 COLUMNS = ["sweep", "what", "points", "slope", "at 0", "R²", "largest residual", "of the value"]
 NOTE = (
@@ -89,10 +90,10 @@ QUICK = Plan(
 def measure(plan: Plan, directory: Path) -> dict[str, list[Series]]:
     """All sweeps; memory first, before anything else has taken some."""
     sweeps: dict[str, Callable[[], list[Series]]] = {
-        "iterations": lambda: _sweeps.iterations(plan.iterations, directory / "iterations"),
-        "handlers": lambda: _sweeps.handlers(plan.handlers, plan.rounds, plan.number),
-        "writers": lambda: _sweeps.writers(plan.writers, plan.rounds, plan.length, directory),
-        "parameters": lambda: _sweeps.parameters(plan.parameters, plan.rounds, directory),
+        "iterations": lambda: scaling_sweeps.iterations(plan.iterations, directory / "iterations"),
+        "handlers": lambda: scaling_sweeps.handlers(plan.handlers, plan.rounds, plan.number),
+        "writers": lambda: scaling_sweeps.writers(plan.writers, plan.rounds, plan.length, directory),
+        "parameters": lambda: scaling_sweeps.parameters(plan.parameters, plan.rounds, directory),
     }
     taken = {name: sweep() for name, sweep in sweeps.items()}
     return {name: taken[name] for name in ("handlers", "writers", "parameters", "iterations")}
@@ -108,6 +109,29 @@ def measured(plan: Plan) -> dict[str, Any]:
         "environment": environment("torch", "msgspec", "blinker", "anyio", "numpy"),
         "sweeps": {name: {s.name: s.record() for s in series} for name, series in sweeps.items()},
     }
+
+
+def short(record: dict[str, Any]) -> str:
+    """Return the section that opens the page, of the record that is kept."""
+    sweeps = record["sweeps"]
+    emit, plain = sweeps["handlers"].values()
+    thread, *_ = sweeps["writers"].values()
+    stack = sweeps["parameters"]["default hooks and the loop"]
+    _, whole, memory = sweeps["iterations"].values()
+    return section(
+        "the cost of an event or an iteration at growing numbers of handlers, writers, parameters and iterations.",
+        [
+            f"Handlers, to {emit['x'][-1]:.0f}: {emit['slope_text']} (a plain loop {plain['slope_text']}), R² {emit['r2']:.3f}.",
+            f"Writers, to {thread['x'][-1]:.0f}: {thread['slope_text']} on the training thread, of {thread['intercept']:.0f} µs.",
+            (
+                f"Parameters, to {stack['x'][-1]:,.0f}: default hooks and loop take {min(stack['median']):.0f} to "
+                f"{max(stack['median']):.0f} µs an iteration."
+            ),
+            f"Iterations, to {whole['x'][-1]:,.0f}: {whole['slope_text']}, R² {whole['r2']:.4f}; memory {memory['slope_text']}.",
+        ],
+        [],
+        record["environment"],
+    )
 
 
 # --- the report --------------------------------------------------------------------------------------------
@@ -252,7 +276,7 @@ def main() -> None:
         name: [Series.of(*kept) for kept in all_series.items()]
         for name, all_series in record["sweeps"].items()
     }
-    publish(report(record, sweeps), record, json=options.json, markdown=options.markdown)
+    publish(report(record, sweeps), record, short, json=options.json, markdown=options.markdown)
     if options.picture is not None:
         draw(sweeps, options.picture)
 

@@ -1,5 +1,4 @@
-"""What do writers cost the steps of a training, when they are slow, when what they write is large, and when they are
-given everything?
+"""What do slow, heavy and busy writers cost the steps of a training?
 
     python -m benchmarks.slow_writers --json benchmarks/results/slow_writers.json
 
@@ -35,8 +34,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks._burn import BURN_SECONDS, BurningWriter, turns
-from benchmarks._slow_by_hand import (
+from benchmarks.helpers.burning_writer import BURN_SECONDS, BurningWriter, turns
+from benchmarks.helpers.in_short import section
+from benchmarks.helpers.timing import command_line, environment, markdown_table, publish, yes_no
+from benchmarks.helpers.writers_by_hand import (
     EVERY,
     SCALARS,
     SLOW_SECONDS,
@@ -46,7 +47,6 @@ from benchmarks._slow_by_hand import (
     by_hand,
     nothing,
 )
-from benchmarks._timing import command_line, environment, markdown_table, publish, yes_no
 from eventloop import Bus, Trainer
 from eventloop.events import Event
 from eventloop.hooks import LoggerHook
@@ -304,9 +304,40 @@ def media(options: argparse.Namespace) -> tuple[list[list[str]], list[Goal], dic
     return [[name, f"{value:+.2f} ms"] for name, value in found.items()], met, {"added_ms": found}
 
 
+def short(record: dict[str, Any]) -> str:
+    """Return the section that opens the page, of the record that is kept."""
+    slow, burning, everything = (record[part]["ratios"] for part in ("slow", "burning", "everything"))
+    (ours, hand, thread), (process, on_thread, inline, bare) = slow.values(), burning.values()
+    four, three, _ = everything.values()
+    added = record["media"]["added_ms"]
+    return section(
+        "the steps of a training with writers, beside the same loop without; by hand with torch's SummaryWriter.",
+        [
+            (
+                f"A writer that sleeps 50 ms: median step {ours[0]:.2f}x, p99 {ours[1]:.2f}x (by hand {hand[0]:.2f}x and "
+                f"{hand[1]:.0f}x; on a bare thread {thread[0]:.2f}x and {thread[1]:.2f}x)."
+            ),
+            (
+                f"One that computes 20 ms: mean step {process[2]:.2f}x in a process, {on_thread[2]:.2f}x on a thread (by hand "
+                f"{inline[2]:.2f}x inline, {bare[2]:.2f}x on a bare thread)."
+            ),
+            (
+                f"An image of 512x512 adds {added['eventloop, image']:.1f} ms (by hand {added['SummaryWriter, image']:.0f} ms), a "
+                f"histogram {added['eventloop, histogram']:.1f} ms ({added['SummaryWriter, histogram']:.1f} ms)."
+            ),
+            (
+                f"Four writers, 10 scalars in every step: median {four[0]:.2f}x, p99 {four[1]:.2f}x (by hand, three writers: "
+                f"{three[0]:.2f}x and {three[1]:.2f}x)."
+            ),
+        ],
+        record["goals"],
+        record["environment"],
+    )
+
+
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=" ".join((__doc__ or "").split("\n\n")[0].split()))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=600, help="of a turn")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds to leave out")
@@ -323,7 +354,7 @@ def main() -> None:
     columns = ["", "p50", "p99", "mean"]
     report = "\n\n".join(
         [
-            f"# {' '.join((__doc__ or '').split(chr(10) * 2)[0].split())}",
+            f"# {(__doc__ or '').splitlines()[0]}",
             f"`{command_line('benchmarks.slow_writers')}`",
             ", ".join(f"{name} {value}" for name, value in about.items()),
             markdown_table([*met[0]], [[*each.values()] for each in met]),
@@ -341,7 +372,7 @@ def main() -> None:
         "environment": about, "options": {"steps": options.steps, "rounds": options.rounds}, "goals": met,
         "slow": slow_kept, "burning": burn_kept, "media": media_kept, "everything": all_kept,
     }  # fmt: skip
-    publish(report, record, json=options.json, markdown=options.markdown)
+    publish(report, record, short, json=options.json, markdown=options.markdown)
 
 
 if __name__ == "__main__":

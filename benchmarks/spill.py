@@ -1,4 +1,4 @@
-"""What does a subscriber that has fallen behind cost the training thread, and how fast do events spill?
+"""What does a subscriber that has fallen behind cost the training thread?
 
     python -m benchmarks.spill --json benchmarks/results/spill.json
 
@@ -21,7 +21,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks._timing import (
+from benchmarks.helpers.in_short import section
+from benchmarks.helpers.timing import (
     Case,
     Taken,
     command_line,
@@ -45,6 +46,7 @@ EMIT_GOAL = 1.05
 """A burst's emit with a spilling subscriber, as a multiple of the same with one that drops."""
 EVENT = AfterTrainIter(iter=1000, epoch=1, batch_idx=10, max_iters=10_000, max_epochs=10)
 WAIT = 600.0
+GOAL_COLUMNS = ("goal", "wanted", "measured", "met")
 
 
 @contextmanager
@@ -139,14 +141,33 @@ def report(about: dict[str, str], taken: dict[str, Taken], rates: dict[str, tupl
     rows = [[name, f"{put:,.0f}", f"{got:,.0f}"] for name, (put, got) in rates.items()]
     return "\n\n".join(
         [
-            f"# What does a subscriber that has fallen behind cost?\n\n    {command_line('benchmarks.spill')}",
+            f"# {(__doc__ or '').splitlines()[0]}\n\n    {command_line('benchmarks.spill')}",
             "\n".join(f"- {name}: {value}" for name, value in about.items()),
-            "## Goals\n\n" + markdown_table(["goal", "wanted", "measured", "met"], goal_rows(taken)),
+            "## Goals\n\n" + markdown_table(GOAL_COLUMNS, goal_rows(taken)),
             "## One emit, on the training thread\n\n"
             + markdown_table(["emitting", "spill", "drop_oldest", "ratio"], emits),
             "## Events a second, in the background\n\n"
             + markdown_table(["waiting in", "taken in", "given out"], rows),
         ]
+    )
+
+
+def short(record: dict[str, Any]) -> str:
+    """Return the section that opens the page, of the record that is kept."""
+    emits, rates = record["emits"], record["events_per_second"]
+    spill, drop = (emits[f"{overflow}, burst"]["median_ns"] for overflow in ("spill", "drop_oldest"))
+    (file_in, file_out), (memory_in, _) = rates.values()
+    return section(
+        "emits to a subscriber that hangs and whose queue is full; events go to a file, or the oldest are dropped.",
+        [
+            f"The training thread pays {spill:.0f} ns an emit when events go to a file, and {drop:.0f} ns when they drop.",
+            (
+                f"The background takes {file_in:,.0f} events a second into the file ({memory_in:,.0f} into memory) and gives "
+                f"{file_out:,.0f} a second out of it."
+            ),
+        ],
+        record["goals"],
+        record["environment"],
     )
 
 
@@ -172,10 +193,11 @@ def main() -> None:
     }
     record = {
         "environment": about,
+        "goals": [dict(zip(GOAL_COLUMNS, row, strict=True)) for row in goal_rows(taken)],
         "emits": {name: t.record() for name, t in taken.items()},
         "events_per_second": rates,
     }
-    publish(report(about, taken, rates), record, json=options.json, markdown=options.markdown)
+    publish(report(about, taken, rates), record, short, json=options.json, markdown=options.markdown)
 
 
 if __name__ == "__main__":

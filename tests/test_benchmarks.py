@@ -1,0 +1,47 @@
+"""Check that every benchmark keeps its results, and that their page opens with what its record says."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from benchmarks.helpers.in_short import HEADING, MOST_LINES, distance, goal_lines, insert, short_of
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+RECORDS = sorted((BENCHMARKS / "results").glob("*.json"))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
+def test_a_page_opens_with_the_section_of_its_record(record: Path) -> None:
+    pytest.importorskip("torch")
+    page = record.with_suffix(".md").read_text(encoding="utf-8")
+    section = short_of(record)
+    title, opening = page.split("\n\n", 1)
+    assert title.startswith("# ")
+    assert title.endswith("?")
+    assert opening.startswith(section)
+    assert section.startswith(HEADING)
+    assert len(section.splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("script", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_script_asks_one_question_and_has_results(script: Path) -> None:
+    question = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").splitlines()[0]
+    assert question.endswith("?")
+    assert script.stem in {path.stem for path in RECORDS}
+
+
+def test_a_section_is_replaced_and_not_repeated() -> None:
+    page = insert("# Title?\n\ntable\n", f"{HEADING}\n\n- one")
+    assert (
+        insert(page, f"{HEADING}\n\n- two")
+        == f"# Title?\n\n{HEADING}\n\n- two\n\n## How it was measured\n\ntable\n"
+    )
+
+
+def test_goals_that_are_not_met_are_named_with_their_distance() -> None:
+    goal = {"goal": "step", "wanted": "<= 1.00x", "measured": "1.10x"}
+    assert goal_lines([goal | {"met": "yes"}]) == ["Goals: 1 of 1 met."]
+    assert goal_lines([goal | {"met": "NO"}])[1].endswith("measured 1.10x, 10 % above the limit.")
+    assert distance("<= 0.1", "1.3") == ", 13 times the limit"
+    assert distance("<= 0", "3") == ""
