@@ -1,6 +1,8 @@
 """Collect numbers, images and histograms of a training without waiting for the device.
 
-Start with `storage`, the `EventStorage` that users put values into.
+Start reading at `storage`: users put values into an `EventStorage`, and its `collect` returns the packets
+that the background turns into events. The package may import torch, `state`, `events` and `util`, and no
+package above them.
 """
 
 from eventloop.metrics.storage import EventStorage as EventStorage

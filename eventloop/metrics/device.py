@@ -1,4 +1,7 @@
-"""Getting values off a device without the training thread waiting for it."""
+"""Copy values from a device to the host without blocking the training thread.
+
+`EventStorage.collect` starts a `HostCopy`; the background thread reads its values.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ import torch
 
 
 class PinnedPool:
-    """Page-locked host buffers, kept for reuse: pinning memory costs far more than the copy into it."""
+    """A pool of page-locked host buffers; pinning memory costs far more than a copy into it."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
 
     def take(self, dtype: torch.dtype, size: int) -> torch.Tensor:
-        """A flat pinned buffer of at least `size` elements, a power of two of them."""
+        """Return a flat pinned buffer of at least `size` elements; its length is a power of two."""
         capacity = 1 << max(0, size - 1).bit_length()
         free = self._free.get((dtype, capacity))
         if free:
@@ -23,13 +26,15 @@ class PinnedPool:
         return torch.empty(capacity, dtype=dtype, pin_memory=True)
 
     def give(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back."""
+        """Return a buffer to the pool."""
         self._free.setdefault((buffer.dtype, buffer.numel()), []).append(buffer)
 
 
 class _Group(NamedTuple):
-    """Tensors of one device and type: as they are, or on their way into a pinned buffer. `copied` is reached once the
-    device has come to them."""
+    """Tensors of one device and dtype, with the pinned buffer that they are copied into, if there is one.
+
+    `copied` is recorded behind the work that computes them, and behind the copy.
+    """
 
     indices: list[int]
     tensors: list[torch.Tensor]
@@ -38,11 +43,12 @@ class _Group(NamedTuple):
 
 
 class HostCopy:
-    """0-dim tensors on their way to the host: one stack and one copy per device and type.
+    """A copy of tensors of one element to the host, by one stack and one copy per device and dtype.
 
-    On CUDA the copy goes into a pinned buffer on the current stream, so it reads the values as they are at this
-    point of the program; `ready` asks the event behind it. On the CPU there is nothing to do yet. On other
-    accelerators `values` waits, on the thread that calls it.
+    On CUDA the constructor starts a copy into a pinned buffer on the current stream, which reads the values
+    that the tensors have at this point of the program; `ready` queries the CUDA event behind it. On the CPU,
+    `values` reads the tensors. On other accelerators `values` copies them and waits, on the thread that calls
+    it.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], pool: PinnedPool) -> None:
@@ -60,39 +66,37 @@ class HostCopy:
         pinned: torch.Tensor | None
         try:
             stacked = _stack(tensors)
-        except (
-            RuntimeError
-        ):  # of a layout that cannot be stacked, which `values` tells; here a step would fail
+        except RuntimeError:  # the layout cannot be stacked: raise in `values`, not within a training step
             pinned = None
         else:
             pinned = self._pool.take(tensors[0].dtype, len(indices))
             pinned[: len(indices)].copy_(stacked, non_blocking=True)
-        copied = torch.cuda.Event(blocking=True)  # who waits sleeps
+        copied = torch.cuda.Event(blocking=True)  # a waiting thread sleeps instead of spinning
         copied.record(torch.cuda.current_stream(device))
         return _Group(indices, tensors, pinned, copied)
 
     def ready(self) -> bool:
-        """True when `values` will not wait."""
+        """Return whether `values` would not wait for a CUDA device."""
         return all(group.copied is None or group.copied.query() for group in self._groups)
 
     def wait(self) -> None:
-        """Wait until everything that the tensors are computed from is done."""
+        """Wait until the CUDA devices have computed the tensors."""
         for group in self._groups:
             if group.copied is not None:
                 group.copied.synchronize()
 
     def values(self) -> list[float]:
-        """The numbers, in the order of the tensors; waits for the device if need be. Call once.
+        """Return the numbers in the order of the tensors, after waiting for the device; call it once.
 
         Raises:
-            Exception: there is one that cannot be read.
+            Exception: torch's error for a tensor that cannot be read.
         """
         values = [0.0] * self._size
         for group in self._groups:
             if group.copied is not None:
                 group.copied.synchronize()
             if group.pinned is None:
-                if group.tensors[0].is_cpu:  # a dozen times cheaper than to stack them
+                if group.tensors[0].is_cpu:  # a dozen times cheaper than stacking
                     numbers = [tensor.item() for tensor in group.tensors]
                 else:
                     numbers = _stack(group.tensors).tolist()

@@ -1,12 +1,12 @@
-"""Values of all ranks made one, by collectives that nobody waits for.
+"""Reduce logged values over all ranks by asynchronous collectives; `Reducer` drives the exchanges.
 
-A collective over tensors of unequal lengths crashes, or hangs. So the ranks first compare, in a tensor of five
-numbers, how far each has come, and a digest of what it has up to there: names, iterations, their order. Only where all
-have the same are the values themselves added up. Where they differ the ranks gather what each has, and add up what all
-of them have; whatever else there is stays as it is.
+A collective over tensors of unequal lengths crashes or hangs. The ranks therefore first compare five numbers:
+how far each rank has come (its mark), and a digest of its values' names, iterations and order up to there. If
+all digests are equal, the values are reduced. Otherwise the ranks gather the keys of their values and reduce
+those that every rank has; other values are left unchanged.
 
-An exchange is a generator: it yields as long as the ranks' answer is under way. Each rank decides by what was reduced
-alone, so that all of them come to the same collectives in the same order.
+An exchange is a generator that yields while a collective is in progress. Each rank decides only by reduced
+numbers, so all ranks start the same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -25,99 +25,100 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 
 SHAPES_LIMIT = 1024
-"""Sets of names whose digests are remembered, at most."""
+"""At most so many sets of names have their digests cached."""
 
 
 class Work(Protocol):
-    """A collective under way."""
+    """A collective in progress, such as `torch.distributed.Work`."""
 
     def is_completed(self) -> bool: ...
     def wait(self) -> Any: ...
 
 
 class Ranks(Protocol):
-    """The ranks that exchange; each method begins a collective."""
+    """The ranks of an exchange; each method starts a collective."""
 
     size: int
 
     def total(self, tensor: torch.Tensor) -> Work:
-        """Replace each element by its sum over the ranks."""
+        """Start to replace each element by its sum over the ranks."""
 
     def largest(self, tensor: torch.Tensor) -> Work:
-        """Replace each element by its maximum."""
+        """Start to replace each element by its maximum over the ranks."""
 
     def gather(self, tensor: torch.Tensor) -> tuple[list[torch.Tensor], Work]:
-        """All ranks' tensors, which are of one length."""
+        """Start to gather the tensors of all ranks, which have equal lengths; return them in rank order."""
 
 
-class Kind(NamedTuple):
-    """What an exchange needs to know of names that are put together."""
+class ShapeInfo(NamedTuple):
+    """The digest of a shape's names, and which of them are reduced by their maximum."""
 
-    number: int
-    """A digest of them."""
+    digest: int
     maxima: list[bool]
-    """Which of them are maxima."""
 
 
-class Kinds:
-    """Tells which values take the maximum over the ranks: those of these names, and of the groups named so."""
+class MaximumRules:
+    """The names that are reduced by their maximum: those in `maxima`, and all names in such a group."""
 
     def __init__(self, maxima: Sequence[str]) -> None:
         self._names = frozenset(maxima)
         self._groups = tuple(f"{name}/" for name in maxima)
-        self._found: dict[Shape, Kind] = {}
+        self._cache: dict[Shape, ShapeInfo] = {}
 
-    def of(self, shape: Shape) -> Kind:
-        """The kind of a shape."""
-        kind = self._found.get(shape)
-        if kind is None:
+    def of(self, shape: Shape) -> ShapeInfo:
+        """Return the digest and the maxima of a shape, from the cache if possible."""
+        info = self._cache.get(shape)
+        if info is None:
             maxima = [name in self._names or name.startswith(self._groups) for name in shape.names]
-            kind = Kind(_digest(repr([shape.names, maxima]).encode()), maxima)
-            if len(self._found) >= SHAPES_LIMIT:
-                self._found.clear()
-            self._found[shape] = kind
-        return kind
+            info = ShapeInfo(_digest(repr([shape.names, maxima]).encode()), maxima)
+            if len(self._cache) >= SHAPES_LIMIT:
+                self._cache.clear()
+            self._cache[shape] = info
+        return info
 
 
 class Table:
-    """The values of rows, which were read, in their order.
+    """The values of rows that were read, in order, with the digest that the ranks compare.
 
     Args:
         mark: how far the rank has come with them.
     """
 
-    def __init__(self, mark: int, rows: Iterable[Row], kinds: Kinds) -> None:
+    def __init__(self, mark: int, rows: Iterable[Row], rules: MaximumRules) -> None:
         self.mark = mark
         self.rows = [*rows]
         self.values: list[float] = []
         self.maxima: list[bool] = []
-        """Whether the value is one."""
-        places: list[int] = []
+        """For each value, whether it is reduced by its maximum."""
+        positions: list[int] = []
         for row in self.rows:
-            kind, values = kinds.of(row.shape), row.values
-            places += (kind.number, row.iteration, row.phase.trains)
-            self.maxima += kind.maxima
+            info, values = rules.of(row.shape), row.values
+            positions += (info.digest, row.iteration, row.phase.trains)
+            self.maxima += info.maxima
             self.values += values if isinstance(values, list) else (values,)  # type: ignore[arg-type]
-        self.digest = _digest(array("q", places).tobytes())
+        self.digest = _digest(array("q", positions).tobytes())
 
     def names(self) -> list[str]:
-        """Of each value."""
+        """Return the name of each value."""
         return [name for row in self.rows for name in row.shape.names]
 
     def keys(self) -> list[int]:
-        """A number for each value that says which it is: its name, its place in the run, and whether it is the first of
-        them there, the second and so on. None is 0, and no two are the same."""
+        """Return a key for each value, which is equal on all ranks and differs from 0 and from other keys.
+
+        It is a digest of the name, the iteration and step, and the count of earlier values with the same
+        three.
+        """
         seen: Counter[str] = Counter()
         keys = []
-        places = (f"{row.iteration} {row.step} {name}" for row in self.rows for name in row.shape.names)
-        for place, is_maximum in zip(places, self.maxima, strict=True):
-            seen[place] += 1
-            keys.append(_digest(f"{seen[place]} {is_maximum} {place}".encode()))
+        positions = (f"{row.iteration} {row.step} {name}" for row in self.rows for name in row.shape.names)
+        for position, is_maximum in zip(positions, self.maxima, strict=True):
+            seen[position] += 1
+            keys.append(_digest(f"{seen[position]} {is_maximum} {position}".encode()))
         return keys
 
 
 class Outcome(NamedTuple):
-    """What an exchange came to: the values up to the mark, and the names of those that some rank has not."""
+    """The result of an exchange: the values up to the mark, and the names that some rank did not have."""
 
     mark: int
     values: list[float]
@@ -125,14 +126,14 @@ class Outcome(NamedTuple):
 
 
 def exchange(ranks: Ranks, latest: int, table_to: Callable[[int], Table]) -> Steps[Outcome]:
-    """Reduce what all ranks have up to the mark that the last of them has come to.
+    """Reduce the values that all ranks have, up to the lowest mark of any rank.
 
     Args:
         latest: the mark that this rank has come to.
-        table_to: gives its values up to a mark.
+        table_to: returns this rank's values up to a mark.
 
     Raises:
-        RuntimeError: a rank is gone, or did not come in time.
+        RuntimeError: a rank is gone, or did not answer in time.
     """
     table = table_to(latest)
     while True:
@@ -151,7 +152,7 @@ def exchange(ranks: Ranks, latest: int, table_to: Callable[[int], Table]) -> Ste
 
 
 def _reduce_common(ranks: Ranks, table: Table, length: int) -> Steps[Outcome]:
-    """Reduce the values that all ranks have; `length` is the number of values of whoever has most."""
+    """Reduce the values that all ranks have; `length` is the largest number of values of a rank."""
     own = torch.zeros(length, dtype=torch.int64, device="cpu")
     own[: len(table.values)] = keys = torch.tensor(table.keys(), dtype=torch.int64, device="cpu")
     gathered, work = ranks.gather(own)
@@ -171,7 +172,7 @@ def _reduce_common(ranks: Ranks, table: Table, length: int) -> Steps[Outcome]:
 
 
 def _reduce(ranks: Ranks, values: list[float], maxima: list[bool]) -> Steps[list[float]]:
-    """The means, or maxima, of values that all ranks have in this order. A NaN of any rank is the result."""
+    """Return the means or maxima of values that all ranks have in this order; a NaN of any rank wins."""
     own = torch.tensor(values, dtype=torch.float64, device="cpu")
     is_maximum = torch.tensor(maxima, device="cpu")
     # gloo's maximum may leave out a NaN, a sum does not
@@ -182,7 +183,7 @@ def _reduce(ranks: Ranks, values: list[float], maxima: list[bool]) -> Steps[list
         works.append(ranks.largest(largest))
     yield from _arrival(*works)
     mean = total / ranks.size
-    # what all ranks have alike, as a learning rate, stays what it is: the sum of three 0.1 is not 0.3
+    # a value equal on all ranks, such as a learning rate, stays exact: the sum of three 0.1 is not 0.3
     rounding = torch.finfo(torch.float64).eps * ranks.size
     mean = torch.where((mean - own).abs() <= rounding * own.abs(), own, mean)
     mean[is_maximum] = torch.where(total[is_maximum].isnan(), torch.nan, largest)
@@ -193,9 +194,9 @@ def _arrival(*works: Work) -> Steps[None]:
     while not all(work.is_completed() for work in works):
         yield
     for work in works:
-        work.wait()  # it is over: this raises its error, where it has one
+        work.wait()  # it is complete; this raises its error, if it failed
 
 
 def _digest(text: bytes) -> int:
-    """56 bits, the same in every process, and negated still an int64."""
+    """Return a digest of 56 bits: equal in every process, and an int64 also when negated."""
     return int.from_bytes(blake2b(text, digest_size=7).digest())

@@ -1,4 +1,7 @@
-"""The recent past of one scalar."""
+"""Keep the recent values of one scalar and compute statistics of them.
+
+`EventStorage.history` returns a `HistoryBuffer`.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,19 @@ from statistics import median
 from eventloop.util.suggest import suggest
 
 WINDOW = 10_000
-"""Values a `HistoryBuffer` keeps."""
+"""The default number of values that a `HistoryBuffer` keeps."""
 STATISTICS = ("mean", "min", "max", "current", "median", "avg", "latest")
-"""What `HistoryBuffer.statistics` knows."""
+"""The names that `HistoryBuffer.statistics` accepts."""
 
 
 class HistoryBuffer:
-    """The last values of one scalar with the iteration each belongs to: O(1) to append, bounded.
+    """The last values of one scalar, each with its iteration; appending is O(1) and the length is bounded.
 
-    Windows are counted in iterations, up to the one of the last value. `global_avg` is over everything that was ever
-    appended, what has left the buffer included. detectron2's names, and MMEngine's: `mean`, `min`, `max`, `current`.
+    A window is a number of iterations that ends at the iteration of the last value. `global_avg` covers all
+    values ever appended, also those that are no longer kept. `latest`, `median`, `avg` and `global_avg` are
+    detectron2's names; `mean`, `min`, `max` and `current` are MMEngine's.
+
+        trainer.metrics.history("loss").median(20)    # over the last 20 iterations
     """
 
     def __init__(self, max_length: int = WINDOW) -> None:
@@ -30,7 +36,7 @@ class HistoryBuffer:
         self._count = 0
 
     def update(self, value: float, iteration: int | None = None) -> None:
-        """Append a value; without an iteration it is that of the next one: one after the last, the first is 0."""
+        """Append a value; by default its iteration is one more than the last, beginning with 0."""
         if iteration is None:
             iteration = self._values[-1][1] + 1 if self._values else 0
         self._values.append((value, iteration))
@@ -38,26 +44,26 @@ class HistoryBuffer:
         self._count += 1
 
     def extend(self, values: Sequence[float], iterations: Sequence[int]) -> None:
-        """Append several."""
+        """Append several values with their iterations."""
         self._values.extend(zip(values, iterations, strict=True))
         self._sum += sum(values)
         self._count += len(values)
 
     def latest(self) -> float:
-        """The last value.
+        """Return the last value.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the history is empty.
         """
         self._check()
         return self._values[-1][0]
 
     def values(self) -> list[tuple[float, int]]:
-        """`(value, iteration)` pairs, oldest first."""
-        return list(self._values)  # one C call: the background may append meanwhile
+        """Return the `(value, iteration)` pairs, oldest first."""
+        return list(self._values)  # atomic, as one C call: the background may append at the same time
 
     def window(self, iterations: int) -> list[float]:
-        """The values of the last `iterations` iterations.
+        """Return the values of the last `iterations` iterations.
 
         Raises:
             ValueError: `iterations` is below 1.
@@ -71,64 +77,68 @@ class HistoryBuffer:
         return [value for value, iteration in pairs if iteration >= first]
 
     def median(self, iterations: int) -> float:
-        """Median over the last `iterations` iterations.
+        """Return the median over the last `iterations` iterations.
 
         Raises:
-            ValueError: there is no value, or `iterations` is below 1.
+            ValueError: the history is empty, or `iterations` is below 1.
         """
         self._check()
         return median(self.window(iterations))
 
     def avg(self, iterations: int) -> float:
-        """Mean over the last `iterations` iterations.
+        """Return the mean over the last `iterations` iterations.
 
         Raises:
-            ValueError: there is no value, or `iterations` is below 1.
+            ValueError: the history is empty, or `iterations` is below 1.
         """
         self._check()
         window = self.window(iterations)
         return sum(window) / len(window)
 
     def mean(self, window_size: int | None = None) -> float:
-        """Mean over the last `window_size` iterations, or over all that is kept.
+        """Return the mean over the last `window_size` iterations, or over all kept values.
 
         Raises:
-            ValueError: there is no value, or `window_size` is below 1.
+            ValueError: the history is empty, or `window_size` is below 1.
         """
         values = self._last(window_size)
         return sum(values) / len(values)
 
     def max(self, window_size: int | None = None) -> float:
-        """The greatest of the last `window_size` iterations, or of all that is kept; NaN where one of them is.
+        """Return the maximum over the last `window_size` iterations, or over all kept values.
+
+        It is NaN if any of the values is.
 
         Raises:
-            ValueError: there is no value, or `window_size` is below 1.
+            ValueError: the history is empty, or `window_size` is below 1.
         """
         values = self._last(window_size)
         return nan if any(map(isnan, values)) else max(values)
 
     def min(self, window_size: int | None = None) -> float:
-        """The least of them, as `max`.
+        """Return the minimum over the last `window_size` iterations, or over all kept values.
+
+        It is NaN if any of the values is.
 
         Raises:
-            ValueError: there is no value, or `window_size` is below 1.
+            ValueError: the history is empty, or `window_size` is below 1.
         """
         values = self._last(window_size)
         return nan if any(map(isnan, values)) else min(values)
 
     def current(self) -> float:
-        """The last value: MMEngine's name for `latest`.
+        """Return the last value; MMEngine's name for `latest`.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the history is empty.
         """
         return self.latest()
 
     def statistics(self, method_name: str, *args: int, **kwargs: int) -> float:
-        """One of them by its name: `history.statistics("max", 100)`.
+        """Return a statistic by its name: `history.statistics("max", 100)`.
 
         Raises:
-            ValueError: there is no such statistic (with a suggestion), or no value.
+            ValueError: the statistic is unknown (the message suggests one), or the history is empty.
         """
         if method_name not in STATISTICS:
             raise ValueError(
@@ -138,10 +148,10 @@ class HistoryBuffer:
         return result
 
     def global_avg(self) -> float:
-        """Mean over everything.
+        """Return the mean of all values ever appended.
 
         Raises:
-            ValueError: there is no value.
+            ValueError: the history is empty.
         """
         self._check()
         return self._sum / self._count

@@ -1,4 +1,7 @@
-"""The newest values of scalars, and mappings of scalars that name what they know."""
+"""The newest values of scalars and the dicts, with suggestions for unknown names, that hold them.
+
+`EventStorage` returns them.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ V = TypeVar("V")
 
 
 class LatestValue(tuple[float, int]):
-    """The newest value of a scalar, which prints as `0.693147 (step 12)`.
+    """The newest value of a scalar; prints as `0.693147 (step 12)` and compares like the number.
 
         loss = trainer.metrics.latest()["loss"]
         if loss < 0.3: ...              # loss.value is the number alone
 
-    It is also the pair `(value, iteration)`, with the 0-based iteration, as detectron2's `EventStorage.latest` has it.
+    It is also the tuple `(value, iteration)`, as returned by detectron2's `EventStorage.latest`.
 
     Args:
         value: the number.
-        iteration: the 0-based training iteration it was put in, or before which.
-        step: the training iterations that were completed with it, as `scalars_logged` counts them.
+        iteration: the 0-based training iteration in which, or before which, the value was put.
+        step: the number of completed training iterations that the value belongs to, as in `scalars_logged`.
     """
 
     step: int
@@ -32,7 +35,7 @@ class LatestValue(tuple[float, int]):
 
     @property
     def value(self) -> float:
-        """The number."""
+        """Return the number alone."""
         return self[0]
 
     def __float__(self) -> float:
@@ -61,7 +64,7 @@ class LatestValue(tuple[float, int]):
 
 
 class ByName(dict[str, V]):
-    """A mapping of scalars; a name that nothing was put under raises a KeyError that suggests one."""
+    """A dict by scalar name whose KeyError suggests the nearest known name."""
 
     def __missing__(self, name: object) -> NoReturn:
         known = (

@@ -1,4 +1,8 @@
-"""Images and histograms on their way from the training thread to the writers."""
+"""Copy images and histograms to the host without blocking the training thread, and make their events.
+
+`EventStorage` puts each as a `Medium`; `collect_media` posts a `MediaPacket`, and the background calls its
+`events`.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,14 @@ logger = logging.getLogger("eventloop")
 Kind = Literal["image", "histogram"]
 
 MEDIA_LIMIT = 256
-"""Images and histograms that may wait to be collected."""
+"""At most so many images and histograms wait for `collect_media`."""
 WARNED_LIMIT = 256
-"""Images whose values were found out of range are told by their names, so many of them at most."""
+"""At most so many names of images are warned about because their values are out of range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """One image or one histogram, its tensor on the host or on its way there."""
+    """One image or histogram, with its tensor on the host; the copy to the host may still be in progress."""
 
     kind: Kind
     name: str
@@ -36,7 +40,7 @@ class Medium:
     tensor: torch.Tensor
 
     def event(self, place: Place, warned: set[str]) -> Event:
-        """What writers are told. The copy must have ended."""
+        """Return the event for writers; the copy to the host must be complete."""
         moment = self.moment
         if self.kind == "image":
             array = np.ascontiguousarray(np.moveaxis(self._pixels(warned), 0, -1))
@@ -53,28 +57,28 @@ class Medium:
         )  # fmt: skip
 
     def _pixels(self, warned: set[str]) -> Any:
-        """The image in bytes."""
+        """Return the image as a uint8 array; warn once per name about floats outside of [0, 1]."""
         if self.tensor.dtype == torch.uint8:
             return self.tensor.numpy()
         image = np.nan_to_num(self.tensor.float().numpy(), nan=0.0, posinf=inf, neginf=-inf)
         if self.name not in warned and _is_cut(image) and len(warned) < WARNED_LIMIT:
             warned.add(self.name)
             logger.warning(
-                "image %r of iteration %d has values from %.4g to %.4g: floats are intensities from 0 to 1, and what is "
-                "beyond is cut, as SummaryWriter does. Put one in 0..255 as uint8 or divided by 255, and bring any other "
-                "to [0, 1]; this is said once for a name",
+                "image %r of iteration %d has values from %.4g to %.4g: expected floats from 0 to 1, others "
+                "are clipped, as SummaryWriter does. Put an image in 0..255 as uint8 or divided by 255, and "
+                "scale any other to [0, 1]; this warning comes once for a name",
                 self.name, self.moment.iteration, image.min(), image.max(),
             )  # fmt: skip
         return (np.clip(image, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
 
 
 class MediaPacket:
-    """Images and histograms of an interval; a `Deferred` of the background loop.
+    """The images and histograms of one interval; a `Deferred` of the background loop.
 
     Args:
-        copied: CUDA events behind the copies that are under way.
-        warned: names of images of which the log has that they are out of range.
-        leave_out: told what cannot be read.
+        copied: CUDA events recorded behind the copies to the host.
+        warned: names of images that were warned about; the set is shared and grows.
+        leave_out: called with the values that cannot be read.
     """
 
     def __init__(
@@ -91,24 +95,24 @@ class MediaPacket:
         return f"MediaPacket({', '.join(repr(medium.name) for medium in self._media[:5])})"
 
     def ready(self) -> bool:
-        """True when everything is on the host."""
+        """Return whether all copies to the host are complete."""
         return all(event.query() for event in self._copied)
 
     def events(self) -> list[Event]:
-        """The events, in the order their tensors were put; waits for the device if need be."""
+        """Return the events in the order in which their tensors were put, after waiting for the device."""
         for event in self._copied:
             event.synchronize()
         events: list[Event] = []
         for medium in self._media:
             try:
                 events.append(medium.event(self._place, self._warned))
-            except Exception as error:  # the others are told
+            except Exception as error:  # the other events are still returned
                 self._leave_out([Unread(medium.name, medium.moment.iteration, error)])
         return events
 
 
 class PendingMedia:
-    """What waits to be collected, in the order it was put."""
+    """The images and histograms that wait to be collected, in the order in which they were put."""
 
     def __init__(self) -> None:
         self._media: list[Medium] = []
@@ -119,28 +123,29 @@ class PendingMedia:
         return len(self._media)
 
     def add(self, medium: Medium, source: object) -> None:
-        """Put one, which is being copied from `source`."""
+        """Append a medium whose tensor is copied from `source`."""
         self._media.append(medium)
         if isinstance(source, torch.Tensor) and source.is_cuda:
             self._devices.add(source.device)
 
     @property
     def crowded(self) -> bool:
-        """Whether there are more than may wait."""
+        """Return whether more than `MEDIA_LIMIT` wait."""
         return len(self._media) > MEDIA_LIMIT
 
     def make_room(self) -> None:
-        """Give up the oldest, if there are more than may wait."""
+        """Drop the oldest, with a warning, if more than `MEDIA_LIMIT` wait."""
         if self.crowded:
             half = MEDIA_LIMIT // 2
             logger.warning(
-                "the %d oldest of %d images and histograms are given up: nobody collects them (a LoggerHook does)",
+                "the %d oldest of %d images and histograms are dropped, as they are not collected: add a "
+                "LoggerHook",
                 half, len(self._media),
             )  # fmt: skip
             del self._media[:half]
 
     def take(self, place: Place, leave_out: Callable[[list[Unread]], None]) -> MediaPacket:
-        """All of it, behind what the devices have been given to do so far."""
+        """Take everything as a packet, which is ready when the devices have done their work until now."""
         media, self._media = self._media, []
         devices, self._devices = self._devices, set()
         copied = []
@@ -152,11 +157,12 @@ class PendingMedia:
 
 
 def image_of(name: str, image: Any) -> torch.Tensor:
-    """Check an image and start its way to the host.
+    """Check an image and start its copy to the host.
 
     Raises:
-        TypeError: it is no tensor or array, has no values to read, or they are neither uint8 nor floating point.
-        ValueError: it is not (1 or 3 or 4, height, width).
+        TypeError: the image is not a tensor or array, has no readable values, or is neither uint8 nor
+            floating point.
+        ValueError: the shape is not (1 or 3 or 4, height, width).
     """
     tensor = _tensor("image", name, image)
     if tensor.ndim != 3 or tensor.shape[0] not in (1, 3, 4):
@@ -172,11 +178,11 @@ def image_of(name: str, image: Any) -> torch.Tensor:
 
 
 def histogram_of(name: str, values: Any) -> torch.Tensor:
-    """Check the values of a histogram and start their way to the host, as float32 in one dimension.
+    """Check the values of a histogram and start their copy to the host, as a flat float32 tensor.
 
     Raises:
-        TypeError: it is no tensor or array of numbers.
-        ValueError: it is empty.
+        TypeError: `values` is not a tensor or array of real numbers.
+        ValueError: `values` is empty.
     """
     tensor = _tensor("histogram", name, values)
     if not tensor.numel():
@@ -185,7 +191,7 @@ def histogram_of(name: str, values: Any) -> torch.Tensor:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host. From CUDA it goes to pinned memory on the current stream, and is not waited for."""
+    """Return a copy on the host; from CUDA an asynchronous one, to pinned memory, on the current stream."""
     if not tensor.is_cuda:
         return tensor.detach().to("cpu", copy=True).contiguous()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -204,8 +210,10 @@ def _tensor(what: str, name: str, value: Any) -> torch.Tensor:
 
 
 def _of_array(what: str, name: str, array: Any) -> torch.Tensor:
-    """The tensor of an array, which shares its memory where torch can: of one with negative strides (`image[::-1]`), one
-    that is not to be written or one in another byte order it is of a copy."""
+    """Return an array as a tensor, which shares the array's memory where torch supports that.
+
+    An array that is read-only, has negative strides (`image[::-1]`) or another byte order is copied.
+    """
     try:
         if array.flags.writeable:  # else torch warns
             return torch.from_numpy(array)
@@ -218,5 +226,5 @@ def _of_array(what: str, name: str, array: Any) -> torch.Tensor:
 
 
 def _is_cut(image: Any) -> bool:
-    """Whether there are values so far outside of [0, 1] that rounding them to bytes does not bring them back."""
+    """Return whether values are outside of [0, 1] by more than the rounding to bytes hides."""
     return bool(image.size and (image.min() * 255 < -0.5 or image.max() * 255 >= 255.5))

@@ -1,4 +1,7 @@
-"""Numbers on their way from the training thread to the writers: rows, and the packet of one interval."""
+"""Hold logged numbers as rows, and turn the rows of a logging interval, a `Packet`, into events.
+
+`EventStorage` makes rows on the training thread and packs them; the background reads the packets.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Scalar = float | torch.Tensor
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
-    """Where in the run values were put."""
+    """The position in the run at which values were put."""
 
     iteration: int
     step: int
@@ -25,7 +28,10 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Shape:
-    """Names that are put together, and their smoothing hint; one object for as long as a storage remembers it."""
+    """The names of a row and their smoothing hint.
+
+    A storage uses one object for equal names, so that rows can be grouped by identity.
+    """
 
     __slots__ = ("names", "smooth")
 
@@ -34,59 +40,65 @@ class Shape:
 
 
 class Phase(msgspec.Struct, frozen=True, gc=False):
-    """What stays over many values: the epoch and mode, and whether they are of the iteration that is running, whose
-    step is one more, or of the moment before it."""
+    """The epoch and mode of values, and whether they belong to the running iteration or precede it.
+
+    With `trains` the step is `iteration + 1`, otherwise `iteration`.
+    """
 
     epoch: int
     mode: str
     trains: bool
 
     def at(self, iteration: int) -> Moment:
-        """The place of an iteration."""
+        """Return the position of an iteration in this phase."""
         return Moment(iteration, iteration + self.trains, self.epoch, self.mode)
 
 
 class Row(msgspec.Struct, gc=False):
-    """Values that were put together, and where in the run that was. One of these is all that putting makes: what a
-    name has of its own is sorted out on the background side."""
+    """Values that were put by one call, with their position in the run.
+
+    A call makes only this object; the background sorts the values by name.
+    """
 
     shape: Shape
     values: Scalar | list[Scalar]
-    """One a name. Of one name the value itself: a list of it would be a third of what putting costs."""
+    """One value a name. A single value is not in a list, which would be a third of the cost of putting it."""
     iteration: int
     phase: Phase
 
     def scalars(self) -> dict[str, Any]:
-        """The values by their names; floats, once they have been read."""
+        """Return the values by name; they are floats once they have been read."""
         values = self.values if isinstance(self.values, list) else (self.values,)
         return dict(zip(self.shape.names, values, strict=True))
 
     @property
     def step(self) -> int:
-        """As the moment's."""
+        """Return the number of completed iterations that the values belong to."""
         return self.iteration + self.phase.trains
 
     @property
     def moment(self) -> Moment:
-        """The place alone."""
+        """Return the position in the run."""
         return self.phase.at(self.iteration)
 
 
-def by_step(place: Moment | Row) -> tuple[int, int]:
-    """Sorts what was put in the order of a run."""
-    return place.iteration, place.step
+def by_step(position: Moment | Row) -> tuple[int, int]:
+    """Return the key that sorts rows and moments in the order of the run."""
+    return position.iteration, position.step
 
 
 class Place(NamedTuple):
-    """The counters that the events of a packet carry besides their own iteration."""
+    """The limits of the run, which are fields of every logging event."""
 
     max_iters: int | None = None
     max_epochs: int | None = None
 
 
 class Block:
-    """Rows of the same names, in the order they were put: a table, and cheaper to read by its columns than by its
-    values. They must have been read."""
+    """Rows of the same names, in order, as a table whose columns are the names.
+
+    All values must have been read. Working by columns is cheaper than by values.
+    """
 
     __slots__ = ("columns", "rows", "shape")
 
@@ -98,7 +110,7 @@ class Block:
         )
 
     def means(self) -> dict[str, float]:
-        """Of each column."""
+        """Return the mean of each column, by name."""
         count = len(self.rows)
         return {
             name: sum(column) / count for name, column in zip(self.shape.names, self.columns, strict=True)
@@ -106,8 +118,10 @@ class Block:
 
 
 def blocks_of(rows: list[Row]) -> list[Block]:
-    """The rows by their shapes. Where a name is in two of them each name gets a block of its own, so that all its
-    values are in one place, and in order."""
+    """Group rows by their shapes; if a name is in two shapes, make a block for each name instead.
+
+    All values of a name are then in one block, in order.
+    """
     by_shape: dict[Shape, list[Row]] = {}
     for row in rows:
         own = by_shape.get(row.shape)
@@ -122,7 +136,7 @@ def blocks_of(rows: list[Row]) -> list[Block]:
 
 
 def _singles(rows: list[Row]) -> list[Row]:
-    """A row for each value."""
+    """Return one row for each value."""
     shapes = {name: Shape((name,), row.shape.smooth) for row in rows for name in row.shape.names}
     return [
         Row(shapes[name], value, row.iteration, row.phase)
@@ -132,7 +146,7 @@ def _singles(rows: list[Row]) -> list[Row]:
 
 
 def enter(rows: list[Row], histories: dict[str, HistoryBuffer], latest: dict[str, tuple[float, Row]]) -> None:
-    """Append rows, which must have been read, to the histories of their names, and note each name's last value."""
+    """Append rows that were read to the histories of their names, and set each name's last value."""
     for block in blocks_of(rows):
         iterations = [row.iteration for row in block.rows]
         for name, values in zip(block.shape.names, block.columns, strict=True):
@@ -144,8 +158,8 @@ def enter(rows: list[Row], histories: dict[str, HistoryBuffer], latest: dict[str
 
 
 def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:
-    """The values that are tensors, in order."""
-    # to ask a float whether it is a tensor takes 0.4 us, and this is done on the training thread
+    """Return the values that are tensors, in order."""
+    # isinstance(float, Tensor) takes 0.4 us, and this runs on the training thread
     found: list[Any] = []
     for row in rows:
         values = row.values
@@ -165,21 +179,23 @@ class Unread(NamedTuple):
 
 
 def read_rows(rows: list[Row], copy: HostCopy | None) -> list[Unread]:
-    """Replace the tensors by their numbers: from a copy under way, or by reading each, which on the CPU is a
-    sixth of the cost of stacking them. Values that cannot be read are taken out of the rows, and returned."""
+    """Replace tensors by their numbers; remove values that cannot be read from the rows, and return them.
+
+    The numbers come from `copy`, or from each tensor without one: on the CPU this is a sixth of the cost of
+    a stack.
+    """
     try:
         numbers = iter(copy.values()) if copy is not None else None
         _replace_tensors(rows, _number_of if numbers is None else lambda _: next(numbers))
-    except Exception:  # of one of them: the others are read one by one
+    except Exception:  # of one value: read one by one to keep the others
         if copy is not None:
             copy.wait()
-        return _read_what_can_be(rows)
+        return _read_one_by_one(rows)
     return []
 
 
 def read_on_host(rows: Iterable[Row]) -> None:
-    """Replace the tensors that nothing has to be waited for by their numbers: those of a CPU. One that cannot be read
-    stays, for `read_rows` to tell of."""
+    """Replace the tensors on the CPU by their numbers, and leave those that cannot be read to `read_rows`."""
     _replace_tensors(rows, _number_if_on_host)
 
 
@@ -192,8 +208,8 @@ def _replace_tensors(rows: Iterable[Row], by: Callable[[torch.Tensor], Scalar]) 
             row.values = by(values)
 
 
-def _read_what_can_be(rows: list[Row]) -> list[Unread]:
-    """As `read_rows`, of rows in which something cannot be. Changes the list itself, which others have, too."""
+def _read_one_by_one(rows: list[Row]) -> list[Unread]:
+    """Read each value alone, remove those that cannot be read from `rows` in place, and return them."""
     unread: list[Unread] = []
     kept: list[Row] = []
     for row in rows:
@@ -224,31 +240,35 @@ def _number_if_on_host(tensor: torch.Tensor) -> Scalar:
 
 
 def _number_of(tensor: torch.Tensor) -> float:
-    """Read the one element of a tensor. On the CPU `tolist` keeps the interpreter's lock, which `item` gives up and has to
-    get back; subclasses of `Tensor` may refuse `tolist`."""
+    """Return the one element of a tensor.
+
+    On the CPU, `tolist` keeps the interpreter's lock, while `item` releases it and must wait for it again.
+    Subclasses of `Tensor` may refuse `tolist`.
+    """
     number: Any = tensor.tolist() if type(tensor) is torch.Tensor else None
     return number if type(number) is float else float(tensor.item())
 
 
-class Settles(Protocol):
-    """What a packet needs of the storage it came from."""
+class ReadsPackets(Protocol):
+    """The method of a storage that its packets call."""
 
     def settle(self, packet: Packet | None = None) -> None:
-        """Read `packet`, and those before it."""
+        """Read the values of `packet` and of all packets before it."""
 
 
 class Packet:
-    """The values of one interval on their way from the device; a `Deferred` of the background loop.
+    """The values of one logging interval; a `Deferred` of the background loop.
 
     Args:
-        rows: what was put.
+        rows: the rows put in the interval.
         entered: how many of the rows are in the histories already.
+        copy: the copy of their tensors to the host, if one was started.
     """
 
     prompt = True
 
     def __init__(
-        self, rows: list[Row], entered: int, storage: Settles, place: Place, copy: HostCopy | None
+        self, rows: list[Row], entered: int, storage: ReadsPackets, place: Place, copy: HostCopy | None
     ) -> None:
         self.rows = rows
         self.entered = entered
@@ -262,48 +282,50 @@ class Packet:
         return f"Packet(metrics of iterations {self.rows[0].iteration} to {self.rows[-1].iteration})"
 
     def ready(self) -> bool:
-        """True when the values are on the host."""
+        """Return whether the values are on the host."""
         return self._copy is None or self._copy.ready()
 
     def read(self) -> list[Unread]:
-        """Make every value a float; waits for the device if need be. Returns those that cannot be read, which are not
-        among the rows any more. The storage calls it, once."""
+        """Make every value a float, after waiting for the device; return those that cannot be read.
+
+        They are removed from the rows. Only the storage calls this, and once.
+        """
         unread = read_rows(self.rows, self._copy)
         self._copy = None
         return unread
 
     def settled(self) -> list[Row]:
-        """The rows, once all of them are read, and those of the packets before; waits for the device if need be."""
+        """Return the rows after reading them and all packets before; waits for the device if necessary."""
         self._storage.settle(self)
         return self.rows
 
     def events(self) -> list[Event]:
-        """See `events_of`."""
+        """Return the `scalars_logged` events of the interval; waits for the device if necessary."""
         return self.events_of(self.settled())
 
     def events_of(self, rows: list[Row]) -> list[Event]:
-        """One `scalars_logged` per iteration that has something of its own to say in `rows`, which were read.
+        """Return the `scalars_logged` events of `rows`, which were read: one for each position with values.
 
-        A name with a smoothing hint says one thing per interval and mode, its mean, at its last iteration in it;
-        every other value is said at the iteration it was put for.
+        A name with a smoothing hint has one value per interval and mode: its mean, at the last iteration of
+        the name. Any other value is at the iteration that it was put for.
         """
-        told = _Told()
-        if _each_name_once(rows):  # of an interval of one iteration
+        scalars = _ScalarsByMoment()
+        if _each_name_once(rows):  # an interval of one iteration
             for row in rows:
-                told.say(row.moment, row.scalars())
-            return told.events(self._place)
+                scalars.add(row.moment, row.scalars())
+            return scalars.events(self._place)
         for block in blocks_of(rows):
             if block.shape.smooth:
                 for own in _by_mode(block):
-                    told.say(_last(own.rows).moment, own.means())
+                    scalars.add(_last(own.rows).moment, own.means())
             else:
                 for row in block.rows:
-                    told.say(row.moment, row.scalars())
-        return told.events(self._place)
+                    scalars.add(row.moment, row.scalars())
+        return scalars.events(self._place)
 
 
 def _each_name_once(rows: list[Row]) -> bool:
-    """Whether there is nothing to take a mean of."""
+    """Return whether every name has one value, so that there is no mean to compute."""
     if len({row.shape for row in rows}) < len(rows):
         return False
     names = [name for row in rows for name in row.shape.names]
@@ -311,7 +333,7 @@ def _each_name_once(rows: list[Row]) -> bool:
 
 
 def _by_mode(block: Block) -> list[Block]:
-    """The block, or one for each mode there is in it."""
+    """Split a block by the modes of its rows."""
     rows = block.rows
     modes = dict.fromkeys([row.phase.mode for row in rows])
     if len(modes) == 1:
@@ -320,18 +342,18 @@ def _by_mode(block: Block) -> list[Block]:
 
 
 def _last(rows: list[Row]) -> Row:
-    """The one that comes last in the run; of those at one place the first."""
+    """Return the row with the last position in the run; of rows at one position the first."""
     return rows[0] if len(rows) == 1 else max(rows, key=by_step)
 
 
-class _Told:
-    """Scalars gathered into events: one per mode and place in the run, in order."""
+class _ScalarsByMoment:
+    """Scalars grouped by mode and position in the run; each group becomes an event."""
 
     def __init__(self) -> None:
         self._rows: dict[Moment, list[dict[str, float]]] = {}
 
-    def say(self, moment: Moment, scalars: dict[str, float]) -> None:
-        """Enter values; a name said at that moment before gets another row, and loses nothing."""
+    def add(self, moment: Moment, scalars: dict[str, float]) -> None:
+        """Add values at a position; a name that has a value there already starts another event."""
         rows = self._rows.get(moment)
         if rows is None:
             self._rows[moment] = [scalars]
@@ -343,7 +365,7 @@ class _Told:
         rows.append(scalars)
 
     def events(self, place: Place) -> list[Event]:
-        """The rows in the order of their steps; those of one place in the order they were begun."""
+        """Return the events in the order of their steps; those at one position in the order of `add`."""
         return [
             _logged(moment, scalars, place)
             for moment in sorted(self._rows, key=by_step)

@@ -1,4 +1,7 @@
-"""Other statistics of what is logged than the mean of an interval: MMEngine's `custom_cfg`."""
+"""Compute configured statistics of logged values in the background, as MMEngine's `custom_cfg` does.
+
+`LoggerHook` wraps each packet by `LogStatistics`; without it a logged value is the mean of its interval.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,16 @@ from eventloop.util.suggest import suggest
 logger = logging.getLogger("eventloop")
 
 LOOK_SECONDS = 0.001
-"""How often a checkpoint looks whether the ranks have answered."""
+"""The interval at which `state_dict` polls whether the ranks have answered."""
 _KEYS = ["data_src", "method_name", "window_size", "log_name"]
 
 
 class Statistic:
-    """One entry of a `custom_cfg`.
+    """One entry of a `custom_cfg`: a statistic of one scalar.
 
     Raises:
-        TypeError, ValueError: it is no mapping, lacks its `data_src`, has an unknown key, method or window.
+        TypeError, ValueError: `config` is not a mapping, lacks `data_src`, or has an unknown key, method or
+            window.
     """
 
     def __init__(self, config: object) -> None:
@@ -39,7 +43,7 @@ class Statistic:
             raise ValueError(f"an entry of custom_cfg has no {unknown[0]!r}{suggest(str(unknown[0]), _KEYS)}")
         if "data_src" not in config:
             raise ValueError(
-                f"an entry of custom_cfg needs data_src, the name of what is put, got {dict(config)!r}"
+                f"an entry of custom_cfg needs data_src, the name of a logged scalar, got {dict(config)!r}"
             )
         if not isinstance(config["data_src"], str):
             raise TypeError(f"data_src of custom_cfg must be a name, got {config['data_src']!r}")
@@ -51,34 +55,32 @@ class Statistic:
         self.window = self.new_window()
 
     def new_window(self) -> Window:
-        """One without values."""
+        """Return an empty window of the configured method and size."""
         return window_of(self._method, self.size)
 
     def take(self, rows: Iterable[Row]) -> bool:
-        """Take what these rows have of its source; False where they have nothing."""
+        """Add the values of the source in `rows` to the window; return False if it has no values there."""
         return _take(self.source, self.window, rows)
 
     def number(self, result: Result) -> float | None:
-        """What a result of the window is; None where a function of the user's failed, which is told once."""
+        """Compute the statistic; return None if the user's function fails, which is logged once."""
         try:
             return float(result())
         except Exception:
             if not self._failed:
-                logger.exception(
-                    "the statistic %s of custom_cfg failed, and is left out of the log", self.name
-                )
+                logger.exception("the statistic %s of custom_cfg failed, and is not logged", self.name)
             self._failed = True
             return None
 
     def state_dict(self, pending: Iterable[Row]) -> dict[str, Any]:
-        """Its values, and those of rows that it has yet to take."""
+        """Return the state of the window, with the values of the `pending` rows added."""
         window = self.new_window()
         window.load_state_dict(self.window.state_dict())
         _take(self.source, window, pending)
         return {"source": self.source, "window": window.kind, **window.state_dict()}
 
     def window_of_state(self, state: Mapping[str, Any] | None) -> Window | None:
-        """Build a window with the values of a state; None if the state has none for this source and window."""
+        """Return a window with the values of `state`, None if it is of another source or kind of window."""
         window = self.new_window()
         if state is None or (state.get("source"), state.get("window")) != (self.source, window.kind):
             return None
@@ -87,10 +89,11 @@ class Statistic:
 
 
 class LogStatistics:
-    """Reckons statistics of the numbers of a training, in the background, as their packets come.
+    """The statistics of a `custom_cfg`, computed in the background in the order of the packets.
 
     Raises:
-        TypeError, ValueError: as `Statistic`; or two of one name.
+        TypeError, ValueError: an entry is wrong (see `Statistic`), or a name of two statistics or of another
+            scalar.
     """
 
     def __init__(self, custom_cfg: Iterable[object]) -> None:
@@ -103,64 +106,70 @@ class LogStatistics:
         sources = {entry.source for entry in self.entries}
         if taken := next((e for e in self.entries if e.name in sources and e.name != e.source), None):
             raise ValueError(
-                f"log_name={taken.name!r} of custom_cfg is the name of what is put: choose another"
+                f"log_name={taken.name!r} of custom_cfg is the name of a logged scalar: choose another"
             )
-        self._posted: deque[Reckoned] = deque()  # and not taken
+        self._posted: deque[PacketWithStatistics] = deque()  # those whose values the windows lack
         self._turn = threading.Lock()
 
-    def reckon(self, packet: Packet | Reduced) -> Reckoned:
-        """The packet, with them; packets are taken in this order."""
-        reckoned = Reckoned(packet, self)
-        self._posted.append(reckoned)
-        return reckoned
+    def reckon(self, packet: Packet | Reduced) -> PacketWithStatistics:
+        """Wrap a packet so that its events have the statistics; wrap packets in the order of the run."""
+        wrapped = PacketWithStatistics(packet, self)
+        self._posted.append(wrapped)
+        return wrapped
 
-    def take(self, last: Reckoned | None = None) -> None:
-        """Take the packets up to this one, or all of them; waits for the device if need be."""
-        with self._turn:  # a state is made on the training thread
+    def take(self, last: PacketWithStatistics | None = None) -> None:
+        """Add the values of posted packets up to `last`, or of all; waits for the device if necessary."""
+        with self._turn:  # `state_dict` runs on the training thread, `events` in the background
             while self._posted and (last is None or not last.taken):
                 self._posted.popleft().be_taken(self.entries)
 
     def state_dict(self, pending: Sequence[Row]) -> dict[str, Any]:
-        """Of each its values up to now, those that are not logged yet among them: of what was posted the means over the
-        ranks, where it is reduced, which they are waited for, and `pending`, which was not, as it is."""
-        for reckoned in [*self._posted]:
-            reckoned.wait_for_ranks()
+        """Return the state of each statistic, including values that are not logged yet.
+
+        Posted packets that are reduced are waited for, and count with their means over the ranks. The
+        `pending` rows, which were not posted, count with the values of this rank.
+        """
+        for packet in [*self._posted]:
+            packet.wait_for_ranks()
         self.take()
         return {entry.name: entry.state_dict(pending) for entry in self.entries}
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Go on where the saved run was; what it did not have begins anew.
+        """Check a state, and return a function that loads it.
+
+        A statistic that the state lacks starts without values, with a warning.
 
         Raises:
-            CheckpointError: it is the state of something else.
+            CheckpointError: `state` is not the state of statistics.
         """
         saved = read_as(dict[str, dict[str, Any]], state, "LoggerHook cannot take its state")
         windows = [entry.window_of_state(saved.get(entry.name)) for entry in self.entries]
-        self.take()  # what was posted before belongs to what is replaced
+        self.take()  # packets posted before belong to the windows that are replaced
 
         def take() -> None:
             for entry, window in zip(self.entries, windows, strict=True):
                 entry.window = entry.new_window() if window is None else window
             pairs = zip(self.entries, windows, strict=True)
-            if anew := [entry.name for entry, window in pairs if window is None]:
+            if missing := [entry.name for entry, window in pairs if window is None]:
                 logger.warning(
-                    "of custom_cfg %s begins anew: the checkpoint has no values of that name, source and window",
-                    ", ".join(anew),
+                    "statistics of custom_cfg start without values: %s; the checkpoint has none of that "
+                    "name, source and window",
+                    ", ".join(missing),
                 )
 
         return take
 
 
 def _take(source: str, window: Window, rows: Iterable[Row]) -> bool:
-    """Let a window have what the rows have of its source; False where they have nothing."""
+    """Add the training values of `source` in `rows` to a window; return False if there are none."""
     own = [row for row in rows if source in row.shape.names and row.phase.mode == "train"]
     for row in own:
         window.take(row.scalars()[source], row.phase.epoch)
     return bool(own)
 
 
-class Reckoned:
-    """A packet whose events have statistics; a `Deferred` of the background loop."""
+class PacketWithStatistics:
+    """A packet whose events contain the statistics; a `Deferred` of the background loop."""
 
     def __init__(self, packet: Packet | Reduced, statistics: LogStatistics) -> None:
         self._packet, self._statistics = packet, statistics
@@ -168,32 +177,38 @@ class Reckoned:
         self.taken = False
 
     def ready(self) -> bool:
-        """True when the values are on the host."""
+        """Return whether the packet is ready: its values are on the host, and wait for no rank."""
         return self._packet.ready()
 
     def wait_for_ranks(self) -> None:
-        """Wait until the values are those of all ranks, or will not be."""
+        """Wait until the values are reduced over the ranks, at most `WAIT_SECONDS`."""
         if isinstance(self._packet, Reduced):
             end = monotonic() + WAIT_SECONDS
             while not self._packet.ready() and monotonic() < end:
                 sleep(LOOK_SECONDS)
 
     def be_taken(self, entries: Iterable[Statistic]) -> None:
-        """Let statistics take its values. What they are then is worked out later: it may be a function of the user's."""
+        """Add the values to the statistics, and keep their results as functions.
+
+        `events` computes them, without the lock, because they may call functions of the user.
+        """
         self.taken = True
         rows = self._packet.settled()
         self._results = [(entry, entry.window.result()) for entry in entries if entry.take(rows)]
 
     def events(self) -> list[Event]:
-        """Those of the packet, with the statistics after it, each at the last iteration that has its source."""
+        """Return the packet's events, with each statistic in the last event that has its source.
+
+        A statistic that is logged under the name of its source replaces the source in all events.
+        """
         events: list[Event] = self._packet.events()
         self._statistics.take(self)
-        told = [event for event in events if isinstance(event, ScalarsLogged) and event.mode == "train"]
-        scalars = {id(event): dict(event.scalars) for event in told}
+        logged = [event for event in events if isinstance(event, ScalarsLogged) and event.mode == "train"]
+        scalars = {id(event): dict(event.scalars) for event in logged}
         for entry, result in self._results:
             if (number := entry.number(result)) is None:
                 continue
-            own = [event for event in told if entry.source in event.scalars]
+            own = [event for event in logged if entry.source in event.scalars]
             for event in own if entry.name == entry.source else ():
                 del scalars[id(event)][entry.name]
             scalars[id(own[-1])][entry.name] = number
@@ -202,12 +217,13 @@ class Reckoned:
 
 
 def refuse_epochs(entries: Iterable[Statistic], *, by_epoch: bool) -> None:
-    """Refuse windows of an epoch in a run that has none.
+    """Refuse windows of an epoch in a run that is measured in iterations.
 
     Raises:
-        ValueError: there is one.
+        ValueError: an entry has `window_size="epoch"`, and `by_epoch` is False.
     """
     if not by_epoch and any(entry.size == "epoch" for entry in entries):
         raise ValueError(
-            'custom_cfg has a window_size="epoch", and a run measured in iterations has no epochs: give an int or "global"'
+            'custom_cfg has window_size="epoch", and a run measured in iterations has no epochs: give an int '
+            'or "global"'
         )

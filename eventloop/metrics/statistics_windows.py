@@ -1,4 +1,7 @@
-"""The values that a statistic of the log is of: the last so many, or sums of all of them."""
+"""Windows over the values of a scalar: the last values, or running sums over an epoch or the run.
+
+A `Statistic` of `custom_cfg` has one window.
+"""
 
 from __future__ import annotations
 
@@ -17,37 +20,38 @@ Method = Callable[[Sequence[float]], float]
 Result = Callable[[], float]
 
 METHODS: dict[str, Method] = {
-    "mean": statistics.fmean, "min": min, "max": max, "median": statistics.median, "current": lambda values: values[-1],
+    "mean": statistics.fmean, "min": min, "max": max, "median": statistics.median,
+    "current": lambda values: values[-1],
 }  # fmt: skip
 RUNNING = ("mean", "min", "max", "current")
-"""What needs no value but a few sums: windows that have no bound are of these."""
+"""The methods that can be computed without keeping the values, for windows of an epoch or the run."""
 
 
 class Window(Protocol):
-    """The values that a statistic is of."""
+    """The values of which a statistic is computed."""
 
     kind: str
-    """Windows of one kind take each other's state."""
+    """The kind of window; a window can load the state of another one of its kind."""
 
     def take(self, value: float, epoch: int) -> None:
-        """One more."""
+        """Add a value."""
 
     def result(self) -> Result:
-        """What works out the statistic of the values there are now, wherever and whenever it is called."""
+        """Return a function that computes the statistic of the present values, later and on any thread."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The values, as plain numbers."""
+        """Return the values or sums, as plain numbers."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take those of another one of this kind.
+        """Replace the values by those of a state of the same kind.
 
         Raises:
-            CheckpointError: they are none.
+            CheckpointError: `state` has another form.
         """
 
 
 class Last:
-    """Of the last `size` values."""
+    """A window over the last `size` values."""
 
     kind = "last"
 
@@ -55,26 +59,30 @@ class Last:
         self._method, self._values = method, deque[float](maxlen=size)
 
     def take(self, value: float, epoch: int) -> None:
-        """See `Window`."""
+        """Append a value; the oldest one is dropped if there are more than `size`."""
         self._values.append(value)
 
     def result(self) -> Result:
-        """See `Window`."""
+        """Return a function that computes the statistic of the present values."""
         return partial(self._method, tuple(self._values))
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Window`."""
+        """Return the values."""
         return {"values": [*self._values]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Window`; of a longer one these are the last."""
+        """Load the last `size` values of a state.
+
+        Raises:
+            CheckpointError: `state` has no list of numbers.
+        """
         values = read_as(list[float], state.get("values"), "a statistic of custom_cfg cannot take its values")
         self._values.clear()
         self._values.extend(values)
 
 
 class Running:
-    """Of all values, or of those of the epoch that is running."""
+    """A window over all values, or over those of the running epoch, which keeps only sums and extremes."""
 
     def __init__(self, method: str, *, by_epoch: bool) -> None:
         self.kind = "epoch" if by_epoch else "global"
@@ -82,7 +90,7 @@ class Running:
         self._count, self._sum, self._least, self._most, self._current = 0, 0.0, 0.0, 0.0, 0.0
 
     def take(self, value: float, epoch: int) -> None:
-        """See `Window`."""
+        """Add a value; with `by_epoch`, the first value of another epoch discards the earlier ones."""
         if not self._count or (self._by_epoch and epoch != self._epoch):
             self._count, self._sum, self._least, self._most, self._epoch = 0, 0.0, value, value, epoch
         self._count += 1
@@ -90,21 +98,25 @@ class Running:
         self._least, self._most, self._current = min(self._least, value), max(self._most, value), value
 
     def result(self) -> Result:
-        """See `Window`."""
+        """Return a function that returns the statistic of the present values."""
         results = {
             "mean": self._sum / self._count, "min": self._least, "max": self._most, "current": self._current,
         }  # fmt: skip
         return partial(results.__getitem__, self._method)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Window`."""
+        """Return the count, the sum, the extremes, the last value and the epoch."""
         return {
             "count": self._count, "sum": self._sum, "least": self._least, "most": self._most,
             "current": self._current, "epoch": self._epoch,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Window`."""
+        """Load the sums of a state.
+
+        Raises:
+            CheckpointError: `state` has another form.
+        """
         saved = read_as(_Sums, state, "a statistic of custom_cfg cannot take its sums")
         self._count, self._sum, self._epoch = saved.count, saved.sum, saved.epoch
         self._least, self._most, self._current = saved.least, saved.most, saved.current
@@ -120,10 +132,11 @@ class _Sums(msgspec.Struct):
 
 
 def window_of(method: object, size: object) -> Window:
-    """The window of an entry of a `custom_cfg`, without values.
+    """Return an empty window for the `method_name` and `window_size` of an entry of a `custom_cfg`.
 
     Raises:
-        ValueError: there is no such method or window, or the method needs the values of a window that has no bound.
+        ValueError: the method or the window is unknown, or the method needs all values of an unbounded
+            window.
     """
     if not callable(method) and method not in METHODS:
         raise ValueError(
@@ -136,7 +149,7 @@ def window_of(method: object, size: object) -> Window:
         raise ValueError(f'window_size must be a positive int, "epoch" or "global", got {size!r}')
     if method not in RUNNING:
         raise ValueError(
-            f"method_name={method!r} needs the values themselves, which are not kept without bound: give it a "
-            f"window_size, or one of {', '.join(RUNNING)}"
+            f"method_name={method!r} needs the values, which window_size={size!r} does not keep: give an int "
+            f"as window_size, or one of {', '.join(RUNNING)} as method_name"
         )
     return Running(str(method), by_epoch=size == "epoch")

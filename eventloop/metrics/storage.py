@@ -1,9 +1,9 @@
-"""Numbers of a run: put on the training thread without waiting for the device, read in the background.
+"""The storage that hooks put numbers into on the training thread, without waiting for the device.
 
-`EventStorage.put_scalar` keeps a reference, whatever the value: a float, or a 0-dim tensor that is still being
-computed. At the end of a logging interval `collect` packs the tensors of the interval into one, starts one copy
-to the host, and returns a `Packet`; the background loop turns that into `scalars_logged` events when the copy is
-there. Nothing on the training thread asks a tensor for its value.
+`EventStorage.put_scalar` keeps a float, or a reference to a tensor that may still be in computation. At the
+end of a logging interval, `collect` starts one copy of the interval's tensors to the host and returns a
+`Packet`; the background loop turns the packet into `scalars_logged` events when the copy is complete. The
+training thread reads no values from a device, unless code asks for them, as by `latest`.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ logger = logging.getLogger("eventloop")
 Value = float | int | torch.Tensor
 
 PENDING_LIMIT = 8192
-"""Values of one name that may wait for `collect` before the storage reads them itself, so that one nobody logs
-stays bounded."""
-CROWD = PENDING_LIMIT // 2
-"""Values of one name from which on the storage asks for a `collect`."""
-LOOK_EVERY = 512
-"""Rows from one look at what waits to the next."""
+"""At most so many values of a name wait for `collect`; beyond, the oldest are not logged, to limit memory."""
+COLLECT_AT = PENDING_LIMIT // 2
+"""From so many values of a name on, the storage asks for a `collect`."""
+CHECK_EVERY = 512
+"""After so many new rows, the storage reads those on the CPU and checks how many wait."""
 SHAPES_LIMIT = 1024
-"""Sets of names that are remembered, at most."""
-LATE_LIMIT = 1024
-"""Rows that were read and may wait to be entered into the histories together, at a third of the cost: until somebody
-asks for a history."""
+"""At most so many sets of names are cached."""
+ENTER_AT = 1024
+"""Rows that were read are entered into the histories so many at once, at a third of the cost.
+
+Reading a history enters them at once."""
 
 
 class EventStorage:
-    """Where hooks put numbers and read them back: `trainer.metrics`.
+    """The numbers, images and histograms of a run, as `trainer.metrics` or for a loop of your own.
 
-    storage.put_scalar("loss", loss.detach())
-    storage.latest()["loss"].value    # waits for the device
-    storage.history("loss").avg(20)
+        storage.put_scalar("loss", loss.detach())
+        storage.latest()["loss"].value    # waits for the device
+        storage.history("loss").avg(20)
 
-    `iter`, `epoch` and `mode` are kept by the trainer; a value is put for the current iteration unless `cur_iter` says
-    otherwise. A loop without a trainer counts by itself, and may post the values to the writers of a bus:
+    The trainer sets `iter`, `epoch` and `mode`. A value belongs to the current iteration unless `cur_iter` is
+    given. A loop without a trainer calls `step`, and may post the values to the writers of a bus:
 
         JSONLWriter().attach(bus, lambda: Run(work_dir="runs/mine"))
         with EventStorage(start_iter) as storage:
@@ -77,10 +77,11 @@ class EventStorage:
                 if storage.iter % 20 == 0:
                     bus.post(storage.collect(), ScalarsLogged)
 
-    Inside the `with`, and inside a run of a trainer for its metrics, `get_event_storage()` returns the storage.
+    Inside the `with` block `get_event_storage()` returns this storage; during a trainer's run it returns the
+    metrics of the trainer. The `put_*` and `collect*` methods are called on the training thread.
 
     Args:
-        start_iter: the 0-based iteration that counting begins with.
+        start_iter: the 0-based iteration at which counting begins.
 
     Raises:
         TypeError, ValueError: `start_iter` is not an int of at least 0.
@@ -90,33 +91,33 @@ class EventStorage:
         at_least("start_iter", start_iter, 0)
         self.iter = start_iter
         self.inside = self.outside = self.phase = Phase(0, "train", trains=True)
-        """In an iteration, between two, and the one of them that what is put now belongs to."""
+        """The phases within an iteration and between two, and the current one, which new values belong to."""
         self.stepped = False
-        """Whether a mode that begins within an iteration begins after its step, as an evaluation that a handler asks for."""
+        """True if a mode that begins within an iteration begins after its optimizer step."""
         self._set_phase(0, "train")
         self.crowded = False
-        """Whether what waits should be collected before its interval ends: it is much, or the run is to stop."""
+        """True if values should be collected before their interval ends: many wait, or the run is to stop."""
         self.relieve: Callable[[], None] | None = None
-        """Called when there is no room for more, to collect at once; what is left then is given up."""
+        """Called when a limit is exceeded, to collect at once; values that it leaves are dropped."""
         self.unreadable: Counter[str] = Counter()
-        """How many values of a name could not be read, and are logged nowhere."""
-        self._gave_up = False
+        """The number of values of each name that could not be read, and are not logged."""
+        self._dropped = False  # whether values were dropped, which is logged once
         self._rows: list[Row] = []
-        self._entered = 0  # how many of them are in the histories: what was read early
-        self._look_at = LOOK_EVERY  # rows at which it is looked at what waits,
-        self._looked_at = 0  # how many of them were there the last time,
-        self._crowd_at = CROWD  # and at which the values of each name are counted
+        self._entered = 0  # how many of them are in the histories, because they were read early
+        self._check_at = CHECK_EVERY  # the number of rows at which `_check_pending` runs next
+        self._checked = 0  # the number of rows at its last run
+        self._count_at = COLLECT_AT  # the number of rows at which the values of each name are counted
         self._media = PendingMedia()
         self._unread: deque[Packet] = deque()
-        self._late: list[Row] = []  # those read, and not entered
-        self._followed = False  # whether somebody holds a history, and may look at it again
+        self._unentered: list[Row] = []  # read, and not in the histories yet
+        self._followed = False  # whether a caller has a history, which must then stay up to date
         self._histories: dict[str, HistoryBuffer] = {}
         self._latest: dict[str, tuple[float, Row]] = {}
         self._hints: dict[str, bool] = {}
         self._shapes: dict[str | tuple[str, ...], Shape] = {}  # a single name is its own key
         self._floats = Shape((), True)  # of the last `put_floats`
         self._prefix = ""
-        self._entered_in = 0  # the thread whose `with` it is
+        self._entered_in = 0  # the id of the thread that entered the `with` block
         self._pool = PinnedPool()
         self._lock = threading.Lock()
 
@@ -127,19 +128,22 @@ class EventStorage:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restore the previous storage. A generator may be closed in a context that never entered it."""
+        """Restore the previous storage; do nothing in a context that never entered this one.
+
+        A generator may be closed in another context than its own.
+        """
         entered = _ENTERED.get()
         if self in entered:
             last = len(entered) - 1 - entered[::-1].index(self)
             _ENTERED.set(entered[:last] + entered[last + 1 :])
 
     def step(self) -> None:
-        """Count one iteration, in a loop without a trainer; later values belong to the next one."""
+        """Increment the iteration, in a loop without a trainer; later values belong to the next one."""
         self.iter += 1
 
     @property
     def epoch(self) -> int:
-        """What is put belongs to this epoch."""
+        """Return the epoch that new values belong to."""
         return self.inside.epoch
 
     @epoch.setter
@@ -148,7 +152,7 @@ class EventStorage:
 
     @property
     def mode(self) -> str:
-        """ "train", "val" or "test"."""
+        """Return the mode that new values belong to: "train", "val" or "test"."""
         return self.inside.mode
 
     @mode.setter
@@ -157,7 +161,7 @@ class EventStorage:
 
     @property
     def in_iteration(self) -> bool:
-        """Whether what is put belongs to the iteration `iter` (its step is `iter + 1`), or to the moment before it."""
+        """Return whether new values belong to iteration `iter`, with step `iter + 1`, or precede it."""
         return self.phase is self.inside
 
     @in_iteration.setter
@@ -171,13 +175,13 @@ class EventStorage:
 
         Args:
             name: a "/" makes groups; names under `name_scope` get its prefix.
-            smoothing_hint: whether the mean over a logging interval stands for the value; constant per name.
-            cur_iter: the 0-based iteration it belongs to; the current one by default.
+            smoothing_hint: True logs the mean over a logging interval, False each value; constant per name.
+            cur_iter: the 0-based iteration that the value belongs to; the current one by default.
 
         Raises:
-            TypeError: `value` is no single number. Whether the kind of a tensor has numbers (a complex or sparse one,
-                or one of the meta device, has none) is seen at the first put of a name; later ones that cannot be read
-                are left out of what is logged, counted in `unreadable` and told in the log.
+            TypeError: `value` is not a single number, or the first tensor of a name is complex, sparse,
+                quantized or on the meta device. Later tensors of the name that cannot be read are not logged,
+                but counted in `unreadable` and reported as errors in the Python log.
             ValueError: the name was put with another hint before.
         """
         if self._prefix:
@@ -186,21 +190,21 @@ class EventStorage:
         if type(value) is float:
             number = value
         elif type(value) is Tensor and value.numel() == 1:
-            # `own` of a result of the graph, which a loss is
+            # a loss is a result of the graph, for which `own` returns `data`
             number = own(value) if value.is_leaf or value._is_view() else value.data
         else:
             number = single_number(name, value)
         shape = self._shapes.get(name)
         if shape is None or shape.smooth is not smoothing_hint:
-            shape = self._begin(name, smoothing_hint, (number,))
-        # `_put` of one value, in place where it is called most: the call would be a tenth of the time
+            shape = self._new_shape(name, smoothing_hint, (number,))
+        # the body of `_put` for one value: the call would be a tenth of the time
         rows = self._rows
         if cur_iter is None:
             rows.append(Row(shape, number, self.iter, self.phase))
         else:
             rows.append(Row(shape, number, cur_iter, self.inside))
-        if len(rows) > self._look_at:
-            self._look()
+        if len(rows) > self._check_at:
+            self._check_pending()
 
     def put_scalars(
         self,
@@ -210,15 +214,16 @@ class EventStorage:
         cur_iter: int | None = None,
         **named: Value,
     ) -> None:
-        """Put several numbers: a mapping, keywords, or both, as `dict` takes them.
+        """Put several numbers, given as a mapping, as keywords, or both.
 
         Args:
-            scalars: numbers by name; needed for names that are no identifiers, or those of an argument here.
-            smoothing_hint, cur_iter: as of `put_scalar`.
+            scalars: numbers by name; needed for names that are not identifiers, or are arguments of this
+                method.
+            smoothing_hint, cur_iter: the arguments of `put_scalar`, for all of the numbers.
             named: numbers by name, as in detectron2: `put_scalars(time=seconds)`.
 
         Raises:
-            TypeError, ValueError: as `put_scalar`; then none of them is put.
+            TypeError, ValueError: `put_scalar` would refuse one of the numbers; then none of them is put.
         """
         if named:
             scalars = {**scalars, **named}
@@ -231,29 +236,31 @@ class EventStorage:
             self._put(tuple(scalars), numbers, smoothing_hint, cur_iter)
 
     def put_floats(self, names: tuple[str, ...], values: list[float]) -> None:
-        """Put floats, one a name, whose type is not checked: `put_scalars` for a hook that does so in every iteration.
+        """Put one float per name, with a smoothing hint, without a check of their types.
+
+        It is cheaper than `put_scalars` for a hook that passes the same tuple of names in each iteration.
 
         Raises:
-            ValueError: there are more or fewer of them than names, or a name was put with another hint before.
+            ValueError: `values` and `names` differ in length, or a name was put with another hint before.
         """
         if len(names) != len(values):
-            raise ValueError(f"put_floats needs one float a name, got {len(values)} for {', '.join(names)}")
+            raise ValueError(
+                f"put_floats expects one float per name, got {len(values)} for {', '.join(names)}"
+            )
         shape = self._floats
-        if (
-            shape.names is not names or self._prefix
-        ):  # else it is who put the last ones: no hash of the names is made
+        if shape.names is not names or self._prefix:  # the same tuple as last time needs no hash of the names
             own_names = tuple(self._prefix + name for name in names) if self._prefix else names
             found = self._shapes.get(own_names)
             shape = self._floats = (
-                found if found is not None and found.smooth else self._begin(own_names, True, ())
+                found if found is not None and found.smooth else self._new_shape(own_names, True, ())
             )
         rows = self._rows
         rows.append(Row(shape, [*values] if len(values) > 1 else values[0], self.iter, self.phase))
-        if len(rows) > self._look_at:
-            self._look()
+        if len(rows) > self._check_at:
+            self._check_pending()
 
     def put_numbers(self, values: Mapping[str, Any]) -> None:
-        """Put those of the values that are single numbers, and leave the rest: for what a train step returned.
+        """Put those of `values` that are single numbers, and ignore others; for the outputs of a train step.
 
         Raises:
             TypeError: a tensor of one element is sharded over ranks.
@@ -278,36 +285,35 @@ class EventStorage:
             return
         try:
             self._put(tuple(names), numbers, True, None)
-        except (
-            TypeError
-        ):  # names of which some are new, with tensors of no numbers: their kind is looked at there alone
+        except TypeError:  # a tensor of a new set of names cannot be read: put the others
             self._put_readable(names, numbers)
 
     def put_image(self, name: str, image: Any) -> None:
-        """Put one image for the current iteration; `image_logged` delivers it, with the next `collect_media`.
+        """Put an image for the current iteration; the next `collect_media` delivers it as `image_logged`.
 
         Args:
-            image: tensor or array (channels, height, width), 1, 3 or 4 channels; uint8, or floats in [0, 1]. Floats
-                beyond are cut, NaN is black: the values are looked at in the background, and the log has a warning,
-                one a name.
+            name: a "/" makes groups; names under `name_scope` get its prefix.
+            image: a tensor or array (channels, height, width) with 1, 3 or 4 channels; uint8, or floats in
+                [0, 1]. Other floats are clipped, with one warning per name from the background; NaN is black.
 
         Raises:
-            TypeError, ValueError: it has another shape or type, or no values to read.
+            TypeError, ValueError: the shape or dtype is another one, or the tensor has no readable values.
         """
         self._put_medium("image", name, image_of(name, image), image)
 
     def put_histogram(self, name: str, values: Any) -> None:
-        """Put the values of a histogram, of any shape, for the current iteration; the writer makes the bins.
-        `histogram_logged` delivers them, as float32.
+        """Put the values of a histogram, a tensor or array of any shape, for the current iteration.
+
+        The next `collect_media` delivers them as `histogram_logged`, in float32; writers make the bins.
 
         Raises:
-            TypeError, ValueError: it is no tensor or array of real numbers, or empty.
+            TypeError, ValueError: `values` is not a tensor or array of real numbers, or is empty.
         """
         self._put_medium("histogram", name, histogram_of(name, values), values)
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
-        """Prefix the names put inside with `name/`; restored also when the block raises."""
+        """Prefix the names that are put inside the block with `name/`; scopes nest."""
         outer = self._prefix
         self._prefix = f"{outer}{name.rstrip('/')}/"
         try:
@@ -316,11 +322,15 @@ class EventStorage:
             self._prefix = outer
 
     def collect(self, place: Place | None = None) -> Packet:
-        """Take everything put since the last call, and start its way to the host. Does not wait."""
+        """Take all values put since the last call, and start their copy to the host without waiting.
+
+        Args:
+            place: the limits of the run, for the events.
+        """
         rows, self._rows = self._rows, []
         entered, self._entered = self._entered, 0
         self.crowded = False
-        self._look_at, self._looked_at, self._crowd_at = LOOK_EVERY, 0, CROWD
+        self._check_at, self._checked, self._count_at = CHECK_EVERY, 0, COLLECT_AT
         tensors = tensors_in(rows)
         on_device = tensors and any(tensor.is_cuda for tensor in tensors)
         copy = HostCopy(tensors, self._pool) if on_device else None
@@ -329,34 +339,41 @@ class EventStorage:
         return packet
 
     def collect_media(self, place: Place | None = None) -> MediaPacket:
-        """Take the images and histograms put since the last call. Does not wait."""
+        """Take the images and histograms put since the last call, without waiting for their copies.
+
+        Args:
+            place: the limits of the run, for the events.
+        """
         return self._media.take(place or Place(), self._leave_out)
 
     @property
     def pending(self) -> int:
-        """How many values were put since the last `collect`."""
+        """Return the number of values put since the last `collect`."""
         return sum(len(row.shape.names) for row in self._rows)
 
     @property
     def pending_media(self) -> int:
-        """How many images and histograms were put since the last `collect_media`."""
+        """Return the number of images and histograms put since the last `collect_media`."""
         return len(self._media)
 
     # --- reading, which may wait for the device ------------------------------------------------------------
 
     def latest(self) -> dict[str, LatestValue]:
-        """Return the last value of each name, with its step; an unknown name in it is a KeyError that suggests one.
+        """Return the last value of each name, with its step, after waiting for values on the device.
 
-        Waits for values that are still on the device.
+        Looking up an unknown name raises a KeyError that suggests a known one.
         """
         self._read_all()
-        latest = {**self._latest}  # one C call: the background may enter values meanwhile
+        latest = {**self._latest}  # an atomic copy: the background may enter values at the same time
         return ByName(
             {name: LatestValue(value, row.iteration, row.step) for name, (value, row) in latest.items()}
         )
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, LatestValue]:
-        """As `latest`, with the median over the last `window_size` iterations for names with a smoothing hint."""
+        """Return the last value of each name, or its median if the name has a smoothing hint.
+
+        The median is over the last `window_size` iterations. Waits for values on the device.
+        """
         latest = self.latest()
         for name, (_, iteration) in latest.items():
             if self._hints.get(name):
@@ -365,55 +382,64 @@ class EventStorage:
         return latest
 
     def history(self, name: str) -> HistoryBuffer:
-        """The history of one name. Waits for values that are still on the device.
+        """Return the history of one name, after waiting for values on the device.
 
         Raises:
-            KeyError: nothing was put under that name (with a suggestion).
+            KeyError: no value was put under that name; the message suggests a known one.
         """
         return self.histories()[name]
 
     def histories(self) -> dict[str, HistoryBuffer]:
-        """Return all of them, by name; an unknown name in it is a KeyError that suggests one."""
+        """Return the histories of all names, after waiting for values on the device.
+
+        Looking up an unknown name raises a KeyError that suggests a known one.
+        """
         self._read_all()
         self._followed = True
         return ByName(self._histories)
 
     def read_pending(self) -> list[Row]:
-        """What was put since the last `collect`, as numbers; it stays. Waits for values that are still on the device."""
+        """Return the rows put since the last `collect`, as numbers, after waiting for values on the device.
+
+        The rows stay in the storage.
+        """
         self._read_all()
         return [*self._rows]
 
     def settle(self, packet: Packet | None = None) -> None:
-        """Read collected values, oldest packet first: up to `packet`, or all of them. All are then entered into the
-        histories; those of a packet only where somebody follows one, or many have come together."""
+        """Read the collected packets in order, up to `packet` or all; waits for the device if necessary.
+
+        The values are entered into the histories at once if all are read or a history is in use, else in
+        groups.
+        """
         unread: list[Unread] = []
         with self._lock:
             if packet is not None and packet not in self._unread:
-                return  # read early, by somebody who waited for it; those after it may not be there yet
+                return  # read already, by a caller that waited; later packets may not be ready
             while self._unread:
                 oldest = self._unread.popleft()
                 unread += oldest.read()
-                self._late += oldest.rows[oldest.entered :]
+                self._unentered += oldest.rows[oldest.entered :]
                 if oldest is packet:
                     break
-            if packet is None or self._followed or len(self._late) >= LATE_LIMIT:
-                late, self._late = self._late, []
-                enter(late, self._histories, self._latest)
+            if packet is None or self._followed or len(self._unentered) >= ENTER_AT:
+                rows, self._unentered = self._unentered, []
+                enter(rows, self._histories, self._latest)
         self._leave_out(unread)
 
     def _read_all(self) -> None:
         self.settle()
-        # What is read early is still logged at the end of its interval: it stays pending, as floats.
+        # Values that are read early are still logged at the end of their interval: they stay, as floats.
         fresh = self._rows[self._entered :]
         unread = read_rows(fresh, None)
         enter(fresh, self._histories, self._latest)
         if unread:
-            self._rows[self._entered :] = fresh  # without them
+            self._rows[self._entered :] = fresh  # `read_rows` removed the unreadable values
         self._entered = len(self._rows)
         self._leave_out(unread)
 
     def _leave_out(self, unread: list[Unread]) -> None:
-        """Count values that could not be read, and tell of the 1st, 2nd, 4th, 8th, ... of a name."""
+        """Count values that could not be read, and log the 1st, 2nd, 4th, 8th, ... of each name."""
         for name, iteration, error in unread:
             with self._lock:
                 self.unreadable[name] += 1
@@ -428,15 +454,15 @@ class EventStorage:
         key = names if len(names) > 1 else names[0]
         shape = self._shapes.get(key)
         if shape is None or shape.smooth is not smooth:
-            shape = self._begin(key, smooth, values)
+            shape = self._new_shape(key, smooth, values)
         numbers = values if len(values) > 1 else values[0]
         rows = self._rows
         if cur_iter is None:
             rows.append(Row(shape, numbers, self.iter, self.phase))
         else:
             rows.append(Row(shape, numbers, cur_iter, self.inside))
-        if len(rows) > self._look_at:
-            self._look()
+        if len(rows) > self._check_at:
+            self._check_pending()
 
     def _put_readable(self, names: list[str], values: list[Scalar]) -> None:
         pairs = zip(names, values, strict=True)
@@ -456,12 +482,16 @@ class EventStorage:
             self.relieve()
         self._media.make_room()
 
-    def _begin(self, key: str | tuple[str, ...], smooth: bool, values: Sequence[Scalar]) -> Shape:
-        """Names are put together for the first time: they must be texts, and the values, if there are any to look at,
-        numbers."""
+    def _new_shape(self, key: str | tuple[str, ...], smooth: bool, values: Sequence[Scalar]) -> Shape:
+        """Register a new set of names.
+
+        Raises:
+            TypeError: a name is not a str, or a value is a tensor that cannot be read as a number.
+            ValueError: a name was put with another hint before.
+        """
         names = key if isinstance(key, tuple) else (key,)
         if wrong := [name for name in names if not isinstance(name, str)]:
-            raise TypeError(f"the name of a scalar must be a text, got {wrong[0]!r}")
+            raise TypeError(f"the name of a scalar must be a str, got {wrong[0]!r}")
         if values:
             refuse_unreadable(names, values)
         for name in names:
@@ -472,50 +502,56 @@ class EventStorage:
         self._hints.update(dict.fromkeys(names, smooth))
         if len(self._shapes) >= SHAPES_LIMIT:
             self._shapes.clear()
-        # values of one name that were put both ways are in one block
+        # a name alone and in a tuple of one name has one shape, so that its values are in one block
         alike = self._shapes.get(names[0]) if len(names) == 1 else None
         shape = self._shapes[names] = alike or Shape(names, smooth)
         if len(names) == 1:
             self._shapes[names[0]] = shape
         return shape
 
-    def _look(self) -> None:
-        """Read what can be had at once: small tensors that stay for long lie between the large ones of the steps, whose
-        places then fit nothing, and the process grows. Where more waits than should, see to that."""
-        read_on_host(self._rows[self._looked_at :])
-        if len(self._rows) > self._crowd_at:
-            self._crowd()
-        self._looked_at = len(self._rows)
-        self._look_at = min(self._looked_at + LOOK_EVERY, max(self._crowd_at, self._looked_at))
+    def _check_pending(self) -> None:
+        """Read the waiting tensors that are on the CPU, and limit the number of waiting values.
 
-    def _crowd(self) -> None:
-        """Ask for a `collect` where a name has too many values; where nobody hears it, keep the histories going, and the
-        memory bounded. Counts them, and is called again when a name can have too many at the earliest."""
+        Small tensors that live long fragment the memory between the large tensors of the steps: the process
+        would grow.
+        """
+        read_on_host(self._rows[self._checked :])
+        if len(self._rows) > self._count_at:
+            self._limit_pending()
+        self._checked = len(self._rows)
+        self._check_at = min(self._checked + CHECK_EVERY, max(self._count_at, self._checked))
+
+    def _limit_pending(self) -> None:
+        """Ask for a `collect` if many values of a name wait, and drop the oldest if they are not collected.
+
+        Counts the values, and sets the number of rows at which a name can have too many at the earliest.
+        """
         counts = Counter(name for row in self._rows for name in row.shape.names)
         name, most = counts.most_common(1)[0]
         if most > PENDING_LIMIT:
             if self.relieve is not None:
                 self.relieve()
-            if self._rows:  # nobody took them
-                self._give_up({name for name, count in counts.items() if count > PENDING_LIMIT}, name)
-                self._crowd_at = len(self._rows)
+            if self._rows:  # they were not collected
+                self._drop_oldest({name for name, count in counts.items() if count > PENDING_LIMIT}, name)
+                self._count_at = len(self._rows)
             return
-        self.crowded = self.crowded or most > CROWD
-        self._crowd_at = len(self._rows) + (PENDING_LIMIT if self.crowded else CROWD) - most
+        self.crowded = self.crowded or most > COLLECT_AT
+        self._count_at = len(self._rows) + (PENDING_LIMIT if self.crowded else COLLECT_AT) - most
 
-    def _give_up(self, crowded: set[str], most: str) -> None:
-        """Forget the oldest rows of names that nobody collects; the histories have them."""
-        if not self._gave_up:
-            self._gave_up = True
+    def _drop_oldest(self, crowded: set[str], most: str) -> None:
+        """Remove the oldest rows of the `crowded` names, after entering them into the histories."""
+        if not self._dropped:
+            self._dropped = True
             logger.warning(
-                "nobody collects the metrics (a LoggerHook does, or bus.post(storage.collect(), ScalarsLogged)): their "
-                "histories go on, and older values of %s and others are logged nowhere", most,
+                "metrics are not collected: older values of %s and others are in the histories, but not "
+                "logged. Add a LoggerHook, or call bus.post(storage.collect(), ScalarsLogged)", most,
             )  # fmt: skip
         self._read_all()
         kept: list[Row] = []
         left: dict[Shape, int] = {}
+        per_shape = PENDING_LIMIT - COLLECT_AT
         for row in self._rows:
-            if left.setdefault(row.shape, PENDING_LIMIT - CROWD) and not crowded.isdisjoint(row.shape.names):
+            if left.setdefault(row.shape, per_shape) and not crowded.isdisjoint(row.shape.names):
                 left[row.shape] -= 1
             else:
                 kept.append(row)
@@ -523,27 +559,29 @@ class EventStorage:
 
 
 _ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages", default=())
-"""The storages that were entered and not left, the innermost last."""
+"""The storages whose `with` block is active in this context, the innermost last."""
 
 
 def get_event_storage() -> EventStorage:
-    """Return the storage of the innermost `with`, or the metrics of the trainer that runs: for code given neither.
+    """Return the storage of the innermost `with` block, or the metrics of the running trainer.
+
+    Use it in code that has no reference to the storage or the trainer:
 
         class Detector(nn.Module):
             def forward(self, images):
                 get_event_storage().put_scalar("num_boxes", boxes.shape[0])
 
-    Only the thread of the `with` has it: neither a thread that is started inside nor a background subscriber does. An
-    asyncio task has that of the code which created it.
+    It works only on the thread of the `with` block, not on threads started inside or in background
+    subscribers. An asyncio task has the storage of the code that created it.
 
     Raises:
-        RuntimeError: this thread entered no storage.
+        RuntimeError: this thread has no storage.
     """
     entered = _ENTERED.get()
-    # the context of another thread may have been copied, as asyncio does: two threads must not put into one storage
+    # asyncio copies contexts to other threads, and two threads must not put into one storage
     if entered and entered[-1]._entered_in == threading.get_ident():
         return entered[-1]
     raise RuntimeError(
-        "get_event_storage() found no storage: call it inside `with EventStorage(start_iter) as storage:`, or while a "
-        "Trainer runs; another thread has none, pass it the storage"
+        "get_event_storage() found no storage on this thread: call it inside `with EventStorage(start_iter) "
+        "as storage:`, or while a Trainer runs; pass the storage to other threads explicitly"
     )

@@ -1,4 +1,5 @@
 """Act on a module as a whole: averages of its weights, BatchNorm statistics, unused parameters.
 
-Start with `averages`. The hooks EMAHook and PreciseBNHook stand on it.
+Start with `averages`. EMAHook, PreciseBNHook and OptimizerHook use this package. It may import `checkpoint`,
+`data`, `state` and the packages below them, and neither hooks nor the trainer.
 """

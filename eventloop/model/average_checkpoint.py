@@ -1,7 +1,8 @@
-"""An average in a checkpoint: `state_dict` has the averaged weights, `ema_state_dict` the model's own.
+"""Store an average in a checkpoint: `state_dict` has the averaged weights, `ema_state_dict` the model's own.
 
-This is MMEngine's layout: whoever loads `state_dict` has the weights that were evaluated. The model's own are at
-`ema_state_dict["module.<name>"]`, beside the number of updates, `steps`.
+EMAHook uses it. The layout is MMEngine's: a program that loads `state_dict` gets the weights that were
+evaluated. The model's own weights are at `ema_state_dict["module.<name>"]`, and the number of updates is at
+`ema_state_dict["steps"]`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _PREFIX = "module."
 
 
 def store(checkpoint: dict[str, Any], average: BaseAveragedModel, model: nn.Module, swap: Swap) -> None:
-    """Put average and model into a checkpoint that has the model's state as it is."""
+    """Put the average and the model's own state into a checkpoint that has only the model's state."""
     raw: Mapping[str, Any] = checkpoint["state_dict"]
-    if swap.active:  # what the checkpoint has are the tensors that hold the average just now
+    if swap.active:  # the checkpoint refers to the model's tensors, which hold the average now
         with swap.undone(average, model):
             raw = {name: _clone(value) for name, value in model.state_dict().items()}
     average.sync_buffers(model)
@@ -44,11 +45,11 @@ def store(checkpoint: dict[str, Any], average: BaseAveragedModel, model: nn.Modu
 
 
 def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
-    """Check that the two states of a checkpoint are of one model.
+    """Check that the averaged and the own weights of a checkpoint belong to the same model.
 
     Raises:
-        CheckpointError: one is no state, the shapes of a name differ, or with `strict` there are names on one side only; without it
-            those are logged.
+        CheckpointError: one of them is not a state, or two shapes of one name differ. With `strict` also if a
+            name is on one side only, which is otherwise logged.
     """
     if KEY not in checkpoint:
         return
@@ -62,7 +63,9 @@ def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
     ]
     strangers = [f"{name}: not in {KEY}" for name in averaged if name not in own]
     strangers += [f"{_PREFIX}{name}: not in state_dict" for name in own if name not in averaged]
-    strangers += [f"{name}: no name of an average" for name in checkpoint[KEY] if not _is_known(name)]
+    strangers += [
+        f"{name}: not a name that an average stores" for name in checkpoint[KEY] if not _is_known(name)
+    ]
     if wrong or (strict and strangers):
         lines = "\n  ".join(wrong + (strangers if strict else []))
         raise CheckpointError(
@@ -74,9 +77,12 @@ def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
 
 
 def separate(checkpoint: dict[str, Any], name: str | None) -> None:
-    """Put the weights that a resumed run goes on with at `OWN` of a checkpoint that was checked, and the average into the
-    state of the hook of this name; None where there is no average. Where a name has no weights of its own, the
-    average's serve. Whoever takes the weights alone still finds the average at `state_dict`."""
+    """Split a checked checkpoint: the model's own weights for resuming, the average for the hook.
+
+    The own weights go to `OWN`; a tensor that has no own weights there is taken from the average. The average
+    goes into the state of the hook called `name`, as None if the checkpoint has none. `state_dict` still
+    holds the average, for callers that load weights only.
+    """
     states = checkpoint.get("hooks")
     if not isinstance(states, Mapping) or not isinstance(states.get(name), Mapping):
         return
@@ -88,7 +94,7 @@ def separate(checkpoint: dict[str, Any], name: str | None) -> None:
 
 
 def own_weights(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's own state, by its names."""
+    """Return the model's own state by parameter and buffer name, without the `module.` prefix."""
     stored = checkpoint[KEY].items()
     return {name.removeprefix(_PREFIX): value for name, value in stored if name.startswith(_PREFIX)}
 

@@ -1,4 +1,7 @@
-"""Which average a config names, and whether its arguments are right before there is a model."""
+"""Find the class that an average's config names, and check its arguments before there is a model.
+
+EMAHook uses it.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,11 @@ _OWN: dict[str, type[BaseAveragedModel]] = {
 
 
 def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The config of the average, its class looked up and, for our own classes, its arguments tried.
+    """Return the config of an average with its class found; build one of eventloop's own to check the
+    arguments.
 
     Raises:
-        TypeError, ValueError: no average, an unknown one, or a bad argument.
+        TypeError, ValueError: `ema_type` names no average, the average is unknown, or an argument is bad.
     """
     config = {**ema_type, **arguments} if isinstance(ema_type, Mapping) else {"type": ema_type, **arguments}
     cls = config.get("type")
@@ -35,7 +39,8 @@ def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         cls = _OWN.get(cls) or _registered(cls)
     if not isinstance(cls, type) or not issubclass(cls, BaseAveragedModel):
         raise TypeError(
-            f"ema_type must be a name, a subclass of BaseAveragedModel or a config dict(type=...), got {ema_type!r}"
+            "ema_type must be a name, a subclass of BaseAveragedModel or a config dict(type=...), got "
+            f"{ema_type!r}"
         )
     if "model" in config:
         raise ValueError("EMAHook averages the trainer's model: leave model out")
@@ -55,13 +60,17 @@ def _registered(name: str) -> type:
 
 
 def is_own(config: Mapping[str, Any]) -> bool:
-    """True for eventloop's own averages: they can be made of any model, so arguments can be tried beforehand."""
+    """Return True for eventloop's own averages, which accept any model, so that arguments can be checked
+    early.
+    """
     return config["type"] in _OWN.values()
 
 
 def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The kind of an average, and its arguments with the defaults of those that were not given; not where it is kept,
-    which changes nothing."""
+    """Return the class name and all arguments of an average, defaults included.
+
+    Leaves out `device`, which does not change the values.
+    """
     cls = config["type"]
     defaults = {
         name: parameter.default
@@ -74,9 +83,9 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_average(config: Mapping[str, Any], model: nn.Module) -> BaseAveragedModel:
-    """Make the average of a model."""
+    """Build the average of a model from its config."""
     with warnings.catch_warnings():
-        if is_own(config):  # what there is to warn of was said when the arguments were tried
+        if is_own(config):  # `average_config` built one before and gave the warnings
             warnings.simplefilter("ignore")
         average: BaseAveragedModel = build(config, model=model)
     return average

@@ -1,4 +1,7 @@
-"""The tensors of a model beside those of its average, listed once and looked over before each use."""
+"""Pair the tensors of a model with those of its average, in lists for torch's foreach functions.
+
+`BaseAveragedModel` lists them once and checks before each use that the lists are still current.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ class Tracked(NamedTuple):
 
 
 class Pairs:
-    """Tensors of a model and of a copy of it, in matching order, for torch's foreach functions.
+    """Hold the tensors of a model and of its copy in matching order, for torch's foreach functions.
 
-    Walking a model of 240 parameters takes longer than averaging them, so the walk is done once. `current` is a
-    third of its cost and sees every parameter, module or buffer that was added, removed or replaced since, and
-    a move of the model to another device or type.
+    Walking a model of 240 parameters takes longer than averaging them, so the walk is done once. `current`
+    costs a third of a walk. It notices each parameter, module or buffer that was added, removed or replaced,
+    and a move of the model to another device or type.
 
     Args:
-        average, source: what `tracked` returned of both; the names and shapes must agree.
-        model: what `source` was taken from.
+        average, source: the results of `tracked` for the copy and for the model, with equal names and shapes.
+        model: the module that `source` was taken from.
     """
 
     def __init__(self, average: dict[str, Tracked], source: dict[str, Tracked], model: nn.Module) -> None:
@@ -47,7 +50,7 @@ class Pairs:
         self._form = _form(self.sources) + _form(self.averages)
 
     def current(self, model: nn.Module) -> bool:
-        """True while the lists are those of `model`, as it is now."""
+        """Return True if the lists still match the tensors of `model`."""
         return (
             model is self._model
             and not any(self._empty)
@@ -57,7 +60,7 @@ class Pairs:
         )
 
     def averaged(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """Lists of averages and of the values they follow, each list of one device and type.
+        """Yield lists of averages with the values they follow, each pair of lists of one device and type.
 
         Where the model's tensors are on another device, or of another type, they are converted first.
         """
@@ -83,9 +86,11 @@ class Pairs:
 
 
 def tracked(model: nn.Module, *, copy_buffers: bool, update_buffers: bool) -> dict[str, Tracked]:
-    """What of a model is averaged or copied, by name: parameters, and buffers where asked for.
+    """Return the tensors of a model that are averaged or copied, by name: parameters, and buffers if asked
+    for.
 
-    Integers and booleans, such as `num_batches_tracked`, are copied: a mean of them would be cut off.
+    Integers and booleans, such as `num_batches_tracked`, are copied, because their mean would be rounded
+    down.
     """
     found = {name: Tracked(p, _has_mean(p)) for name, p in model.named_parameters()}
     if copy_buffers or update_buffers:
@@ -100,7 +105,7 @@ def _has_mean(tensor: Tensor) -> bool:
 def _registries(
     model: nn.Module, *, buffers: bool
 ) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """The dicts in which a model's modules hold their parts: those that hold some, and the empty ones."""
+    """Return the dicts in which a model's modules hold their parts: those with entries, then empty ones."""
     found: list[dict[str, object]] = []
     for module in model.modules():
         found += [module._parameters, module._modules]  # type: ignore[list-item]
@@ -110,6 +115,6 @@ def _registries(
 
 
 def _form(tensors: list[Tensor]) -> tuple[object, ...]:
-    """Device and type of the first and the last: `model.to` moves all, so these tell."""
+    """Return device and type of the first and last tensor; `model.to` moves all of them."""
     ends = (tensors[0], tensors[-1]) if tensors else ()
     return tuple((tensor.device, tensor.dtype) for tensor in ends)

@@ -1,4 +1,7 @@
-"""The average's values in the model's own tensors for a while, and back."""
+"""Put the average's values into the model's own tensors for a while, and restore them.
+
+EMAHook swaps before each evaluation and back after it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from eventloop.model.averages import BaseAveragedModel
 
 
 class Swap:
-    """Puts an average into a model, and the model's own values back.
+    """Put the values of an average into a model, and restore the model's own values.
 
-    Values are copied, never exchanged: the average is not touched, so it loses no precision, and `back` may be
-    called at any moment and again, also after an interrupt in the middle of either. The addresses of the model's
-    tensors stay, for graphs and optimizers that know them. Meanwhile the model's own values take their memory again.
+    Values are copied, never exchanged: the average is not touched, so it loses no precision, and `back` may
+    be called at any moment and again, also after an interrupt in the middle of either. The addresses of the
+    model's tensors stay, for graphs and optimizers that know them. While the average is in, the model's own
+    values are held in a second copy of the same size.
     """
 
     def __init__(self) -> None:
@@ -29,7 +33,7 @@ class Swap:
 
     @torch.no_grad()
     def put(self, average: BaseAveragedModel, model: nn.Module) -> None:
-        """Give the model the values of the average."""
+        """Copy the values of the average into the model."""
         if self._kept is None:
             pairs = average.pairs_with(model)
             self._kept = (pairs.sources, [tensor.clone() for tensor in pairs.sources])
@@ -37,14 +41,14 @@ class Swap:
 
     @torch.no_grad()
     def back(self) -> None:
-        """Give the model its own values again, if it does not have them."""
+        """Restore the model's own values, unless it has them already."""
         if self._kept is not None:
             _copy(*self._kept)
             self._kept = None
 
     @contextmanager
     def undone(self, average: BaseAveragedModel, model: nn.Module) -> Iterator[None]:
-        """Inside, the model has its own values."""
+        """Restore the model's own values inside the block, and put the average back after it."""
         was_active = self.active
         self.back()
         try:
@@ -56,5 +60,5 @@ class Swap:
 
 def _copy(tensors: list[Tensor], values: list[Tensor]) -> None:
     if tensors:
-        # .data: a graph that is waiting for its backward may use them, and finds them as they were
+        # .data: autograd does not count the change, so a graph that awaits its backward stays usable
         torch._foreach_copy_([tensor.data for tensor in tensors], values)

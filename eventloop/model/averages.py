@@ -1,4 +1,7 @@
-"""Averages of a model's weights along its training."""
+"""Average the weights of a model along its training.
+
+EMAHook uses these classes, and a loop of one's own can call them directly.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ NO_SHARDED_AVERAGES = "Averages of sharded weights are not supported yet: train 
 
 
 class BaseAveragedModel(nn.Module):
-    """A copy of a model whose weights are an average of the model's; called, it is the model with those weights.
+    """A copy of a model whose weights are an average of the model's; calling it runs the copy.
 
         class Slow(BaseAveragedModel):
             def avg_func(self, averaged_param, source_param, steps):
@@ -34,24 +37,24 @@ class BaseAveragedModel(nn.Module):
         teacher = Slow(student)
         teacher.update_parameters(student)       # after each step of the optimizer
 
-    A subclass says in `avg_func` how one tensor moves; in `multi_avg_func` how a list of them does at once, which is
-    faster. The first update copies. Integers and booleans are copied each time. Half-precision weights are averaged
-    in float32, because a small momentum would be rounded away; to run such an average in the model's type, take
-    `deepcopy(average).to(dtype)`. Parameters the model gains later begin as copies. Frozen ones are kept too: they
-    may thaw.
+    A subclass defines `avg_func` for one tensor, or `multi_avg_func` for a list of tensors at once, which is
+    faster. The first update copies. Integers and booleans are copied each time. Half-precision weights are
+    averaged in float32, because a small momentum would be rounded away; to run such an average in the model's
+    type, take `deepcopy(average).to(dtype)`. Parameters the model gains later begin as copies. Frozen
+    parameters are averaged too, because they may be trained later.
 
     Args:
         model: the model to average; it is copied, without gradients.
-        interval: average at every so many calls of `update_parameters`; buffers that are copied are at each.
-        device: where the average is kept; by default where each of the model's tensors is. Another device costs
-            a copy to it at each update, for which the training thread waits.
+        interval: calls of `update_parameters` per averaging; copied buffers are copied at each call.
+        device: device of the average; by default that of each of the model's tensors. Another device costs a
+            copy at each update, for which the training thread waits.
         update_buffers: average the floating point buffers too, such as batch norm's running statistics. By
             default buffers are copied at each update.
 
     `state_dict` has the copy's state under `module.` and the number of updates as `steps`.
 
     Raises:
-        TypeError, ValueError: a bad argument, a model that is sharded over ranks, or one whose lazy modules have no
+        TypeError, ValueError: an argument is bad, the model is sharded over ranks, or a lazy module has no
             shape yet.
     """
 
@@ -80,11 +83,11 @@ class BaseAveragedModel(nn.Module):
         self.module = self._copy_of(model)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the copy."""
+        """Run the averaged copy."""
         return self.module(*args, **kwargs)
 
     def avg_func(self, averaged_param: Tensor, source_param: Tensor, steps: int) -> Tensor:
-        """The new average of one tensor, where `steps` updates were made before, at least one.
+        """Return the new average of one tensor after `steps` updates, at least one.
 
         Raises:
             NotImplementedError: the subclass has neither this nor `multi_avg_func`.
@@ -92,16 +95,16 @@ class BaseAveragedModel(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define avg_func or multi_avg_func")
 
     def multi_avg_func(self, averaged_params: list[Tensor], source_params: list[Tensor], steps: int) -> None:
-        """Average lists of tensors in place; those of one call have one device and type."""
+        """Average lists of tensors in place; all tensors of one call have the same device and type."""
         for averaged, source in zip(averaged_params, source_params, strict=True):
             averaged.copy_(self.avg_func(averaged, source, steps))
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Take in the model's present weights. Nothing here waits for a device.
+        """Add the model's present weights to the average, without waiting for a device.
 
         Raises:
-            RuntimeError: `model` is another one, and cannot be copied.
+            RuntimeError: `model` is another model, or has changed, and cannot be copied.
             TypeError: `model` is sharded over ranks.
         """
         steps = self.steps
@@ -119,7 +122,7 @@ class BaseAveragedModel(nn.Module):
 
     @torch.no_grad()
     def sync_buffers(self, model: nn.Module) -> None:
-        """Copy the model's buffers, where they are not averaged."""
+        """Copy the model's buffers into the average, unless buffers are averaged."""
         if not self.update_buffers:
             source = dict(model.named_buffers())
             self.pairs_with(model)
@@ -133,14 +136,14 @@ class BaseAveragedModel(nn.Module):
                     own[name].data = buffer.detach().clone()
 
     def pairs_with(self, model: nn.Module) -> Pairs:
-        """The tensors of the average beside the model's, which may have changed since."""
+        """Return the paired tensors of the average and `model`; match them again if the model has changed."""
         pairs = self._pairs
         if pairs is None or not pairs.current(model):
             pairs = self._pairs = self._match(model)
         return pairs
 
     def restart(self) -> None:
-        """Forget what was averaged: the next update copies."""
+        """Forget the average, so that the next update copies the weights."""
         self.steps = 0
 
     # --- the copy ------------------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ class BaseAveragedModel(nn.Module):
         return Pairs(own, source, model)
 
     def _adopt(self, model: nn.Module) -> None:
-        """Copy the changed model anew and put back the averages it still has a place for."""
+        """Copy the changed model, and keep the averages of tensors whose name and shape are unchanged."""
         fresh = self._copy_of(model)
         kept = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
         new = []
@@ -190,14 +193,18 @@ class BaseAveragedModel(nn.Module):
         self.module, self._pairs = fresh, None
         if self.steps:
             logger.warning(
-                "the model has changed since it was averaged last: the average of %s begins as a copy; gone: %s",
+                "the model has changed since it was averaged last: the average of %s begins as a copy; "
+                "gone: %s",
                 ", ".join(new) or "nothing", ", ".join(kept) or "nothing",
             )  # fmt: skip
 
     # --- copying and saving the average itself -------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pairs": None}  # a copy of the average has no share in the model
+        return {
+            **self.__dict__,
+            "_pairs": None,
+        }  # a copy of the average must not refer to the model's tensors
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -226,18 +233,18 @@ class BaseAveragedModel(nn.Module):
 
 
 class _Weighted(BaseAveragedModel):
-    """An average that moves by a share of the difference: `average += weight(steps) * (model - average)`."""
+    """An average that moves by a fraction: `average += weight(steps) * (model - average)`."""
 
     def weight(self, steps: int) -> float:
-        """The share, above 0 and at most 1, after `steps` updates, at least one."""
+        """Return the fraction for this update, above 0 and at most 1, after `steps` updates, at least one."""
         raise NotImplementedError(f"{type(self).__name__} must define weight")
 
     def avg_func(self, averaged_param: Tensor, source_param: Tensor, steps: int) -> Tensor:
-        """Move one tensor."""
+        """Move one averaged tensor towards its source."""
         return torch.lerp(averaged_param, source_param, self.weight(steps))
 
     def multi_avg_func(self, averaged_params: list[Tensor], source_params: list[Tensor], steps: int) -> None:
-        """Move a list at once, unless a subclass has an `avg_func` of its own."""
+        """Move a list of tensors in one call, unless a subclass overrides `avg_func`."""
         if type(self).avg_func is _Weighted.avg_func:
             torch._foreach_lerp_(averaged_params, source_params, self.weight(steps))
         else:
@@ -245,36 +252,36 @@ class _Weighted(BaseAveragedModel):
 
 
 class StochasticWeightAverage(_Weighted):
-    """The mean of all weights taken in, each with the same share (Izmailov et al. 2018, arXiv:1803.05407).
+    """The mean of all weights, each with the same share (Izmailov et al. 2018, arXiv:1803.05407).
 
         EMAHook(ema_type="StochasticWeightAverage", begin_epoch=75)
 
-    `average += (model - average) / (n + 1)`, where `n = steps // interval` were averaged before. Arguments and
-    errors are those of `BaseAveragedModel`.
+    `average += (model - average) / (n + 1)`, where `n = steps // interval` were averaged before. Arguments
+    and errors are those of `BaseAveragedModel`.
     """
 
     def weight(self, steps: int) -> float:
-        """One of `n + 1`."""
+        """Return `1 / (n + 1)`, where `n` weights were averaged before."""
         return 1.0 / (steps // self.interval + 1)
 
 
 class ExponentialMovingAverage(_Weighted):
-    """`average = (1 - momentum) * average + momentum * model`; older weights count for less and less.
+    """An exponential average: `average = (1 - momentum) * average + momentum * model`.
 
         teacher = ExponentialMovingAverage(student, momentum=0.001)
 
-    Others call `1 - momentum` the decay: `momentum=0.0002` is a decay of 0.9998. A subclass may change `weight`,
-    the momentum after `steps` updates.
+    Some libraries take `1 - momentum`, the decay: `momentum=0.0002` is a decay of 0.9998. A subclass may
+    override `weight` to change the momentum along the training.
 
     Args:
         model, interval, device, update_buffers: see `BaseAveragedModel`.
         momentum: the share of the newest weights, between 0 and 1.
 
     Raises:
-        TypeError, ValueError: as `BaseAveragedModel`, or the momentum is none.
+        TypeError, ValueError: as `BaseAveragedModel`, or `momentum` is not a number between 0 and 1.
 
     Warns:
-        UserWarning: a momentum above 0.5, which was probably meant as a decay.
+        UserWarning: `momentum` is above 0.5, and was probably meant as a decay.
     """
 
     def __init__(
@@ -291,8 +298,8 @@ class ExponentialMovingAverage(_Weighted):
             raise ValueError(f"momentum must be above 0 and below 1, got {momentum}")
         if momentum > 0.5:
             warnings.warn(
-                f"momentum={momentum} is the share of the newest weights, so the average hardly averages; for a decay "
-                f"of {momentum} write momentum={1 - momentum:.6g}",
+                f"momentum={momentum} is the share of the newest weights, so the average hardly averages; "
+                f"for a decay of {momentum} write momentum={1 - momentum:.6g}",
                 UserWarning,
                 stacklevel=2,
             )
@@ -300,7 +307,7 @@ class ExponentialMovingAverage(_Weighted):
         self.momentum = momentum
 
     def weight(self, steps: int) -> float:
-        """The momentum."""
+        """Return the momentum."""
         return self.momentum
 
 
@@ -313,10 +320,10 @@ class MomentumAnnealingEMA(ExponentialMovingAverage):
 
     Args:
         model, momentum, interval, device, update_buffers: see `ExponentialMovingAverage`.
-        gamma: the number of updates after which the momentum is a half; above 0.
+        gamma: number of updates after which the momentum is 0.5; above 0.
 
     Raises:
-        TypeError, ValueError: as `ExponentialMovingAverage`, or `gamma` is no number above 0.
+        TypeError, ValueError: as `ExponentialMovingAverage`, or `gamma` is not a finite number above 0.
     """
 
     def __init__(
@@ -336,5 +343,5 @@ class MomentumAnnealingEMA(ExponentialMovingAverage):
         self.gamma = gamma
 
     def weight(self, steps: int) -> float:
-        """The momentum after so many updates."""
+        """Return the momentum after `steps` updates."""
         return max(self.momentum, self.gamma / (self.gamma + steps))

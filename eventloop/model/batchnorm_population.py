@@ -1,4 +1,7 @@
-"""Count, mean and squared deviations of a population, added up batch by batch and over ranks."""
+"""Compute count, mean and squared deviations of a population, batch by batch and over ranks.
+
+`update_bn_stats` uses it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,17 @@ import torch
 import torch.distributed as dist
 
 TOGETHER = 32
-"""Batches whose moments are combined at once: each alone takes ten small operations, more than its own moments."""
+"""Batches whose moments are combined at once: combining takes ten small operations, more than the moments of
+one batch.
+"""
 
 
 class Moments(NamedTuple):
-    """Of C channels: how many values each has, their mean (C,) and squared deviations (C,). The number of more than this
-    process's is on the device (0-dim)."""
+    """Count, mean and squared deviations of C channels.
+
+    `total` is the number of values of a channel: an int for this process alone, a 0-dim tensor on the device
+    for all ranks. `mean` and `squares` have the shape (C,).
+    """
 
     total: int | torch.Tensor
     mean: torch.Tensor
@@ -21,7 +29,7 @@ class Moments(NamedTuple):
 
 
 class Population:
-    """What a layer was given, as count, mean and sum of squared deviations from the mean, per channel.
+    """The inputs of a layer as count, mean and sum of squared deviations from the mean, per channel.
 
         population = Population(layer.running_mean)
         population.add(inputs)                      # (N, C) or (N, C, ...)
@@ -31,13 +39,13 @@ class Population:
 
         d = mean_B - mean_A;  mean = mean_A + d n_B / n;  S = S_A + S_B + d^2 n_A n_B / n,  n = n_A + n_B
 
-    which, unlike E[x^2] - E[x]^2, does not cancel where the mean is large beside the deviation. B is some batches of
-    one size; their own mean and deviations come from theirs in the same way. The sums are in float64 where the
-    device has it. Nothing here waits for a device.
+    which, unlike E[x^2] - E[x]^2, does not cancel where the mean is large compared with the deviation. B is a
+    group of batches of equal size, whose moments are combined in the same way. The sums are float64 where the
+    device supports it. Nothing here waits for a device.
 
     Args:
-        like: of the channels (C,) and the device.
-        correction: of the variances that `take` is given, whose divisor is the count less this.
+        like: a tensor with the shape (C,) and the device of the channels.
+        correction: the variances given to `take` were divided by the count minus this.
     """
 
     def __init__(self, like: torch.Tensor, correction: int = 0) -> None:
@@ -49,30 +57,31 @@ class Population:
         self._squares = torch.zeros_like(like, dtype=dtype)
         self._batches: list[
             tuple[torch.Tensor, torch.Tensor]
-        ] = []  # variance and mean of those not added yet
+        ] = []  # variance and mean of batches not combined yet
         self._size = 0  # values of a channel in each of them
 
     def add(self, inputs: torch.Tensor) -> None:
-        """Take in a batch (N, C, ...), every position of every sample."""
+        """Add a batch (N, C, ...), every position of every sample."""
         if not (count := count_of(inputs)):
             return
         if inputs.dtype in (torch.float16, torch.bfloat16):
             inputs = inputs.float()
         dims = [dim for dim in range(inputs.ndim) if dim != 1]
-        # of a single value the variance is 0 by any divisor; by its number less one it would be 0 / 0
+        # the variance of a single value is 0; divided by the count less one it would be 0 / 0
         correction = self._correction if count > 1 else 0
         self.take(count, *torch.var_mean(inputs.detach(), dims, correction=correction))
 
     def take(self, count: int, variance: torch.Tensor, mean: torch.Tensor) -> None:
-        """Take in a batch of which somebody knows the moments: (C,) each, of `count` values a channel, which are
-        kept as they are."""
+        """Add a batch by its moments, (C,) each, of `count` values a channel; the tensors are kept, not
+        copied.
+        """
         if count != self._size or len(self._batches) == TOGETHER:
             self._combine()
         self._size = count
         self._batches.append((variance, mean))
 
     def moments(self) -> Moments:
-        """Of all that was taken in."""
+        """Return the moments of everything added so far."""
         self._combine()
         return Moments(self.count, self._mean, self._squares)
 
@@ -94,15 +103,15 @@ class Population:
 
 
 def count_of(inputs: torch.Tensor) -> int:
-    """How many values each channel of a batch (N, C, ...) has."""
+    """Return the number of values that each channel of a batch (N, C, ...) has."""
     return inputs.numel() // max(1, inputs.shape[1])
 
 
 def merge_ranks(populations: list[Population]) -> list[Moments]:
-    """The moments of each, over all ranks of the process group if there is one, in two collectives.
+    """Return the moments of each population over all ranks of the process group, in two collectives.
 
-    The mean is the count-weighted mean of the ranks' means; to each rank's squares come those of its mean's
-    distance from it.
+    The mean is the count-weighted mean of the ranks' means; the distance of each rank's mean from it is
+    added, squared, to that rank's squares. Without a process group the moments are this process's.
     """
     if not populations:
         return []

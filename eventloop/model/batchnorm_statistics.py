@@ -1,4 +1,7 @@
-"""The statistics of batch norm layers over a population, in place of the moving average of training."""
+"""Replace the running averages of batch norm layers by the statistics of a whole population.
+
+PreciseBNHook calls `update_bn_stats`, and so may a loop of one's own.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,13 @@ _END = object()
 
 
 class _Stopped(Exception):
-    """The pass is not to go on."""
+    """A rank asked to stop the pass."""
 
 
 def get_bn_modules(model: torch.nn.Module) -> list[_BatchNorm]:
-    """The batch norm layers in training mode that keep running statistics; frozen ones are in eval mode."""
+    """Return the batch norm layers in training mode that keep running statistics; frozen ones are in eval
+    mode.
+    """
     return [
         layer
         for layer in model.modules()
@@ -47,39 +52,42 @@ def update_bn_stats(
     stop: Callable[[], bool] = bool,
     put_back: PutBack = load_back,
 ) -> int:
-    """Put the mean and variance of everything a pass brings to each batch norm layer into its running statistics.
+    """Set the running statistics of each batch norm layer to the mean and variance of many batches.
 
         update_bn_stats(model.train(), loader, num_iters=200)
 
-    The running average of training lags behind the weights it is used with; these are the statistics of the
-    population under the weights as they are: over samples and spatial positions of all batches together, each
-    sample counted once, whatever the batch sizes (fvcore's `update_bn_stats`; Wu and Johnson, "Rethinking 'Batch'
-    in BatchNorm", 2021, section 3). In a process group over the samples of all ranks, and equal on all of them.
+    The running average of training lags behind the weights. This runs the model over `num_iters` batches and
+    computes the statistics under the present weights, over samples and spatial positions of all batches, each
+    sample counted once, whatever the batch sizes (fvcore's `update_bn_stats`; Wu and Johnson, "Rethinking
+    'Batch' in BatchNorm", 2021, section 3). In a process group the statistics cover the samples of all ranks
+    and are equal on all of them.
 
-    The model runs as it is set, in training mode, and only layers in training mode are updated, by what they are given
-    in that mode; those that no batch reaches keep what they have. All else is afterwards, also after an error, what it was: other buffers,
-    `num_batches_tracked`, momentum, modes, random states, and the loader's place: a `DataLoader` is run as a copy, and
-    what has `state_dict` and `load_state_dict` is given its state back. A loader or dataset that is itself changed by
-    being read and has no such state cannot be put back; of a loader's own numbers a warning says so.
+    Call it with the model in training mode. Only layers in training mode are updated; a layer that no batch
+    reaches keeps its statistics. Everything else is restored afterwards, also after an error: other buffers,
+    `num_batches_tracked`, momentum, modes, random states, and the loader's position. A `DataLoader` is run as
+    a copy, and a loader with `state_dict` and `load_state_dict` gets its state back. A loader or dataset that
+    reading changes, and that has no such state, cannot be restored; a warning is logged if a number among its
+    attributes has changed.
 
     Args:
         num_iters: batches to run; a shorter loader is started again. None for one whole pass.
-        forward: `(model, batch)`; by default `model(batch)`, or `model(batch[0])` where the batch is a list or
-            tuple that begins with a tensor. The model is the one inside DistributedDataParallel or
+        forward: `(model, batch)`; by default `model(batch)`, or `model(batch[0])` where the batch is a list
+            or tuple that begins with a tensor. The model is the one inside DistributedDataParallel or
             `torch.compile`, and runs eagerly, without collectives of its own.
-        device: where batches are moved; None leaves them as they are.
-        unbiased: divide the variance by the number of values less one, as PyTorch's layers do for their running
-            one; by default it is that of the population, divided by their number, as fvcore's is.
-        stop: asked before each batch; True ends the pass, and nothing is changed.
-        put_back: given a loader that the pass has moved, and the state it had before; by default it loads that. Whoever
-            is in the midst of a pass over it, and wants to go on, has to open it anew then.
+        device: device to move batches to; None leaves them where they are.
+        unbiased: divide the variance by the number of values less one, as PyTorch's layers do for their
+            running variance; by default divide by the number of values, as fvcore does.
+        stop: called before each batch; if it returns True the pass ends and nothing is changed.
+        put_back: called with a loader that the pass has moved, and the state it had before; loads that state
+            by default. An iterator that was open over that loader must be opened again afterwards.
 
     Returns:
-        The number of batches run here; 0 when there is no such layer, or the pass was stopped.
+        The number of batches run on this rank; 0 if there is no such layer, or the pass was stopped.
 
     Raises:
         TypeError: `unbiased` is neither True nor False, or a buffer is sharded over ranks.
-        ValueError: the loader is empty, or is too short an iterator, which cannot be started again.
+        ValueError: the loader is empty, or it is an iterator with too few batches, which cannot be started
+            again.
         RuntimeError: the loader of another rank failed. All ranks of a process group must make the call.
     """
     check_bools(unbiased=unbiased)
@@ -113,18 +121,24 @@ def update_bn_stats(
 
 
 def forward_inputs(model: torch.nn.Module, batch: Any) -> Any:
-    """Run the model on a batch, or on its first part where that is a tensor and others follow."""
+    """Run the model on a batch, or on its first item if the batch is a list or tuple that begins with a
+    tensor.
+    """
     first = batch[0] if isinstance(batch, list | tuple) and batch else None
     return model(first if isinstance(first, torch.Tensor) else batch)
 
 
 def tells_its_batch(layer: _BatchNorm) -> bool:
-    """True for a layer whose forward is PyTorch's own, which works out the moments of its batch anyway, and with a
-    momentum of 1 leaves them, as float32 at least, where its running statistics were: if a call does not say otherwise."""
+    """Return True if a layer's forward is PyTorch's own, whose running statistics can report the batch's
+    moments.
+
+    With a momentum of 1 such a layer stores the moments of its batch in its running statistics. Only float32
+    and float64 buffers are exact enough.
+    """
     buffers = _tensor(layer.running_mean), _tensor(layer.running_var)
     return (
         type(layer).forward is _BatchNorm.forward
-        and "forward" not in vars(layer)  # as those have that a library patched
+        and "forward" not in vars(layer)  # libraries patch a layer this way
         and all(buffer.dtype in (torch.float32, torch.float64) for buffer in buffers)
     )
 
@@ -136,7 +150,7 @@ def _telling(layers: Iterable[_BatchNorm]) -> Iterator[None]:
         for layer in momenta:
             layer.momentum = 1.0
             for buffer in (layer.running_mean, layer.running_var):
-                _tensor(buffer).nan_to_num_(0.0, 0.0, 0.0)  # 0 * inf, of what was, would stay in the sum
+                _tensor(buffer).nan_to_num_(0.0, 0.0, 0.0)  # 0 * inf of the old statistics would be NaN
         yield
     finally:
         for layer, momentum in momenta.items():
@@ -147,7 +161,7 @@ def _record_told(layer: _BatchNorm, population: Population) -> Any:
     variance, mean = (
         _tensor(layer.running_var),
         _tensor(layer.running_mean),
-    )  # a module finds its buffers slowly
+    )  # looked up once: attribute access on a module is slow
 
     def see(
         module: _BatchNorm, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor], output: object
@@ -155,7 +169,7 @@ def _record_told(layer: _BatchNorm, population: Population) -> Any:
         if not module.training:
             return
         inputs, buffers = args[0] if args else kwargs["input"], module._buffers
-        # a forward pass may stand apart: without tracking, with a momentum of 0, on buffers that replace these
+        # a call may not track, may have a momentum of 0, or may use buffers that replace these
         told = module.momentum == 1.0 and module.track_running_stats and buffers["running_var"] is variance
         if not (told and buffers["running_mean"] is mean):
             population.add(inputs)
@@ -166,7 +180,7 @@ def _record_told(layer: _BatchNorm, population: Population) -> Any:
 
 
 def _record(layer: _BatchNorm, population: Population) -> Any:
-    """For layers with a forward of their own: SyncBatchNorm's moments are those of all ranks, others' are not known."""
+    """Record the inputs of other layers: SyncBatchNorm's moments are those of all ranks, others' unknown."""
 
     def see(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if module.training:
@@ -176,7 +190,7 @@ def _record(layer: _BatchNorm, population: Population) -> Any:
 
 
 def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased: bool) -> None:
-    """In place, so that whoever shares the buffers sees it; a layer without a sample keeps what it has."""
+    """Write the statistics in place, for all that share the buffers; layers without a sample keep theirs."""
     for layer, (total, mean, squares) in zip(layers, merge_ranks(populations), strict=True):
         buffers = _tensor(layer.running_mean), _tensor(layer.running_var)
         if isinstance(total, int):
@@ -188,15 +202,18 @@ def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased:
         for buffer, value in zip(buffers, (mean, variance), strict=True):
             buffer.copy_(
                 torch.where(total > 0, value.to(buffer), buffer)
-            )  # to ask the device would wait for it
+            )  # no branch on `total`, which would wait for the device
 
 
 # --- the batches -------------------------------------------------------------------------------------------
 
 
 def _batches(loader: Iterable[Any], limit: int | None) -> Generator[Any]:
-    """So many batches, or a whole pass. Where the loader goes on where it is, the first pass is the rest of one, of which
-    nothing may be left, and as many as it has make a whole."""
+    """Yield so many batches, or a whole pass if `limit` is None.
+
+    A loader that resumes at its position has only the rest of a pass to give first, perhaps nothing; then its
+    length counts as a whole pass.
+    """
     if limit is None and keeps_place(loader):
         limit = length_of(loader)
     given, ended = 0, False
@@ -211,23 +228,26 @@ def _batches(loader: Iterable[Any], limit: int | None) -> Generator[Any]:
             ended = True
             continue
         if given == 0:
-            raise ValueError("precise statistics need a batch, and the data loader gave none: it is empty")
+            raise ValueError(
+                "precise statistics need at least one batch, and the data loader gave none: it is empty"
+            )
         if limit is None:
             return
         if given == before:
             raise ValueError(
-                f"the data loader gave {given} batches of the {limit} wanted and, being an iterator, cannot be "
-                "started again: pass the loader itself, or num_iters=None"
+                f"the data loader gave {given} batches of the {limit} wanted and, being an iterator, cannot "
+                "be started again: pass the loader itself, or num_iters=None"
             )
 
 
 def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool) -> Iterator[Any]:
-    """Yield the batches until all ranks are through; raise `_Stopped` on all when one is told to stop.
+    """Yield the batches until all ranks have finished; raise `_Stopped` on all ranks if one of them stops.
 
-    The ranks agree before each batch, because one that went on alone would wait for the others forever: a rank
-    may be stopped, its loader may fail, or give fewer batches. With `together`, layers that gather their input
-    or their weights from all ranks, the pass ends where the first loader does. Costs a small collective a batch; it
-    waits for the device only where the process group has no backend for the host, as with "nccl" alone.
+    The ranks agree before each batch, because one that went on alone would wait for the others forever: a
+    rank may be stopped, its loader may fail, or give fewer batches. With `together`, layers that gather their
+    input or their weights from all ranks, the pass ends where the first loader does. Costs a small collective
+    a batch; it waits for the device only where the process group has no backend for the host, as with "nccl"
+    alone.
     """
     while True:
         error: Exception | None = None
@@ -236,14 +256,14 @@ def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool)
         try:
             if not stopped:
                 batch = next(batches, _END)
-        except Exception as failure:  # said to the others first, who would wait
+        except Exception as failure:  # reported to the other ranks before it is raised, or they would wait
             error = failure
         stops, ends, failures, ranks = _sum_over_ranks(stopped, batch is _END, error is not None)
         if error is not None:
             raise error
         if failures:
             raise RuntimeError(
-                "the data loader of another rank failed, whose error says why; the statistics are as before"
+                "the data loader of another rank failed; see that rank's error. The statistics are unchanged"
             )
         if stops:
             raise _Stopped
@@ -254,7 +274,7 @@ def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool)
 
 
 def _sum_over_ranks(*flags: bool) -> list[int]:
-    """On how many ranks each is true, and the number of ranks."""
+    """Return on how many ranks each flag is true, and the number of ranks."""
     numbers = [int(flag) for flag in (*flags, True)]
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return numbers
@@ -265,5 +285,5 @@ def _sum_over_ranks(*flags: bool) -> list[int]:
 
 
 def _tensor(buffer: torch.Tensor | None) -> torch.Tensor:
-    assert buffer is not None  # `get_bn_modules` takes no layer without
+    assert buffer is not None  # `get_bn_modules` leaves out layers without running statistics
     return buffer

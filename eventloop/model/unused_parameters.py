@@ -1,4 +1,7 @@
-"""Finds parameters that a loss does not reach."""
+"""Find parameters that a loss does not reach.
+
+The optimizer hooks use it for `detect_anomalous_params`.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +18,35 @@ logger = logging.getLogger("eventloop")
 
 
 class AnomalousParams:
-    """Logs, as an error, the trainable parameters that took no part in a loss, when they are not those of last time.
+    """Logs, as an error, the trainable parameters outside the graph of a loss, whenever that set changes.
 
-    It walks the whole graph in Python, in every iteration: for finding a fault, not for training. Parameters inside
-    `torch.utils.checkpoint(use_reentrant=True)` are behind a node that hides them, and count as not reached. Under FSDP2
-    the ranks gather the weights once more in each iteration.
+    It walks the whole graph in Python in every iteration, so use it to find a fault, not for long training.
+    Parameters inside `torch.utils.checkpoint(use_reentrant=True)` are hidden behind one node and count as not
+    reached. Under FSDP2 the ranks gather the weights once more in each iteration.
     """
 
     def __init__(self) -> None:
         self._last: frozenset[str] = frozenset()
 
     def look(self, loss: torch.Tensor, model: torch.nn.Module) -> None:
-        """Look at the graph of `loss`; call it before backward, which frees the graph."""
+        """Walk the graph of `loss` and log its missing parameters; call it before backward, which frees the
+        graph.
+        """
         missed = unreached_parameters(loss, model)
         names = frozenset(missed)
         if names and names != self._last:
             listed = "".join(f"\n  {name}, {tuple(parameter.shape)}" for name, parameter in missed.items())
-            logger.error("not in the graph of the loss, and so not trained by it:%s", listed)
+            logger.error(
+                "these parameters are not in the graph of the loss, which does not train them:%s", listed
+            )
         self._last = names
 
 
 def unreached_parameters(loss: torch.Tensor, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters of `model`, by name, that require a gradient and would get none from `loss`."""
+    """Return the parameters of `model`, by name, that require a gradient and would get none from `loss`."""
     inner = unwrap(model)
     reached = {id(loss)}
-    # a loop with a stack of its own: a deep graph is deeper than Python's recursion
+    # an explicit stack, because a deep graph exceeds Python's recursion limit
     waiting, seen = [loss.grad_fn], {loss.grad_fn}
     while waiting:
         node = waiting.pop()
@@ -57,7 +64,7 @@ def unreached_parameters(loss: torch.Tensor, model: torch.nn.Module) -> dict[str
 
 @contextmanager
 def _gathered(model: torch.nn.Module) -> Iterator[None]:
-    """Put the whole parameters, which a graph refers to, in the place of those that FSDP2 has sharded."""
+    """Replace the parameters that FSDP2 sharded by the whole ones, to which a graph refers."""
     modules = fsdp_modules(model)
     for module in modules:
         module.unshard()

@@ -11,12 +11,14 @@ import torch
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 
+from eventloop.bus import Bus
 from eventloop.events import ImageLogged, ScalarsLogged
 from eventloop.hooks import Hook, LoggerHook, PeriodicWriter, on
 from eventloop.metrics.media import MEDIA_LIMIT
-from eventloop.metrics.storage import CROWD, PENDING_LIMIT
+from eventloop.metrics.storage import COLLECT_AT, PENDING_LIMIT
 from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
+from tests.conftest import DEADLINE
 
 Record = Callable[[Trainer], list[ScalarsLogged]]
 Make = Callable[..., Trainer]
@@ -345,10 +347,10 @@ def test_a_long_interval_loses_nothing(
     make_trainer: Callable[..., Trainer], record_scalars: Callable[[Trainer], list[ScalarsLogged]]
 ) -> None:
     """Values are sent before the storage would have to give one up, however long the interval."""
-    count = 2 * CROWD
+    count = 2 * COLLECT_AT
 
     def step(trainer: Trainer, batch: Any) -> None:
-        for i in range(CROWD // 2):
+        for i in range(COLLECT_AT // 2):
             trainer.metrics.put_scalar("value", float(i), smoothing_hint=False)
 
     trainer = make_trainer(max_epochs=1, hooks=[LoggerHook(interval=1000)])
@@ -356,7 +358,7 @@ def test_a_long_interval_loses_nothing(
     seen = record_scalars(trainer)
     trainer.train()
 
-    assert sum("value" in event.scalars for event in seen) == trainer.iter * (CROWD // 2) >= count
+    assert sum("value" in event.scalars for event in seen) == trainer.iter * (COLLECT_AT // 2) >= count
 
 
 @pytest.mark.representative(2)
@@ -373,8 +375,9 @@ def test_more_than_the_storage_holds_is_sent_wherever_it_is_put(
             trainer.metrics.put_scalar("value", float(i), smoothing_hint=False)
 
     trainer = make_trainer(
-        max_epochs=1, batches=1, hooks=[hook], val_loader=[0], val_step=lambda trainer, batch: {"acc": 1.0}
-    )
+        max_epochs=1, batches=1, hooks=[hook], val_loader=[0], val_step=lambda trainer, batch: {"acc": 1.0},
+        bus=Bus(drain_timeout=DEADLINE),
+    )  # fmt: skip
     trainer.bus.subscribe(put, when)
     seen = record_scalars(trainer)
     trainer.train()

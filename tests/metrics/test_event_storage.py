@@ -19,9 +19,7 @@ from eventloop.hooks import PreciseBN
 from eventloop.writers import JSONLWriter, read_jsonl
 from tests.support.trainers import MakeTrainer, batches, tiny_model
 
-OUTSIDE = (
-    r"found no storage: call it inside `with EventStorage\(start_iter\) as storage:`, or while a Trainer runs"
-)
+OUTSIDE = r"found no storage on this thread: call it inside `with EventStorage\(start_iter\) as storage:`, or while a Trainer runs"
 
 
 class Counting(torch.nn.Module):

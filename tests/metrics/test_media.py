@@ -75,7 +75,7 @@ def test_an_image_out_of_range_is_told_once(
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         f"image {name!r} of iteration 7 has values {range_}" for name in ("x", "y")
     ]
-    assert "floats are intensities from 0 to 1, and what is beyond is cut" in caplog.text
+    assert "expected floats from 0 to 1" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_bounded_when_nobody_collects(caplog: pytest.LogCaptureFixture) -> None:
         storage.put_image("x", torch.zeros(1, 1, 1))
 
     assert storage.pending_media <= MEDIA_LIMIT
-    assert "oldest of 257 images and histograms are given up: nobody collects them" in caplog.text
+    assert "oldest of 257 images and histograms are dropped" in caplog.text
 
 
 def test_the_logger_sends_them(make_trainer: MakeTrainer) -> None:

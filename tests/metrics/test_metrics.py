@@ -13,7 +13,7 @@ from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.rows import Place
-from eventloop.metrics.storage import CROWD, LOOK_EVERY, PENDING_LIMIT, SHAPES_LIMIT
+from eventloop.metrics.storage import CHECK_EVERY, COLLECT_AT, PENDING_LIMIT, SHAPES_LIMIT
 
 
 def logged(storage: EventStorage) -> list[Any]:
@@ -111,7 +111,7 @@ def test_a_window_of_nothing() -> None:
     history.update(1.0, 0)
 
     for ask in (history.avg, history.median, history.mean, history.min, history.max):
-        with pytest.raises(ValueError, match="a window must be at least 1 iteration long, got 0"):
+        with pytest.raises(ValueError, match="a window must be at least 1 .*got 0"):
             ask(0)
 
 
@@ -264,9 +264,9 @@ def test_what_is_no_number(value: Any, message: str) -> None:
 def test_a_name_that_is_no_text() -> None:
     """Is refused where it is put, by itself and in a mapping."""
     names: Any = {3: 1.0}
-    with pytest.raises(TypeError, match="the name of a scalar must be a text, got 3"):
+    with pytest.raises(TypeError, match="the name of a scalar must be a str, got 3"):
         EventStorage().put_scalar(*names.popitem())
-    with pytest.raises(TypeError, match="the name of a scalar must be a text, got None"):
+    with pytest.raises(TypeError, match="the name of a scalar must be a str, got None"):
         EventStorage().put_scalars({"x": 1.0, None: 1.0})  # type: ignore[dict-item]
 
 
@@ -345,13 +345,13 @@ def test_an_interval_over_two_epochs_has_one_mean() -> None:
 
 def test_histories_are_entered_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the background has read is entered now and then, also where nobody asks for a history."""
-    monkeypatch.setattr("eventloop.metrics.storage.LATE_LIMIT", 4)
+    monkeypatch.setattr("eventloop.metrics.storage.ENTER_AT", 4)
     storage = EventStorage()
     for storage.iter in range(10):
         storage.put_scalar("loss", float(storage.iter))
         logged(storage)
 
-    assert len(storage._late) == 2
+    assert len(storage._unentered) == 2
     assert storage.history("loss").values() == [(float(i), i) for i in range(10)]
 
 
@@ -370,7 +370,7 @@ def test_a_history_that_is_held_goes_on() -> None:
 def test_floats_and_names_must_be_as_many() -> None:
     """A row that is too short is refused where it is put; a list that is filled in again changes nothing put before."""
     storage, values = EventStorage(), [1.0, 2.0]
-    with pytest.raises(ValueError, match="put_floats needs one float a name, got 1 for a, b"):
+    with pytest.raises(ValueError, match="put_floats expects one float per name, got 1 "):
         storage.put_floats(("a", "b"), [1.0])
     storage.put_floats(("a", "b"), values)
     values[:] = [9.0, 9.0]
@@ -407,7 +407,7 @@ def test_names_put_once_do_not_raise_the_bound() -> None:
 def test_each_of_many_names_is_bounded_by_itself() -> None:
     """A `collect` is asked for as soon as one name has too many values, however the others are put, and no sooner."""
     storage = EventStorage()
-    for storage.iter in range(CROWD):
+    for storage.iter in range(COLLECT_AT):
         storage.put_floats(("a", "b"), [1.0, 2.0])
         storage.put_scalar("c", 3.0)
     assert not storage.crowded
@@ -453,14 +453,14 @@ def test_tensors_of_a_cpu_are_not_kept_for_long() -> None:
         {"a": 1.0, "b": 1.0}
     )  # as names that are new are looked at: a meta tensor stands for a device's
     storage.collect()
-    for storage.iter in range(LOOK_EVERY + 1):
+    for storage.iter in range(CHECK_EVERY + 1):
         storage.put_scalar("loss", torch.tensor(float(storage.iter)))
         storage.put_scalars({"a": torch.tensor(1.0), "b": torch.empty((), device="meta")})
 
     rows = storage.collect().rows
     waiting = [row for row in rows if isinstance(row.values, torch.Tensor)]
-    assert len(rows) == 2 * LOOK_EVERY + 2
-    assert len(waiting) <= LOOK_EVERY // 2 + 1
+    assert len(rows) == 2 * CHECK_EVERY + 2
+    assert len(waiting) <= CHECK_EVERY // 2 + 1
     assert [row.values for row in rows[:4:2]] == [0.0, 1.0]
     assert isinstance(rows[1].values, list)
     assert rows[1].values[0] == 1.0
@@ -627,4 +627,4 @@ def test_giving_up_values_is_said(caplog: pytest.LogCaptureFixture) -> None:
     for storage.iter in range(2 * PENDING_LIMIT):
         storage.put_scalar("loss", 1.0)
 
-    assert caplog.text.count("nobody collects the metrics (a LoggerHook does, or bus.post(") == 1
+    assert caplog.text.count("metrics are not collected") == 1

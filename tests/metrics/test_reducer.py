@@ -281,7 +281,7 @@ def test_values_that_not_all_ranks_put(ranks: list[Rank], caplog: pytest.LogCapt
     assert ranks[0].scalars == [(iteration, {"image_score": 5.0, "loss": 0.5}) for iteration in range(2)]
     assert ranks[1].scalars == [(iteration, {"loss": 0.5}) for iteration in range(2)]
     assert [record.message for record in caplog.records] == [
-        "rank 0 logs values of image_score that are its own: not every rank put them in these iterations"
+        "rank 0 logs its own values of image_score: not every rank put them in the same iterations"
     ]
 
 
@@ -293,7 +293,7 @@ def test_many_names_that_not_all_ranks_put(ranks: list[Rank], caplog: pytest.Log
 
     look_in_turn(*ranks)
 
-    assert "values of own_0, own_1, own_2, own_3, own_4, … that are its own" in caplog.text
+    assert "its own values of own_0, own_1, own_2, own_3, own_4, …" in caplog.text
 
 
 def test_other_names_beside_the_common_ones(ranks: list[Rank]) -> None:

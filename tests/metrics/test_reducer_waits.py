@@ -54,8 +54,8 @@ def test_nobody_waits_beyond_the_limit(
     look_in_turn(*ranks)
     assert ranks[0].scalars[2:] == ranks[1].scalars[2:] == [(2, {"loss": 0.5})]
     (late,) = [record.message for record in caplog.records if "has waited" in record.message]
-    assert late.startswith("rank 0 logs metrics that are its own: it has waited ")
-    assert late.endswith(" s for those of the other ranks, and goes on reducing them once all have answered")
+    assert late.startswith("rank 0 logs its own metrics: it has waited ")
+    assert late.endswith(" s for the other ranks, and reduces again once all have answered")
 
 
 def test_a_run_that_has_ended_waits_less(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_a_rank_that_is_gone(ranks: list[Rank], meeting: Meeting, caplog: pytest
     assert ranks[0].scalars == [(iteration, {"loss": float(iteration)}) for iteration in range(3)]
     (message,) = [record.message for record in caplog.records]
     assert message == (
-        "rank 0 logs metrics that are its own from here on: those of the other ranks cannot be had "
+        "rank 0 logs its own metrics from here on: the exchange with the other ranks failed "
         "(RuntimeError: Connection closed by peer)"
     )
     assert not ranks[0].reducer.reduces
@@ -116,7 +116,7 @@ def test_a_run_after_one_that_failed_says_that_it_does_not_reduce(
     ranks[0].reducer.begin_run()
 
     assert not ranks[0].reducer.reduces
-    assert "metrics are not reduced any more: a former run failed, or lost a rank" in caplog.text
+    assert "metrics are no longer reduced: an earlier run failed or lost a rank" in caplog.text
 
 
 def test_a_close_keeps_its_deadline(meeting: Meeting) -> None:
@@ -167,4 +167,4 @@ def test_without_gloo_nothing_is_reduced(
     alone.begin_run()
 
     assert not alone.reduces
-    assert "metrics are not reduced: this build of PyTorch has no gloo" in caplog.text
+    assert "metrics are not reduced: this build of PyTorch lacks gloo" in caplog.text
