@@ -111,7 +111,7 @@ def test_a_window_of_nothing() -> None:
     history.update(1.0, 0)
 
     for ask in (history.avg, history.median, history.mean, history.min, history.max):
-        with pytest.raises(ValueError, match="a window must be at least 1 .*got 0"):
+        with pytest.raises(ValueError, match=r"a window must be at least 1 .*got 0"):
             ask(0)
 
 
