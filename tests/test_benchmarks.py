@@ -45,6 +45,8 @@ def test_goals_that_are_not_met_are_named_with_their_distance() -> None:
     assert goal_lines([goal | {"met": "NO"}])[1].endswith("measured 1.10x, 10 % above the limit.")
     assert distance("<= 0.1", "1.3") == ", 13 times the limit"
     assert distance("<= 0", "3") == ""
+    assert distance("> 1x", "ignite 0.99x") == ", 1 % below the limit"
+    assert distance("> 1x", "ignite 2.1x, 1 not measured") == ""
 
 
 def test_a_section_of_many_missed_goals_names_them_all_in_ten_lines() -> None:

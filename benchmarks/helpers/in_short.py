@@ -64,6 +64,10 @@ def distance(wanted: str, measured: str) -> str:
     if len(found) < 2 or not float(found[0]):
         return ""
     ratio = float(found[1]) / float(found[0])
+    if (ratio > 1) is wanted.startswith(
+        ">"
+    ):  # the goal is missed for another reason, a peer that is absent say
+        return ""
     if ratio >= 2:
         return f", {ratio:.0f} times the limit"
     return f", {abs(ratio - 1) * 100:.2g} % {'above' if ratio > 1 else 'below'} the limit"
