@@ -1,4 +1,4 @@
-"""Find hooks and writers by name: `dict(type="EMAHook", ...)` in a config, `@HOOKS.register` for your own.
+"""Find hooks and writers by name, and build them from configs such as `dict(type="EMAHook", ...)`.
 
     @HOOKS.register
     class MyHook(Hook): ...
@@ -29,7 +29,7 @@ _ATTRIBUTES = ("priority", "name", "budget_us")
 
 
 class Registry:
-    """Classes of one kind by name.
+    """Hold the classes of one kind by name.
 
     Args:
         kind: "hook" or "writer", for messages.
@@ -56,7 +56,7 @@ class Registry:
 
         Raises:
             TypeError: not a class.
-            ValueError: another module registered that name, or eventloop has it.
+            ValueError: another module registered that name, or eventloop has a class of that name.
         """
         if cls is None:
             return lambda cls: self._add(cls, name)
@@ -65,8 +65,9 @@ class Registry:
     def register_module(
         self, name: str | Sequence[str] | type | None = None, force: bool = False, module: type | None = None
     ) -> Any:
-        """Register a class as in MMEngine and mmcv: `@HOOKS.register_module()` or
-        `register_module(module=Mine)`.
+        """Register a class as in MMEngine and mmcv.
+
+        Both `@HOOKS.register_module()` and `HOOKS.register_module(module=Mine)` work.
 
         Args:
             name: name of the class in configs, or a list of names; by default the class's own name.
@@ -96,7 +97,8 @@ class Registry:
             default_args: arguments that the config may lack.
 
         Raises:
-            TypeError, ValueError: as `eventloop.registry.build`.
+            TypeError: the config is not a mapping with a `type`, or an argument is missing.
+            ValueError: an unknown type or argument, with a suggestion.
         """
         if isinstance(config, Mapping):
             config = {**(default_args or {}), **config}
@@ -132,7 +134,7 @@ class Registry:
 
     def _add(self, cls: C, name: str | None, force: bool = False) -> C:
         if not isinstance(cls, type):
-            raise TypeError(f"@register goes on a class, got {cls!r}")
+            raise TypeError(f"@register decorates a class, got {cls!r}")
         name = cls.__name__ if name is None else name
         if not isinstance(name, str):
             raise TypeError(f"the name of a {self.kind} must be a str, got {name!r}")
@@ -180,7 +182,7 @@ def register(cls: C) -> C:
 
     Raises:
         TypeError: not a class.
-        ValueError: another module registered that name, or eventloop has it.
+        ValueError: another module registered that name, or eventloop has a class of that name.
     """
     return (WRITERS if hasattr(cls, "write") else HOOKS).register(cls)
 
@@ -197,10 +199,10 @@ def find_class(name: str, among: Registry | None = None) -> type:
     found = HOOKS.find(name) or WRITERS.find(name)
     if found is None:
         if name in CLASSES:
-            raise ValueError(f"unknown type {name!r}: what it does elsewhere is here {CLASSES[name]}")
+            raise ValueError(f"unknown type {name!r}: use {CLASSES[name]}")
         both = HOOKS.names() + WRITERS.names()
         hint = near(name, both) or suggest(name, both if among is None else among.names())
-        raise ValueError(f"unknown type {name!r}{hint}; @register makes your own known")
+        raise ValueError(f"unknown type {name!r}{hint}; @register adds a class of your own")
     return found
 
 
@@ -235,9 +237,8 @@ def build(config: Mapping[str, Any], among: Registry | None = None, /, **also: A
                 f"{cls.__name__} has no argument {key!r}{meant or suggest(key, [*parameters, *attributes])}"
             )
     to_set = {key: arguments.pop(key) for key in attributes if key in arguments}
-    if (
-        to_set.get("budget_us") is not None
-    ):  # checked here: on other ranks than the first a writer is never attached
+    # checked here, because on other ranks than the first a writer is never attached
+    if to_set.get("budget_us") is not None:
         check_budget(cls.__name__, to_set["budget_us"])
     built = cls(**arguments)
     for key, value in to_set.items():

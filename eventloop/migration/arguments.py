@@ -1,4 +1,7 @@
-"""Make a constructor suggest the argument that an unknown name stands for."""
+"""Make a constructor suggest a replacement for each unknown argument.
+
+The trainer and hooks decorate their constructors with this.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ def knowing_others(init: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
         if unknown := [name for name in kwargs if name not in parameters]:
-            said = [f"{name!r}{argument_meant([owner], name) or suggest(name, known)}" for name in unknown]
-            raise TypeError(f"{owner} has no argument " + "\n  nor ".join(said))
+            hints = [f"{name!r}{argument_meant([owner], name) or suggest(name, known)}" for name in unknown]
+            raise TypeError(f"{owner} has no argument " + "\n  nor ".join(hints))
         init(*args, **kwargs)
 
     return checked

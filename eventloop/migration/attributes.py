@@ -1,4 +1,7 @@
-"""Attributes and methods of other systems' trainers, and what each is here: for the errors that say so."""
+"""List attributes of other systems' trainers with their replacements, for error messages.
+
+The trainer derives from `KnowsPeers`. Each replacement is a noun phrase that follows "use".
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TRAINS = "trainer.train(), or a loop of your own over trainer.epochs() and trainer.batches(loader)"
-_SAVES = "done by the checkpoint hook: hooks=[CheckpointHook(interval=..., save_best=...)]"
+_SAVES = "hooks=[CheckpointHook(interval=..., save_best=...)] of the Trainer, which saves"
 _HOOKS = "hooks=[...] of the Trainer, or trainer.bus.on(event) for a function"
 _LOGS = "trainer.metrics.put_scalar(name, value)"
 _NUMBERS = "trainer.metrics, with latest() for the newest values"
@@ -46,7 +49,7 @@ ATTRIBUTES = {
         "_hooks": "trainer.hooks",
         "register_hook": _HOOKS,
         "register_training_hooks": _HOOKS,
-        "get_hooks_info": "print(trainer.bus), every handler in its order",
+        "get_hooks_info": "print(trainer.bus), which shows every handler in its order",
         "call_hook": "trainer.bus.emit(event)",
         "from_cfg": "Trainer(...), where hooks, writers and schedulers may be configs",
         "load_or_resume": 'trainer.resume("auto"), or trainer.load_checkpoint(path)',
@@ -58,7 +61,7 @@ ATTRIBUTES = {
         "fit": "trainer.train(); the model and the loaders are the Trainer's arguments",
         "fit_loop": _TRAINS,
         "validate": "trainer.val()",
-        "predict": "the script's: model.eval(), and model(inputs) for each batch under torch.no_grad()",
+        "predict": "model.eval(), and model(inputs) for each batch under torch.no_grad(), in the script",
         "save_checkpoint": _SAVES,
         "global_step": "trainer.iter",
         "current_epoch": "trainer.epoch",
@@ -78,8 +81,8 @@ ATTRIBUTES = {
         "logger": "trainer.writers",
         "loggers": "trainer.writers",
         "checkpoint_callback": "the CheckpointHook among trainer.hooks",
-        "ckpt_path": 'trainer.resume("auto"), or of a path',
-        "should_stop": "trainer.stop(reason); whether somebody did, trainer.asked_to_stop",
+        "ckpt_path": 'trainer.resume("auto") or trainer.resume(path)',
+        "should_stop": "trainer.stop(reason), after which trainer.asked_to_stop is True",
         "global_rank": "trainer.rank",
         "is_global_zero": "trainer.rank == 0",
         "log_dir": "trainer.work_dir",
@@ -114,9 +117,10 @@ ATTRIBUTES = {
 _LOADERS = "an argument of the Trainer: train_loader, val_loader or test_loader"
 CALLS = {
     "ckpt_path": (
-        'trainer.resume("auto") or of a path before it, or trainer.load_checkpoint(path) for weights alone'
+        'trainer.resume("auto") or trainer.resume(path) before it, or trainer.load_checkpoint(path) for the '
+        "weights only"
     ),
-    "resume_from_checkpoint": 'trainer.resume("auto") or of a path before it',
+    "resume_from_checkpoint": 'trainer.resume("auto") or trainer.resume(path) before it',
     "dataloaders": _LOADERS,
     "train_dataloaders": _LOADERS,
     "val_dataloaders": _LOADERS,
@@ -126,8 +130,10 @@ CALLS = {
 """Arguments of train, val, test and run in other systems."""
 
 
-class _Elsewhere:
-    """A descriptor that raises an AttributeError with the replacement. The attribute can be set as any other.
+class _Replaced:
+    """A descriptor that raises an AttributeError with the replacement of an attribute.
+
+    The attribute can be set as any other.
 
     `__getattr__` would not do: Python also calls it when a property raises an AttributeError of its own, and
     would replace that error. `trainer.stopping` calls handlers.
@@ -138,11 +144,11 @@ class _Elsewhere:
         for system, names in ATTRIBUTES.items():
             if name in names:
                 whose.setdefault(names[name], []).append(f"{system}'s")
-        told = [f"{' and '.join(systems)} is here {here}" for here, systems in whose.items()]
-        self._name, self._told = name, "; ".join(told)
+        advice = [f"instead of {' and '.join(systems)} use {here}" for here, systems in whose.items()]
+        self._name, self._advice = name, "; ".join(advice)
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
-        raise AttributeError(f"{owner.__name__} has no attribute {self._name!r}: {self._told}")
+        raise AttributeError(f"{owner.__name__} has no attribute {self._name!r}: {self._advice}")
 
 
 class KnowsPeers:
@@ -157,12 +163,12 @@ class KnowsPeers:
         return [
             name
             for name in super().__dir__()
-            if not isinstance(inspect.getattr_static(self, name, None), _Elsewhere)
+            if not isinstance(inspect.getattr_static(self, name, None), _Replaced)
         ]
 
 
 for _name in dict.fromkeys(name for names in ATTRIBUTES.values() for name in names):
-    setattr(KnowsPeers, _name, _Elsewhere(_name))
+    setattr(KnowsPeers, _name, _Replaced(_name))
 
 
 def knowing_calls(method: Callable[P, T]) -> Callable[P, T]:
@@ -183,8 +189,8 @@ def knowing_calls(method: Callable[P, T]) -> Callable[P, T]:
 
 def _meant(name: str, owner: type) -> str:
     if name in CALLS:
-        return f": what it does elsewhere is here {CALLS[name]}"
+        return f": use {CALLS[name]}"
     arguments = [*inspect.signature(owner).parameters]
     if name in arguments:
-        return f": it is one of the {owner.__name__}'s own"
+        return f": it is an argument of {owner.__name__}(...)"
     return suggest(name, arguments)

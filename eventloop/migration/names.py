@@ -1,4 +1,7 @@
-"""List names of other systems with their replacements here, for error messages."""
+"""List names of other systems with their replacements in eventloop, for error messages.
+
+The registry, the trainer and hooks use these tables. Each replacement is a noun phrase that follows "use".
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _MMENGINE = {
     "train_cfg": "max_epochs or max_iters, val_interval, val_begin and dynamic_intervals, each an argument",
     "val_cfg": "val_loader=..., and val_interval",
     "test_cfg": "test_loader=...",
-    "optim_wrapper": "optimizer=..., an object; clipping, accumulation and precision are a hook's, see OptimizerHook",
+    "optim_wrapper": (
+        "optimizer=..., an object, and OptimizerHook or its subclasses for clipping, accumulation and "
+        "precision"
+    ),
     "param_scheduler": "schedulers=..., with the same configs",
     "val_evaluator": "evaluator=..., a function or an object",
     "test_evaluator": "evaluator=..., a function or an object",
@@ -22,24 +28,28 @@ _MMENGINE = {
     "vis_backends": "writers=[...]",
     "resume": 'trainer.resume("auto")',
     "load_from": "trainer.load_checkpoint(path)",
-    "launcher": "the script's: run it with torchrun, and call torch.distributed.init_process_group",
-    "model_wrapper_cfg": "the script's: DistributedDataParallel(model) is given as the model",
-    "randomness": "the script's: torch.manual_seed(seed) before the model is built",
+    "launcher": "torchrun to run the script, and torch.distributed.init_process_group in it",
+    "model_wrapper_cfg": "DistributedDataParallel(model) as the model",
+    "randomness": "torch.manual_seed(seed) in the script, before the model is built",
     "log_processor": "default_hooks=dict(logger=dict(interval=..., custom_cfg=[...]))",
-    "auto_scale_lr": "the script's, in the rate that the optimizer is built with",
+    "auto_scale_lr": "a scaled rate where the script builds the optimizer",
     "experiment_name": "work_dir=..., the directory of the run",
 }
 
-_DATA = "the loader's: one of torch.utils.data.Subset(data, range(n))"
-_TORCHRUN = "the script's: run it with torchrun, and give DistributedDataParallel(model) as the model"
+_DATA = "a loader of torch.utils.data.Subset(data, range(n))"
+_TORCHRUN = "torchrun to run the script, and DistributedDataParallel(model) as the model"
 _LIGHTNING = {
     "accumulate_grad_batches": "hooks=[GradientCumulativeOptimizerHook(cumulative_iters=...)]",
     "gradient_clip_val": "default_hooks=dict(optimizer=dict(grad_clip=dict(max_norm=...)))",
-    "gradient_clip_algorithm": 'default_hooks=dict(optimizer=dict(grad_clip=dict(type="value", clip_value=...)))',
+    "gradient_clip_algorithm": (
+        'default_hooks=dict(optimizer=dict(grad_clip=dict(type="value", clip_value=...)))'
+    ),
     "precision": 'hooks=[AmpOptimizerHook(dtype="bfloat16")]',
     "callbacks": "hooks=[...]",
     "logger": "writers=[...]",
-    "enable_progress_bar": "writers=[ConsoleWriter()], the default on a terminal; writers=[] shows nothing",
+    "enable_progress_bar": (
+        "writers=[ConsoleWriter()], the default on a terminal, or writers=[] for no output"
+    ),
     "enable_checkpointing": "hooks=[CheckpointHook(interval=...)]",
     "default_root_dir": "work_dir=...",
     "max_steps": "max_iters=...",
@@ -56,19 +66,24 @@ _LIGHTNING = {
     "devices": _TORCHRUN,
     "num_nodes": _TORCHRUN,
     "strategy": _TORCHRUN,
-    "deterministic": "the script's: torch.use_deterministic_algorithms(True)",
-    "profiler": "hooks=[ProfilerHook(...)]; what a run cost is told by `eventloop report`",
-    "ckpt_path": 'trainer.resume("auto"), or of a path, before trainer.train()',
+    "deterministic": "torch.use_deterministic_algorithms(True) in the script",
+    "profiler": "hooks=[ProfilerHook(...)], or `eventloop report` for the costs of a run",
+    "ckpt_path": 'trainer.resume("auto") or trainer.resume(path), before trainer.train()',
 }
 
 _MMCV = {
-    "optimizer_config": "default_hooks=dict(optimizer=dict(grad_clip=dict(max_norm=...))), or with the type of another hook, "
-    "such as GradientCumulativeOptimizerHook",
-    "lr_config": 'hooks=[StepLrUpdaterHook(...)] or that of another policy, or schedulers=[dict(type="MultiStepLR", ...)]',
-    "momentum_config": "hooks=[StepMomentumUpdaterHook(...)], or that of another policy",
+    "optimizer_config": (
+        "default_hooks=dict(optimizer=dict(grad_clip=dict(max_norm=...))), or with the type of another hook, "
+        "such as GradientCumulativeOptimizerHook"
+    ),
+    "lr_config": (
+        "hooks=[StepLrUpdaterHook(...)] or the hook of another policy, "
+        'or schedulers=[dict(type="MultiStepLR", ...)]'
+    ),
+    "momentum_config": "hooks=[StepMomentumUpdaterHook(...)], or the hook of another policy",
     "checkpoint_config": "default_hooks=dict(checkpoint=dict(interval=...))",
     "log_config": "default_hooks=dict(logger=dict(interval=...)), and writers=[...]",
-    "evaluation": "val_loader=..., val_interval=...; the best is saved by CheckpointHook(save_best=...)",
+    "evaluation": "val_loader=..., val_interval=..., and CheckpointHook(save_best=...) to save the best",
     "workflow": 'trainer.run([("train", 2), ("val", 1)])',
     "batch_processor": "train_step=..., a function of the trainer and a batch",
 }
@@ -76,39 +91,46 @@ _MMCV = {
 ARGUMENTS = {"MMEngine": _MMENGINE, "mmcv": _MMCV, "Lightning": _LIGHTNING}
 """Arguments of MMEngine's and mmcv's Runners and of Lightning's Trainer."""
 
-_RULE = 'rule="less" where they have "min", "greater" for "max"; by default told from the metric\'s name'
-_NAMES = 'filename_tmpl="step_{}", with the number alone; the scores are told by `eventloop checkpoints`'
-_STORE = "nothing: out_dir is a path of a mounted file system, and a handler of checkpoint_saved may upload"
+_RULE = 'rule="less" for "min", "greater" for "max"; the default depends on the metric\'s name'
+_NAMES = 'filename_tmpl="step_{}", with only the number; `eventloop checkpoints` lists the scores'
+_STORE = "no argument: out_dir is on a mounted file system, and a handler of checkpoint_saved may upload"
+_DIRECTORY = "work_dir=... of the Trainer; or out_dir=..., which gets a folder with the name of work_dir"
 _CHECKPOINTS = {
     "Lightning": {
         "monitor": 'save_best="...", the metric',
         "mode": _RULE,
-        "save_top_k": "keep_best=... of the metric of save_best; max_keep_ckpts=... keeps the newest",
+        "save_top_k": "keep_best=... for the metric of save_best, or max_keep_ckpts=... for the newest",
         "every_n_epochs": "interval=...",
         "every_n_train_steps": "interval=..., by_epoch=False",
         "train_time_interval": "interval=..., in epochs or, with by_epoch=False, in iterations",
-        "dirpath": "work_dir=... of the Trainer; or out_dir=..., and in it a folder named as that",
+        "dirpath": _DIRECTORY,
         "filename": _NAMES,
         "auto_insert_metric_name": _NAMES,
-        "save_weights_only": 'published_keys="state_dict" at the end; save_optimizer=False leaves it out of each',
-        "save_on_train_epoch_end": "interval=..., before the validation of the epoch; the best is saved after it",
-        "save_on_exception": "nothing: after an error nothing is saved, and the error names the newest one",
-        "verbose": "writers=[ConsoleWriter()] of the Trainer, which tells of each",
+        "save_weights_only": (
+            'published_keys="state_dict" for the end, or save_optimizer=False for each checkpoint'
+        ),
+        "save_on_train_epoch_end": (
+            "interval=..., which saves before the validation of the epoch; the best is saved after it"
+        ),
+        "save_on_exception": (
+            "no argument: after an error nothing is saved, and the error names the newest checkpoint"
+        ),
+        "verbose": "writers=[ConsoleWriter()] of the Trainer, which prints each save",
     },
     "MMEngine": {"file_client_args": _STORE, "backend_args": _STORE},
     "mmcv": {
-        "create_symlink": 'nothing: trainer.resume("auto") finds the newest',
+        "create_symlink": 'no argument: trainer.resume("auto") finds the newest checkpoint',
         "sync_buffer": "hooks=[SyncBuffersHook()] of the Trainer",
     },
     "ignite": {
-        "n_saved": "keep_best=... of the metric of save_best; max_keep_ckpts=... of the newest",
+        "n_saved": "keep_best=... for the metric of save_best; or max_keep_ckpts=... for the newest",
         "score_name": 'save_best="...", a metric of the validation',
         "score_function": 'save_best="...", a metric of the validation',
-        "greater_or_equal": "nothing: an equal score is not better",
-        "dirname": "work_dir=... of the Trainer; or out_dir=..., and in it a folder named as that",
+        "greater_or_equal": "no argument: an equal score is not better",
+        "dirname": _DIRECTORY,
         "filename_prefix": _NAMES,
         "filename_pattern": _NAMES,
-        "to_save": "nothing: the whole state is saved, and what each hook's state_dict returns",
+        "to_save": "no argument: the whole state is saved, with the state_dict of each hook",
     },
     "detectron2": {
         "period": "interval=...",
@@ -126,28 +148,32 @@ _CHECKPOINTS = {
 _EARLY_STOPPING = {
     "Lightning": {
         "mode": _RULE,
-        "verbose": "writers=[ConsoleWriter()] of the Trainer, which tells of a stop and why",
-        "divergence_threshold": "check_finite=True, for NaN and infinity; or a handler that calls trainer.stop(reason)",
-        "check_on_train_epoch_end": "nothing: it looks after each validation",
-        "log_rank_zero_only": "nothing: rank 0 decides, and says so",
+        "verbose": "writers=[ConsoleWriter()] of the Trainer, which prints a stop and its reason",
+        "divergence_threshold": (
+            "check_finite=True, for NaN and infinity; or a handler that calls trainer.stop(reason)"
+        ),
+        "check_on_train_epoch_end": "no argument: the score is checked after each validation",
+        "log_rank_zero_only": "no argument: rank 0 decides, and logs it",
     },
     "ignite": {
         "score_function": 'monitor="...", a metric of the validation',
-        "trainer": "the other way round: hooks=[EarlyStoppingHook(...)] of the Trainer",
-        "cumulative_delta": "nothing: as there with True, min_delta is counted from the best so far",
+        "trainer": "no argument: the hook goes to hooks=[EarlyStoppingHook(...)] of the Trainer",
+        "cumulative_delta": "no argument: min_delta is relative to the best score, as there with cumulative_delta=True",
         "min_delta_mode": "delta_mode=...",
     },
     "Keras": {
-        "restore_best_weights": 'hooks=[CheckpointHook(save_best="...")] of the Trainer, then its load_checkpoint',
-        "start_from_epoch": "val_begin=... of the Trainer, the first that is validated",
+        "restore_best_weights": (
+            'hooks=[CheckpointHook(save_best="...")] of the Trainer, then trainer.load_checkpoint(path)'
+        ),
+        "start_from_epoch": "val_begin=... of the Trainer, the first validated epoch",
     },
     "transformers": {
         "early_stopping_patience": "patience=...",
         "early_stopping_threshold": "min_delta=...",
     },
 }
-_ACCUMULATING = "another hook in its place: hooks=[GradientCumulativeOptimizerHook(cumulative_iters=...)]"
-_PRECISION = 'another hook in its place: hooks=[AmpOptimizerHook(dtype="bfloat16")]'
+_ACCUMULATING = "another hook: hooks=[GradientCumulativeOptimizerHook(cumulative_iters=...)]"
+_PRECISION = 'another hook: hooks=[AmpOptimizerHook(dtype="bfloat16")]'
 _NORM = "grad_clip=dict(max_norm=..., norm_type=2)"
 _VALUE = 'grad_clip=dict(type="value", clip_value=...)'
 _OPTIMIZER = {
@@ -168,30 +194,34 @@ _OPTIMIZER = {
 }
 _LOGGER = {
     "MMEngine": {
-        "window_size": 'custom_cfg=[dict(data_src="loss", window_size=...)]; interval=... is that of the others',
-        "interval_exp_name": "nothing: work_dir names the run",
-        "keep_local": "nothing: the files stay in work_dir beside their copies",
-        "log_metric_by_epoch": "nothing: what is logged carries both, epoch and step",
+        "window_size": (
+            'custom_cfg=[dict(data_src="loss", window_size=...)]; interval=... for all other values'
+        ),
+        "interval_exp_name": "no argument: work_dir names the run",
+        "keep_local": "no argument: the files stay in work_dir when they are copied",
+        "log_metric_by_epoch": "no argument: each log has both epoch and step",
         "file_client_args": _STORE,
         "backend_args": _STORE,
     },
     "mmcv": {
-        "by_epoch": "max_epochs or max_iters of the Trainer, which is said once",
-        "reset_flag": "nothing: each interval is by itself",
+        "by_epoch": "max_epochs or max_iters of the Trainer",
+        "reset_flag": "no argument: values are never kept for the next interval",
     },
     "Lightning": {"log_every_n_steps": "interval=..."},
     "detectron2": {"period": "interval=..."},
 }
-_LENGTH = "nothing: the Trainer has the length of the run, and of an epoch"
-_TIMER = {"Pet": {"max_iter": _LENGTH, "start_iter": "nothing: a resumed run counts what it runs itself"}}
+_LENGTH = "no argument: the Trainer knows the length of the run and of an epoch"
+_TIMER = {
+    "Pet": {"max_iter": _LENGTH, "start_iter": "no argument: a resumed run counts only its own iterations"}
+}
 _PERIODIC = {
     "Pet": {
         "max_iter": _LENGTH,
-        "display_iter": "period=..., and by_epoch=True where it is counted in each epoch",
+        "display_iter": "period=..., and by_epoch=True to count within each epoch",
     }
 }
 _PRECISE_BN = {
-    "detectron2": {"period": "interval=...", "model": "nothing: it is the model of the Trainer"},
+    "detectron2": {"period": "interval=...", "model": "no argument: the model of the Trainer is used"},
     "Pet": {
         "max_iter": _LENGTH,
         "precise_bn_args": "data_loader=...; the model and the device are the Trainer's",
@@ -200,7 +230,7 @@ _PRECISE_BN = {
 _ANNEALED = 'ema_type="MomentumAnnealingEMA", gamma=...'
 _EMA = {
     "Lightning": {
-        "decay": "momentum=..., the share of the newest weights: 1 - decay",
+        "decay": "momentum=..., the share of the newest weights, which is 1 - decay",
         "use_buffers": "update_buffers=...",
         "avg_fn": "ema_type=..., a class derived from BaseAveragedModel",
         "multi_avg_fn": "ema_type=..., a class derived from BaseAveragedModel",
@@ -234,28 +264,31 @@ OF_CLASSES = {
     "PreciseBN": _PRECISE_BN,
     "BaseAveragedModel": _EMA,
 }
-"""By class and system: names of arguments there, and their replacements here."""
+"""Arguments of other systems with their replacements, by class of eventloop and by system."""
 
 
 def argument_meant(classes: Iterable[str], name: str) -> str:
-    """Return the end of an error message about an unknown argument: its replacement, or "" if no system has
-    it.
+    """Return the replacement of an unknown argument, as the end of an error message.
+
+    It is "" if no other system has an argument of that name.
 
     Args:
         classes: names of the class and its bases.
     """
     systems = (system for each in classes for system in OF_CLASSES.get(each, {}).items())
-    found = (f": {system}'s is here {arguments[name]}" for system, arguments in systems if name in arguments)
+    found = (
+        f": instead of {system}'s use {arguments[name]}" for system, arguments in systems if name in arguments
+    )
     return next(found, "")
 
 
-_VALIDATION = "the Trainer validates: val_loader=..., val_interval=..."
-_CONSOLE = "ConsoleWriter, which LoggerHook's interval feeds"
-_OWN = "a Writer of your own, of some twenty lines: see `eventloop.writers.Writer`"
+_VALIDATION = "val_loader=..., val_interval=... of the Trainer, which validates"
+_CONSOLE = "ConsoleWriter, with the interval of LoggerHook"
+_OWN = "a Writer of your own, about twenty lines: see `eventloop.writers.Writer`"
 _BEST = 'CheckpointHook(save_best="...")'
 _STOPPING = 'EarlyStoppingHook(monitor="...")'
-_HOOK = "Hook, of eventloop.hooks, whose methods take (self, trainer, event)"
-_TRAINER = "Trainer, of eventloop"
+_HOOK = "Hook from eventloop.hooks, whose methods take (self, trainer, event)"
+_TRAINER = "Trainer from eventloop"
 _AVERAGE = "EMAHook(momentum=...), whose momentum is 1 - decay"
 
 CLASSES = {
@@ -266,12 +299,12 @@ CLASSES = {
     "IterBasedRunner": _TRAINER,
     "DefaultTrainer": _TRAINER,
     "SimpleTrainer": _TRAINER,
-    "EventWriter": "Writer, of eventloop.writers, whose write takes (self, event)",
-    "MessageHub": "trainer.metrics for numbers, and trainer.bus.latest(event) for facts of the run",
-    "get_hooks_info": "print(trainer.bus), every handler in its order",
+    "EventWriter": "Writer from eventloop.writers, whose write takes (self, event)",
+    "MessageHub": "trainer.metrics for numbers, and trainer.bus.latest(event) for facts about the run",
+    "get_hooks_info": "print(trainer.bus), which shows every handler in its order",
     "build_hooks": "hooks=[...] of the Trainer, where a hook may be a config",
     "build_writers": "writers=[...] of the Trainer, where a writer may be a config",
-    "PrepareTTAHook": "val_step=... of the Trainer, a function that averages what the model returns over the augmentations",
+    "PrepareTTAHook": "val_step=... of the Trainer, a function that averages the outputs over augmentations",
     "EvalHook": _VALIDATION,
     "DistEvalHook": _VALIDATION,
     "PeriodicCheckpointer": "CheckpointHook(interval=...)",
@@ -294,7 +327,9 @@ CLASSES = {
     "TensorboardVisBackend": "TensorBoardWriter",
     "LocalVisBackend": "JSONLWriter for scalars, ImageFileWriter for images",
     "VisdomVisBackend": "VisdomWriter",
-    "LearningRateMonitor": "done by default, with each log; LRScheduler puts the rates in every iteration",
+    "LearningRateMonitor": (
+        "no hook: each log has the rates by default, and LRScheduler records them in every iteration"
+    ),
     "AutogradProfiler": "ProfilerHook",
     "PyTorchProfiler": "ProfilerHook",
     "TorchMemoryStats": "MemoryHook",
@@ -323,13 +358,13 @@ CLASSES = {
     "MLFlowLogger": _OWN,
     "MLflowVisBackend": _OWN,
 }
-"""Classes and functions of Pet, mmcv, MMEngine, detectron2, Lightning, ignite and timm with another name or
-form here.
-"""
+"""Classes and functions of Pet, mmcv, MMEngine, detectron2, Lightning, ignite and timm, with replacements."""
 
 
 def explain_absent(package: str, name: str) -> NoReturn:
-    """Refuse a name that a package lacks, and name its replacement. A package's `__getattr__` calls this.
+    """Raise an error for a name that a package lacks, with its replacement if another system has the name.
+
+    `__getattr__` of a package calls this.
 
     `from package import name` calls `hasattr` first, and replaces the text of an AttributeError. An import
     statement is therefore recognized by its frame and gets an ImportError, whose text Python keeps.
@@ -340,7 +375,7 @@ def explain_absent(package: str, name: str) -> NoReturn:
     """
     if name not in CLASSES:
         raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
-    meant = f"{name!r}: what it does elsewhere is here {CLASSES[name]}"
+    meant = f"{name!r}: use {CLASSES[name]}"
     if sys._getframe(2).f_code.co_name == "_handle_fromlist":
         raise ImportError(f"cannot import name {meant}", name=package)
     raise AttributeError(f"module {package!r} has no attribute {meant}", name=name)
@@ -359,11 +394,10 @@ _WHAT = {"batch": "iter", "step": "iter", "validation": "val", "fit": "run"}
 
 
 def point_meant(method: str) -> str:
-    """Translate a callback method of Lightning, torchtnt, Keras or Transformers to a hook point.
+    """Translate a callback method of Lightning, torchtnt, Keras or Transformers to the name of an event.
 
-    Returns:
-        For example `after_train_iter` for `on_train_batch_end`, whether or not that point exists; "" for
-        other names.
+    `on_train_batch_end` becomes `after_train_iter`. The event need not exist. The result is "" for a name of
+    another form.
     """
     if method in _POINTS:
         return _POINTS[method]

@@ -89,7 +89,7 @@ def test_a_name_that_is_taken_needs_force() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"module": build}, "@register goes on a class, got <function build"),
+        ({"module": build}, "@register decorates a class, got <function build"),
         ({"name": 3, "module": Named}, "the name of a hook must be a str, got 3"),
         ({"force": "no", "module": Named}, "force must be True or False, got 'no'"),
     ],
@@ -243,7 +243,7 @@ def test_two_classes_of_one_module_under_one_name() -> None:
 
 def test_register_on_something_else() -> None:
     """Only classes are registered."""
-    with pytest.raises(TypeError, match="@register goes on a class, got"):
+    with pytest.raises(TypeError, match="@register decorates a class, got"):
         register(LoggerHook())  # type: ignore[type-var]
 
 
@@ -276,19 +276,19 @@ def test_only_what_can_be_built_is_listed(make_trainer: MakeTrainer) -> None:
     hooks, writers = ", ".join(sorted(HOOKS.names())), ", ".join(sorted(WRITERS.names()))
 
     with pytest.raises(
-        ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register makes your own"
+        ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register adds a class"
     ):
         make_trainer(hooks=[{"type": "Slow"}])
     with pytest.raises(
-        ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register makes your own"
+        ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register adds a class"
     ):
         make_trainer(default_hooks={"mine": {"type": "Slow"}})
     with pytest.raises(
-        ValueError, match=f"^unknown type 'Slow': known are {writers}; @register makes your own"
+        ValueError, match=f"^unknown type 'Slow': known are {writers}; @register adds a class"
     ):
         make_trainer(writers=[{"type": "Slow"}])
     with pytest.raises(
-        ValueError, match=f"^unknown type 'Slow': known are {writers}; @register makes your own"
+        ValueError, match=f"^unknown type 'Slow': known are {writers}; @register adds a class"
     ):
         PeriodicWriter([{"type": "Slow"}])
 
@@ -304,13 +304,13 @@ def test_a_name_of_the_other_kind_is_suggested(make_trainer: MakeTrainer) -> Non
 @pytest.mark.parametrize(
     ("name", "here"),
     [
-        ("EvalHook", "the Trainer validates: val_loader="),
+        ("EvalHook", "val_loader="),
         ("PeriodicCheckpointer", r"CheckpointHook\(interval="),
     ],
 )
 def test_a_name_of_another_system_is_explained(make_trainer: MakeTrainer, name: str, here: str) -> None:
     """What does that here need not have a name that is near, or be a hook at all."""
-    with pytest.raises(ValueError, match=f"^unknown type '{name}': what it does elsewhere is here {here}"):
+    with pytest.raises(ValueError, match=f"^unknown type '{name}': use {here}"):
         make_trainer(hooks=[{"type": name}])
 
 

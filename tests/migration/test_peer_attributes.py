@@ -20,15 +20,15 @@ SAID = [*CALLS.values(), *(here for names in ATTRIBUTES.values() for here in nam
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fit", r"Lightning's is here trainer\.train\(\); the model and the loaders are the Trainer's arguments$"),
-        ("get_hooks_info", r"MMEngine's is here print\(trainer\.bus\), every handler in its order$"),
-        ("build_hooks", r"detectron2's is here hooks=\[\.\.\.\] of the Trainer"),
-        ("build_writers", r"detectron2's is here writers=\[\.\.\.\] of the Trainer$"),
-        ("global_step", r"Lightning's is here trainer\.iter$"),
-        ("runner", r"MMEngine's is here the trainer itself$"),
-        ("_train_loop", r"MMEngine's is here trainer\.train\(\), or a loop of your own over trainer\.epochs\(\)"),
-        ("save_checkpoint", r"MMEngine's and Lightning's is here done by the checkpoint hook: hooks=\["),
-        ("logger", r"MMEngine's is here logging\.getLogger\(\"eventloop\"\); Lightning's is here trainer\.writers$"),
+        ("fit", r"instead of Lightning's use trainer\.train\(\); the model and the loaders are the Trainer's arguments$"),
+        ("get_hooks_info", r"instead of MMEngine's use print\(trainer\.bus\)"),
+        ("build_hooks", r"instead of detectron2's use hooks=\[\.\.\.\] of the Trainer"),
+        ("build_writers", r"instead of detectron2's use writers=\[\.\.\.\] of the Trainer$"),
+        ("global_step", r"instead of Lightning's use trainer\.iter$"),
+        ("runner", r"instead of MMEngine's use the trainer itself$"),
+        ("_train_loop", r"instead of MMEngine's use trainer\.train\(\), or a loop of your own over trainer\.epochs\(\)"),
+        ("save_checkpoint", r"instead of MMEngine's and Lightning's use hooks=\[CheckpointHook"),
+        ("logger", r"instead of MMEngine's use logging\.getLogger\(\"eventloop\"\); instead of Lightning's use trainer\.writers$"),
     ],
 )  # fmt: skip
 def test_an_attribute_of_another_system_is_explained(
@@ -68,8 +68,8 @@ def test_what_is_said_is_there(make_trainer: MakeTrainer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ckpt_path": "last"}, r'what it does elsewhere is here trainer\.resume\("auto"\) or of a path before it, or'),
-        ({"val_loader": []}, r"it is one of the Trainer's own"),
+        ({"ckpt_path": "last"}, r'use trainer\.resume\("auto"\)'),
+        ({"val_loader": []}, r"it is an argument of Trainer\(\.\.\.\)"),
         ({"max_epoch": 3}, r"did you mean 'max_epochs'\?"),
     ],
 )  # fmt: skip

@@ -37,16 +37,19 @@ OF_HOOKS = [name for name in OF_CLASSES if name != "Trainer"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"launcher": "pytorch"}, "MMEngine's is here the script's: run it with torchrun"),
+        ({"launcher": "pytorch"}, "instead of MMEngine's use torchrun"),
         (
             {"optimizer_config": {}},
-            r"mmcv's is here default_hooks=dict\(optimizer=dict\(grad_clip=dict\(max_norm=",
+            r"instead of mmcv's use default_hooks=dict\(optimizer=dict\(grad_clip=dict\(max_norm=",
         ),
-        ({"workflow": []}, r"mmcv's is here trainer\.run\("),
-        ({"accumulate_grad_batches": 4}, r"Lightning's is here hooks=\[GradientCumulativeOptimizerHook\("),
-        ({"limit_val_batches": 2}, r"Lightning's is here the loader's: one of torch\.utils\.data\.Subset\("),
-        ({"callbacks": []}, r"Lightning's is here hooks=\[\.\.\.\]"),
-        ({"ckpt_path": "last"}, r'Lightning\'s is here trainer\.resume\("auto"\), or of a path'),
+        ({"workflow": []}, r"instead of mmcv's use trainer\.run\("),
+        (
+            {"accumulate_grad_batches": 4},
+            r"instead of Lightning's use hooks=\[GradientCumulativeOptimizerHook\(",
+        ),
+        ({"limit_val_batches": 2}, r"instead of Lightning's use a loader of torch\.utils\.data\.Subset\("),
+        ({"callbacks": []}, r"instead of Lightning's use hooks=\[\.\.\.\]"),
+        ({"ckpt_path": "last"}, r'instead of Lightning\'s use trainer\.resume\("auto"\)'),
     ],
 )
 def test_an_argument_of_another_system_is_explained(
@@ -67,7 +70,7 @@ def test_an_argument_of_another_system_is_explained(
 )
 def test_a_logger_is_a_writer(make_trainer: MakeTrainer, name: str, here: str) -> None:
     """Its name is near that of something else, which is not suggested."""
-    with pytest.raises(ValueError, match=f"unknown type '{name}': what it does elsewhere is here {here}"):
+    with pytest.raises(ValueError, match=f"unknown type '{name}': use {here}"):
         make_trainer(writers=[{"type": name}])
 
 
@@ -105,16 +108,16 @@ def test_what_is_suggested_builds(make_trainer: MakeTrainer, arguments: dict[str
             CheckpointHook,
             {"monitor": "val_loss", "save_top_k": 3, "mode": "min"},
             (
-                r"CheckpointHook has no argument 'monitor': Lightning's is here save_best=\"\.\.\.\", the metric\n"
-                r"  nor 'save_top_k': Lightning's is here keep_best=\.\.\. of the metric of save_best; .*\n"
-                r"  nor 'mode': Lightning's is here rule=\"less\" where they have \"min\""
+                r"CheckpointHook has no argument 'monitor': instead of Lightning's use save_best=\"\.\.\.\", the metric\n"
+                r"  nor 'save_top_k': instead of Lightning's use keep_best=.*\n"
+                r"  nor 'mode': instead of Lightning's use rule=\"less\""
             ),
         ),
-        (CheckpointHook, {"n_saved": 2}, r"'n_saved': ignite's is here keep_best=\.\.\. of the metric"),
+        (CheckpointHook, {"n_saved": 2}, r"'n_saved': instead of ignite's use keep_best="),
         (
             CheckpointHook,
             {"backend_args": None},
-            "'backend_args': MMEngine's is here nothing: out_dir is a path",
+            "'backend_args': instead of MMEngine's use no argument: out_dir is",
         ),
         (
             CheckpointHook,
@@ -124,36 +127,40 @@ def test_what_is_suggested_builds(make_trainer: MakeTrainer, arguments: dict[str
         (
             EarlyStoppingHook,
             {"monitor": "loss", "mode": "min"},
-            "'mode': Lightning's is here rule=\"less\" where",
+            "'mode': instead of Lightning's use rule=\"less\"",
         ),
         (
             EarlyStoppingHook,
             {"monitor": "loss", "verbose": True},
-            r"'verbose': Lightning's is here writers=\[ConsoleWriter\(\)\] of the Trainer, which tells of a stop",
+            r"'verbose': instead of Lightning's use writers=\[ConsoleWriter\(\)\] of the Trainer",
         ),
         (
             OptimizerHook,
             {"clip_grad": {}},
-            r"'clip_grad': MMEngine's is here grad_clip=\.\.\., the same dict$",
+            r"'clip_grad': instead of MMEngine's use grad_clip=\.\.\., the same dict$",
         ),
-        (OptimizerHook, {"max_norm": 1.0}, r"'max_norm': PyTorch's is here grad_clip=dict\(max_norm="),
+        (OptimizerHook, {"max_norm": 1.0}, r"'max_norm': instead of PyTorch's use grad_clip=dict\(max_norm="),
         (
             PeriodicWriter,
             {"max_iter": 100, "display_iter": 20},
-            r"'max_iter': Pet's is here nothing: .*\n  nor 'display_iter': Pet's is here period=\.\.\., and by_epoch",
+            r"'max_iter': instead of Pet's use no argument: .*\n  nor 'display_iter': instead of Pet's use period=\.\.\., and by_epoch",
         ),
         (
             IterationTimer,
             {"max_iter": 100, "start_iter": 0},
-            r"'max_iter': Pet's is here nothing: .*\n  nor 'start_iter': Pet's is here nothing",
+            r"'max_iter': instead of Pet's use no argument: .*\n  nor 'start_iter': instead of Pet's use no argument",
         ),
-        (PreciseBN, {"period": 100}, r"'period': detectron2's is here interval=\.\.\.$"),
-        (PreciseBN, {"precise_bn_args": []}, r"'precise_bn_args': Pet's is here data_loader=\.\.\.;"),
-        (LoggerHook, {"log_every_n_steps": 50}, r"'log_every_n_steps': Lightning's is here interval=\.\.\.$"),
+        (PreciseBN, {"period": 100}, r"'period': instead of detectron2's use interval=\.\.\.$"),
+        (PreciseBN, {"precise_bn_args": []}, r"'precise_bn_args': instead of Pet's use data_loader=\.\.\.;"),
+        (
+            LoggerHook,
+            {"log_every_n_steps": 50},
+            r"'log_every_n_steps': instead of Lightning's use interval=\.\.\.$",
+        ),
         (
             EarlyStoppingHook,
             {"cumulative_delta": True},
-            "'cumulative_delta': ignite's is here nothing: as there",
+            "'cumulative_delta': instead of ignite's use no argument: min_delta",
         ),
     ],
 )
@@ -170,19 +177,19 @@ def test_arguments_of_a_hook_are_explained(
     [
         (
             {"default_hooks": {"checkpoint": {"save_top_k": 3}}},
-            r"CheckpointHook has no argument 'save_top_k': Lightning's is here keep_best=",
+            r"CheckpointHook has no argument 'save_top_k': instead of Lightning's use keep_best=",
         ),
         (
             {"hooks": [{"type": "EarlyStoppingHook", "monitor": "loss", "mode": "min"}]},
-            "EarlyStoppingHook has no argument 'mode': Lightning's is here rule=",
+            "EarlyStoppingHook has no argument 'mode': instead of Lightning's use rule=",
         ),
         (
             {"hooks": [{"type": "AmpOptimizerHook", "gradient_clip_val": 1.0}]},
-            r"AmpOptimizerHook has no argument 'gradient_clip_val': Lightning's is here grad_clip=dict\(max_norm",
+            r"AmpOptimizerHook has no argument 'gradient_clip_val': instead of Lightning's use grad_clip=dict\(max_norm",
         ),
         (
             {"hooks": [{"type": "EMAHook", "decay": 0.999}]},
-            "ExponentialMovingAverage has no argument 'decay': Lightning's is here momentum=.*: 1 - decay",
+            "ExponentialMovingAverage has no argument 'decay': instead of Lightning's use momentum=.* 1 - decay",
         ),
         (
             {"default_hooks": {"logger": {"intervall": 2}}},
@@ -226,11 +233,11 @@ def test_arguments_that_are_suggested_are_there(owner: str) -> None:
             "from eventloop.hooks import CheckpointHook, EarlyStopping",
             r"EarlyStoppingHook\(monitor=\"\.\.\.\"\)",
         ),
-        ("from eventloop.writers import WandbLogger", "a Writer of your own, of some twenty lines"),
-        ("from eventloop.hooks import TrainHook", "Hook, of eventloop.hooks"),
-        ("from eventloop.hooks import HookBase", "Hook, of eventloop.hooks"),
-        ("from eventloop.writers import EventWriter", "Writer, of eventloop.writers"),
-        ("from eventloop import Runner", "Trainer, of eventloop"),
+        ("from eventloop.writers import WandbLogger", "a Writer of your own"),
+        ("from eventloop.hooks import TrainHook", "Hook from eventloop.hooks"),
+        ("from eventloop.hooks import HookBase", "Hook from eventloop.hooks"),
+        ("from eventloop.writers import EventWriter", "Writer from eventloop.writers"),
+        ("from eventloop import Runner", "Trainer from eventloop"),
         ("from eventloop import MessageHub", r"trainer\.metrics for numbers, and trainer\.bus\.latest"),
         ("from eventloop import get_hooks_info", r"print\(trainer\.bus\)"),
         ("from eventloop import build_hooks", r"hooks=\[\.\.\.\] of the Trainer"),
@@ -241,9 +248,7 @@ def test_arguments_that_are_suggested_are_there(owner: str) -> None:
 def test_an_import_is_explained(statement: str, here: str) -> None:
     """Of another system's name: the statement's own error says what does that here."""
     name = statement.rpartition(" ")[2]
-    with pytest.raises(
-        ImportError, match=f"^cannot import name '{name}': what it does elsewhere is here {here}"
-    ):
+    with pytest.raises(ImportError, match=f"^cannot import name '{name}': use {here}"):
         exec(statement)
 
 
@@ -270,7 +275,7 @@ def test_an_absent_name_is_absent(package: str) -> None:
     assert not hasattr(module, "ModelCheckpoint")
     assert getattr(module, "WandbLogger", None) is None
     with pytest.raises(
-        AttributeError, match=rf"^module '{package}' has no attribute 'ModelCheckpoint': what it does"
+        AttributeError, match=rf"^module '{package}' has no attribute 'ModelCheckpoint': use"
     ):
         _ = module.ModelCheckpoint
     with pytest.raises(AttributeError, match=rf"^module '{package}' has no attribute 'nonsense'$"):
