@@ -13,9 +13,8 @@ from eventloop._version import __version__ as __version__
 from eventloop.bus import Bus as Bus
 from eventloop.eventlog.reader import read_events as read_events
 
-# At once, and not when it is first used: importing a module binds its name in the package, so that this name
-# would be the function or the module, depending on what was imported before. What else the module has is
-# imported from it.
+# Imported now, and not on first use: importing the module `replay` binds that name in its package. The name
+# would be the function or the module, depending on earlier imports.
 from eventloop.eventlog.replay import replay as replay
 from eventloop.events import Event as Event
 from eventloop.events.priority import Priority as Priority

@@ -1,4 +1,4 @@
-"""`python -m eventloop`."""
+"""Run the command line as `python -m eventloop`."""
 
 import sys
 

@@ -20,7 +20,7 @@ stage serves short runs, which would otherwise have only a few late samples.
 """
 LAPS = 64
 DELIVERY_PERIOD = 7
-"""After the warm-up one of so many deliveries to a background subscriber is measured."""
+"""After the warm-up every seventh delivery to a background subscriber is measured."""
 _LAPS = {period: (False,) * (period - 1) + (True,) for period in PERIODS}
 
 
@@ -84,7 +84,7 @@ def _events(laps: int) -> int:
 def _early_laps(lap: int) -> Iterator[bool]:
     """Return the laps from `lap` on, without those of the last stage.
 
-    All of it runs in C: two emitting threads may draw at once, which a generator would refuse.
+    The iterator runs in C, because two emitting threads may draw at once, which a generator would refuse.
     """
     stages = [
         repeat(_LAPS[period], max(0, LAPS * (i + 1) - max(lap, LAPS * i)))

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 RunsOn = Literal["sync", "loop", "thread", "process"]
 """Where a handler runs: on the emitting thread, as a task of an event loop, on its own thread or in its own
-    process.
+process.
 """
 
 

@@ -94,8 +94,9 @@ class Timing:
         return self._whole_seconds if self._whole else self._late.mean()
 
     def percentile(self, share: float) -> float:
-        """Return the duration that a `share` (0..1) of the calls do not exceed, within 5 %; 0.0 without
-        samples.
+        """Return the duration in seconds that a `share` (0..1) of the calls do not exceed.
+
+        It is accurate within 5 %, and 0.0 without samples.
         """
         counts = dict(self._counts)  # another thread may be adding
         left = share * sum(counts.values())
@@ -106,7 +107,7 @@ class Timing:
         return self.longest
 
     def times(self, calls: int | None = None) -> Times:
-        """Return the record for `calls` calls; by default the number that the samples stand for."""
+        """Return the distribution over `calls` calls; by default the number that the samples stand for."""
         calls = calls or sum(self._counts.values()) + min(1, self.samples)  # the first is not among them
         mean = self.estimate(calls) / calls if calls else 0.0
         return Times(self.samples, mean, self.percentile(0.5), self.percentile(0.99), self.longest)

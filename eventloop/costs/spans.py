@@ -1,4 +1,4 @@
-"""Record a part of a run: spans of time, and depths of queues.
+"""Record what ran when in a part of a run, as spans of time, and the depths of queues.
 
     recorder = SpanRecorder()
     with bus.record(recorder) as recording:
@@ -30,7 +30,7 @@ LIMIT = 100_000
 INBOX = "inbox"
 """The queue between the emitting threads and the background loop."""
 SAVER = "checkpoint saver"
-"""The track of what writes checkpoints."""
+"""The track of the thread or process that writes checkpoints."""
 
 Kind = Literal["iteration", "phase", "event", "handler", "delivery", "save"]
 Run = Callable[[Event, Any], None]
@@ -38,23 +38,23 @@ Clocked = Callable[[Event, Any, int], None]
 
 
 class Span(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """One thing that took time."""
+    """A stretch of time with a name, such as one call of a handler."""
 
     track: int | str
-    """Where: a thread by its `get_ident`, a background subscriber by its name."""
+    """A thread, by its `get_ident`, or a background subscriber, by its name."""
     kind: Kind
     name: str
     began: float
     seconds: float
     iter: int | None = None
     event: str = ""
-    """What a handler was called for, or what was delivered; "" of a batch of several types."""
+    """The event of a handler's call or of a delivery; "" for a batch of several types."""
     number: int = 0
-    """A handler's priority; how many events a delivery is."""
+    """The priority of a handler, or the number of events of a delivery."""
 
 
 class Depth(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """How many events were in a queue."""
+    """The number of events in a queue at one time."""
 
     queue: str
     """A background subscriber's name, or `INBOX`."""
@@ -63,10 +63,13 @@ class Depth(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class SpanRecorder:
-    """Takes spans and depths from any thread, without a lock; `limit` of each, and counts those beyond.
+    """Collect spans and queue depths from any thread, without a lock.
+
+    Args:
+        limit: number of spans, and of depths, that are kept. Those beyond are counted in `lost`.
 
     Raises:
-        TypeError, ValueError: `limit` is no positive int.
+        TypeError, ValueError: `limit` is not a positive int.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -76,18 +79,18 @@ class SpanRecorder:
             raise ValueError(f"limit must be at least 1 span, got {limit}")
         self.limit = limit
         self.spans: list[Span] = []
-        """In the order they ended."""
+        """Spans in the order of their ends."""
         self.depths: list[Depth] = []
         self.threads: dict[int, str] = {}
-        """Names of the threads that have tracks."""
+        """Names of the threads with spans, by `get_ident`."""
         self.lanes: dict[str, RunsOn] = {}
-        """Background subscribers that have tracks, and where they run."""
+        """Background subscribers with spans, and where they run."""
         self.lost = 0
-        """How many were not taken because of the limit."""
-        self._counting = threading.Lock()  # taken only where something is lost
+        """Number of spans and depths beyond the limit."""
+        self._counting = threading.Lock()  # held only to count a loss
 
     def add(self, span: Span) -> None:
-        """Take a span."""
+        """Add a span, or count it as lost beyond the limit."""
         if len(self.spans) < self.limit:
             self.spans.append(span)
         else:
@@ -125,10 +128,10 @@ class SpanRecorder:
             Span(lane, "delivery", f"{label} {note}".rstrip(), began, seconds, iteration, name, len(events))
         )
 
-    # --- what a plan runs instead of its own ---------------------------------------------------------------
+    # --- measured twins of a plan's functions --------------------------------------------------------------
 
     def watch_event(self, name: str, run: Run) -> Run:
-        """`run`, which dispatches the event `name`, leaving a span."""
+        """Return `run`, which dispatches the event `name`, so that each call leaves a span."""
 
         def watched(event: Event, trainer: Any) -> None:
             began = perf_counter()

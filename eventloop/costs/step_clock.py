@@ -32,7 +32,7 @@ class PhaseMarks(Protocol):
         """Sums over the measured iterations."""
 
     def begin(self, iterations: int) -> None:
-        """Note that a forward pass begins, after so many `iterations`."""
+        """Note that a forward pass begins, after `iterations` completed iterations."""
 
     def mark(self, what: int) -> None:
         """Note one of the marks, such as `FORWARD_ENDS`."""
@@ -90,8 +90,7 @@ class StepClock:
         finally:
             self.excluded = before + perf_counter() - began
 
-    # --- an iteration, in the order in which the loop calls these
-    # ----------------------------------------------
+    # --- an iteration, in the order of the calls of the loop -----------------------------------------------
 
     def now(self) -> float:
         """Return the time in seconds, without evaluations."""

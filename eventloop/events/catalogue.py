@@ -1,4 +1,7 @@
-"""Names of events: which class a name means, and what a misspelled one was meant to be."""
+"""Find event classes by name, and suggest a name for a misspelled one.
+
+The bus and the readers of event logs use this.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def find_event(event: str | type[Event]) -> type[Event]:
     if isinstance(event, type) and hasattr(event, "background_born"):
         if event.__name__ == "Event" or event.__name__.startswith("_"):
             raise TypeError(
-                f"{event.__name__} is a base class, never emitted: name an event, or '*' for all of them"
+                f"{event.__name__} is a base class and never emitted: pass an event, or '*' for all events"
             )
         return event
     if not isinstance(event, str):
@@ -29,29 +32,27 @@ def find_event(event: str | type[Event]) -> type[Event]:
         return candidates[0]
     if candidates:
         modules = " and ".join(c.__module__ for c in candidates)
-        raise ValueError(
-            f"the event name {event!r} is declared by {modules}: subscribe with the class itself"
-        )
+        raise ValueError(f"the event name {event!r} is declared by {modules}: pass the class itself")
     meant = point_meant(event)
     if meant in known_events():
-        raise ValueError(f"unknown event {event!r}: here it is {meant!r}")
+        raise ValueError(f"unknown event {event!r}: use {meant!r}")
     raise ValueError(f"unknown event {event!r}{suggest(event, [*known_events(), *ALIASES])}")
 
 
 def several(events: str | type[Event] | Sequence[str | type[Event]]) -> tuple[str | type[Event], ...]:
-    """One event or several, as several: a text is one name, and no sequence of letters.
+    """Return one event, or a sequence of events, as a tuple. A str is one name.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `events` is neither an event nor a sequence.
     """
     if isinstance(events, str | type):
         return (events,)
     try:
         return tuple(events)
     except TypeError:
-        raise TypeError(f"expected an event, by name or class, or several of them, got {events!r}") from None
+        raise TypeError(f"expected an event, by name or class, or a list of events, got {events!r}") from None
 
 
 def declared_events() -> list[type[Event]]:
-    """Every declared event class, in order of declaration."""
+    """Return every declared event class, in order of declaration."""
     return [event_type for known in known_events().values() for event_type in known]

@@ -1,6 +1,7 @@
-"""Events as bytes and back again: msgpack in frames of type number, length and body.
+"""Encode events as msgpack, in frames of type number, length and body, and decode them.
 
-The numbers are given out as types come by, so that what one `Frames` wrote only the same one reads.
+Spill files of full queues use this. Types are numbered in the order of their first event, so only the
+`Frames` object that encoded an event can decode it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from msgspec import inspect
 from eventloop.events.base import Event
 
 _HEADER = struct.Struct("<II")
-_ELSEWHERE = 0xFFFF_FFFF
-"""The type number of an event that is not in the bytes."""
+_IN_LIST = 0xFFFF_FFFF
+"""The type number of an event that is kept in a list, not in the bytes."""
 _PICKLED = 0xFFFF_FFFE
-"""The type number of one whose body is a pickle."""
+"""The type number of an event whose body is a pickle."""
 _LEAVES = (
     inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.StrType, inspect.BytesType,
-    inspect.NoneType,
-    inspect.LiteralType, inspect.EnumType, inspect.DateTimeType, inspect.UUIDType, inspect.DecimalType,
+    inspect.NoneType, inspect.LiteralType, inspect.EnumType, inspect.DateTimeType, inspect.UUIDType,
+    inspect.DecimalType,
 )  # fmt: skip
 
 
@@ -31,13 +32,13 @@ class Frames:
     """Encode events on one thread, and decode them on another.
 
     A decoded event equals the encoded one. An event for which that would not hold (a tensor, a tuple in a
-    field of type `Any`, a lone surrogate) is not encoded: it stays in a list, with the frame `ELSEWHERE` in
-    the bytes, or is `pickled` if only a surrogate is wrong. A value that does not have its field's type,
-    which is not checked when an event is built, is decoded as msgpack has it.
+    field of type `Any`, a lone surrogate) is not encoded: the caller keeps it in a list, with the frame
+    `ELSEWHERE` in the bytes, or uses `pickled` if only a surrogate is wrong. A value of another type than its
+    field, which is not checked when an event is built, is decoded to the type of its msgpack encoding.
     """
 
-    ELSEWHERE = _HEADER.pack(_ELSEWHERE, 0)
-    """The frame that stands for an event kept in the list."""
+    ELSEWHERE = _HEADER.pack(_IN_LIST, 0)
+    """The frame of an event that the caller keeps in a list."""
 
     def __init__(self) -> None:
         self._encode = msgspec.msgpack.Encoder().encode
@@ -50,7 +51,7 @@ class Frames:
         """Return the frame of an event.
 
         Raises:
-            Exception: msgpack cannot encode it, or would give back something else.
+            Exception: msgpack cannot encode it, or the decoded event would differ.
         """
         kind = type(event)
         number = self._numbers.get(kind)
@@ -73,19 +74,24 @@ class Frames:
         return _HEADER.pack(_PICKLED, len(body)) + body
 
     def decode(self, data: bytes | bytearray, elsewhere: Iterable[Event]) -> Iterator[Event | Exception]:
-        """Yield the events of some frames, or an exception in place of an event that cannot be decoded."""
+        """Yield the events of some frames, or an exception for an event that cannot be decoded.
+
+        Args:
+            elsewhere: the events that the caller kept in a list, in order.
+        """
         kept = iter(elsewhere)
         start, end = 0, len(data)
         while start < end:
             number, length = _HEADER.unpack_from(data, start)
             start += _HEADER.size
-            if number == _ELSEWHERE:
+            if number == _IN_LIST:
                 yield next(kept)
             else:
                 yield self._decode(number, data[start : start + length])
             start += length
 
     def enter(self, kind: type[Event]) -> int:
+        """Give a type of event the next number, and return it."""
         exact = _exact(inspect.type_info(kind), set())
         self._decoders.append(msgspec.msgpack.Decoder(kind))
         self._exact.append(exact)

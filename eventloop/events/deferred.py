@@ -12,8 +12,8 @@ from eventloop.events.base import Event
 class Deferred(Protocol):
     """Events that can only be created once a value has left the device.
 
-    With a true attribute `prompt` it never waits once it is ready, and never hangs. Events that were emitted
-    earlier then need not be handed over first.
+    An object with a true attribute `prompt` never waits once it is ready, and never hangs. Events that were
+    emitted earlier are then handed over together with its events, and not before.
     """
 
     def ready(self) -> bool:

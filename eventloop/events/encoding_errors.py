@@ -2,7 +2,8 @@
 
     raise Unencodable([why_not(event, error, encode)], of=len(events))      # all the others were written
 
-The queue counts these as failed and the rest of the delivery as delivered, logs each kind once, and goes on.
+Writers raise this. The queue counts these events as failed and the rest of the delivery as delivered, logs
+each kind once, and continues.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class Unencodable(Exception):
     """Raised by a subscriber that has written a delivery except for some events that cannot be encoded.
 
     Args:
-        of: number of events of the delivery. Raised for a part of a delivery, as where a batch is written one
-            by one, it counts as any other error: the fate of the rest is unknown.
+        events: the events that failed.
+        of: number of events of the delivery. With a smaller number, as when a batch is written event by
+            event, this counts as any other error, because the rest may not be written.
     """
 
     def __init__(self, events: list[BadEvent], of: int) -> None:

@@ -1,4 +1,4 @@
-"""Filter the events of a subscription: `every`, `start`, `when`, `once`."""
+"""Filter the events of a subscription by `every`, `start`, `when` and `once`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Passes = Callable[[Event], bool]
 
 
 def check_filter(every: int, start: int, once: bool, when: Predicate | None) -> None:
-    """Refuse a filter that could never work, at the line that wrote it.
+    """Refuse invalid arguments of a filter when it is created, and not at the first event.
 
     Raises:
         TypeError: `every` or `start` is not an int, `once` not a bool, or `when` not a function of one
@@ -36,9 +36,7 @@ def _check_predicate(when: object) -> None:
     if not callable(when):
         raise TypeError(f"when must be a function of the event, got {when!r}")
     if inspect.iscoroutinefunction(when):
-        raise TypeError(
-            f"when must say at once whether the event passes, got the coroutine function {when!r}"
-        )
+        raise TypeError(f"when must be a plain function of the event, got the coroutine function {when!r}")
     try:
         signature = inspect.signature(when)
     except ValueError:  # some builtins have none
@@ -47,7 +45,7 @@ def _check_predicate(when: object) -> None:
         signature.bind(None)
     except TypeError as error:
         raise TypeError(
-            f"when is called with (event) alone, and {when!r} takes {signature}: {error}"
+            f"when must take only (event), got {when!r} with the signature {signature}: {error}"
         ) from error
 
 

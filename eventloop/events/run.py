@@ -6,7 +6,7 @@ import msgspec
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One run, from the moment `before_run` is about to be emitted."""
+    """The facts about a run when `before_run` is about to be emitted."""
 
     work_dir: str
     """Absolute path of the run's directory, which exists and can be written."""

@@ -1,9 +1,10 @@
-"""The catalogue of events: immutable, encodable facts about a run.
+"""Define the events of a run, as immutable records that can be encoded.
 
 An event holds numbers, strings, paths and bytes, never a live object, so it can cross a thread, a process,
 a file or a network. Counters follow MMEngine: `iter` is the 0-based index of the current train iteration and
-`epoch` of the current epoch. In `after_train_iter` both name what just ran; in `after_train_epoch` `epoch` is
-the one just run and `iter` the next one; in a validation after an epoch `epoch` counts the completed epochs.
+`epoch` of the current epoch. In `after_train_iter` both are those of the completed iteration. In
+`after_train_epoch` `epoch` is the completed epoch and `iter` the next iteration. In a validation after an
+epoch `epoch` is the number of completed epochs.
 `step` is the number of completed train iterations.
 
     before_run
@@ -16,8 +17,8 @@ the one just run and `iter` the next one; in a validation after an epoch `epoch`
       after_train
     after_run
 
-Subclassing `Event` declares a new event, at once usable by its snake_case name. A field whose type is that of
-live objects, a tensor, an array or a module, is refused there:
+A subclass of `Event` is a new event, which can be subscribed to by its snake_case name. A class with a field
+of live objects, such as a tensor, an array or a module, is refused when it is defined:
 
     class LunchServed(Event):
         dish: str
@@ -38,7 +39,7 @@ COMPLETED = "completed"
 
 
 class _LoopEvent(Event, kw_only=True):
-    """The counters every event of the loop carries; see the module's docstring for what each means where."""
+    """The counters of every event of the loop, which the module docstring explains."""
 
     iter: int = 0
     epoch: int = 0
@@ -66,7 +67,7 @@ class BeforeRun(_LoopEvent, kw_only=True):
 
 
 class AfterRun(_LoopEvent, kw_only=True):
-    """The call ends, however it ends: `reason` says why, `error` is the exception as text, or None."""
+    """A call of `train`, `val`, `test` or `run` ends. `error` is its exception as text, or None."""
 
     reason: str = COMPLETED
     error: str | None = None
@@ -117,20 +118,20 @@ class BeforeTrainEpoch(_TrainEvent, kw_only=True):
 
 
 class AfterTrainEpoch(_TrainEvent, kw_only=True):
-    """The epoch ends. An epoch that was cut short has another `reason` and is not counted."""
+    """An epoch of training ends. If it was cut short, `reason` is not "completed" and it is not counted."""
 
     counter: ClassVar[Counter] = "epoch"
     reason: str = COMPLETED
 
 
 class BeforeValEpoch(_ValEvent, kw_only=True):
-    """The pass over the validation loader begins."""
+    """A pass over the validation loader begins."""
 
     counter: ClassVar[Counter] = "val_epoch"
 
 
 class AfterValEpoch(_ValEvent, kw_only=True):
-    """The pass ends. `metrics` is empty unless `reason` is "completed": half a validation has no score."""
+    """A pass over the validation loader ends. `metrics` is empty unless `reason` is "completed"."""
 
     counter: ClassVar[Counter] = "val_epoch"
     metrics: dict[str, float] = {}
@@ -138,13 +139,13 @@ class AfterValEpoch(_ValEvent, kw_only=True):
 
 
 class BeforeTestEpoch(_TestEvent, kw_only=True):
-    """The pass over the test loader begins."""
+    """A pass over the test loader begins."""
 
     counter: ClassVar[Counter] = "val_epoch"
 
 
 class AfterTestEpoch(_TestEvent, kw_only=True):
-    """The pass ends, with the metrics of the test."""
+    """A pass over the test loader ends, with the metrics of the test."""
 
     counter: ClassVar[Counter] = "val_epoch"
     metrics: dict[str, float] = {}
@@ -228,13 +229,13 @@ class OptimizerStepSkipped(_TrainEvent, kw_only=True):
 
 
 class BeforeSaveCheckpoint(_LoopEvent, kw_only=True):
-    """On all ranks: `trainer.checkpoint` is the mapping about to be saved; handlers may change it."""
+    """`trainer.checkpoint` is about to be saved. Handlers may change this mapping. Emitted on all ranks."""
 
     path: str = ""
 
 
 class CheckpointSaved(_LoopEvent, kw_only=True):
-    """The bytes are durable at `path`. `seconds` runs from the snapshot to the last fsync."""
+    """A checkpoint is durable at `path`. `seconds` is the time from the snapshot to the last fsync."""
 
     path: str = ""
     bytes: int = 0
@@ -296,7 +297,7 @@ class TextLogged(_LogEvent, kw_only=True):
 
 
 class RunInfo(_LogEvent, kw_only=True):
-    """What the run is: model, seed, versions, plan. Written once, at its start."""
+    """Facts about the run, such as model, seed, versions and plan. Emitted once, at its start."""
 
     info: dict[str, str] = {}
 
@@ -311,14 +312,16 @@ class StopRequested(_LoopEvent, kw_only=True):
 
 
 class PreemptionRequested(_LoopEvent, kw_only=True):
-    """A signal asks the run to end soon."""
+    """The process received a signal to end, and the run will stop soon."""
 
     reason: str = ""
 
 
 class HandlerFailed(Event, kw_only=True):
-    """A background subscriber raised, or spent longer than its `stall_timeout` on one delivery (`cost`,
-    seconds). `count` is how often it has failed; `error` the exception as text.
+    """A background subscriber raised an error, or a delivery exceeded its `stall_timeout`.
+
+    `error` is the exception as text, `count` the number of failed events so far, and `cost` the duration of
+    the delivery in seconds.
     """
 
     handler: str = ""
@@ -328,15 +331,16 @@ class HandlerFailed(Event, kw_only=True):
 
 
 class EventsDropped(Event, kw_only=True):
-    """A subscriber's queue was full: `count` events were dropped since the last such report."""
+    """The queue of a subscriber was full, and `count` events were dropped since the last such event."""
 
     handler: str = ""
     count: int = 0
 
 
 class SlowHandler(Event, kw_only=True):
-    """A handler exceeds its `budget_us`: `cost` is the p99 of its calls in seconds, `count` how many were
-    sampled. Told once a handler.
+    """A handler exceeds its `budget_us`. Emitted once per handler.
+
+    `cost` is the p99 of its calls in seconds, and `count` the number of sampled calls.
     """
 
     handler: str = ""

@@ -1,6 +1,7 @@
 """Refuse event classes with fields of live objects: tensors, arrays and modules.
 
-A type is known by its module and name, so that none of these libraries is imported here.
+`Event` calls this for each subclass. Types are recognized by module and name, so that this module imports
+neither torch nor numpy.
 """
 
 from __future__ import annotations

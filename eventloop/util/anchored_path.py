@@ -9,21 +9,21 @@ from typing import Any, Self, overload
 class Anchored:
     """A path as it was given, or absolute once the current directory has changed.
 
-    place = Anchored(Path("runs/digits"))
+    anchored = Anchored(Path("runs/digits"))
     os.chdir("elsewhere")
-    place.path                      # /home/me/runs/digits
+    anchored.path                      # /home/me/runs/digits
     """
 
     def __init__(self, path: Path) -> None:
-        self._given, self._place = path, path.absolute()
+        self._given, self._absolute = path, path.absolute()
 
     @property
     def path(self) -> Path:
         """The path, relative as given if that still leads to the same place."""
         try:
-            return self._given if self._given.absolute() == self._place else self._place
+            return self._given if self._given.absolute() == self._absolute else self._absolute
         except FileNotFoundError:  # the directory was removed
-            return self._place
+            return self._absolute
 
 
 class AnchoredPath:

@@ -30,8 +30,7 @@ def open_appending(path: Path, is_torn: Callable[[bytes], bool]) -> FileIO:
     try:
         if removed := cut_torn_line(file.fileno(), is_torn):
             logger.warning(
-                "%s: the last %s bytes were no whole line and are removed: a kill or a full disk cut it "
-                "short",
+                "%s: removed the last %s bytes, a partial line that a kill or a full disk left",
                 path, f"{len(removed):,}",
             )  # fmt: skip
         if _unended_line(file.fileno())[1]:
@@ -43,7 +42,7 @@ def open_appending(path: Path, is_torn: Callable[[bytes], bool]) -> FileIO:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write all of `data`: one system call, more only where the first one fell short.
+    """Write all of `data`, with one system call unless it writes only a part.
 
     Raises:
         OSError: the data cannot be written, for example to a full disk. The error names the file.

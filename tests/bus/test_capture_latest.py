@@ -87,7 +87,7 @@ def test_capture_of_a_misspelled_event_is_refused(bus: Bus) -> None:
 )  # fmt: skip
 def test_another_systems_name_is_translated(bus: Bus, name: str, meant: str) -> None:
     """Lightning's and Transformers' names of callbacks get the event, not the name that is spelled alike."""
-    with pytest.raises(ValueError, match=f"unknown event '{name}': here it is '{meant}'"):
+    with pytest.raises(ValueError, match=f"unknown event '{name}': use '{meant}'"):
         bus.on(name)(print)
 
 

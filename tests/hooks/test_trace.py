@@ -486,7 +486,7 @@ def test_a_line_that_a_kill_cut_short_is_removed_first(
     make_trainer(batches=4).train()
 
     assert [line for line in caplog.messages if "trace" in line] == [
-        f"{file}: the last {len(last) - 7} bytes were no whole line and are removed: a kill or a full disk cut it short"
+        f"{file}: removed the last {len(last) - 7} bytes, a partial line that a kill or a full disk left"
     ]
     trace = read_trace(first.work_dir)
     assert not trace.torn

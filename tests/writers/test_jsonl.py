@@ -205,7 +205,7 @@ def test_a_torn_last_line_is_removed(tmp_path: Path, path: Path, caplog: pytest.
 
         assert [json.loads(text)["step"] for text in path.read_bytes().splitlines()] == [1, 3]
         assert caplog.messages == [
-            f"{path}: the last {end} bytes were no whole line and are removed: a kill or a full disk cut it short"
+            f"{path}: removed the last {end} bytes, a partial line that a kill or a full disk left"
         ]
 
 

@@ -187,7 +187,7 @@ def test_events_may_be_declared_later(attach: Attach) -> None:
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"events": 3}, "expected an event, by name or class, or several of them, got 3"),
+        ({"events": 3}, "expected an event, by name or class, or a list of events, got 3"),
         ({"offload": "proces"}, "offload must be one of 'auto', 'thread', 'process', got 'proces'"),
         ({"queue": 0}, "queue must be at least 1, got 0"),
         ({"overflow": "spil"}, "unknown overflow 'spil': did you mean 'spill'?"),
