@@ -25,7 +25,7 @@ from weakref import WeakSet, ref
 from eventloop.background.loop import Background
 from eventloop.background.queues.options import LaneOptions, OnError, Overflow
 from eventloop.bus.capture import capture
-from eventloop.bus.dry_run import Silent, under_way
+from eventloop.bus.dry_run import DryRunBackground, under_way
 from eventloop.bus.event_order import event_plans, plan_table
 from eventloop.bus.event_signal import EventSignal
 from eventloop.bus.process_exit import forget, watch
@@ -51,7 +51,7 @@ E = TypeVar("E", bound=Event)
 
 
 class Bus:
-    """Emit events to handlers in priority order, and to background subscribers, and account for each event.
+    """Emit events to sync handlers in priority order and to background subscribers, and count each event.
 
     Args:
         drain_timeout: seconds that `flush` and `close` wait for background subscribers if they are called
@@ -76,7 +76,7 @@ class Bus:
         """Whether a flush or close without a timeout may take longer than `drain_timeout`."""
         self.rehearsal = under_way()
         """The dry run of this process, or None; see `eventloop.bus.dry_run`."""
-        self._background = Background() if self.rehearsal is None else Silent()
+        self._background = Background() if self.rehearsal is None else DryRunBackground()
         self._subscribers = Subscribers(self, self._background)
         self._dispatch = self._subscribers.dispatch
         self._wanted = self._subscribers.wanted
@@ -174,7 +174,7 @@ class Bus:
                 "raise" the error on the training thread at the next iteration boundary.
             stall_timeout: seconds that one delivery, `on_flush`, `on_close` or `when` of a background
                 subscriber may take before the subscriber is disabled.
-            batch: deliver `list[Event]`: all waiting events with True, or at most so many.
+            batch: deliver `list[Event]`: all waiting events with True, or at most this number of events.
             budget_us: microseconds that the p99 of its calls should not exceed. The first time sampled calls
                 exceed it, a warning is logged and the event `slow_handler` is emitted.
             loop: the asyncio event loop that runs a coroutine function, in place of the bus's; for objects
@@ -228,7 +228,7 @@ class Bus:
             @bus.on_module(model, "layers.*", "forward", every=500)
             def look(module, inputs, outputs): ...
 
-        See `subscribe_module`.
+        `subscribe_module` explains the arguments.
         """
 
         def decorate(fn: F) -> F:
@@ -247,12 +247,11 @@ class Bus:
         every: int = 1,
         start: int = 0,
     ) -> ModuleSubscription:
-        """Call `fn(module, inputs, outputs)` or `fn(name, module, inputs, outputs)` in some training
-        iterations.
+        """Call `fn` as a PyTorch hook of some modules, in the training iterations chosen by `every`, `start`.
 
-        `every` and `start` choose the iterations; in all others the modules have no hooks. The result of `fn`
-        is ignored. Compiled modules run eagerly in the chosen iterations, because `torch.compile` calls no
-        hooks.
+        `fn` takes `(module, inputs, outputs)` or `(name, module, inputs, outputs)`, and its result is
+        ignored. In all other iterations the modules have no hooks. Compiled modules run eagerly in the chosen
+        iterations, because `torch.compile` calls no hooks.
 
         Args:
             pattern: pattern of module names, or several: `*` within one part of a name, `**` for any number
@@ -262,7 +261,7 @@ class Bus:
         Raises:
             TypeError, ValueError: not a module, a wrong signature, or a pattern without a match.
         """
-        from eventloop.bus.modules import ModuleSubscription  # the one thing of a bus that needs torch
+        from eventloop.bus.modules import ModuleSubscription  # here, because it imports torch
 
         subscription = ModuleSubscription(self.subscribe, fn, model, pattern, kind, every, start)
         self._module_subscriptions.add(subscription)
@@ -305,8 +304,9 @@ class Bus:
         return self._wanted
 
     def latest(self, event: str | type[E]) -> E | None:
-        """Return the last emitted event of a type, or None. The loop does not emit events without
-        subscribers.
+        """Return the last emitted event of a type, or None.
+
+        The training loop does not emit events without subscribers.
         """
         event_type: Any = find_event(event)
         if event_type in self._background.latest:
@@ -354,8 +354,9 @@ class Bus:
             raise self.health.errors.popleft()
 
     def deliver_mail(self, trainer: Any = None) -> None:
-        """Run the sync handlers of health events, but raise no errors: at the end of a run `close` raises
-        them.
+        """Run the sync handlers of health events, without raising the errors of subscribers as `poll` does.
+
+        The end of a run calls this, because its `close` raises them.
         """
         mail = self.health.mail
         while mail:
@@ -411,8 +412,7 @@ class Bus:
         return capture(self.subscribe, self.flush, events)
 
     def record(self, recorder: SpanRecorder) -> Recording:
-        """Record spans of events, handlers and deliveries, and depths of queues, until the recording is
-        stopped.
+        """Record spans of events, handlers and deliveries, and queue depths, until the recording stops.
 
             recorder = SpanRecorder()
             with bus.record(recorder) as recording:
@@ -437,7 +437,7 @@ class Bus:
     # --- ending --------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> DrainReport:
-        """Wait until all events are delivered, also those that background subscribers emit meanwhile.
+        """Wait until all events are delivered, also those that background subscribers emit.
 
         Args:
             timeout: seconds to wait at most; None for `drain_timeout`, and longer while fewer events are left
@@ -466,10 +466,10 @@ class Bus:
     def close(self, timeout: float | None = None) -> DrainReport:
         """Deliver all events, close the background subscribers, and stop the background thread.
 
-        Events that background subscribers emit meanwhile are delivered too; an endless emitter should check
-        `bus.closed`. Losses are logged. Sync handlers keep working. Events emitted later count as dropped,
-        until `reopen`. Closing again does nothing. A close that Ctrl-C interrupts is completed by the next
-        `close` or at interpreter exit. A second thread waits for the closing thread, within its own
+        Events that background subscribers emit during the close are delivered too; an endless emitter should
+        check `bus.closed`. Losses are logged. Sync handlers keep working. Events emitted later count as
+        dropped, until `reopen`. Closing again does nothing. A close that Ctrl-C interrupts is completed by
+        the next `close` or at interpreter exit. A second thread waits for the closing thread, within its own
         `timeout`.
 
         Args:
@@ -499,13 +499,13 @@ class Bus:
         return complete
 
     def reopen(self) -> None:
-        """Deliver to the same subscribers again after a close, in the same order. Do nothing if the bus is
-        open.
+        """Deliver events to the subscribers again after a close, in the same order.
 
-        A trainer that trains again calls this. Filters, pauses and `once` keep their state, and accounts
-        continue; events that the close has left count as dropped. Every background subscriber restarts, also
-        disabled ones: a writer opens its files again. Subscribers that are still in a delivery are waited
-        for, `drain_timeout` seconds in all; then they get no more events, and the log names them.
+        A trainer that trains again calls this. On an open bus it does nothing. Filters, pauses and `once`
+        keep their state, and accounts continue; events that the close has left count as dropped. Every
+        background subscriber restarts, also disabled ones: a writer opens its files again. Subscribers that
+        are still in a delivery are waited for, `drain_timeout` seconds in all; then they get no more events,
+        and the log names them.
 
         Raises:
             RuntimeError: called from a background subscriber, or in a forked process; another thread is still
@@ -525,7 +525,7 @@ class Bus:
                 f"bus.reopen has waited drain_timeout={self.drain_timeout:g} s for another thread, which is "
                 "still closing the bus: call it, or train, again when bus.close has returned there"
             )
-        background = Background() if self.rehearsal is None else Silent()
+        background = Background() if self.rehearsal is None else DryRunBackground()
         if self.rehearsal is None:
             background.start()
         background.latest.update(self._background.latest)
@@ -533,13 +533,13 @@ class Bus:
         watch(self, background)
         recording = None if self._recording is None else self._recording()
         if recording is not None and not recording.stopped:
-            recording.go_on_with(background)
-        self._subscribers.go_on_with(background, self.drain_timeout)
+            recording.continue_on(background)
+        self._subscribers.move_to(background, self.drain_timeout)
         self.closed = False
 
     @contextmanager
     def telling_losses(self) -> Iterator[None]:
-        """Let the caller report losses within the block, in place of `close`."""
+        """Let the caller report dropped and failed events within the block, so that `close` does not."""
         background = self._background
         background.tells_losses = False
         try:
@@ -569,7 +569,7 @@ class Bus:
         )
 
     def become_inert(self) -> None:
-        """In a forked child: forget every subscriber, so that nothing is written twice."""
+        """Drop every subscriber in a forked process, so that nothing is written twice."""
         self.closed = True
         self._background.become_inert()
         self._subscribers.forget()

@@ -1,4 +1,4 @@
-"""Collect events, for tests."""
+"""Collect the events of a block in a list. `Bus.capture` uses this, mostly in tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def capture(
     """Collect events within the block. Background-born events are in the list when it ends.
 
     Args:
-        subscribe, flush: of the bus.
+        subscribe, flush: methods of the bus.
+        events: names, classes or "*", at least one.
     """
     seen: list[Event] = []
     types = [e if e == "*" else find_event(e) for e in events]

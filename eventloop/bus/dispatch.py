@@ -1,8 +1,8 @@
-"""Compiles the handlers of one event into one Python function: the plan that is printed is the code that
-runs.
+"""Compile the handlers of one event into one Python function, its plan.
 
-A loop over handlers has to ask each how it wants to be called; straight-line code does not, and a traceback
-through it shows which line of the plan raised. For three handlers the function is
+`EventSignal` compiles a plan at the first emit after a change. A loop over handlers would check for each
+handler how to call it. Straight-line code need not, and its traceback shows the line that raised. For three
+handlers the function is
 
     def on_after_train_iter(event, trainer):
         nonlocal latest
@@ -17,7 +17,7 @@ through it shows which line of the plan raised. For three handlers the function 
             failed(error, event, trainer)
             raise
 
-The line number of the error names the handler that failed, so no bookkeeping is needed while all goes well.
+The line number of an error identifies the handler that failed, so a successful emit keeps no index.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ from eventloop.events import Event
 Dispatch = Callable[[Event, Any], object]
 HandOver = Callable[[Event], object]
 Measure = Callable[[Event, Any, int], None]
-"""Runs a handler, timed; the last argument is of how many events this one is a sample."""
+"""Runs a handler and measures its time. The last argument is the number of events it stands for."""
 OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], bool]
-"""Called with the error, the plan's handlers, the index of the one that raised (-1: no handler did), the
-event and the trainer; returns whether the handlers after it were reached all the same.
+"""Called with the error, the handlers of the plan, the index of the failed handler (-1 if no handler failed),
+the event and the trainer. Returns whether the handlers after it have run.
 """
 
 _FIRST_HANDLER_LINE = 8
 
 
 class Plan:
-    """A compiled plan: `dispatch(event, trainer)` runs it, `latest()` is the last event it saw. With a
-    `recorder` every event goes down the measured twin, and leaves spans there.
+    """The compiled handlers of one event: `dispatch(event, trainer)` calls them in order.
+
+    `latest()` returns the last event. `Ticker` selects the events for which a second, slower path measures
+    each handler. With a `recorder` every event takes that path and leaves spans.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Plan:
         make = _factory(name, *_source(name, self.handlers, len(self.hand_overs)))
         namespace: dict[str, Any] = {
             "ticks": self._ticker.ticks,
-            "next": next,  # closed over it is found faster than as a builtin
+            "next": next,  # a closure variable is found faster than a builtin
             "measured": measured,
             "failed": self._failed,
             "latest": latest,
@@ -94,17 +96,19 @@ class Plan:
 
     @property
     def measured(self) -> int:
-        """How many of its runs were measured."""
+        """Number of measured events."""
         return self._ticker.measured
 
     @property
     def untouched(self) -> bool:
-        """True where it is sure that it did not run yet."""
+        """True if the plan has certainly not run yet."""
         return self._ticker.untouched
 
     def settle(self) -> tuple[int, int]:
-        """Return how often the plan ran, and how often since it was last measured. Only once, and only after
-        `dispatch` was replaced."""
+        """Return how often the plan ran, in all and since it was last measured.
+
+        Call this once, after `dispatch` was replaced.
+        """
         return self._ticker.settle()
 
     def _measured(self, event: Event, trainer: Any) -> None:
@@ -131,7 +135,7 @@ class Plan:
         if self._on_failure(error, self.handlers, index, event, trainer):
             return
         for handler in self.handlers[index + 1 :]:
-            if not handler.filtered:  # it is counted as often as the plan ran
+            if not handler.filtered:  # counted once per run of the plan, but not reached
                 handler.calls -= 1
 
 
@@ -190,7 +194,7 @@ def _source(name: str, handlers: Sequence[Handler], hand_overs: int) -> tuple[st
 
 @lru_cache(maxsize=1024)
 def _factory(name: str, source: str, closed_over: tuple[str, ...]) -> Callable[..., tuple[Dispatch, Any]]:
-    """Compile once per shape, so that settling or pausing a plan costs only a few microseconds."""
+    """Compile the source of a plan, or return the cached function, which takes a few microseconds."""
     filename = f"<plan of {name} {hash(source) & 0xFFFF:04x}>"
     namespace: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace)

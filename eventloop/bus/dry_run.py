@@ -61,7 +61,7 @@ class PlannedRun(Protocol):
 
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-"""Prefix of the paths of this package's files."""
+"""Prefix of the paths of eventloop's files."""
 _under_way: list[Rehearsal] = []
 
 
@@ -94,7 +94,7 @@ class Rehearsal:
         self.made: list[Path] = []
         """Directories that were created for trainers, outermost first."""
         self._buses: list[PlannedBus] = []
-        self._led: set[int] = set()  # buses that a trainer has
+        self._trainer_buses: set[int] = set()  # ids of the buses of trainers
 
     def __enter__(self) -> Self:
         _under_way.append(self)
@@ -136,11 +136,11 @@ class Rehearsal:
 
     def lead(self, bus: PlannedBus) -> list[Path]:
         """Register the bus of a trainer. Return the list to which its created directories are appended."""
-        self._led.add(id(bus))
+        self._trainer_buses.add(id(bus))
         return self.made
 
     def begins(self, trainer: PlannedRun) -> NoReturn:
-        """Stop at the begin of a trainer's run.
+        """Stop the program where a trainer's run would begin.
 
         Raises:
             RunReached, SystemExit: always.
@@ -148,7 +148,7 @@ class Rehearsal:
         self._reach("", trainer.max_epochs, trainer.max_iters, lambda: [event_plans(trainer.bus.plan)])
 
     def _emit(self, bus: PlannedBus, event: Event, trainer: Any = None) -> None:
-        if trainer is None and id(bus) not in self._led and bus.wants(type(event)):
+        if trainer is None and id(bus) not in self._trainer_buses and bus.wants(type(event)):
             self._reach(event_name(type(event)), None, None, self.plans)
         type(bus).emit(bus, event, trainer)  # type: ignore[attr-defined]
 
@@ -160,13 +160,12 @@ class Rehearsal:
         plans: Callable[[], list[list[EventPlan]]],
     ) -> NoReturn:
         if self.reached is None:
-            where = _place(sys._getframe())
+            where = _calling_line(sys._getframe())
             # now, because the program may cancel subscriptions on its way out
             self.reached = Reached(where, event, max_epochs, max_iters, plans())
         if threading.current_thread() is not threading.main_thread():
-            raise SystemExit(
-                0
-            )  # threading ignores SystemExit silently, but not its subclasses such as RunReached
+            # threading ignores SystemExit silently, but not its subclasses such as RunReached
+            raise SystemExit(0)
         raise RunReached(0)
 
 
@@ -175,7 +174,7 @@ def under_way() -> Rehearsal | None:
     return _under_way[-1] if _under_way else None
 
 
-def _place(frame: FrameType | None) -> str:
+def _calling_line(frame: FrameType | None) -> str:
     """Return file and line of the program's call into this package."""
     while frame is not None:
         file = frame.f_code.co_filename
@@ -185,10 +184,10 @@ def _place(frame: FrameType | None) -> str:
     return ""
 
 
-class Silent(Background):
-    """The background of a bus in a rehearsal: subscribers are checked and listed, but not started.
+class DryRunBackground(Background):
+    """The background of a bus in a rehearsal, which checks and lists subscribers but starts none.
 
-    Events handed to it are discarded.
+    It discards events.
     """
 
     def __init__(self) -> None:
@@ -203,7 +202,7 @@ class Silent(Background):
         offload: Offload | None,
         loop: AbstractEventLoop | None = None,
     ) -> Lane:
-        """List a subscriber.
+        """Create the queue of a subscriber without starting it.
 
         Raises:
             TypeError: offload="process", but a process could not import the subscriber.
@@ -222,7 +221,7 @@ class Silent(Background):
         return lambda event: None
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
-        """Discard it."""
+        """Discard events that would be made later."""
 
     def flush_while_delivering(
         self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]

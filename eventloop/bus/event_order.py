@@ -41,7 +41,7 @@ IN_ORDER = (
 """The events that begin and end a run, a phase, an epoch and an iteration, in their order. The events of the
 optimizer's step come while the handlers of `after_train_iter` run. All other events may come at any time.
 """
-_PLACES = {name: place for place, name in enumerate(IN_ORDER)}
+_POSITIONS = {name: position for position, name in enumerate(IN_ORDER)}
 
 
 class EventPlan(msgspec.Struct, frozen=True):
@@ -52,13 +52,14 @@ class EventPlan(msgspec.Struct, frozen=True):
 
 
 def event_plans(plan_of: Callable[[type[Event]], list[PlanRow]]) -> list[EventPlan]:
-    """Return the plan of every event that has a handler: first those of `IN_ORDER`, then in order of
-    declaration.
+    """Return the plan of every event that has a handler.
+
+    The events of `IN_ORDER` come first, then all others in the order of their declaration.
 
     Args:
-        plan_of: gives the handlers of one event, as `Bus.plan`.
+        plan_of: returns the handlers of one event, as `Bus.plan` does.
     """
-    in_order = sorted(declared_events(), key=lambda kind: _PLACES.get(event_name(kind), len(IN_ORDER)))
+    in_order = sorted(declared_events(), key=lambda kind: _POSITIONS.get(event_name(kind), len(IN_ORDER)))
     plans = [EventPlan(event_name(kind), plan_of(kind)) for kind in in_order]
     return [plan for plan in plans if plan.handlers]
 
@@ -82,7 +83,7 @@ def plan_table(plans: Sequence[EventPlan]) -> str:
 
 def _cells(row: PlanRow) -> list[str]:
     budget = "" if row.budget_us is None else f"budget_us={row.budget_us:.12g}"
-    told = f"{row.filter} {budget}".strip()
+    filters = f"{row.filter} {budget}".strip()
     if row.order:
-        return [str(row.order), str(row.priority), row.name, row.runs_on, told, "", ""]
-    return ["-", "-", row.name, row.runs_on, told, f"{row.queue:,}", row.overflow]
+        return [str(row.order), str(row.priority), row.name, row.runs_on, filters, "", ""]
+    return ["-", "-", row.name, row.runs_on, filters, f"{row.queue:,}", row.overflow]

@@ -1,4 +1,7 @@
-"""A blinker signal with an order: one per event type of a bus."""
+"""Connect the handlers of one event type as a blinker signal that keeps their order.
+
+A bus has one `EventSignal` for each event type. A signal may change on any thread; a plan never changes.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +31,20 @@ Receiver = Callable[..., Any]
 F = TypeVar("F", bound=Receiver)
 
 _arrivals = count()
-"""Registration order over all signals: the tie-breaker of equal priorities."""
+"""Numbers handlers of all signals in order of registration, which breaks ties of equal priority."""
 
 
 class EventSignal(blinker.Signal):
-    """Everything connected to one event, compiled into one function.
+    """A blinker signal that compiles the handlers of one event into one function.
 
-    It is a `blinker.Signal`: `connect`, `disconnect`, `connected_to`, `muted` and `send` work, and keep the
-    order. Unlike blinker's, receivers are held strongly unless `weak=True` is asked for: a lambda connected
-    weakly is gone before it is ever called. A foreign receiver runs as `receiver(sender, event=event)` at
-    NORMAL priority, the sender being the trainer of the emit, else the bus.
+    `connect`, `disconnect`, `connected_to`, `muted` and `send` work as in blinker, and keep the order.
+    Receivers are held strongly unless `weak=True` is given, because a lambda connected weakly is freed before
+    its first call. A receiver that was connected with `connect` is called as `receiver(sender, event=event)`
+    at NORMAL priority. The sender is the trainer of the emit, else the bus.
 
-    `dispatch(event, trainer)` is the compiled plan; it is replaced, never changed, so an emit under way keeps
-    the plan it began with. It is compiled when the event is emitted first after a change: between two emits
-    there may be dozens of changes, and most events of a bus are never emitted.
+    `dispatch(event, trainer)` is the compiled plan. It is replaced and never changed, so a running emit keeps
+    its plan. It is compiled at the first emit after a change: between two emits there may be dozens of
+    changes, and most events of a bus are never emitted.
     """
 
     def __init__(
@@ -64,20 +67,20 @@ class EventSignal(blinker.Signal):
         self._handlers: dict[Any, Handler] = {}
         self._hand_overs: tuple[HandOver, ...] = ()
         self._sampled_hand_overs: tuple[HandOver, ...] = ()
-        self._heard = False  # whether those lead to anybody
+        self._has_background = False  # whether these lead to a background subscriber
         self._mutes = 0
         self._measured = self._since_measured = 0
         self._recorder: SpanRecorder | None = None
-        self._plan: Plan | None = None  # none since the last change
-        self._latest: Event | None = None  # that the plans before this one saw
+        self._plan: Plan | None = None  # None after a change, until the next emit
+        self._latest: Event | None = None  # the last event of the former plans
         self._changes = 0
-        self._compiling = threading.RLock()  # a weak receiver may die, and disconnect itself, in the middle
+        self._compiling = threading.RLock()  # reentrant: a weak receiver may be freed here
         self._changed()
 
     # --- what blinker users call ---------------------------------------------------------------------------
 
     def connect(self, receiver: F, sender: Any = ANY, weak: bool = False) -> F:
-        """Connect a receiver as in blinker. The class docstring says how it is called.
+        """Connect a receiver as in blinker. It is called as `receiver(sender, event=event)`.
 
         Raises:
             TypeError: the receiver is a coroutine function, which would not be awaited.
@@ -98,14 +101,14 @@ class EventSignal(blinker.Signal):
         return receiver
 
     def reconnect(self, handler: Handler) -> None:
-        """Connect a handler again, at the place it had."""
+        """Connect a handler again, with its former position in the order."""
         order = handler.order
         self.connect(handler)
         handler.order = order
         self._changed()
 
     def _disconnect(self, receiver_id: Any, sender_id: Any) -> None:
-        # blinker's one way out: explicit, by the death of a weak receiver, or by connected_to
+        # blinker calls this for every disconnect: explicit, of a freed weak receiver, and by connected_to
         super()._disconnect(receiver_id, sender_id)
         if receiver_id not in self.receivers and self._handlers.pop(receiver_id, None) is not None:
             self._changed()
@@ -116,7 +119,7 @@ class EventSignal(blinker.Signal):
 
     @property
     def is_muted(self) -> bool:
-        """True inside `muted()`; nesting counts."""
+        """True within at least one `muted()` block."""
         return self._mutes > 0
 
     @is_muted.setter
@@ -129,23 +132,23 @@ class EventSignal(blinker.Signal):
     # --- what the bus calls --------------------------------------------------------------------------------
 
     def emit(self, event: Event, trainer: Any = None) -> None:
-        """Run every handler, in order. `bus.emit` does the same after looking the signal up."""
+        """Run every handler in order, compiling the plan first if handlers have changed."""
         self._compiled().dispatch(event, trainer)
 
     @property
     def dispatch(self) -> Callable[[Event, Any], object]:
-        """The compiled plan; after a change, what compiles it and goes on with it."""
+        """The compiled plan; after a change `emit`, which compiles it first."""
         plan = self._plan
         return self.emit if plan is None else plan.dispatch
 
     @property
     def wanted(self) -> bool:
-        """True when anybody, here or in the background, would notice the event."""
-        return not self.is_muted and bool(self._handlers or self._heard)
+        """True if the event has a sync handler or background subscriber and is not muted."""
+        return not self.is_muted and bool(self._handlers or self._has_background)
 
     @property
     def latest(self) -> Event | None:
-        """The last event emitted."""
+        """The last emitted event, or None."""
         plan = self._plan
         return self._latest if plan is None else plan.latest()
 
@@ -155,16 +158,17 @@ class EventSignal(blinker.Signal):
         return tuple(sorted(self._handlers.values(), key=lambda h: (h.priority, h.order)))
 
     def hand_over_to(
-        self, hand_overs: tuple[HandOver, ...], sampled: tuple[HandOver, ...], *, heard: bool
+        self, hand_overs: tuple[HandOver, ...], sampled: tuple[HandOver, ...], *, has_background: bool
     ) -> None:
-        """Set the functions that hand every event to the background first.
+        """Set the functions that each emit calls first, to hand the event to the background.
 
         Args:
             sampled: the functions for a measured event.
-            heard: whether the event has a background subscriber; otherwise it is only counted.
+            has_background: whether the event has a background subscriber. If not, they only count it.
         """
         if hand_overs != self._hand_overs:
-            self._hand_overs, self._sampled_hand_overs, self._heard = hand_overs, sampled, heard
+            self._hand_overs, self._sampled_hand_overs = hand_overs, sampled
+            self._has_background = has_background
             self._changed()
 
     def hand_over(self, event: Event) -> None:
@@ -173,7 +177,7 @@ class EventSignal(blinker.Signal):
             hand_over(event)
 
     def run_sync(self, event: Event, trainer: Any) -> None:
-        """Run the synchronous handlers alone, for an event the background side has had already."""
+        """Run only the synchronous handlers, for an event that comes from the background."""
         handlers = () if self.is_muted else self.handlers
         for index, handler in enumerate(handlers):
             try:
@@ -185,16 +189,16 @@ class EventSignal(blinker.Signal):
                 raise
 
     def silence(self) -> None:
-        """Drop everything connected; what a forked child does to its copy."""
+        """Disconnect all handlers and background subscribers, in a forked process."""
         self._compiling = threading.RLock()  # another thread may have held it when the process was copied
         self._clear_state()
         self._handlers.clear()
         self._hand_overs = self._sampled_hand_overs = ()
-        self._heard = False
+        self._has_background = False
         self._changed()
 
     def record(self, recorder: SpanRecorder | None) -> None:
-        """From the next event on, leave spans with a recorder, or with none."""
+        """Record spans with `recorder` from the next event on, or stop with None."""
         if recorder is not self._recorder:
             self._recorder = recorder
             self._changed()
@@ -204,12 +208,12 @@ class EventSignal(blinker.Signal):
         plan = self._plan
         if plan is not None and not plan.untouched:
             self._changed()
-            self._compiled()  # here, and not in the next emit
+            self._compiled()  # now, so that the next emit need not
 
     # --- the plan ------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Retire the plan, and count what it ran."""
+        """Drop the plan, and add its calls to the counts of the signal and its handlers."""
         with self._compiling:
             self._changes += 1
             old, self._plan = self._plan, None
@@ -227,7 +231,9 @@ class EventSignal(blinker.Signal):
     def _compiled(self) -> Plan:
         if (plan := self._plan) is not None:
             return plan
-        with self._compiling:  # or a change on another thread would be published, and then what was before it
+        with (
+            self._compiling
+        ):  # else a plan from before a change on another thread could be published after it
             while (plan := self._plan) is None:
                 changes, made = self._changes, self._make_plan()
                 if changes == self._changes:
@@ -269,7 +275,10 @@ class EventSignal(blinker.Signal):
     def _on_failure(
         self, error: BaseException, handlers: tuple[Handler, ...], index: int, event: Event, trainer: Any
     ) -> bool:
-        """Say whose error it is. After a closing event's failure, still reach every remaining handler."""
+        """Name the failed handler in a note of its error.
+
+        After the failure of a closing event the remaining handlers still run. Return whether they did.
+        """
         if not 0 <= index < len(handlers):
             return False
         error.add_note(_note(handlers, index, event))

@@ -1,4 +1,7 @@
-"""One handler of one event: a row of the plan, and the receiver blinker knows."""
+"""Hold one synchronous handler of one event, and decide from its signature how it is called.
+
+`EventSignal` connects handlers, and `dispatch` compiles their calls.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ Takes = Literal["event", "trainer", "blinker"]
 
 
 class Handler:
-    """A synchronous handler of one event, as the plan runs it.
+    """A synchronous handler of one event, with its filter, its call count and its times.
 
-    `calls` is exact for what the current plan has not run yet; the signal adds the rest (see `meter`).
+    A `filtered` handler counts its own calls. For all others `calls` lacks those of the current plan, which
+    the signal adds when it drops the plan (`EventSignal.settle`).
     """
 
     __slots__ = (
@@ -59,7 +63,7 @@ class Handler:
 
     @property
     def filtered(self) -> bool:
-        """True when it does not run on every event: then it counts its own calls."""
+        """True if some events do not call the handler, so that it counts its own calls."""
         return self.passes is not None or self.on_fired is not None
 
     def __call__(self, sender: Any = None, *, event: Event) -> object:
@@ -87,7 +91,12 @@ class Handler:
         return self.fn(trainer, event=event)
 
     def clocked(self, event: Event, trainer: Any, weight: int = 1) -> None:
-        """`fire`, timed. A handler that fires rarely is always timed: a sample would seldom meet it."""
+        """Call the handler for an event that passed its filter, and measure the call.
+
+        Args:
+            weight: number of calls that this one stands for. A `rare` handler is measured at each call,
+                because samples would seldom include it, so its weight is always 1.
+        """
         began = perf_counter()
         self.fire(event, trainer)
         took = perf_counter() - began
@@ -96,12 +105,16 @@ class Handler:
             self.budget.look(took, self.timing)
 
     def measure(self, event: Event, trainer: Any, weight: int = 1) -> None:
-        """`run`, timed, for `weight` events of which this is one; what the filter held back is no sample."""
+        """Call and measure the handler if its filter lets the event pass.
+
+        Args:
+            weight: number of events that this one stands for.
+        """
         if self.passes is None or self.passes(event):
             self.clocked(event, trainer, weight)
 
-    def remains(self) -> Handler:
-        """Return a copy with only the account, which is kept after the handler is cancelled."""
+    def account_copy(self) -> Handler:
+        """Return a copy with the counts and times but without the function, for a cancelled handler."""
         kept = Handler(_nothing, "event", name=self.name, priority=self.priority, filter=self.filter)
         kept.calls, kept.timing = self.calls, self.timing
         if self.budget is not None:
@@ -110,7 +123,10 @@ class Handler:
         return kept
 
     def cost(self, event: str, wall: float) -> HandlerCost:
-        """Return its cost in a run whose iterations took `wall` seconds. Settle the signal first."""
+        """Return the cost in a run whose iterations took `wall` seconds in all.
+
+        The caller settles the signal first.
+        """
         seconds, inside, budget = self.timing.estimate(self.calls), event in IN_ITERATION, self.budget
         phases = getattr(getattr(self.fn, "__self__", None), "runs_phases", ()) if inside else ()
         return HandlerCost(
@@ -123,31 +139,28 @@ class Handler:
 
 
 def _nothing(_: object) -> None:
-    """Stands for a function that was let go."""
+    """Do nothing, in place of the function of a cancelled handler."""
 
 
 def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
-    """Decide once, from its signature, whether a handler takes `(event)` or `(trainer, event)`.
+    """Return whether a handler takes `(event)` or `(trainer, event)`, from its signature.
 
     Raises:
-        TypeError: `fn` is not callable, is a generator function, or its signature is neither form; a
-            background handler that asks for the trainer is refused, because only the training thread may
-            touch it.
+        TypeError: `fn` is not callable, is a generator function, or has another signature; or a background
+            handler takes the trainer, which only the training thread may use.
     """
     if not callable(fn):
         raise TypeError(f"a handler must be callable, got {fn!r}")
     method = fn.__func__ if isinstance(fn, MethodType) and not background else None
     if isinstance(method, FunctionType):
-        if method not in _of_methods:
-            _of_methods[method] = _convention(fn, background=False)
-        return _of_methods[method]
+        if method not in _method_conventions:
+            _method_conventions[method] = _convention(fn, background=False)
+        return _method_conventions[method]
     return _convention(fn, background=background)
 
 
-_of_methods: WeakKeyDictionary[FunctionType, Takes] = WeakKeyDictionary()
-"""What methods take that were looked at before: each trainer subscribes the same dozens, and a look costs 50
-us.
-"""
+_method_conventions: WeakKeyDictionary[FunctionType, Takes] = WeakKeyDictionary()
+"""A cache of conventions of methods: each trainer subscribes dozens of them, and `signature` takes 50 us."""
 
 
 def _convention(fn: Callable[..., object], *, background: bool) -> Takes:
@@ -155,28 +168,28 @@ def _convention(fn: Callable[..., object], *, background: bool) -> Takes:
         raise TypeError(f"handler {handler_name(fn)} is a generator function: its body would never run")
     try:
         signature = inspect.signature(fn)
-    except ValueError:  # some builtins have none; they take what they are given
+    except ValueError:  # some builtins have no signature; they are called with the event
         return "event"
     takes = _takes(signature, fn)
     if background and takes == "trainer":
         if any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
             return "event"
         raise TypeError(
-            f"background handler {handler_name(fn)}{signature} must take (event) alone: "
-            "only a sync handler, on the training thread, is given the trainer"
+            f"background handler {handler_name(fn)}{signature} must take only (event): the trainer is passed "
+            "only to sync handlers, on the training thread"
         )
     return takes
 
 
-_ELSEWHERE = {
+_MMENGINE_PARAMETERS = {
     **dict.fromkeys(
         ("batch_idx", "data_batch", "outputs", "metrics"),
         "batch_idx and metrics are the event's, batch and outputs the trainer's",
     ),
     "checkpoint": "the checkpoint is trainer.checkpoint",
 }
-"""Second parameters of MMEngine's hooks, and where that is found here: given the event, such a handler would
-go on with the wrong thing.
+"""Second parameters of MMEngine's hooks, and the place of their values here. Called with an event such a hook
+would use it as a batch or as metrics.
 """
 
 
@@ -187,10 +200,10 @@ def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
     unfilled = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if unfilled:
-        raise TypeError(f"{_expected(fn, signature)}, which leaves out {', '.join(unfilled)}")
+        raise TypeError(f"{_expected(fn, signature)}; the call does not pass {', '.join(unfilled)}")
     if not (positional or variadic):
         raise TypeError(f"{_expected(fn, signature)}: the trainer is an argument, not an attribute of a hook")
-    if len(positional) > 1 and (where := _ELSEWHERE.get(positional[1].name)):
+    if len(positional) > 1 and (where := _MMENGINE_PARAMETERS.get(positional[1].name)):
         raise TypeError(f"{_expected(fn, signature)}: the signature is that of MMEngine; here {where}")
     if len(required) > 2:
         raise TypeError(_expected(fn, signature))
@@ -200,8 +213,8 @@ def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
         return "trainer"
     if positional and positional[0].name in ("trainer", "runner"):
         raise TypeError(
-            f"{_expected(fn, signature)}: a handler with one parameter is given the event, and one with a "
-            "default is not counted"
+            f"{_expected(fn, signature)}: a handler with one required parameter gets the event; "
+            "parameters with a default are not counted"
         )
     return "event"
 

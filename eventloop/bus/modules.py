@@ -1,7 +1,7 @@
-"""PyTorch's module hooks as a subscription: installed for the iterations that fire, absent from all others.
+"""Subscribe functions to the forward and backward passes of a model's modules.
 
-A forward hook that looks at every 500th iteration only still costs all of them a Python call per module.
-These are put on before such an iteration and taken off after it.
+`Bus.subscribe_module` uses this. A permanent forward hook costs a Python call per module in every iteration.
+These hooks are installed before the chosen iterations and removed after them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ KINDS = ["forward", "backward"]
 
 
 class Eagerly:
-    """Inside, what `torch.compile` made runs eagerly: its graphs were traced without the hooks of the
-    modules, and would not call them. It may be entered again before it is left, and left in any order.
+    """Run compiled models eagerly within the block, because compiled graphs do not call module hooks.
+
+    Several blocks may overlap, and end in any order. The setting is process-wide.
     """
 
     def __init__(self) -> None:
@@ -48,11 +49,11 @@ class Eagerly:
 
 
 eagerly = Eagerly()
-"""The compiler's stance is one for the process."""
+"""The only instance, because the compiler's stance is process-wide."""
 
 
 class ModuleSubscription:
-    """A function on the modules of a model; `cancel` ends it, also as a context manager."""
+    """A function that is called by modules of a model. As a context manager it cancels itself at the end."""
 
     def __init__(
         self,
@@ -74,8 +75,9 @@ class ModuleSubscription:
         self._named = takes_name(fn, kind)
         self._handles: list[RemovableHandle] = []
         name = handler_name(fn)
-        # LOWEST: after whoever may skip the iteration. A forward pass is over when after_train_iter begins,
-        # and PreciseBN's within it is none of the training's; backward is the optimizer hook's, within it.
+        # Installed at LOWEST, after handlers that may skip the iteration. Forward hooks are removed at the
+        # begin of after_train_iter, before PreciseBN runs forward passes; backward hooks at its end, because
+        # the optimizer hook runs the backward pass within it.
         off = Priority.HIGHEST if kind == "forward" else Priority.LOWEST
         self._subscriptions: list[Subscription] = [
             subscribe(
@@ -91,20 +93,20 @@ class ModuleSubscription:
         return bool(self._handles)
 
     def install(self) -> None:
-        """Put the hooks on."""
+        """Install the hooks on the modules, if they are not installed."""
         if not self._handles:
             eagerly.__enter__()
             self._handles = [self._register(name, module) for name, module in self.modules.items()]
 
     def remove(self) -> None:
-        """Take them off."""
+        """Remove the hooks from the modules."""
         if self._handles:
             eagerly.__exit__()
         while self._handles:
             self._handles.pop().remove()
 
     def cancel(self) -> None:
-        """End the subscription; doing so again does nothing."""
+        """End the subscription. Cancelling again does nothing."""
         self.remove()
         for subscription in self._subscriptions:
             subscription.cancel()
@@ -118,7 +120,7 @@ class ModuleSubscription:
 
     @property
     def active(self) -> bool:
-        """False once it was cancelled."""
+        """False once the subscription is cancelled."""
         return bool(self._subscriptions)
 
     def _as(self, name: str, what: Literal["on", "off"]) -> Callable[[Event], None]:
@@ -158,8 +160,8 @@ def match_modules(model: torch.nn.Module, pattern: str | Sequence[str]) -> dict[
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     if not patterns:
         raise ValueError(
-            f"no module is chosen: the pattern is {pattern!r}; give the name of one, a pattern such as '*', "
-            "or several"
+            f"no module is chosen: the pattern is {pattern!r}; pass the name of a module, a pattern such as "
+            "'*', or several of them"
         )
     names = {name: module for name, module in model.named_modules() if name}
     found: dict[str, torch.nn.Module] = {}
@@ -167,7 +169,7 @@ def match_modules(model: torch.nn.Module, pattern: str | Sequence[str]) -> dict[
         own = {name: module for name, module in names.items() if _matches(name.split("."), each.split("."))}
         if not own and not names:
             raise ValueError(
-                f"no module of {type(model).__name__} matches {each!r}: it has none inside it; give the "
+                f"no module of {type(model).__name__} matches {each!r}: it contains no modules; pass the "
                 "model that it is a part of"
             )
         if not own:
@@ -185,14 +187,14 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def takes_name(fn: Callable[..., Any], kind: Kind) -> bool:
-    """Whether a function is called with the module's name first.
+    """Return whether the first argument of a module hook is the module's name.
 
     Raises:
-        TypeError: it can be called neither way, or is a coroutine function.
+        TypeError: `fn` takes neither three nor four arguments, or is a coroutine function.
     """
     if inspect.iscoroutinefunction(fn):
         raise TypeError(
-            f"{handler_name(fn)} is a coroutine function: a module hook sees tensors, and runs at once"
+            f"{handler_name(fn)} is a coroutine function: a module hook receives tensors and runs at once"
         )
     tensors = "inputs, outputs" if kind == "forward" else "grad_inputs, grad_outputs"
     with suppress(ValueError):  # a builtin without a signature: PyTorch's own three arguments

@@ -1,4 +1,7 @@
-"""Drain buses at interpreter exit, and make them inert in a forked process."""
+"""Drain buses at interpreter exit, and make them inert in a forked process.
+
+Every bus registers itself here when it is created or reopened.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from eventloop.background.loop import Background
 
 
 class Closable(Protocol):
-    """A bus, as its process ends or forks."""
+    """The parts of a bus that are used when the process ends or forks."""
 
     drain_timeout: float
 
@@ -23,7 +26,7 @@ class Closable(Protocol):
         """Deliver within `timeout` seconds and close. Return whether everything was delivered."""
 
     def become_inert(self) -> None:
-        """Let go of threads and files, which are the parent process's."""
+        """Drop all threads and files, which belong to the parent process."""
 
 
 _buses: weakref.WeakSet[Closable] = weakref.WeakSet()
@@ -78,7 +81,7 @@ _held = _Held()
 
 
 def _hold_logs() -> None:
-    """Hold the locks of all log handlers while the process is copied, so that no thread is within a log line.
+    """Hold the locks of all log handlers during a fork, so that no thread is writing a log line.
 
     The child renews the handlers' locks, but not the lock inside a file that is being flushed: its first line
     to that file would wait forever for a thread that does not exist. (Standard output and error are safe.)

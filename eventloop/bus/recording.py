@@ -1,5 +1,6 @@
-"""A recorder's time on a bus: it begins, it ends for the emitting threads, and a little later for the
-background.
+"""Begin and end the recording of spans on a bus. `Bus.record` returns a `Recording`.
+
+A recording ends at once for the emitting threads, and a little later for the background.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from eventloop.costs.spans import INBOX, SpanRecorder
 from eventloop.util.waiting import Latch
 
 LINGER_SECONDS = 2.0
-"""How long the background is recorded on after `stop`, for subscribers that lag behind."""
-_LOOK_SECONDS = 0.02
-"""How often the loop is asked to look, where somebody waits for it."""
+"""Seconds after `stop` for which subscribers that lag behind are still recorded, at most."""
+_POLL_SECONDS = 0.02
+"""Interval at which `wait` wakes the background loop."""
 
 
 class Emitting(Protocol):
-    """The side whose handlers are recorded."""
+    """The subscribers of a bus, whose synchronous handlers are recorded."""
 
     def record(self, recorder: SpanRecorder | None) -> None:
-        """Leave spans with a recorder, or with none."""
+        """Record spans with `recorder`, or stop with None."""
 
 
 class Recording:
-    """What `Bus.record` returns; leaving it as a context manager stops it.
+    """A recording of spans on a bus. As a context manager it stops at the end of the block.
 
-    `stop` ends the recording of synchronous handlers at once. Background subscribers are recorded until what
-    was emitted up to then is delivered, but no longer than `LINGER_SECONDS`.
+    `stop` ends the recording of synchronous handlers at once. Background subscribers are recorded until all
+    events emitted before `stop` are delivered, at most for `LINGER_SECONDS`.
     """
 
     def __init__(self, recorder: SpanRecorder, emitting: Emitting, background: Background) -> None:
@@ -43,7 +44,7 @@ class Recording:
         self._stopped = False
         self._finished = Latch()
         self._then: Callable[[], object] | None = None
-        self._left: list[tuple[Lane, int]] | None = None
+        self._pending: list[tuple[Lane, int]] | None = None  # each with its number of events at `stop`
         self._deadline = 0.0
 
     @property
@@ -52,32 +53,32 @@ class Recording:
         return self._stopped
 
     def begin(self) -> None:
-        """Let handlers and lanes leave spans; what `Bus.record` does."""
+        """Begin to record handlers, deliveries and queue depths."""
         self._emitting.record(self.recorder)
-        self._background.record(self.recorder, self._look)
+        self._background.record(self.recorder, self._sample_depths)
 
-    def go_on_with(self, background: Background) -> None:
-        """Record the events of the new background after the bus was opened again."""
+    def continue_on(self, background: Background) -> None:
+        """Continue with the new background of a bus that was reopened."""
         self._background = background
-        background.record(self.recorder, self._look)
+        background.record(self.recorder, self._sample_depths)
 
     def stop(self, then: Callable[[], object] | None = None) -> None:
-        """End the recording; a second time does nothing.
+        """End the recording. Stopping again does nothing.
 
         Args:
-            then: called once the background is done with it, too, on whichever thread finds that; it must not
-                wait.
+            then: called when the recording of the background has ended too, on the thread that ends it. It
+                must not wait.
         """
         with self._lock:
             if self._stopped:
                 return
             self._stopped, self._then = True, then
         self._emitting.record(None)
-        if not self._background.after_routing(self._count_what_is_left):
+        if not self._background.after_routing(self._note_pending):
             self.finish()
 
     def finish(self) -> None:
-        """End it for the background, now."""
+        """End the recording at once, also for the background."""
         self.stop()
         with self._lock:
             if self._finished.is_set():
@@ -91,30 +92,30 @@ class Recording:
             self._then()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until the recording is complete, then finish it. Return False after `timeout` seconds."""
+        """Stop, wait at most `timeout` seconds for the background, and finish. Return False on a timeout."""
         self.stop()
         deadline = monotonic() + timeout
         in_time = self._finished.is_set()
         while not in_time and monotonic() < deadline:
             self._background.wake()
-            in_time = self._finished.wait(min(_LOOK_SECONDS, max(0.0, deadline - monotonic())))
+            in_time = self._finished.wait(min(_POLL_SECONDS, max(0.0, deadline - monotonic())))
         self.finish()
         return in_time
 
-    def _look(self) -> None:
-        """Take the depths of the queues, and finish when nothing is left; on the background loop's thread."""
+    def _sample_depths(self) -> None:
+        """Record the depths of all queues on the background loop, and finish if no event is pending."""
         self.recorder.depth(INBOX, len(self._background.inbox))
         for lane in self._background.lanes:
             self.recorder.depth(lane.name, lane.queued)
-        if self._left is None:
+        if self._pending is None:
             return
-        self._left = [left for left in self._left if left[0].handled < left[1] and not left[0].done]
-        if not self._left or monotonic() >= self._deadline:
+        self._pending = [(lane, end) for lane, end in self._pending if lane.handled < end and not lane.done]
+        if not self._pending or monotonic() >= self._deadline:
             self.finish()
 
-    def _count_what_is_left(self) -> None:
+    def _note_pending(self) -> None:
         self._deadline = monotonic() + LINGER_SECONDS
-        self._left = [(lane, lane.routed) for lane in self._background.lanes]
+        self._pending = [(lane, lane.routed) for lane in self._background.lanes]
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,7 @@
-"""Route events to background subscribers, and count events after a close as dropped."""
+"""Route events to background subscribers, and count events after a close as dropped.
+
+`Subscribers` builds a new table at each change of its subscriptions.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ logger = logging.getLogger("eventloop")
 class RouteTable:
     """The routes of all background subscriptions, by event type.
 
-    An event normally goes to the inbox, and from there to every queue. A subscriber with overflow="block"
-    must be able to hold the emitting thread, so it is fed at the emit itself, through a gate; but not for
-    background-born events, which never pass the emitting thread.
+    An event normally goes to the inbox, and from there to the queue of every subscriber. A subscriber with
+    overflow="block" must be able to block the emitting thread, so the emit itself puts the event into its
+    queue. Background-born events, which never pass the emitting thread, always come from the inbox.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class RouteTable:
         return self._routes.get(event_type, [])
 
     def gated(self, event_type: type[Event]) -> list[Route]:
-        """Return the routes that receive an event at the emit."""
+        """Return the routes of blocking subscribers, which receive an event at the emit."""
         return [
             r
             for r in self.all(event_type)
@@ -68,24 +71,25 @@ class AfterClose:
     def __init__(self, background: Background, routes: Callable[[], RouteTable]) -> None:
         self._background = background
         self._routes = routes
-        self._told = False
+        self._warned = False
 
     def refuse_posted(self, event_types: Iterable[type[Event]]) -> None:
         """Count one event of each type as dropped, for a posted deferred that will not be created."""
         table = self._routes()
         for event_type in event_types:
             if names := [route.lane.name for route in table.all(event_type) if route.lane.lose()]:
-                self._tell(event_type, names)
+                self._warn_once(event_type, names)
 
     def refuse(self, routes: Iterable[Route], event: Event) -> None:
         """Count an event as dropped, in place of handing it over."""
         ask = not any(route.lane.hangs_in_filter for route in routes)
         if names := [route.lane.name for route in routes if charge(event, route, ask=ask)]:
-            self._tell(type(event), names)
+            self._warn_once(type(event), names)
 
     def sweep(self) -> None:
-        """Count what was emitted just when the background had ended, for those who are fed from the inbox;
-        together where there is no filter to ask, as it may be all that the inbox holds.
+        """Count the events that were still put into the inbox just as the background ended.
+
+        Events without a filter are counted by type, because the inbox may be full.
         """
         inbox = self._background.inbox
         if not (self._background.finished and inbox):
@@ -93,14 +97,14 @@ class AfterClose:
         routes = self._routes().by_type()
         filtered = {kind for kind, concerned in routes.items() if any(route.passes for route in concerned)}
         counts: Counter[type[Event]] = Counter()
-        with suppress(IndexError):  # another thread may do the same
+        with suppress(IndexError):  # another thread may empty the inbox too
             while inbox:
                 item = inbox.popleft()
                 event = item.event if isinstance(item, Stamped) else item
                 if isinstance(event, Posted):
                     self.refuse_posted(event.types)
                 elif not isinstance(event, Event):
-                    self._refuse_counted(routes, counts)  # first: it may be a pause
+                    self._refuse_counted(routes, counts)  # first, because the call may pause a subscriber
                     event()
                 elif type(event) in filtered:
                     self.refuse(routes[type(event)], event)
@@ -116,12 +120,12 @@ class AfterClose:
             for lane in lanes:
                 lane.lose_many(event_type, count)
             if lanes:
-                self._tell(event_type, [lane.name for lane in lanes])
+                self._warn_once(event_type, [lane.name for lane in lanes])
         counts.clear()
 
-    def _tell(self, event_type: type[Event], names: list[str]) -> None:
-        if not self._told:
-            self._told = True
+    def _warn_once(self, event_type: type[Event], names: list[str]) -> None:
+        if not self._warned:
+            self._warned = True
             logger.warning(
                 "%s was emitted after the bus was closed: it is dropped and counted for %s, as are all later "
                 "events. Close the bus after the last event, or check bus.closed before emitting",

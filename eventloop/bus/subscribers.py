@@ -1,4 +1,7 @@
-"""Hold the subscriptions of a bus: its signals, their handlers, and the queues of background subscribers."""
+"""Hold the subscriptions of a bus, with their handlers, signals and background queues.
+
+Only `Bus` uses this module. Subscriptions change under a lock; emits read the dictionaries without one.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +34,18 @@ logger = logging.getLogger("eventloop")
 
 _HEALTH = (HandlerFailed, EventsDropped, SlowHandler)
 _ENDED = 256
-"""Handlers that were cancelled, or ran once, whose costs are still told."""
+"""Cancelled handlers whose costs are still reported, at most."""
 _RARE = 8
-"""From `every=8` on a handler is timed on each call: samples would seldom meet it, and it can afford it."""
+"""From `every=8` on each call of a handler is measured, because samples would seldom include it."""
 _ROUTE_SECONDS = 1.0
-"""How long a look at the account, or a change of it, waits for events that are on their way to the lanes."""
+"""Seconds that a read or change of accounts waits for events to leave the inbox, at most."""
 
 
 class Subscribers:
-    """The subscriptions of one bus, in order of registration, and the signals they hang on.
+    """The subscriptions of one bus, in order of registration, and the signals of its events.
 
     Args:
-        owner: the bus, which stands as the sender where an emit names no trainer.
+        owner: the bus, which is the sender of blinker's receivers at an emit without a trainer.
     """
 
     def __init__(self, owner: object, background: Background) -> None:
@@ -55,9 +58,9 @@ class Subscribers:
         self._lock = threading.RLock()
         self._recorder: SpanRecorder | None = None
         self._held: dict[type[Event], list[Event]] = {}
-        self._noting = 0  # flushes that wait for what subscribers emit
+        self._noting = 0  # number of flushes that wait for events of subscribers
         self.after_close = AfterClose(background, self._table)
-        self._ended: dict[tuple[str, str], Handler] = {}  # by event and name, what costs are told of
+        self._ended: dict[tuple[str, str], Handler] = {}  # cancelled handlers, by event and name
 
     # --- coming and going ----------------------------------------------------------------------------------
 
@@ -92,7 +95,7 @@ class Subscribers:
             self._subscriptions.append(subscription)
             for event_type in self._types_of(subscription):
                 self._attach(subscription, event_type, takes)
-            if background:  # what was emitted before is not for the new one
+            if background:  # from the next event on
                 self.refresh_routes(in_turn=not routed)
             else:
                 self._refresh_mail()
@@ -105,10 +108,10 @@ class Subscribers:
         name: str | None,
         options: Options,
     ) -> tuple[Takes, bool, tuple[type[Event], ...]]:
-        """Return how `fn` is called, whether it hears everything, and its events.
+        """Return how `fn` is called, whether it receives all events, and otherwise its events.
 
         Raises:
-            TypeError, ValueError: as `add`.
+            TypeError, ValueError: an unknown event, a wrong signature, a name that is taken.
         """
         background = options.offload is not None or is_coroutine_function(fn)
         takes = calling_convention(fn, background=background)
@@ -119,7 +122,7 @@ class Subscribers:
         return takes, wildcard, types
 
     def remove(self, subscription: Subscription) -> None:
-        """Take a subscription off the bus; `Subscription.cancel` calls this."""
+        """Remove a subscription from the bus. `Subscription.cancel` calls this."""
         routed = True
         if subscription.lane is not None and subscription.active:
             routed = self._background.route_now(_ROUTE_SECONDS)
@@ -131,10 +134,10 @@ class Subscribers:
             for event_type, handler in subscription.handlers.items():
                 signal = self.signals[event_type]
                 signal.disconnect(handler)
-                self._ended[signal.name, handler.name] = handler.remains()
+                self._ended[signal.name, handler.name] = handler.account_copy()
             while len(self._ended) > _ENDED:
                 del self._ended[next(iter(self._ended))]
-            if subscription.lane is not None:  # what was emitted before goes into its account
+            if subscription.lane is not None:  # events emitted before belong to its account
                 self.refresh_routes(in_turn=not routed)
                 self._background.remove_lane(subscription.lane)
 
@@ -157,26 +160,26 @@ class Subscribers:
         else:
             self._background.in_turn(lambda: setattr(lane, "paused", paused))
 
-    def go_on_with(self, background: Background, patience: float) -> None:
-        """Give everybody in the background a lane of another one, the former having ended; `Bus.reopen` says
-        how.
+    def move_to(self, background: Background, timeout: float) -> None:
+        """Restart every background subscriber on another background, after the former one has ended.
+
+        Subscribers that are still in a delivery are waited for, `timeout` seconds in all. Then they get no
+        more events.
         """
-        deadline, former = monotonic() + patience, self.after_close
+        deadline, former = monotonic() + timeout, self.after_close
         with self._lock:
             self._background, self.after_close = background, AfterClose(background, self._table)
             for subscription in self._subscriptions:
                 if subscription.lane is not None:
                     self._renew(subscription, subscription.lane, deadline)
             self.refresh_routes()
-            former.sweep()  # of what other threads have emitted up to now
+            former.sweep()  # counts the events that other threads have emitted up to now
 
     def _renew(self, subscription: Subscription, former: Lane, deadline: float) -> None:
         options = subscription.options
         if not (former.blocked_by_caller or former.closed.wait(max(0.0, deadline - monotonic()))):
-            former.leave_out("it has not come back from a delivery before the bus was opened again")
-            logger.warning(
-                "background subscriber %s is given nothing more: %s", former.name, former.last_error
-            )
+            former.leave_out("its last delivery had not ended when the bus was reopened")
+            logger.warning("background subscriber %s gets no more events: %s", former.name, former.last_error)
             self._background.lanes.append(former)
             return
         lane = self._background.add_lane(
@@ -184,7 +187,7 @@ class Subscribers:
         )
         lane.succeed(former)
         subscription.lane = lane
-        for route in subscription.routes.values():  # they keep their filters, which may count
+        for route in subscription.routes.values():  # routes keep their filters, which may count
             route.lane = lane
 
     def of(self, fn: Callable[..., Any]) -> list[Subscription]:
@@ -259,7 +262,7 @@ class Subscribers:
         return subscription.account(way)
 
     def settle(self) -> bool:
-        """Bring every account up to date; False where the loop is held, and events are still on their way."""
+        """Bring every account up to date. Return False if events are left in the inbox of a blocked loop."""
         routed = self._background.route_now(_ROUTE_SECONDS)
         self.after_close.sweep()
         for signal in self.signals.values():
@@ -267,7 +270,7 @@ class Subscribers:
         return routed
 
     def record(self, recorder: SpanRecorder | None) -> None:
-        """Let every synchronous handler leave spans with a recorder, or with none any more."""
+        """Record spans of every synchronous handler with `recorder`, or stop with None."""
         with self._lock:
             self._recorder = recorder
             for signal in self.signals.values():
@@ -275,7 +278,7 @@ class Subscribers:
 
     @contextmanager
     def holding(self, event: str | type[Event]) -> Iterator[None]:
-        """See `Bus.holding`."""
+        """Hold back events of a type from background subscribers until the block ends."""
         signal = self.signal(event)
         held = self._held[signal.event_type] = []
         self.refresh_routes()
@@ -292,7 +295,7 @@ class Subscribers:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Let the background count the events that its own subscribers emit within the block."""
+        """Let the background count the events that background subscribers emit within the block."""
         self._note(1)
         try:
             yield
@@ -324,7 +327,7 @@ class Subscribers:
             if event_type in self._held and (gates or inbox):
                 gates, inbox, stamped = [self._held[event_type].append], [], []
             hand_overs = (*gates, *inbox)
-            signal.hand_over_to(hand_overs, (*gates, *stamped), heard=bool(hand_overs))
+            signal.hand_over_to(hand_overs, (*gates, *stamped), has_background=bool(hand_overs))
         background.set_routes(table.by_type(), in_turn=in_turn)
         self._refresh_mail()
 
@@ -335,11 +338,11 @@ class Subscribers:
         for event_type, signal in self.signals.items():
             routes = table.all(event_type)
             refuse = (partial(self.after_close.refuse, routes),) if routes else ()
-            signal.hand_over_to(refuse, refuse, heard=False)
+            signal.hand_over_to(refuse, refuse, has_background=False)
         self._refresh_mail()
 
     def _refresh_mail(self) -> None:
-        """Tell the background which health events synchronous handlers wait for; see `Bus.poll`."""
+        """Set the health events that the background keeps for synchronous handlers, for `Bus.poll`."""
         self._background.health.mail_types = frozenset(
             t for t in _HEALTH if t in self.signals and self.signals[t].handlers
         )
@@ -385,7 +388,7 @@ class Subscribers:
         if seconds is None:
             return None
 
-        def exceeded(p99: float) -> None:  # told once, however many events it hears
+        def exceeded(p99: float) -> None:  # reported once per subscription
             if not subscription.over_budget:
                 subscription.over_budget = True
                 self._background.health.tell_slow(name, event, seconds, p99, timing.samples)
@@ -404,7 +407,7 @@ class Subscribers:
         taken = {s.name for s in self._subscriptions}
         if name is not None:
             if name in taken:
-                raise ValueError(f"a subscription named {name!r} is on this bus already: choose another name")
+                raise ValueError(f"this bus already has a subscription named {name!r}: choose another name")
             return name
         candidates: Iterable[str] = (
             default if i == 1 else f"{default} #{i}" for i in range(1, len(taken) + 2)
@@ -415,15 +418,15 @@ class Subscribers:
 def _types(
     name: str, events: tuple[str | type[Event], ...], *, background: bool
 ) -> tuple[bool, tuple[type[Event], ...]]:
-    """Whether a subscriber hears everything, else which events."""
+    """Return whether a subscriber receives all events, and otherwise its event types."""
     if not events:
         raise TypeError(f"{name} subscribes to no event: name at least one, or '*' for all")
     types = tuple(dict.fromkeys(find_event(e) for e in events if e != "*"))
     for event_type in types:
         if event_type.background_born and not background:
             raise TypeError(
-                f"{name} is a sync handler, but {event_name(event_type)} is made in the background, when "
-                "the training thread has moved on: read trainer.metrics instead, or subscribe a coroutine "
+                f"{name} is a sync handler, but {event_name(event_type)} is created in the background, later "
+                "than the iteration that it reports: read trainer.metrics instead, or subscribe a coroutine "
                 "function"
             )
     wildcard = "*" in events

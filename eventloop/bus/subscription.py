@@ -1,4 +1,4 @@
-"""Define the options of `bus.subscribe`, its checks, and the subscription that it returns."""
+"""Define the subscription that `bus.subscribe` returns, its options and its account."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ REPORT_LINES = 8
 
 
 class DrainReport(msgspec.Struct, frozen=True):
-    """The result of `flush` and `close`. It is true if every event was processed in time; see `complete` and
-    `ok`.
+    """The result of `flush` and `close`, which is true if every event was processed in time.
 
-    Printed, it names the subscribers that lost events.
+    `ok` is stricter: it is true if every event was delivered. Printed, the report names the subscribers that
+    lost events.
     """
 
     complete: bool
@@ -112,7 +112,7 @@ class DrainReport(msgspec.Struct, frozen=True):
 
 
 class PlanRow(msgspec.Struct, frozen=True):
-    """One line of the printed plan.
+    """One row of the printed plan.
 
     `order` counts sync handlers from 1. It is 0 for background subscribers, whose `priority` has no effect;
     `queue` events may wait for them, and `overflow` is the policy beyond. `budget_us` is the limit for the
@@ -130,14 +130,14 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 
 def handler_row(order: int, handler: Handler) -> PlanRow:
-    """Return the line of the plan for a sync handler."""
+    """Return the row of the plan for a sync handler."""
     budget = None if handler.budget is None else in_microseconds(handler.budget.seconds)
     return PlanRow(order, handler.priority, handler.name, handler.filter, "sync", budget_us=budget)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The checked arguments of `bus.on`, without the function and the events."""
+    """The checked arguments of `bus.subscribe`, without the function and the events."""
 
     priority: int
     every: int
@@ -171,16 +171,16 @@ def make_options(
     budget_us: float | None = None,
     loop: AbstractEventLoop | None = None,
 ) -> Options:
-    """Check the arguments of `bus.on`.
+    """Check the arguments of `bus.subscribe` and return them.
 
     Raises:
-        TypeError, ValueError: what was expected, what came, and what to do.
+        TypeError, ValueError: an argument is invalid, which the message names.
     """
     number = get_priority(priority)
     check_filter(every, start, once, when)
     check_lane(lane)
     if name is not None and not (isinstance(name, str) and name.strip()):
-        raise TypeError(f"name must be a text that is not empty, got {name!r}")
+        raise TypeError(f"name must be a str that is not empty, got {name!r}")
     name = name or handler_name(fn)
     checked = _check_offload(name, offload)
     if offload and is_coroutine_function(fn):
@@ -191,8 +191,8 @@ def make_options(
     if not offload and not is_coroutine_function(fn) and lane != DEFAULT_LANE:
         changed = [f for f in lane.__slots__ if getattr(lane, f) != getattr(DEFAULT_LANE, f)]
         raise ValueError(
-            f"{name} is a sync handler, called at once and never queued; {', '.join(changed)} would do "
-            "nothing: make it a coroutine function, or pass offload='thread' or 'process'"
+            f"{name} is a sync handler, called at once and never queued; {', '.join(changed)} would have no "
+            "effect: make it a coroutine function, or pass offload='thread' or 'process'"
         )
     budget = None if budget_us is None else check_budget(name, budget_us)
     return Options(number, every, start, once, when, checked, lane, budget, loop)
@@ -238,8 +238,7 @@ def _check_loop(name: str, fn: Callable[..., Any], loop: object, lane: LaneOptio
         return
     if not isinstance(loop, AbstractEventLoop):
         raise TypeError(
-            f"{name}: loop must be an asyncio event loop, as asyncio.get_running_loop() returns it, got "
-            f"{loop!r}"
+            f"{name}: loop must be an asyncio event loop, such as asyncio.get_running_loop(), got {loop!r}"
         )
     if not is_coroutine_function(fn):
         raise ValueError(
@@ -250,8 +249,8 @@ def _check_loop(name: str, fn: Callable[..., Any], loop: object, lane: LaneOptio
         raise ValueError(f"{name}: loop must be open, got a closed loop: {loop!r}")
     if lane.overflow == "block":
         raise ValueError(
-            f"{name}: overflow='block' with loop= would make an emit on the loop's own thread wait for "
-            "itself: use 'spill'"
+            f"{name}: overflow='block' cannot be used with loop=, because an emit on the thread of the loop "
+            "would wait for itself: use 'spill'"
         )
 
 
@@ -331,8 +330,9 @@ class Subscription:
         self._firings = count()
 
     def cancel(self) -> None:
-        """Unsubscribe. Queued events of a background subscriber are dropped; the current delivery is
-        finished.
+        """Unsubscribe the handler.
+
+        Queued events of a background subscriber are dropped. The current delivery is finished.
         """
         self._registry.remove(self)
 
@@ -352,7 +352,7 @@ class Subscription:
         return self._registry.stats_of(self)
 
     def route(self, event_type: type[Event]) -> Route:
-        """Return its route for a type of event. It is created once, because a filter may count."""
+        """Return the route of an event type, created at the first call, because its filter may count."""
         assert self.lane is not None
         if event_type not in self.routes:
             self.routes[event_type] = Route(self.lane, self.filter(event_type))
@@ -370,7 +370,7 @@ class Subscription:
         return None if options.once else source_of(event_type, options.every, options.start, options.when)
 
     def plan_row(self) -> PlanRow:
-        """Return the line of the plan for a background subscriber."""
+        """Return the row of the plan for a background subscriber."""
         options = self.options
         return PlanRow(
             0, options.priority, self.name, options.filter, self.runs_on, options.lane.capacity,
@@ -378,7 +378,7 @@ class Subscription:
         )  # fmt: skip
 
     def account(self, on_the_way: int = 0) -> SubscriptionStats:
-        """Return its account.
+        """Return the account of the subscription.
 
         Args:
             on_the_way: events in the inbox that are not routed yet.
@@ -412,7 +412,7 @@ class Subscription:
 
     @property
     def event(self) -> str:
-        """The names of its events."""
+        """Names of its events, joined by ", ", or "*"."""
         return "*" if self.wildcard else ", ".join(event_name(e) for e in self.events)
 
     def __enter__(self) -> Self:

@@ -70,7 +70,7 @@ class Unsized:
         ({"hooks": [JSONLWriter()]}, TypeError, r"JSONLWriter, which is a writer: it goes to writers=\[...\]"),
         ({"writers": [JSONLWriter]}, TypeError, r"the class JSONLWriter: write JSONLWriter\(\)"),
         ({"writers": [LoggerHook()]}, TypeError, r"LoggerHook, which is a hook: it goes to hooks=\[...\]"),
-        ({"writers": [JSONLWriter(), JSONLWriter()]}, ValueError, "named 'JSONLWriter' is on this bus already"),
+        ({"writers": [JSONLWriter(), JSONLWriter()]}, ValueError, "already has a subscription named 'JSONLWriter'"),
         ({"hooks": [Stateful(), Stateful()]}, ValueError, "two hooks have the state name 'Stateful'"),
         ({"hooks": [{"interval": 3}]}, TypeError, r"expected an object or a config dict\(type=...\)"),
         ({"hooks": [{"type": "LogerHook"}]}, ValueError, "unknown type 'LogerHook': did you mean 'LoggerHook'"),
@@ -120,9 +120,9 @@ class Unsized:
         (
             {"train_dataloader": []},
             TypeError,
-            "Trainer has no argument 'train_dataloader': MMEngine's is here train_loader=..., a loader",
+            "Trainer has no argument 'train_dataloader': instead of MMEngine's use train_loader=..., a loader",
         ),
-        ({"resume": True}, TypeError, r"no argument 'resume': MMEngine's is here trainer.resume\(\"auto\"\)"),
+        ({"resume": True}, TypeError, r"no argument 'resume': instead of MMEngine's use trainer.resume\(\"auto\"\)"),
         ({"val_intervall": 2}, TypeError, "Trainer has no argument 'val_intervall': did you mean 'val_interval'"),
     ],
 )  # fmt: skip

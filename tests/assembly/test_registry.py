@@ -275,13 +275,9 @@ def test_only_what_can_be_built_is_listed(make_trainer: MakeTrainer) -> None:
         assert all(issubclass(cls, kind) and cls is not kind for cls in own)
     hooks, writers = ", ".join(sorted(HOOKS.names())), ", ".join(sorted(WRITERS.names()))
 
-    with pytest.raises(
-        ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register adds a class"
-    ):
+    with pytest.raises(ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register adds a class"):
         make_trainer(hooks=[{"type": "Slow"}])
-    with pytest.raises(
-        ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register adds a class"
-    ):
+    with pytest.raises(ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register adds a class"):
         make_trainer(default_hooks={"mine": {"type": "Slow"}})
     with pytest.raises(
         ValueError, match=f"^unknown type 'Slow': known are {writers}; @register adds a class"

@@ -274,9 +274,7 @@ def test_an_absent_name_is_absent(package: str) -> None:
 
     assert not hasattr(module, "ModelCheckpoint")
     assert getattr(module, "WandbLogger", None) is None
-    with pytest.raises(
-        AttributeError, match=rf"^module '{package}' has no attribute 'ModelCheckpoint': use"
-    ):
+    with pytest.raises(AttributeError, match=rf"^module '{package}' has no attribute 'ModelCheckpoint': use"):
         _ = module.ModelCheckpoint
     with pytest.raises(AttributeError, match=rf"^module '{package}' has no attribute 'nonsense'$"):
         _ = module.nonsense
