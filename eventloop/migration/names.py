@@ -158,7 +158,9 @@ _EARLY_STOPPING = {
     "ignite": {
         "score_function": 'monitor="...", a metric of the validation',
         "trainer": "no argument: the hook goes to hooks=[EarlyStoppingHook(...)] of the Trainer",
-        "cumulative_delta": "no argument: min_delta is relative to the best score, as there with cumulative_delta=True",
+        "cumulative_delta": (
+            "no argument: min_delta is relative to the best score, as with cumulative_delta=True there"
+        ),
         "min_delta_mode": "delta_mode=...",
     },
     "Keras": {

@@ -264,7 +264,7 @@ def test_a_loop_that_does_not_run_is_not_waited_for() -> None:
         (later, {"loop": "main"}, TypeError, "later: loop must be an asyncio event loop.*got 'main'"),
         (at_once, {}, ValueError, "at_once is a plain function, and loop= is for coroutine functions"),
         (at_once, {"offload": "thread"}, ValueError, "at_once is a plain function, and loop="),
-        (later, {"overflow": "block"}, ValueError, "later: overflow='block' with loop=.*use 'spill'"),
+        (later, {"overflow": "block"}, ValueError, "later: overflow='block' .*with loop=.*use 'spill'"),
     ],
 )
 def test_bad_input(bus: Bus, fn: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
