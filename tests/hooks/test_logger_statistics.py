@@ -131,7 +131,7 @@ def test_a_function_that_fails_leaves_the_mean(log: Log, caplog: pytest.LogCaptu
 
     assert values_of("x", logged) == [1, 4, 7, 10]
     assert [record.getMessage() for record in caplog.records] == [
-        "the statistic x of custom_cfg failed, and is left out of the log"
+        "the statistic x of custom_cfg failed, and is not logged"
     ]
 
 
@@ -163,7 +163,7 @@ def test_a_function_that_fails_leaves_the_mean(log: Log, caplog: pytest.LogCaptu
         (
             {"data_src": "x", "method_name": "median"},
             ValueError,
-            "method_name='median' needs the values themselves",
+            "method_name='median' needs the values",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_two_of_one_name() -> None:
 def test_a_name_that_is_a_source() -> None:
     """A new name that is another entry's source would mix the two."""
     with pytest.raises(
-        ValueError, match="log_name='y' of custom_cfg is the name of what is put: choose another"
+        ValueError, match="log_name='y' of custom_cfg is the name of a logged scalar: choose another"
     ):
         LoggerHook(custom_cfg=[{"data_src": "x", "log_name": "y"}, {"data_src": "y", "log_name": "z"}])
 
@@ -191,6 +191,6 @@ def test_epochs_in_a_run_of_iterations(make_trainer: Callable[..., Trainer]) -> 
     """A window of an epoch needs epochs."""
     hook = LoggerHook(custom_cfg=[{"data_src": "x", "window_size": "epoch"}])
     with pytest.raises(
-        ValueError, match='custom_cfg has a window_size="epoch", and a run measured in iterations has no'
+        ValueError, match='custom_cfg has window_size="epoch", and a run measured in iterations has no'
     ):
         make_trainer(max_iters=3, hooks=[hook])

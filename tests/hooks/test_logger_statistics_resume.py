@@ -146,7 +146,7 @@ def test_another_custom_cfg(make_trainer: Make, caplog: pytest.LogCaptureFixture
         resumed = dict(train(make_trainer, "iter_11", interval=1, custom_cfg=changed))
 
     assert [record.getMessage() for record in caplog.records] == [
-        "of custom_cfg least, most, new begins anew: the checkpoint has no values of that name, source and window"
+        "statistics of custom_cfg start without values: least, most, new; the checkpoint has none of that name, source and window"
     ]
     x = [float(7 * iteration % 10) for iteration in range(12)]
     assert {k: v for k, v in resumed[12].items() if k != "least"} == {
