@@ -109,6 +109,11 @@ class EventLogWriter(Writer):
         self._tags: dict[type[Event], str] = {}
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
+        """Subscribe to `bus` as `Writer.attach` does, after checking a file that is there already.
+
+        Raises:
+            EventLogError: the file is not an event log.
+        """
         path = Path(run().work_dir, self.filename)
         if path.is_file():
             with FileIO(path) as file:

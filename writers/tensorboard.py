@@ -291,7 +291,7 @@ def _check_metrics(metrics: Any, hparams: object) -> list[str]:
         raise TypeError(f"metrics must be a list of tags such as ['val/accuracy'], got {metrics!r}")
     if metrics and not hparams:
         raise ValueError(
-            f"metrics needs hparams, got metrics={list(metrics)} without: give hparams too, or no metrics"
+            f"metrics needs hparams, got metrics={metrics!r} without: give hparams too, or no metrics"
         )
     return list(metrics)
 

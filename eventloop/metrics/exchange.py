@@ -31,8 +31,11 @@ SHAPES_LIMIT = 1024
 class Work(Protocol):
     """A collective in progress, such as `torch.distributed.Work`."""
 
-    def is_completed(self) -> bool: ...
-    def wait(self) -> Any: ...
+    def is_completed(self) -> bool:
+        """Return whether the collective has ended, also by an error."""
+
+    def wait(self) -> Any:
+        """Wait for the end of the collective, and raise its error if it failed."""
 
 
 class Ranks(Protocol):

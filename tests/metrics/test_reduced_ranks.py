@@ -112,7 +112,7 @@ def test_a_rank_that_stays_away(away: list[dict[str, Any]]) -> None:
 
     assert first["logged"][:2] == [5.0, 1.0]
     assert second["logged"] == [5.0, 6.0]
-    assert "rank 0 logs metrics that are its own: it has waited" in first["said"][0]
+    assert "rank 0 logs its own metrics: it has waited" in first["said"][0]
 
 
 def test_a_rank_that_has_ended(away: list[dict[str, Any]]) -> None:
@@ -120,5 +120,5 @@ def test_a_rank_that_has_ended(away: list[dict[str, Any]]) -> None:
     first, _ = away
 
     assert first["logged"][2] == 2.0
-    assert "rank 0 logs metrics that are its own from here on" in first["said"][1]
+    assert "rank 0 logs its own metrics from here on" in first["said"][1]
     assert first["complete"] == [True] * 3
