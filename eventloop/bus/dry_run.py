@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, new_event_loop
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -26,17 +26,15 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, NoReturn, Protocol, Self
 
-from eventloop.background.loop import Background
+from eventloop.background.background import Background
 from eventloop.background.queues.options import LaneOptions, Offload
 from eventloop.background.queues.subscriber import Lane
-from eventloop.background.runners import TaskLane, ThreadLane
-from eventloop.background.workers.subscriber import ProcessLane
+from eventloop.background.runners import TaskLane
 from eventloop.bus.event_order import EventPlan, event_plans
 from eventloop.bus.subscription import PlanRow
 from eventloop.events import Event
 from eventloop.events.base import event_name
 from eventloop.events.deferred import Deferred
-from eventloop.events.filters import Passes
 
 
 class PlannedBus(Protocol):
@@ -190,10 +188,6 @@ class DryRunBackground(Background):
     It discards events.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.inbox = deque(maxlen=0)
-
     def add_lane(
         self,
         name: str,
@@ -211,14 +205,17 @@ class DryRunBackground(Background):
         if self.closed:
             raise RuntimeError(f"cannot subscribe {name}: the bus is closed and delivers no more")
         if offload is None:
-            return TaskLane(name, fn, options, self.health.report, self._call_soon)
-        if offload == "process":
-            return ProcessLane(name, fn, options, self.health.report)
-        return ThreadLane(name, fn, options, self.health.report, self._pace)
+            return TaskLane(name, fn, options, self.health.report, loop or new_event_loop())
+        lane = self.make_lane(name, fn, options, offload, None)
+        lane.incoming = deque(maxlen=0)
+        return lane
 
-    def gate(self, lane: Lane, passes: Passes | None) -> Callable[[Event], None]:
-        """Return a function that discards an event."""
-        return lambda event: None
+    def gates(self, lane: Lane, event_type: type[Event]) -> tuple[Callable[[Event], None], ...]:
+        """Return functions that discard an event."""
+        return (lambda event: None), (lambda event: None)
+
+    def start(self) -> None:
+        """Start nothing."""
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
         """Discard events that would be made later."""

@@ -251,7 +251,7 @@ def test_subscribing_and_cancelling_from_another_thread_under_load(overflow: Any
         while not over.is_set():
             heard: list[int] = []
             fn = lambda event, heard=heard: heard.append(event.iter)
-            comes = bus.subscribe(fn, "after_train_iter", offload="thread", queue=5000, overflow=overflow)
+            comes = bus.subscribe(fn, "after_train_iter", offload="thread", queue=200_000, overflow=overflow)
             bus.flush(DEADLINE)
             comes.cancel()
             pieces.append((comes, heard))

@@ -1,6 +1,9 @@
-"""Hold the events that wait for a background subscriber, up to the capacity of its queue.
+"""Hold the events of one background subscriber, and account for each of them.
 
-When the queue is full, the overflow policy decides. `eventloop.background.queues.subscriber` builds on it.
+`emit` appends an event to `incoming` and returns. The subscriber's own thread or task moves events from there
+into `buffer`, which has the capacity that the user asked for; while a delivery keeps it busy, the keeper
+(`eventloop.background.keeper`) does so. One lock guards the account of the subscriber, and is never held
+during foreign code or a disk operation.
 """
 
 from __future__ import annotations
@@ -8,226 +11,521 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
+from typing import NamedTuple
 
-from eventloop.background.queues.account import LaneAccount
-from eventloop.background.queues.filter_watchdog import Asking, is_signal
+from eventloop.background.queues.filter_thread import HANGS_SECONDS, FilterThread
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.spill import Spill
-from eventloop.costs.sampling import Waits
-from eventloop.events import Event
+from eventloop.costs.sampling import Timing
+from eventloop.events import Event, EventsDropped
+from eventloop.events.deferred import Pending, Stamped
+from eventloop.events.encoding_errors import bad_events
 from eventloop.events.filters import Passes
 from eventloop.util.waiting import Bell, Latch
 
+INCOMING_LIMIT = 1_048_576
+"""The largest number of events in `incoming`; beyond it the oldest are dropped, and counted.
+
+Only a program that emits faster than it delivers for seconds reaches it.
+"""
+HELD_SECONDS = 0.1
+"""From so long a delivery on, the events beyond the capacity of a queue go to the spill file."""
+FILTER_SECONDS = 0.2
+"""The longest time that a look at an account waits for `when=` to be asked about the last events."""
 _LOOK_SECONDS = 0.05
 """How often a thread that waits for room checks whether there will ever be any."""
 
 Delivery = Event | list[Event]
+Incoming = Event | Stamped | Pending
 
 
-class LaneQueue(LaneAccount, ABC):
+class Account(NamedTuple):
+    """The counters at one moment: numbers of events, except `calls` and their `seconds`."""
+
+    calls: int
+    seconds: float
+    delivered: int
+    dropped: int
+    failed: int
+    queued: int
+    peak: int
+    spilled: int
+
+
+@dataclass(slots=True)
+class Route:
+    """The interest of a subscriber in one type of event.
+
+    Args:
+        early: the test of `every=` and `start=`, applied at the emit.
+        late: the test of `when=` and `once=`, applied on the subscriber's own thread.
+    """
+
+    early: Passes | None
+    late: Passes | None
+
+
+class SubscriberQueue(ABC):
     """The bounded queue of a subscriber, with its spill file and account.
 
-    The router, or with overflow="block" the emitting thread, puts events in; the delivering side takes them
-    out.
+    At any moment `emitted == delivered + failed + dropped + queued`, because `queued` is the difference.
+    With a `when=` a thread of its own asks about each event; a rejected one leaves the account.
     """
 
     def __init__(self, name: str, options: LaneOptions) -> None:
-        super().__init__(name)
+        self.name = name
         self.options = options
-        self.buffer: deque[Event] = deque()
-        self.waits = Waits()  # of sampled events, from their emit to the begin of their delivery
-        self.paused = False
+        self.incoming: deque[Incoming] = deque()
+        self.buffer: deque[Event | Stamped] = deque()
+        self.routes: dict[type[Event], Route] = {}
+        self.waits = Timing()  # of sampled events, from their emit until they are taken out
         self.ended_by = ""  # why it takes no more events: "error", "stalled", "cancelled", "closed"
         self.closed = Latch()  # set after `on_close`
+        self.received = self.delivered = self.failed = self.dropped = self.calls = self.peak = 0
+        self.seconds = 0.0
+        self._lock = threading.RLock()  # reentrant, as a filter may look at the account
+        self._turned_away = 0  # dropped although older events stay in the queue
+        self._has_posts = False  # whether deferred events were ever posted to it
+        self._losses_told = 0, 0  # dropped and failed
+        self._drops_told = 0
+        self._drops_told_at = float("-inf")
         self._capacity = options.capacity
-        self._most = options.most
-        self._began = 0.0  # when the delivery, or the callback, under way began; 0.0 when there is none
-        self._item: Delivery | None = None  # what is being delivered
-        self._in_flight = 0  # how many of its events are not accounted for
-        self._asking = Asking()
-        self._mute = False  # its filter hung: it is asked no more
-        self._spill = Spill(name, self._capacity, self._account)  # stays empty with another policy
         self._spills = options.overflow == "spill"
-        self._feeding = threading.Lock()
+        self._spill = Spill(name, self._capacity)
+        self._caught_up = True  # whether `incoming` was empty since the keeper looked
+        self._began = 0.0  # when the delivery, or the callback, under way began; 0.0 without one
+        self._in_flight = 0  # events that were taken out, and are not accounted for
+        self._progress = [0]  # how many of them are delivered; a list of its own for each run of deliveries
+        self._asking: tuple[float, Event] | None = None  # the call of `when=` under way, and its begin
+        self._filter: FilterThread | None = None  # with a `when=`; then only it moves events into the queue
+        self._taken = self._asked = 0  # events that it has taken, and asked about
+        self._feeding = threading.Lock()  # held by the thread that moves events into the queue
         self._room = Bell()
 
+    # --- the account (any thread) --------------------------------------------------------------------------
+
     @property
-    def spilled(self) -> int:
-        """Return how many events exceeded the queue's capacity and waited encoded."""
-        return self._spill.total
+    def account(self) -> Account:
+        """Return a copy of the counters, exact at the moment of the call."""
+        if self._filter is not None:
+            self.catch_up(FILTER_SECONDS)
+        elif self.incoming and (not self._spills or self.held):
+            self.take_in(own=False)
+        with self._lock:
+            self._drop_late()
+            queued, delivered = self._queued(), self.delivered + self._progress[0]
+            self.peak = max(self.peak, queued - self._in_flight)
+            return Account(
+                self.calls, self.seconds, delivered, self.dropped, self.failed, queued, self.peak,
+                self._spill.total,
+            )  # fmt: skip
+
+    @property
+    def queued(self) -> int:
+        """Return how many emitted events are not yet delivered, failed or dropped."""
+        return self.account.queued
+
+    @property
+    def emitted(self) -> int:
+        """Return how many events were emitted for this subscriber."""
+        with self._lock:
+            return self.received + self._waiting_outside()
+
+    @property
+    def held(self) -> bool:
+        """Return whether one delivery keeps the subscriber for long."""
+        return bool(self._began) and perf_counter() - self._began > HELD_SECONDS
 
     @property
     def done(self) -> bool:
         """Return whether the queue takes no more events."""
         return bool(self.ended_by) or self.closed.is_set()
 
-    # --- putting in: the router, or with overflow="block" the emitting thread ------------------------------
+    def _queued(self) -> int:
+        settled = self.delivered + self._progress[0] + self.failed + self.dropped
+        return self.received + self._waiting_outside() - settled
 
-    def put(self, event: Event, passes: Passes | None, emitted: float = 0.0) -> None:
-        """Accept an event, applying the filter and the overflow policy, without waiting for the subscriber.
+    def _waiting_outside(self) -> int:
+        """Return the number of events in `incoming`, without deferred ones: they are not emitted yet."""
+        if not self._has_posts:
+            return len(self.incoming)
+        while True:
+            with suppress(RuntimeError):  # a thread has emitted meanwhile
+                return sum(
+                    len(item.events or ()) if isinstance(item, Pending) else 1 for item in self.incoming
+                )
 
-        `emitted` is the time of the emit by `perf_counter`, for an event whose wait is measured.
+    def _drop_late(self) -> None:
+        """Count events as dropped that were emitted after the subscriber ended."""
+        if self.done:
+            while self.incoming:
+                item = self._pop_incoming(dropped=True)
+                if isinstance(item, Pending):
+                    self._drop_pending(item)
+
+    def _drop_pending(self, pending: Pending) -> None:
+        """Count deferred events as dropped; one of each type if they were never created."""
+        events = pending.events
+        for event_type in pending.types if events is None else map(type, events):
+            if event_type in self.routes:
+                self.received += 1
+                self._turn_away(event_type, 1)
+
+    def _pop_incoming(self, *, dropped: bool = False) -> Incoming:
+        item = self.incoming.popleft()
+        if isinstance(item, Pending):
+            return item
+        self.received += 1
+        if dropped:
+            self._turn_away(_type_of(item), 1)
+        return item
+
+    def _turn_away(self, event_type: type[Event], count: int) -> None:
+        self.dropped += count
+        self._turned_away += count
+        if event_type is EventsDropped:  # a report of these drops would be dropped here again, for ever
+            self._drops_told += count
+
+    def go_on_from(self, former: SubscriberQueue) -> None:
+        """Continue the account of a subscriber that has ended; its undelivered events count as dropped."""
+        now = former.account
+        self.received = now.delivered + now.failed + now.dropped + now.queued
+        self.calls, self.seconds, self.delivered, self.failed = (
+            now.calls,
+            now.seconds,
+            now.delivered,
+            now.failed,
+        )
+        self.dropped, self.peak, self._spill.total = now.dropped + now.queued, now.peak, now.spilled
+        self._turned_away = former._turned_away
+        self._drops_told, self._losses_told = self.dropped, (self.dropped, self.failed)
+
+    def new_losses(self) -> str:
+        """Describe the dropped and failed events if there are more than at the last call, else return ""."""
+        now = self.account
+        lost, told = (now.dropped, now.failed), self._losses_told
+        self._losses_told = lost
+        came = now.delivered + now.dropped + now.failed + now.queued
+        return "" if lost == told else f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {came:,}"
+
+    def new_drops(self, now: float, every: float) -> int:
+        """Return the number of events dropped since the last report, 0 within `every` seconds after it."""
+        with self._lock:
+            self._drop_late()
+            count = self.dropped - self._drops_told
+            if not count or now - self._drops_told_at < every:
+                return 0
+            self._drops_told += count
+            self._drops_told_at = now
+            return count
+
+    def lose_each(self, event_types: Iterable[type[Event]]) -> None:
+        """Count one event of each wanted type as dropped."""
+        for event_type in event_types:
+            if event_type in self.routes:
+                self.lose(event_type)
+
+    def lose(self, event_type: type[Event]) -> None:
+        """Count one event of a type as dropped before it reached the queue."""
+        with self._lock:
+            self.received += 1
+            self._turn_away(event_type, 1)
+
+    def _charge(self, error: BaseException, count: int) -> None:
+        """Count a failed delivery of `count` events.
+
+        If the error names events that cannot be encoded, only these have failed.
         """
-        if self._asked(event, passes):
-            self._accept(event, emitted)
+        failed = len(bad_events(error, count)) or count
+        self.failed += failed
+        self.delivered += count - failed
 
-    def put_many(self, events: list[Event]) -> bool:
-        """Accept events without a filter in their order, locking the account once.
+    def set_routes(self, routes: dict[type[Event], Route]) -> None:
+        """Set the types of events that the subscriber wants, with their filters."""
+        self.routes = routes
+        if self._filter is None and any(route.late is not None for route in routes.values()):
+            self._filter = FilterThread(self.name, self._ask_all, lambda: self.done)
 
-        Returns False if there is no room for all of them: then each has to be `put`, which may wait for a
-        disk.
+    # --- putting in (the emitting thread) ------------------------------------------------------------------
+
+    def feeds(self, event_type: type[Event]) -> tuple[Callable[[Event], None], Callable[[Event], None]]:
+        """Return the functions that hand an event over: without, and with the time of its emit."""
+        append, early = self.incoming.append, self.routes[event_type].early
+
+        def feed(event: Event) -> None:
+            if early is None or early(event):
+                append(event)
+
+        def stamp(event: Event) -> None:
+            if early is None or early(event):
+                append(Stamped(event, perf_counter()))
+
+        return (append if early is None else feed), stamp
+
+    def feed(self, event: Event) -> None:
+        """Hand over an event that the background creates."""
+        if self._wants(event):
+            self.incoming.append(event)
+
+    def post(self, types: tuple[type[Event], ...]) -> Pending:
+        """Keep a place for events that are created later."""
+        self._has_posts = True
+        pending = Pending(types)
+        self.incoming.append(pending)
+        return pending
+
+    def fill(self, pending: Pending, events: list[Event]) -> None:
+        """Put the created events into their place."""
+        wanted = [event for event in events if self._wants(event)]
+        with self._lock:
+            if pending.events is None:
+                pending.events = wanted
+
+    def wants_now(self, passes: Passes, event: Event) -> bool:
+        """Ask `when=` at the emit, for overflow="block"; its error is a failed event.
+
+        A signal may end any line of the main thread, so what it raises is not the filter's error.
         """
-        if self.paused:
-            return True
-        with self._feeding, self._account:  # see `_accept`
-            waiting = len(self.buffer) + len(events)
-            if waiting <= self._capacity and not self._spill.count and not self.done:
-                self.accepted += len(events)
-                self.buffer.extend(events)
-                self.peak = max(self.peak, waiting)
-                return True
-        return False
-
-    def _accept(self, event: Event, emitted: float = 0.0) -> None:
-        if not self._spills:
-            self._enter(event, emitted)
-            return
-        with self._feeding:  # not the account's lock: readers of the account must not wait for a disk
-            with self._account:  # else a refill might move the last events from the file while this looks
-                full = self._full()
-            frame = self._spill.frame(event) if full and not self.done else None
-            self._enter(event, emitted, frame)
-            if frame:
-                self._spill.write_out()
-
-    def _enter(self, event: Event, emitted: float, frame: bytes | None = None) -> None:
-        with self._account:
-            self.accepted += 1
-            full = self._full()
-            if self.done or (full and not (frame or self._make_room())):
-                self._turn_away(type(event), 1)
-                return
-            if full and frame:
-                self._spill.add(frame, event)
-            else:
-                self.buffer.append(event)
-            waiting = len(self.buffer) + self._spill.count
-            self.peak = max(self.peak, waiting)
-            if emitted:
-                self.waits.begin(emitted, waiting - 1)
-
-    def lose(self, event: Event | None = None, passes: Passes | None = None) -> bool:
-        """Count an event as dropped before it reached the queue; return False if the filter rejects it."""
-        if event is not None and not self._asked(event, passes):
-            return False
-        self.lose_many(type(event), 1)
-        return True
-
-    @property
-    def being_fed(self) -> bool:
-        """Return whether a thread is putting an event in, which may wait for the disk of the spill file."""
-        return self._feeding.locked()
-
-    @property
-    def hangs_in_filter(self) -> bool:
-        """Return whether a thread is in a filter that may never return."""
-        return self._asking.hangs()
-
-    def _asked(self, event: Event, passes: Passes | None) -> bool:
-        """Return whether the filter accepts an event, under the watch for filters that hang.
-
-        While a call of the filter hangs, other events count as dropped without a call, wanted or not.
-        """
-        if self.paused or passes is None:
-            return not self.paused
-        if self._mute or (self._asking.asked and self._asking.hangs()):
-            self.lose()
-            return False
-        answer = self._asking.ask(passes, event)
-        if isinstance(answer, BaseException):
-            self._filter_failed(answer, event)
-        return answer is True
-
-    def _concerned(self, event: Event, passes: Passes | None) -> bool:
-        """Return whether the filter accepts an event, on the emitting thread, without watching the call."""
-        if self.paused or passes is None:
-            return not self.paused
         try:
             return bool(passes(event))
         except BaseException as error:
-            if is_signal(error):
+            in_main = threading.current_thread() is threading.main_thread()
+            if isinstance(error, KeyboardInterrupt | SystemExit) and in_main:
                 raise
-            self._filter_failed(error, event)
+            with self._lock:
+                self.received += 1
+                self.failed += 1
+            self._failure(error, event, 0.0)
             return False
 
-    def _filter_failed(self, error: BaseException, event: Event) -> None:
-        self._charge_failure()
-        self._failure(error, event, 0.0)
+    def would_want(self, event: Event) -> bool:
+        """Ask all filters about an event that is emitted after the end.
+
+        Without an answer it counts as wanted.
+        """
+        route = self.routes[type(event)]
+        tests = [route.early] if self._asking is not None else [route.early, route.late]
+        try:
+            return all(test is None or test(event) for test in tests)
+        except Exception:
+            return True
+
+    def wait_for_room(self) -> None:
+        """Wait while the queue is full and open, for overflow="block"."""
+        if self._has_room():
+            return
+        self.wake()
+        while not self._room.wait_for(self._has_room, _LOOK_SECONDS):
+            self.wake()
+
+    def _has_room(self) -> bool:
+        return self.done or self.queued < self._capacity
+
+    def keep_bounded(self) -> None:
+        """Drop the oldest events beyond `INCOMING_LIMIT`; an emitting thread calls it now and then."""
+        if len(self.incoming) <= INCOMING_LIMIT:
+            return
+        with self._lock:
+            while len(self.incoming) > INCOMING_LIMIT:
+                self._pop_incoming(dropped=True)
+
+    # --- moving into the queue (the subscriber's own thread or task, or the keeper) -------------------------
+
+    def take_in(self, *, own: bool) -> None:
+        """Move events from `incoming` into the queue, up to one whose values have not left the device.
+
+        Args:
+            own: whether this is the subscriber's own thread, which delivers next: it leaves in `incoming`
+                what would be spilled.
+        """
+        if self._filter is not None:
+            self._filter.wake()
+            return
+        with self._feeding:
+            while self.incoming:
+                with self._lock:
+                    event = self._move(own=own)
+                if event is None:
+                    return
+                self._store(event)
+
+    def _move(self, *, own: bool) -> Event | None:
+        """Move events into the queue; return the first that is to be spilled, None if there is none."""
+        if self.done:
+            self._drop_late()
+        while (item := self._next_incoming()) is not None:
+            full = self._spills and self._full()
+            if full and own:
+                self.incoming.appendleft(item)
+                return None
+            self.received += 1
+            if full:
+                return item.event if type(item) is Stamped else item  # type: ignore[return-value]
+            self._enter(item)
+        return None
+
+    def _store(self, event: Event) -> None:
+        """Put an event into the queue, or the spill file."""
+        if not (self._spills and self._full()):
+            with self._lock:
+                self._enter(event)
+        elif not self._spill.add(event):
+            with self._lock:
+                self._turn_away(type(event), 1)
+
+    def _next_incoming(self) -> Event | Stamped | None:
+        """Remove and return the next item of `incoming`.
+
+        None if there is none, or its values have not left the device.
+        """
+        while self.incoming:
+            item = self.incoming.popleft()
+            if not isinstance(item, Pending):
+                return item
+            if item.events is None:
+                self.incoming.appendleft(item)
+                return None
+            self.incoming.extendleft(reversed(item.events))
+        return None
+
+    def _wants(self, event: Event) -> bool:
+        route = self.routes.get(type(event))
+        return route is not None and (route.early is None or self.wants_now(route.early, event))
 
     def _full(self) -> bool:
         return len(self.buffer) >= self._capacity or self._spill.count > 0
 
-    def _make_room(self) -> bool:
-        if self.options.overflow in ("drop_newest", "spill"):
-            return False
-        if self.options.overflow != "block":  # there the producer has waited already
+    def _enter(self, item: Event | Stamped) -> None:
+        """Put an event into the queue, or apply the policy of a queue that does not spill."""
+        overflow = self.options.overflow
+        if self.done or (overflow == "drop_newest" and self._full()):
+            self._turn_away(_type_of(item), 1)
+            return
+        self.buffer.append(item)
+        if len(self.buffer) > self._capacity and overflow in ("drop_oldest", "latest"):
             self.buffer.popleft()
             self.dropped += 1
-            self.waits.lost(1)
-        return True
 
-    def put_or_wait(
-        self, event: Event, passes: Passes | None, wake: Callable[[], None], look: Callable[[], None]
-    ) -> None:
-        """Accept an event once there is room for it; called on the emitting thread with overflow="block"."""
-        if self._concerned(event, passes):
-            emitted = perf_counter()
-            self.wait_for_room(wake, look)
-            self._accept(event, emitted)
+    def catch_up(self, timeout: float, *, patient: bool = False) -> bool:
+        """Wait until `when=` was asked about each event emitted so far; return False on a timeout.
 
-    def wait_for_room(self, wake: Callable[[], None], look: Callable[[], None]) -> None:
-        """Wait while the queue is full and open, calling `look` meanwhile to end stalled subscribers."""
-        if self._has_room():
-            return
-        wake()
-        while not self._room.wait_for(self._has_room, _LOOK_SECONDS):
-            look()
+        A call that hangs is waited for only if `patient`.
+        """
+        thread = self._filter
+        if thread is None or thread.is_here():
+            return True
+        with self._lock:
+            target = self._taken + self._waiting_outside()
+        asking = self._asking
+        if self._asked >= target or self.done:
+            return True
+        if not patient and asking is not None and perf_counter() - asking[0] > HANGS_SECONDS:
+            return False
+        thread.wake()
+        return thread.asked.wait_for(lambda: self._asked >= target or self.done, timeout)
 
-    def _has_room(self) -> bool:
-        return self.queued < self._capacity or self.done
+    def _ask_all(self) -> None:
+        """Ask `when=` about the events of `incoming`, and move the wanted ones into the queue."""
+        with self._feeding:
+            while True:
+                with self._lock:
+                    if self.done or (item := self._next_incoming()) is None:
+                        return
+                    self.received += 1
+                    self._taken += 1
+                    event: Event = item.event if type(item) is Stamped else item  # type: ignore[assignment]
+                    asking = self._asking = perf_counter(), event
+                if self._passes(asking):
+                    self._store(event)
+                    self.wake()
+                self._asked += 1
 
-    # --- taking out: the lane's own side -------------------------------------------------------------------
+    def _passes(self, asking: tuple[float, Event]) -> bool:
+        """Ask `when=`, and take a rejected event out of the account; its error is a failed event.
 
-    def _take(self) -> Delivery | None:
-        """Return the next delivery, None if there is nothing to deliver."""
-        while self._spill.count and not self.buffer and not self.ended_by:
-            lost = self._spill.refill(self.buffer)
-            with self._account:
+        If the call has hung, or the subscriber has ended meanwhile, the event is counted already.
+        """
+        event = asking[1]
+        route = self.routes.get(type(event))
+        failure: BaseException | None = None
+        try:
+            passes = route is None or route.late is None or bool(route.late(event))
+        except BaseException as error:
+            passes, failure = False, error
+        with self._lock:
+            given_up, self._asking = self._asking is not asking, None
+            if given_up or self.ended_by:
+                return False
+            self.failed += failure is not None
+            self.received -= not passes and failure is None
+        if failure is not None:
+            self._failure(failure, event, 0.0)
+        return passes
+
+    # --- taking out (the subscriber's own thread or task) --------------------------------------------------
+
+    def _take(self, most: int = 1) -> list[Event]:
+        """Remove and return the next events, at most `most`; none if there are none."""
+        most = min(most, self._capacity)
+        direct = self._spills and self._filter is None and not (self.buffer or self._spill.count)
+        if not direct:
+            self._refill()
+        with self._lock:
+            if self.ended_by:
+                return []
+            events = self._take_directly(most) if direct else self._take_queued(most)
+            self._in_flight += len(events)
+        return events
+
+    def _take_queued(self, most: int) -> list[Event]:
+        events = []
+        for _ in range(min(most, len(self.buffer))):
+            item = self.buffer.popleft()
+            events.append(self._unstamped(item) if type(item) is Stamped else item)
+        return events  # type: ignore[return-value]
+
+    def _take_directly(self, most: int) -> list[Event]:
+        """Take events from `incoming`, past the empty queue of a subscriber that spills: it has caught up."""
+        if self._has_posts:
+            found = list(islice(iter(self._next_incoming, None), most))
+        else:
+            popleft = self.incoming.popleft  # one by one, as other threads append meanwhile
+            found = [popleft() for _ in range(min(most, len(self.incoming)))]
+        self.received += len(found)
+        if Stamped in map(type, found):
+            found = [self._unstamped(item) if type(item) is Stamped else item for item in found]
+        events: list[Event] = found  # type: ignore[assignment]  # no deferred is left
+        self._caught_up = self._caught_up or not self.incoming
+        return events
+
+    def _unstamped(self, item: Stamped) -> Event:
+        self.waits.add(perf_counter() - item.emitted)
+        return item.event
+
+    def _refill(self) -> None:
+        """Fill the queue from the spill file, or else from `incoming`."""
+        if self._spill.count and not self.buffer:
+            events, lost = self._spill.read(self._capacity)
+            with self._lock:
                 self.dropped += lost
-                self.waits.lost(lost)
-        with self._account:
-            if not self.buffer or self.ended_by:
-                return None
-            if self._most:
-                self._item = self._next_batch()
-                self._in_flight = len(self._item)
-            else:
-                self._item = self.buffer.popleft()
-                self._in_flight = 1
-            self._began = perf_counter()
-            self.waits.taken(self._in_flight, self._began)
-            return self._item
+                if not self.ended_by:
+                    self.buffer.extend(events)
+        elif self.incoming:
+            self.take_in(own=True)
 
-    def _next_batch(self) -> list[Event]:
-        buffer = self.buffer
-        if len(buffer) > self._most:
-            return [buffer.popleft() for _ in range(self._most)]
-        batch = list(buffer)
-        buffer.clear()
-        return batch
+    @abstractmethod
+    def wake(self) -> None:
+        """Make the delivering side look at the queue; safe from any thread."""
 
     @abstractmethod
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
         """Report an error that an event caused."""
+
+
+def _type_of(item: Incoming) -> type[Event]:
+    return type(item.event if isinstance(item, Stamped) else item)  # type: ignore[return-value]
