@@ -81,8 +81,8 @@ def test_late_values_wait_at_the_end_of_the_file(path: Path) -> None:
     """They are appended in a second row, and in their places after a flush."""
     writer = CSVWriter()
     writer.open(Run(work_dir=str(path.parent)))
-    writer.write_batch(train(1, 2, 3, a=1.0, b=0.0))
-    writer.write_batch(train(1, b=2.0))
+    writer.write_batch([*train(1, 2, 3, a=1.0, b=0.0)])
+    writer.write_batch([*train(1, b=2.0)])
 
     assert [(row["step"], row["b"]) for row in rows(path)][-1] == ("1", "2.0")
     writer.flush()
