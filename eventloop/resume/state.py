@@ -226,7 +226,6 @@ class TrainerState:
         rollback.on_rollback("the random state", partial(set_rng_state, rng_state()))
         hook_steps = prepare_hooks(trainer.hooks, checkpoint["hooks"], found)
         load_hooks(trainer, checkpoint["hooks"], rollback)
-        trainer.position.load_samplers(rank_state.position, rollback)
         converts = any(change.name == "model_dtypes" for change in changes)
         load_optimizer_state(
             trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=found

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
 import eventloop.hooks
 from eventloop import Trainer
@@ -92,28 +92,6 @@ class PickyLR(torch.optim.lr_scheduler.ExponentialLR):
         self.refuse()
 
 
-class PickySampler(Sampler[int]):
-    """Draws from its own generator, counts its passes, and refuses a state after it has taken it."""
-
-    def __init__(self, refuse: Refusal) -> None:
-        self._refuse, self._passes = refuse, 0
-        self.generator = torch.Generator().manual_seed(4)
-
-    def __iter__(self) -> Iterator[int]:
-        self._passes += 1
-        yield from torch.randperm(4, generator=self.generator).tolist()
-
-    def __len__(self) -> int:
-        return 4
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"passes": self._passes}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._passes = state["passes"]
-        self._refuse()
-
-
 class PickyModule(nn.Module):
     """Takes what it says of itself, and then refuses."""
 
@@ -150,7 +128,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "gradients": {"cumulative_iters": 3},
 }
 CASES = [
-    *(("amp", refusing, False) for refusing in ("first hook", "last hook", "sampler", "optimizer", "scheduler", "module")),
+    *(("amp", refusing, False) for refusing in ("first hook", "last hook", "optimizer", "scheduler", "module")),
     ("gradients", "first hook", False), ("gradients", "last hook", False), ("gradients", "module", False),
     ("amp", "last hook", True), ("amp", "module", True), ("gradients", "module", True),
 ]  # fmt: skip
@@ -199,7 +177,7 @@ def build(
         directory, model=model, optimizer=optimizer, schedulers=schedulers, max_epochs=2,
         hooks=[PickyHook(refuse), *hooks] if refusing == "first hook" else [*hooks, PickyHook(refuse)],
         train_loader=DataLoader(data, 4, shuffle=True, generator=torch.Generator().manual_seed(5)),
-        val_loader=DataLoader(samples(4), 2, sampler=PickySampler(refuse)),
+        val_loader=DataLoader(samples(4), 2, shuffle=True, generator=torch.Generator().manual_seed(4)),
         default_hooks={"logger": logger(interval=2, custom_cfg=statistics)},
     )  # fmt: skip
 
@@ -224,7 +202,7 @@ def everything(trainer: Trainer) -> dict[str, Any]:
             trainer.metrics.iter,
             trainer.metrics.epoch,
         ],
-        "loaders": [x.generator.get_state() for x in (trainer.train_loader, trainer.val_loader.sampler)],  # type: ignore[union-attr]
+        "loaders": [x.generator.get_state() for x in (trainer.train_loader, trainer.val_loader)],  # type: ignore[union-attr]
         "from": [trainer.state.resumed_from, trainer.state.went_back_to, trainer.state.loads],
     }
 
