@@ -220,17 +220,17 @@ def test_what_is_put_back_is_a_copy(tmp_path: Path) -> None:
 
 
 def test_settings_are_those_of_the_beginning(tmp_path: Path) -> None:
-    """What a schedule changes of its own afterwards, or somebody of what was loaded, changes none of them."""
+    """What a schedule changes of its own afterwards, or the owner of a loaded state, changes none of them."""
     trainer, _, scheduler = of_living_states(tmp_path / "run", 2)
     settings = trainer.state.settings
     saved = {"settings": {"optimizer": {}, "param_schedulers": [{"seen": [5]}]}}
 
     scheduler.seen[:] = [7]
-    settings.scheduler_state(0, {"seen": [5]})["seen"].append(8)
-    built = settings.scheduler_state(0, {"seen": [5]})["seen"]
-    settings.adopt("keep", [], saved)
+    settings.scheduler_states([{"seen": [5]}], ())[0]["seen"].append(8)
+    (built,) = settings.scheduler_states([{"seen": [5]}], ())
+    settings.record(saved)
     saved["settings"]["param_schedulers"][0]["seen"].append(6)  # type: ignore[index]
 
-    assert built == [2]
+    assert built["seen"] == [2]
     assert settings.state_dict()["param_schedulers"] == [{"seen": [5]}]
     trainer.close()
