@@ -1,7 +1,8 @@
 """Roll back a partly loaded checkpoint, so that a failed load leaves every object as it was.
 
-`Trainer.resume` and `load_model_state` use it for objects that load their state with code of the user's, which
-may fail: their former state is kept. All other parts are checked first, and loaded by steps that cannot fail.
+`Trainer.resume` and `load_model_state` use it for objects that load their state with code of the user's,
+which may fail: their former state is kept. All other parts are checked first, and loaded by steps that cannot
+fail.
 """
 
 from __future__ import annotations
