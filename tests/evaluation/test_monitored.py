@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Trainer
-from eventloop.data.rng import random_state
+from eventloop.data.loader_state import random_state
 from eventloop.events import AfterValEpoch
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook
 from tests.ranks import run_ranks

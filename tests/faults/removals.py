@@ -48,7 +48,7 @@ TESTS = {
     "checkpoint/manifest.py": STORE,
     "optim/optimizers.py": _RESUMED,
     "checkpoint/saving/save_timeout.py": ("tests/faults/test_waits.py", *_SAVER[-2:]),
-    "data/position.py": (BY_VALUE, "tests/resume/test_resume_samplers.py"),
+    "data/loader_state.py": (BY_VALUE, "tests/resume/test_resume_samplers.py"),
     "checkpoint/prune.py": ("tests/cli/test_checkpoints_prune.py",),
     "resume/ranks.py": ("tests/resume/test_resume_ranks.py",),
     "resume/state.py": COPY,

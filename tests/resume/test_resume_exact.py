@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from eventloop import Trainer
 from eventloop.data.index_reader import IndexReader
+from eventloop.data.loader_state import random_state
 from eventloop.data.readers import reader_of
-from eventloop.data.rng import random_state
 from eventloop.data.worker_random_state import InWorker, pack
 from tests.support.interrupted import (
     AFTER,
