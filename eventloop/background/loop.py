@@ -31,6 +31,7 @@ from eventloop.costs.spans import INBOX, SpanRecorder
 from eventloop.events import Event
 from eventloop.events.deferred import Deferred, Posted, Stamped
 from eventloop.events.filters import Passes
+from eventloop.util.dry_run import plan_file
 from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
@@ -60,8 +61,8 @@ class Background(Draining):
     def __init__(self) -> None:
         super().__init__()
         self.latest = self.health.latest  # the last event of each type that the background emits
-        self.never_waits = False
-        """True once emits no longer wait for a blocking subscriber; a full queue exceeds its limit."""
+        self.never_waits = plan_file() is not None
+        """True once emits no longer wait for a blocking subscriber, whose full queue exceeds its limit."""
         self.inert = False
         """True in a forked child, which has none of the threads."""
         self.recorder: SpanRecorder | None = None
@@ -127,7 +128,8 @@ class Background(Draining):
                 else ThreadLane(name, fn, options, report, self._pace)
             )
             elsewhere.recorder, elsewhere.doorbell = self.recorder, self._doorbell
-            elsewhere.start()
+            if plan_file() is None:
+                elsewhere.start()
             self.lanes.append(elsewhere)
             return elsewhere
         lane = TaskLane(name, fn, options, report, self._call_soon)
@@ -287,12 +289,12 @@ class Background(Draining):
     def start(self) -> None:
         """Start the loop's thread and wait until it accepts calls; safe from any thread.
 
-        Does nothing if it runs, or if the bus is closed.
+        Does nothing if it runs, if the bus is closed, or in a dry run.
 
         Raises:
             RuntimeError: no thread, or no loop, can be started.
         """
-        if self._loop is not None:
+        if self._loop is not None or plan_file() is not None:
             return
         with self._starting:
             if self._thread is None and not self.finished:
