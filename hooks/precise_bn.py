@@ -17,7 +17,7 @@ from eventloop.data.side_pass import position_of
 from eventloop.evaluation.evaluation import fields_kept
 from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrain, BeforeTrainEpoch
 from eventloop.hooks.hook import Hook
-from eventloop.migration.arguments import knowing_others
+from eventloop.migration.names import knowing_others
 from eventloop.model.batchnorm_statistics import Forward, get_bn_modules, update_bn_stats
 from eventloop.state.schema import read_as
 from eventloop.util.checks import check_bools, check_optional_bools

@@ -27,6 +27,7 @@ from eventloop.background.workers.subscriber import ProcessLane
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
 from eventloop.events.deferred import Deferred, Stamped
+from eventloop.util.dry_run import plan_file
 from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
@@ -46,7 +47,7 @@ class Background(Closing):
     def __init__(self) -> None:
         super().__init__()
         self.latest = self.health.latest  # the last event of each type that the background creates
-        self.never_waits = False
+        self.never_waits = plan_file() is not None
         """True once emits no longer wait for a blocking subscriber; a full queue exceeds its limit."""
         self.inert = False
         """True in a forked child, which has none of the threads."""
@@ -85,7 +86,8 @@ class Background(Closing):
         self.start()
         lane = self.make_lane(name, fn, options, offload, loop)
         lane.recorder = self.recorder
-        lane.start()
+        if plan_file() is None:
+            lane.start()
         self.lanes.append(lane)
         if self.closed:  # another thread has just done so, perhaps without this lane
             self.remove_lane(lane)
@@ -108,6 +110,8 @@ class Background(Closing):
             return ProcessLane(name, fn, options, report)
         if offload == "thread":
             return ThreadLane(name, fn, options, report, self._pace)
+        if plan_file() is not None:
+            return TaskLane(name, fn, options, report, None)
         with self._starting:
             coroutines = self._coroutines or CoroutineLoop()
             task = TaskLane(name, fn, options, report, coroutines.loop)
@@ -225,12 +229,14 @@ class Background(Closing):
     # --- the keeper's thread -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the keeper; safe from any thread. Does nothing if it runs, or if the bus is closed.
+        """Start the keeper; safe from any thread.
+
+        Does nothing if it runs, if the bus is closed, or in a dry run.
 
         Raises:
             RuntimeError: no thread can be started.
         """
-        if self._thread is not None:
+        if self._thread is not None or plan_file() is not None:
             return
         with self._starting:
             if self._thread is None and not self.finished:

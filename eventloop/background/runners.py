@@ -35,7 +35,7 @@ class TaskLane(Lane):
     `stall_timeout`.
 
     Args:
-        loop: the loop, which the bus runs on a thread of its own, or the caller runs.
+        loop: the loop, which the bus runs on a thread of its own, or the caller runs; None in a dry run.
     """
 
     runs_on = "loop"
@@ -47,7 +47,7 @@ class TaskLane(Lane):
         fn: Callable[..., Any],
         options: LaneOptions,
         report: Report,
-        loop: asyncio.AbstractEventLoop,
+        loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         super().__init__(name, fn, options, report)
         self._loop = loop
@@ -60,6 +60,7 @@ class TaskLane(Lane):
         self._call_on_loop(self._make_task)
 
     def _make_task(self) -> None:
+        assert self._loop is not None
         self._task = self._loop.create_task(self._serve(), name=f"eventloop {self.name}")
 
     def wake(self) -> None:
@@ -76,6 +77,8 @@ class TaskLane(Lane):
             self._task.cancel()
 
     def _call_on_loop(self, fn: Callable[[], object]) -> None:
+        if self._loop is None:
+            return
         try:
             self._loop.call_soon_threadsafe(fn)
         except RuntimeError:  # it was closed
@@ -180,7 +183,7 @@ class CallersLane(TaskLane):
 
         True if this thread runs the loop itself, or no thread does.
         """
-        return _running_loop() is self._loop or not self._loop.is_running()
+        return self._loop is None or _running_loop() is self._loop or not self._loop.is_running()
 
     @property
     def stuck(self) -> str:

@@ -25,7 +25,7 @@ from weakref import WeakSet, ref
 from eventloop.background.background import Background
 from eventloop.background.queues.options import LaneOptions, OnError, Overflow
 from eventloop.bus.capture import capture
-from eventloop.bus.dry_run import DryRunBackground, under_way
+from eventloop.bus.dry_run import FirstEvent
 from eventloop.bus.event_order import event_plans, plan_table
 from eventloop.bus.event_signal import EventSignal
 from eventloop.bus.process_exit import forget, watch
@@ -39,6 +39,7 @@ from eventloop.events.catalogue import find_event
 from eventloop.events.deferred import Deferred
 from eventloop.events.filters import Predicate
 from eventloop.events.priority import Priority
+from eventloop.util.dry_run import plan_file
 from eventloop.util.functions import handler_name, is_coroutine_function
 
 if TYPE_CHECKING:
@@ -74,19 +75,15 @@ class Bus:
         """True for the bus of a trainer, which the next run or background subscription reopens."""
         self.overtime = True
         """Whether a flush or close without a timeout may take longer than `drain_timeout`."""
-        self.rehearsal = under_way()
-        """The dry run of this process, or None; see `eventloop.bus.dry_run`."""
-        self._background = Background() if self.rehearsal is None else DryRunBackground()
+        self._background = Background()
         self._subscribers = Subscribers(self, self._background)
-        self._dispatch = self._subscribers.dispatch
+        self._dispatch = self._subscribers.dispatch if plan_file() is None else FirstEvent(self)
         self._wanted = self._subscribers.wanted
         self.health = self._background.health
         """Health events and errors of background subscribers, which `poll` handles."""
         self._recording: ref[Recording] | None = None  # held by the background until it is finished
         self._module_subscriptions: WeakSet[ModuleSubscription] = WeakSet()  # their handlers hold them
         watch(self, self._background)
-        if self.rehearsal is not None:
-            self.rehearsal.admit(self)
 
     # --- subscribing ---------------------------------------------------------------------------------------
 
@@ -445,6 +442,8 @@ class Bus:
             RuntimeError: called from a background subscriber, which would wait for itself.
         """
         self._refuse_in_background("flush")
+        if plan_file() is not None:  # a dry run delivers nothing
+            return DrainReport(True, self._subscribers.stats())
         noting = self._subscribers.noting
         if timeout is None:
             complete = self._background.flush_while_delivering(
@@ -522,9 +521,8 @@ class Bus:
                 f"bus.reopen has waited drain_timeout={self.drain_timeout:g} s for another thread, which is "
                 "still closing the bus: call it, or train, again when bus.close has returned there"
             )
-        background = Background() if self.rehearsal is None else DryRunBackground()
-        if self.rehearsal is None:
-            background.start()
+        background = Background()
+        background.start()
         background.latest.update(self._background.latest)
         self._background, self.health = background, background.health
         watch(self, background)

@@ -173,9 +173,7 @@ def test_events_beyond_the_limit_of_the_list_are_counted(
         held(event)
         return True
 
-    subscription = bus.subscribe(
-        held, AfterTrainIter, offload="thread", when=hold, overflow="drop_oldest"
-    )
+    subscription = bus.subscribe(held, AfterTrainIter, offload="thread", when=hold, overflow="drop_oldest")
     Emitter(bus).emit(1)
     assert held.entered.wait(DEADLINE)
     Emitter(bus).emit(30_000)
