@@ -240,7 +240,7 @@ class Background(Closing):
             return
         with self._starting:
             if self._thread is None and not self.finished:
-                thread = threading.Thread(target=self._keep, name="eventloop keeper", daemon=True)
+                thread = threading.Thread(target=self._keep, name="eventloop background", daemon=True)
                 self._thread = thread
                 try:  # known by then: a Ctrl-C may come when it runs already
                     thread.start()

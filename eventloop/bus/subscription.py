@@ -39,7 +39,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     """The account of one subscription. For a sync handler `calls == delivered`.
 
     For a background subscriber `emitted == delivered + failed + dropped + queued` at any moment, counted in
-    events. One that `when=` was not asked about yet counts as queued, and leaves the account if rejected.
+    events. An event that `when=` rejects leaves the account.
     """
 
     name: str

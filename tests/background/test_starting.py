@@ -57,7 +57,7 @@ def test_a_ctrl_c_while_the_loop_is_started_leaves_one_that_is_known(monkeypatch
     subscription = bus.subscribe(ignores, "after_train_iter")
     emit(bus, 3)
 
-    assert len(threads_called("keeper")) == 1
+    assert len(threads_called("background")) == 1
     assert bus.close(DEADLINE).complete
     assert subscription.stats.delivered == 3
-    until(lambda: not threads_called("keeper"))
+    until(lambda: not threads_called("background"))
