@@ -274,6 +274,7 @@ def test_what_a_filter_that_hangs_in_a_close_holds_up_is_charged_to_all(held: He
     assert (of_its_own.failed, of_its_own.dropped) == (1, 2)
 
 
+@pytest.mark.slow
 def test_a_filter_of_health_events_that_hangs_holds_no_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who closes gives the others what a coroutine has held up, and asks nobody itself who may not come back."""
     monkeypatch.setattr(draining, "HELD_SECONDS", 0.05)

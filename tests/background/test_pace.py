@@ -119,6 +119,7 @@ def test_the_first_delivery_takes_a_turn(bus: Bus, monkeypatch: pytest.MonkeyPat
     assert len({id(pace) for pace, _ in asked}) == 1
 
 
+@pytest.mark.slow
 def test_a_filter_that_hangs_hides_nobody_elses_events(bus: Bus) -> None:
     """Past the deadline of a close, the account of whoever has no filter knows of every event: of those before the one
     that a filter hangs in, and of those after."""

@@ -37,6 +37,7 @@ def threads_called(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == f"eventloop {name}"]
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_comes_while_the_loop_is_started_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who subscribes while another thread starts the loop is heard by it, and starts no second one."""
     bus, run = Bus(), anyio.run

@@ -317,6 +317,7 @@ def accounted(subscription: Subscription) -> int:
     return account.delivered + account.failed + account.dropped + account.queued
 
 
+@pytest.mark.slow
 def test_a_close_is_not_held_by_a_filter(held: Held, caplog: pytest.LogCaptureFixture) -> None:
     """A filter that hangs costs a close its timeout; it is told, and every event is in an account."""
     bus = Bus()
@@ -339,6 +340,7 @@ def test_a_close_is_not_held_by_a_filter(held: Held, caplog: pytest.LogCaptureFi
     assert (bad.account().failed, bad.account().dropped) == (1, 4)
 
 
+@pytest.mark.slow
 def test_a_second_filter_that_hangs_holds_no_close(held: Held) -> None:
     """Nor does one that hangs only when the close itself has it asked."""
     bus = Bus()
@@ -404,6 +406,7 @@ def test_a_filter_that_holds_the_loop_does_not_hold_the_emitting_thread(
     assert min(same.account().dropped, bad.account().dropped) > 1000
 
 
+@pytest.mark.slow
 def test_the_interpreter_exits_beside_a_filter_that_hangs(
     python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

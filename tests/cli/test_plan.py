@@ -161,6 +161,7 @@ def test_a_script_sees_what_python_shows_it(capsys: pytest.CaptureFixture[str]) 
     assert sorted(p.name for p in Path("sub").iterdir()) == ["beside_the_script.py", "train.py"]
 
 
+@pytest.mark.slow
 def test_a_resume_changes_nothing_on_the_disk(capsys: pytest.CaptureFixture[str]) -> None:
     """The checkpoint is read, its handlers run; no writer cuts off what is to be written again."""
     first = write(f"{TRAINER}\nbuild(hooks=[]).train()\n")
@@ -207,6 +208,7 @@ def test_an_empty_work_dir_that_was_there_stays() -> None:
     assert [*Path("out").iterdir()] == []
 
 
+@pytest.mark.slow
 def test_a_run_in_another_thread_does_not_begin_either() -> None:
     """The thread ends without a word, and the plan is shown when the script ends."""
     script = write(
@@ -360,7 +362,7 @@ def test_json_is_all_that_standard_output_has(capsys: pytest.CaptureFixture[str]
     assert errors == "hello\n"
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "says"),
     [

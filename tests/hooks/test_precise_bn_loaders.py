@@ -220,7 +220,7 @@ def test_a_pass_at_its_end_is_not_begun_again(make_trainer: Make) -> None:
 RESUMABLE = [name for name in LOADERS if name != "counted sampler"]
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [PER_EPOCH, PER_EPOCH + 2])
 @pytest.mark.parametrize("loader", RESUMABLE)
 def test_the_checkpoint_has_the_place_of_the_training(

@@ -208,7 +208,7 @@ OWN: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OWN)
 def test_generator_of_a_sampler_goes_on(make_trainer: MakeTrainer, tmp_path: Path, kind: str) -> None:
     """A sampler that draws from a generator of its own, whatever it calls it, draws what it would have drawn."""
@@ -222,7 +222,7 @@ def test_generator_of_a_sampler_goes_on(make_trainer: MakeTrainer, tmp_path: Pat
     assert len({str(whole[i : i + PER_EPOCH]) for i in range(0, len(whole), PER_EPOCH)}) == EPOCHS
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_generator_of_a_sampler_goes_on_with_workers(
@@ -239,7 +239,7 @@ def test_generator_of_a_sampler_goes_on_with_workers(
     assert parts == whole
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampler", [Saving, Placed])
 def test_sampler_with_a_state_goes_on(
@@ -432,7 +432,7 @@ def test_order_that_training_has_a_part_in_is_told(
 # --- streams whose workers persist --------------------------------------------------------------------------
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [[3], [PER_EPOCH], [PER_EPOCH + 3], STOPS], ids=str)
 @pytest.mark.parametrize("batch", [BATCH, None])
 def test_workers_of_a_stream_go_on(
@@ -448,6 +448,7 @@ def test_workers_of_a_stream_go_on(
     assert parts == whole
 
 
+@pytest.mark.slow
 def test_stream_goes_on_without_a_file(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """`train()` called again after a stop in a later pass goes on with the workers' states."""
     whole: list[Any] = []

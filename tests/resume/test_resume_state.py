@@ -296,7 +296,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 def test_loader_goes_on(make_trainer: MakeTrainer, tmp_path: Path, name: str) -> None:
     """Generators of what a loader is made of are put back, and a length that an epoch's number decides is no change."""
@@ -331,7 +331,7 @@ def evaluated(name: str) -> DataLoader[Any]:
     return DataLoader(samples(24), 4, sampler=drawn)
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sampler", "transforms"])
 @pytest.mark.parametrize("cut_short", [False, True])
 def test_evaluation_draws_what_it_would_have(

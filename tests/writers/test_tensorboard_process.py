@@ -133,6 +133,7 @@ def test_many_events_move_in_order(attach: Attach, folder: Path) -> None:
     assert (first, second) == ([*range(5000)], [*range(5000, 10_000)])
 
 
+@pytest.mark.slow
 def test_tensorboard_that_is_looking_sees_what_comes(attach: Attach, folder: Path) -> None:
     """It never goes back to a file once there is a later one, so no two of them grow at the same time."""
     bus = attach(TensorBoardWriter())
@@ -148,6 +149,7 @@ def test_tensorboard_that_is_looking_sees_what_comes(attach: Attach, folder: Pat
     assert steps(reader.Images("train/cat")) == [3, 6]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_replaces_the_steps_it_runs_again(attach: Attach, folder: Path) -> None:
     """Curves and images alike, of the thread's file and of the process's, and none of its own."""
     write(attach(TensorBoardWriter()), BeforeTrain(), *scalars(10), image(10), *scalars(20, 30), image(30))
@@ -161,6 +163,7 @@ def test_a_resumed_run_replaces_the_steps_it_runs_again(attach: Attach, folder: 
     assert steps(reader.Images("train/cat")) == [10, 25, 35]
 
 
+@pytest.mark.slow
 def test_training_again_in_one_program(attach: Attach, folder: Path) -> None:
     """The process tells TensorBoard of a second beginning, too."""
     bus = attach(TensorBoardWriter())
@@ -180,6 +183,7 @@ def test_training_again_in_one_program(attach: Attach, folder: Path) -> None:
     assert steps(reader.Images("train/cat")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [[], [RunInfo(info={"model": "x"})]])
 def test_settings_are_written_once(attach: Attach, folder: Path, before: list[Event]) -> None:
     """By whoever opens first, also if that is the process; it says how the run ended."""
@@ -198,6 +202,7 @@ def test_settings_are_written_once(attach: Attach, folder: Path, before: list[Ev
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_settings_of_a_thread_that_had_seen_the_end(attach: Attach, folder: Path) -> None:
     """HParams takes the end in once: a test with images after the training does not end it again."""
     bus = attach(TensorBoardWriter(hparams={"lr": 0.5}))
@@ -336,6 +341,7 @@ def train(work_dir: Path, **options: Any) -> Trainer:
     return trainer
 
 
+@pytest.mark.slow
 def test_training_with_images_is_the_same_training(tmp_path: Path, folder: Path) -> None:
     """A run with images has the weights of one without; the summary has the account of both halves of the writer."""
     draw = VisualizationHook(1, draw=lambda trainer, event: {"x": torch.zeros(3, 4, 4, dtype=torch.uint8)})
