@@ -83,6 +83,7 @@ def test_full_queue_holds_the_emitting_thread(bus: Bus, held: Held, kind: str) -
     assert [event.iter for event in held.seen] == list(range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["cancel", "close", "stall"])
 def test_producer_is_let_go_when_the_subscriber_ends(held: Held, end: str) -> None:
     """A subscriber that is cancelled, closed or stalled holds nobody any longer."""

@@ -106,6 +106,7 @@ def test_close_delivers_from_one_subscriber_to_another() -> None:
     assert [stats.dropped for stats in report.stats] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_exit_delivers_what_subscribers_emit(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """The interpreter's exit is a close."""
     ran = python(

@@ -70,6 +70,7 @@ def test_close_returns_in_time_and_reports_what_is_left(
     assert stats.delivered == 0
 
 
+@pytest.mark.slow
 @in_three_ways
 def test_flush_returns_in_time(bus: Bus, held: Held, how: str) -> None:
     """A flush that could not finish says so."""
@@ -103,6 +104,7 @@ def test_stalled_subscriber_is_reported_and_not_waited_for(bus: Bus, held: Held,
     assert account.error.startswith("[stalled]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["thread", "task"])
 def test_close_does_not_wait_for_a_stalled_subscriber(held: Held, how: str) -> None:
     """One that stalls while the bus is being closed is given up, too, and the others are delivered to."""
@@ -153,6 +155,7 @@ def test_a_stall_that_two_threads_see_is_reported_once(held: Held) -> None:
     assert (lane.account.failed, lane.ended_by) == (1, "stalled")
 
 
+@pytest.mark.slow
 def test_stalled_batch_fails_as_a_whole(bus: Bus, held: Held) -> None:
     """Every event of the batch under way is counted as failed, those that wait as dropped."""
     subscription = hang(bus, held, "thread", stall_timeout=0.3, batch=True)

@@ -124,6 +124,7 @@ def test_flush_waits_for_what_was_queued_before_newer_events_were_refused(bus: B
     assert flushed == [3]
 
 
+@pytest.mark.slow
 @in_both_kinds
 def test_drops_are_told_as_an_event(bus: Bus, held: Held, kind: str) -> None:
     """`events_dropped` reaches background subscribers by itself and sync handlers through `poll`."""

@@ -75,6 +75,7 @@ def end(bus: Bus, how: str, *timeout: float) -> Any:
     return getattr(bus, how)(*timeout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["flush", "close"])
 def test_it_goes_on_while_less_is_left(
     slow: Callable[..., Slow], how: str, caplog: pytest.LogCaptureFixture

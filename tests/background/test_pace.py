@@ -99,6 +99,7 @@ def test_a_close_waits_for_no_turn(bus: Bus) -> None:
     assert seen == [*range(100)]
 
 
+@pytest.mark.slow
 def test_a_filter_that_hangs_hides_nobody_elses_events(bus: Bus) -> None:
     """Past the deadline of a close, the account of whoever has no filter knows of every event: of those before the one
     that a filter hangs in, and of those after."""

@@ -162,6 +162,7 @@ def test_file_has_no_name_and_is_given_back(bus: Bus, held: Held, small_files: P
     assert open_in(small_files) == 0
 
 
+@pytest.mark.slow
 @sees_open_files
 def test_file_does_not_grow_under_a_subscriber_that_stays_behind(
     bus: Bus, held: Held, small_files: Path
@@ -236,6 +237,7 @@ def test_end_of_a_subscriber_removes_its_file(
     assert left == 0
 
 
+@pytest.mark.slow
 def test_killed_process_leaves_no_file(python: Callable[..., CompletedProcess[str]], tmp_path: Path) -> None:
     """The file never had a name."""
     program = """

@@ -153,6 +153,7 @@ def test_no_temporary_folder_means_counted_drops(
     assert "held cannot spill to" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_real_limit_of_the_system_is_survived(python: Callable[..., CompletedProcess[str]]) -> None:
     """RLIMIT_FSIZE fails a write as a full disk does, after a part of it; lifted, spilling goes on."""
     program = """

@@ -298,6 +298,7 @@ def accounted(subscription: Subscription) -> int:
     return account.delivered + account.failed + account.dropped + account.queued
 
 
+@pytest.mark.slow
 def test_a_close_is_not_held_by_a_filter(held: Held, caplog: pytest.LogCaptureFixture) -> None:
     """A filter that hangs costs a close its timeout; it is told, and every event is in an account."""
     bus = Bus()
@@ -320,6 +321,7 @@ def test_a_close_is_not_held_by_a_filter(held: Held, caplog: pytest.LogCaptureFi
     assert (bad.account().failed, bad.account().dropped + bad.account().queued) == (1, 4)
 
 
+@pytest.mark.slow
 def test_a_second_filter_that_hangs_holds_no_close(held: Held) -> None:
     """Nor does one that hangs only when the close itself has it asked."""
     bus = Bus()
@@ -365,6 +367,7 @@ def test_a_filter_that_stalled_and_returns_is_counted_once(bus: Bus, held: Held)
     assert (bad.stats.failed, bad.stats.dropped, bad.stats.delivered) == (1, 4, 0)
 
 
+@pytest.mark.slow
 def test_the_interpreter_exits_beside_a_filter_that_hangs(
     python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_slow_delivery_is_not_stuck(bus: Bus, held: Held) -> None:
     assert subscription.stats.error == ""
 
 
+@pytest.mark.slow
 def test_a_stuck_worker_process_is_told(bus: Bus, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A delivery in a process is one like any other."""
     monkeypatch.setattr(lane, "STUCK_SECONDS", 0.05)
@@ -157,6 +158,7 @@ def test_the_next_delivery_is_waited_for(bus: Bus) -> None:
 # --- beside one that hangs ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_others_are_closed_beside_one_that_hangs(held: Held) -> None:
     """At the end of its time a close keeps a part of it for those that have nothing left, who hear of failures too."""
     bus = Bus()

@@ -108,6 +108,7 @@ def test_a_superseded_save_that_a_thread_writes_is_finished(
     assert written.result().bytes > 0
 
 
+@pytest.mark.slow
 def test_who_closes_waits_no_longer_either(
     stopped: tuple[Saver, SaverProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def test_process_writes_what_the_state_was(with_process: Make, tmp_path: Path) -
         assert os.listdir(tmp_path) == [path.name]
 
 
+@pytest.mark.slow
 @needs_shared_memory
 def test_process_writes_what_was_copied_later(with_process: Make, late: Late, tmp_path: Path) -> None:
     """It is given the state when all of it is there."""
@@ -231,6 +232,7 @@ def test_without_shared_memory_there_is_no_process(tmp_path: Path, monkeypatch: 
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
+@pytest.mark.slow
 @needs_shared_memory
 def test_a_save_that_is_waited_for_is_written_here(with_process: Make, tmp_path: Path) -> None:
     """The process takes only time that nobody else wants, and who waits may not have so much of it."""

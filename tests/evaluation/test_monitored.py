@@ -254,7 +254,7 @@ def noisy_trainer(
     )  # fmt: skip
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("own_generator", [False, True])
 def test_run_is_bitwise_that_without_it(tmp_path: Path, workers: int, own_generator: bool) -> None:

@@ -250,6 +250,7 @@ def test_what_lasts_is_frozen_after_the_first_interval(make_trainer: Make, no_no
     assert seen[5][1] == 0
 
 
+@pytest.mark.slow
 def test_everything_is_looked_at_once_before_the_first_step(
     make_trainer: Make, asked: list[tuple[int, str]]
 ) -> None:
@@ -318,6 +319,7 @@ def test_python_is_left_as_it_was(make_trainer: Make, arm: Callable[[Trainer], N
         trainer.train()
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_its_turn_in_after_train(make_trainer: Make) -> None:
     """Where a Ctrl-C keeps `after_train` from the hook, `after_run` reaches it."""
 
@@ -332,6 +334,7 @@ def test_ctrl_c_before_its_turn_in_after_train(make_trainer: Make) -> None:
             trainer.train()
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_left_puts_it_back(make_trainer: Make) -> None:
     """`break` out of a hand-written loop is an end like any other."""
     trainer = make_trainer(hooks=[GarbageCollectionHook(interval=1)])
@@ -368,6 +371,7 @@ assert under_way.wait(60)
 """
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_ends_during_a_training_finds_it_as_it_was(tmp_path: Path) -> None:
     """A training in a daemon thread has no end of its own; what is frozen then would be a leak, which the bindings of
     Triton print."""
@@ -406,6 +410,7 @@ def test_who_froze_objects_keeps_them_frozen(make_trainer: Make) -> None:
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_a_training_within_a_training(make_trainer: Make) -> None:
     """The inner one finds collection off, and leaves it so for the outer one."""
     states: list[bool] = []
@@ -440,6 +445,7 @@ class CollectorState(Dataset[torch.Tensor]):
         return torch.tensor([float(gc.isenabled()), float(os.getpid())], dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_forked_loader_workers_collect_automatically(make_trainer: Make) -> None:
     """A worker inherits a collector that is off, and has nobody who collects: it is switched on there."""

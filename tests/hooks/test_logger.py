@@ -343,6 +343,7 @@ def test_bad_interval_is_refused(interval: Any, message: str) -> None:
         LoggerHook(interval)
 
 
+@pytest.mark.slow
 def test_a_long_interval_loses_nothing(
     make_trainer: Callable[..., Trainer], record_scalars: Callable[[Trainer], list[ScalarsLogged]]
 ) -> None:
@@ -361,7 +362,7 @@ def test_a_long_interval_loses_nothing(
     assert sum("value" in event.scalars for event in seen) == trainer.iter * (COLLECT_AT // 2) >= count
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", [LoggerHook(interval=1000), PeriodicWriter(period=1000)])
 @pytest.mark.parametrize("when", ["before_train_iter", "before_val_iter"])
 def test_more_than_the_storage_holds_is_sent_wherever_it_is_put(

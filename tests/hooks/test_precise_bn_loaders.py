@@ -128,6 +128,7 @@ def test_training_sees_the_same_batches(
     assert len(ends[0][0]) in (15, 3 * PER_EPOCH)
 
 
+@pytest.mark.slow
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("stop", [PER_EPOCH, PER_EPOCH + 2])
 @pytest.mark.parametrize("loader", LOADERS)

@@ -97,6 +97,7 @@ def test_a_run_that_fails_tells_once(make_trainer: MakeTrainer, caplog: pytest.L
     assert line.startswith("not everything was delivered: Fails: ")
 
 
+@pytest.mark.slow
 def test_who_waits_beside_one_that_hangs_ends_well(
     make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:

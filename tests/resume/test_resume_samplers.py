@@ -196,6 +196,7 @@ OWN: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("kind", OWN)
 def test_generator_of_a_sampler_goes_on(make_trainer: MakeTrainer, tmp_path: Path, kind: str) -> None:
@@ -210,6 +211,7 @@ def test_generator_of_a_sampler_goes_on(make_trainer: MakeTrainer, tmp_path: Pat
     assert len({str(whole[i : i + PER_EPOCH]) for i in range(0, len(whole), PER_EPOCH)}) == EPOCHS
 
 
+@pytest.mark.slow
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("persistent", [False, True])
@@ -227,6 +229,7 @@ def test_generator_of_a_sampler_goes_on_with_workers(
     assert parts == whole
 
 
+@pytest.mark.slow
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampler", [Saving, Placed])
@@ -307,6 +310,7 @@ def test_a_sampler_that_draws_during_the_pass_is_logged(
 # --- streams ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("stops", [[3], [PER_EPOCH], [PER_EPOCH + 3], STOPS], ids=str)
 def test_workers_of_a_stream_go_on(make_trainer: MakeTrainer, tmp_path: Path, stops: list[int]) -> None:

@@ -249,6 +249,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("name", LOADERS)
 def test_loader_goes_on(make_trainer: MakeTrainer, tmp_path: Path, name: str) -> None:
@@ -277,6 +278,7 @@ def evaluated(name: str) -> DataLoader[Any]:
     return DataLoader(samples(24), 4, sampler=drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("name", ["sampler", "data set"])
 @pytest.mark.parametrize("cut_short", [False, True])

@@ -158,6 +158,7 @@ def test_a_writer_that_hangs_is_left(
     assert (kept.seen[-1], kept.closed) == ("AfterRun", True)
 
 
+@pytest.mark.slow
 def test_while_writers_are_waited_for(
     make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,6 +176,7 @@ def test_while_writers_are_waited_for(
     assert kept.closed
 
 
+@pytest.mark.slow
 def test_while_a_failed_run_is_closed(
     make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:
