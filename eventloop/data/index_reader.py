@@ -45,7 +45,8 @@ class IndexReader:
         """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
         self._settle(skip)
         length = length_of(loader)
-        if skip and length is not None and skip >= length:
+        if loader.num_workers and skip and length is not None and skip >= length:
+            _draw_out(loader, opened_with)
             return iter(())  # all batches were trained on
         if not (loader.num_workers and loader.in_order):
             return self._without_states(loader, skip, opened_with) if skip else iter(loader)
@@ -190,6 +191,15 @@ def _source_of(loader: DataLoader[Any]) -> torch.Generator:
         module: Any = torch.get_device_module(device)
         source = module.default_generators[module.current_device()]
     return torch.default_generator if source is None else source
+
+
+def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any]) -> None:
+    """Draw all lists of a pass, as a loader with workers has when its last batch is read."""
+    now = random_state(loader)
+    set_random_state(loader, opened_with, opening=True)
+    for _ in _lists_of(loader):
+        pass
+    set_random_state(loader, now)
 
 
 def _drop(lists: Iterator[list[Any]], skip: int) -> None:

@@ -102,8 +102,7 @@ class LoaderPosition:
         self.length = length_of(loader)
         skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
-        ended = self.length is not None and skip >= self.length
-        self._restore_own(loader, opening=not skip or ended)
+        self._restore_own(loader, opening=not skip)
         self._take_back(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
