@@ -45,7 +45,8 @@ class IndexReader:
         """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
         self._settle(skip)
         length = length_of(loader)
-        if skip and length is not None and skip >= length:
+        if loader.num_workers and skip and length is not None and skip >= length:
+            _draw_out(loader, opened_with)
             return iter(())  # all batches were trained on
         if not (loader.num_workers and loader.in_order):
             return self._without_states(loader, skip, opened_with) if skip else iter(loader)
@@ -111,7 +112,8 @@ class IndexReader:
         _drop(lists, skip)
         set_random_state(loader, now)
         indices = Indices(_lists_of(loader), lists)
-        return iter(rebuild(loader, indices, torch.Generator(), loader.collate_fn, loader.worker_init_fn))
+        seeds = torch.Generator(_source_of(loader).device)  # leaves the loader's generator as it is
+        return iter(rebuild(loader, indices, seeds, loader.collate_fn, loader.worker_init_fn))
 
     def _start(
         self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]
@@ -148,7 +150,7 @@ class IndexReader:
         if self._seeded_here:
             self._seeded_with = _draw_seed(loader)
         assert self._seeded_with is not None
-        seeds = torch.Generator()
+        seeds = torch.Generator(_source_of(loader).device)
         seeds.set_state(self._seeded_with.clone())  # torch reads a state from the start of its storage
         return seeds
 
@@ -175,10 +177,29 @@ def _lists_of(loader: DataLoader[Any]) -> Any:
 
 def _draw_seed(loader: DataLoader[Any]) -> torch.Tensor:
     """Draw the seed of a pass, as a DataLoader does, and return the state that it was drawn from."""
-    source = loader.generator if loader.generator is not None else torch.default_generator
+    source = _source_of(loader)
     state = source.get_state()
     torch.empty((), dtype=torch.int64).random_(generator=source)
     return state
+
+
+def _source_of(loader: DataLoader[Any]) -> torch.Generator:
+    """Return the generator from which a DataLoader draws its seed, on the default device."""
+    source: torch.Generator | None = loader.generator
+    device = torch.get_default_device()
+    if source is None and device.type != "cpu":
+        module: Any = torch.get_device_module(device)
+        source = module.default_generators[module.current_device()]
+    return torch.default_generator if source is None else source
+
+
+def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any]) -> None:
+    """Draw all lists of a pass, as a loader with workers has when its last batch is read."""
+    now = random_state(loader)
+    set_random_state(loader, opened_with, opening=True)
+    for _ in _lists_of(loader):
+        pass
+    set_random_state(loader, now)
 
 
 def _drop(lists: Iterator[list[Any]], skip: int) -> None:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from eventloop.data.loader_info import persists
-from eventloop.data.loader_state import random_state, set_random_state
+from eventloop.data.loader_state import own_random_state, random_state, set_random_state
 from eventloop.util.checks import length_of
 
 logger = logging.getLogger("eventloop")
@@ -38,8 +38,8 @@ class PlainReader:
             return iterator
         if isinstance(loader, list | tuple):
             return islice(loader, skip, None)
-        if length is not None and skip >= length:
-            return iter(())
+        if length is not None and skip >= length and not any(own_random_state(loader).values()):
+            return iter(())  # no batch is left, and no sampler draws at the end
         logger.warning(
             "the first %d batches of the pass, which were trained on, are read again and dropped: %s",
             skip,

@@ -102,8 +102,7 @@ class LoaderPosition:
         self.length = length_of(loader)
         skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
-        ended = self.length is not None and skip >= self.length
-        self._restore_own(loader, opening=not skip or ended)
+        self._restore_own(loader, opening=not skip)
         self._take_back(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
@@ -188,7 +187,7 @@ class LoaderPosition:
             check_generators(loader, opened_with["generators"])
         check_generators(loader, state["generators"])
         for mode, evaluated_on in self._evaluated_on().items():
-            check_generators(evaluated_on, state["evaluations"].get(mode, {}))
+            check_generators(evaluated_on, state.get("evaluations", {}).get(mode, {}))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position that `check_state` has checked; this calls no code of loaders and samplers."""
@@ -197,14 +196,15 @@ class LoaderPosition:
         self._opened_with = dict(state["opened_with"])
         self._opened_at = None
         self._own = {"generators": state["generators"], "samplers": state["samplers"]}
-        self._loader_state = state["loader"]
+        self._loader_state = state.get("loader", {})
         self.evaluated = int(state["evaluated"])
         self._resuming = self._trainer.batch_idx > 0
         if self._trainer.loader is not None:  # an evaluation before the next pass may draw from them
             _restore_generators(self._trainer.loader, self._own.pop("generators"))
+        evaluations = state.get("evaluations", {})
         for mode, loader in self._evaluated_on().items():
-            if mode in state["evaluations"]:
-                _restore_generators(loader, state["evaluations"][mode])
+            if mode in evaluations:
+                _restore_generators(loader, evaluations[mode])
 
     def _evaluated_on(self) -> dict[str, Iterable[Any]]:
         """Return the evaluation loaders by mode, without the train loader."""

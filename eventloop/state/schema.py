@@ -54,11 +54,11 @@ class OpenedWith(msgspec.Struct):
 
     rng: RandomState | None = None
     generators: dict[str, GeneratorState] | None = None
-    samplers: dict[str, Any] = {}
+    samplers: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if (self.rng is None) is not (self.generators is None):
-            raise ValueError("Object must have both `rng` and `generators`, or neither")
+        if len({self.rng is None, self.generators is None, self.samplers is None}) > 1:
+            raise ValueError("Object must have `rng`, `generators` and `samplers`, or none of them")
 
 
 class ReaderState(msgspec.Struct):

@@ -114,7 +114,7 @@ MALFORMED: list[tuple[tuple[Any, ...], Any, str]] = [
     ((*POSITION, "samplers"), NONE, "it has a tensor where a mapping is expected"),
     ((*POSITION, "loader"), 3, "of meta.position.loader is wrong: Expected `object`, got `int`: 3"),
     ((*POSITION, "opened_with"), {}, "of meta.position is wrong: Object must have `rng` in `opened_with`"),
-    ((*POSITION, "opened_with", "generators"), ..., "must have both `rng` and `generators`, or neither"),
+    ((*POSITION, "opened_with", "generators"), ..., "must have `rng`, `generators` and `samplers`, or none"),
     ((*POSITION, "opened_with", "rng", "torch"), torch.zeros(3).byte(), "random state is invalid: RuntimeError"),
     ((*POSITION, "evaluations", "val"), None, "of meta.position.evaluations.* is wrong: Expected `object`"),
     (("state_dict",), None, "state_dict cannot be loaded, the value is wrong: Expected `object`, got `null`: None"),
