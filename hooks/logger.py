@@ -21,8 +21,9 @@ from eventloop.events import (
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.log_files import copy_logs
+from eventloop.metrics.packet import Packet
 from eventloop.metrics.reduce import LAST, Reduced, Reducer
-from eventloop.metrics.rows import Packet, Scalar
+from eventloop.metrics.rows import Scalar
 from eventloop.metrics.scalar_value import single_number
 from eventloop.metrics.statistics import LogStatistics, refuse_epochs
 from eventloop.migration.names import knowing_others

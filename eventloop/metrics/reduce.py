@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 
 from eventloop.events import Event
-from eventloop.metrics.rows import Packet, Row
+from eventloop.metrics.packet import Packet
+from eventloop.metrics.rows import Row
 from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")

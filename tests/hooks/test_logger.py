@@ -351,8 +351,8 @@ def test_a_long_interval_loses_nothing(
     count = 2 * COLLECT_AT
 
     def step(trainer: Trainer, batch: Any) -> None:
-        for i in range(COLLECT_AT // 2):
-            trainer.metrics.put_scalar("value", float(i), smoothing_hint=False)
+        for i in range(COLLECT_AT // 2):  # each call is a row
+            trainer.metrics.put_scalar("value", float(i), smoothing_hint=False, cur_iter=i)
 
     trainer = make_trainer(max_epochs=1, hooks=[LoggerHook(interval=1000)])
     trainer.bus.subscribe(step, "before_train_iter")
@@ -373,7 +373,7 @@ def test_more_than_the_storage_holds_is_sent_wherever_it_is_put(
 
     def put(trainer: Trainer, event: Any) -> None:
         for i in range(count):
-            trainer.metrics.put_scalar("value", float(i), smoothing_hint=False)
+            trainer.metrics.put_scalar("value", float(i), smoothing_hint=False, cur_iter=i)
 
     trainer = make_trainer(
         max_epochs=1, batches=1, hooks=[hook], val_loader=[0], val_step=lambda trainer, batch: {"acc": 1.0},
@@ -413,7 +413,7 @@ def test_without_a_subscriber_nothing_piles_up(make_trainer: Callable[..., Train
     trainer.train()
     trainer.bus.flush()
 
-    assert not trainer.metrics._unread
+    assert trainer.metrics.pending == 0
     assert len(trainer.metrics.history("loss")) == trainer.iter
 
 
