@@ -70,8 +70,7 @@ def pixels(event: ImageLogged) -> npt.NDArray[np.uint8]:
 def png(image: npt.NDArray[np.uint8]) -> bytes:
     """Encode an image of shape (height, width, channels) as a PNG file.
 
-    `zlib.compress` releases the interpreter, so the training thread goes on meanwhile: Pillow's encoder holds
-    it for longer (`benchmarks.slow_writers`).
+    `zlib.compress` releases the interpreter, so the training thread goes on meanwhile.
     """
     height, width, channels = image.shape
     rows = np.full((height, 1 + width * channels), UP, np.uint8)
