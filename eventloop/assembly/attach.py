@@ -16,9 +16,9 @@ import torch.distributed as dist
 from eventloop.assembly.argument_checks import take_bus
 from eventloop.bus import Bus
 from eventloop.events.run import CurrentRun, Run
+from eventloop.processes.dry_run import plan_file
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.util.checks import check_path, length_of
-from eventloop.util.dry_run import plan_file
 from eventloop.util.suggest import suggest
 from eventloop.util.terminal import in_notebook, is_terminal
 

@@ -19,15 +19,15 @@ from typing import Any
 from eventloop.background.closing import Closing, Posted
 from eventloop.background.coroutine_loop import CoroutineLoop
 from eventloop.background.gil_scheduler import Pace
+from eventloop.background.queues.account import Route
 from eventloop.background.queues.options import LaneOptions, Offload
-from eventloop.background.queues.queue import Route
 from eventloop.background.queues.subscriber import Lane
 from eventloop.background.runners import CallersLane, TaskLane, ThreadLane
 from eventloop.background.workers.subscriber import ProcessLane
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
 from eventloop.events.deferred import Deferred, Stamped
-from eventloop.util.dry_run import plan_file
+from eventloop.processes.dry_run import plan_file
 from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")

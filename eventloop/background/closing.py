@@ -16,6 +16,7 @@ from time import monotonic
 from eventloop.background.coroutine_loop import CoroutineLoop
 from eventloop.background.health import Health
 from eventloop.background.overtime import Overtime, advice
+from eventloop.background.queues.failures import FailingQueue
 from eventloop.background.queues.subscriber import Lane
 from eventloop.events import Event, EventsDropped, HandlerFailed
 from eventloop.events.deferred import Deferred, Pending
@@ -72,7 +73,7 @@ class Closing(ABC):
         """Return whether this is a subscriber's thread or the keeper's; such a thread must not wait here."""
         return threading.current_thread().name.startswith("eventloop ")
 
-    def _hand_over(self, event: Event, but: Lane | None) -> None:
+    def _hand_over(self, event: Event, but: FailingQueue | None) -> None:
         """Hand a health event to its subscribers, except one; safe from any thread."""
         for lane in self._listening.get(type(event), ()):
             if lane is not but:

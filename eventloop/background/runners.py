@@ -15,10 +15,12 @@ from time import perf_counter, sleep
 from typing import Any
 
 from eventloop.background.gil_scheduler import HOLD_SECONDS, Pace
+from eventloop.background.queues.failures import Report
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery
-from eventloop.background.queues.subscriber import Lane, Report
+from eventloop.background.queues.subscriber import Lane
 from eventloop.costs.counting import WARM_UP
+from eventloop.events import Event
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Latch
 
@@ -307,3 +309,68 @@ class ThreadLane(Lane):
         except BaseException as error:  # a SystemExit in a subscriber is its own affair
             return self._delivered(error)
         return self._delivered(None)
+
+    def _deliver_run(self, events: list[Event]) -> float:
+        """Deliver single events in a row, and account for all of them together; return the seconds.
+
+        A delivery costs 0.4 us in this way, and 3 us with an account of its own (`benchmarks.throughput`).
+        """
+        fn, progress = self._fn, self._progress
+        failure: BaseException | None = None
+        clock = perf_counter
+        began = now = self._began = clock()
+        longest = 0.0
+        for event in events:
+            self._item = event
+            try:
+                fn(event)
+            except BaseException as error:  # a SystemExit in a subscriber is its own affair
+                failure = error
+                break
+            progress[0] += 1
+            then, now = now, clock()
+            longest = max(longest, now - then)
+            self._began = now
+            if self.ended_by:
+                break
+        return self._ran(events, progress, began, longest, failure)
+
+    def _ran(
+        self, events: list[Event], progress: list[int], began: float, longest: float,
+        failure: BaseException | None,
+    ) -> float:  # fmt: skip
+        now, done = perf_counter(), progress[0]
+        with self._lock:
+            self._began, item, self._item = 0.0, self._item, None
+            if self._progress is not progress:  # it hung, and is counted
+                return now - began
+            self._progress = [0]
+            self.delivered += done
+            self.calls += done + (failure is not None)
+            self.seconds += now - began
+            if failure is not None:
+                self._charge(failure, 1)
+                done += 1
+            self._in_flight -= done
+            rest = events[done:]
+            if rest and self.ended_by:
+                self._in_flight -= len(rest)
+                self.dropped += len(rest)
+        if done:
+            self._took((now - began) / done, done)
+        self.busy.longest = max(self.busy.longest, longest)
+        if failure is not None:
+            self._failure(failure, item, now - began)
+        self._put_back(rest)
+        return now - began
+
+    def _put_back(self, rest: list[Event]) -> None:
+        """Put the events after a failed one back, or count them as dropped if the failure was the end."""
+        with self._lock:
+            if not self._in_flight:
+                return
+            self._in_flight -= len(rest)
+            if self.ended_by:
+                self.dropped += len(rest)
+            else:
+                self.buffer.extendleft(reversed(rest))

@@ -39,7 +39,7 @@ from eventloop.events.catalogue import find_event
 from eventloop.events.deferred import Deferred
 from eventloop.events.filters import Predicate
 from eventloop.events.priority import Priority
-from eventloop.util.dry_run import plan_file
+from eventloop.processes.dry_run import plan_file
 from eventloop.util.functions import handler_name, is_coroutine_function
 
 if TYPE_CHECKING:

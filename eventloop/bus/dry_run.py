@@ -20,7 +20,7 @@ from eventloop.bus.event_order import EventPlan, event_plans
 from eventloop.bus.subscription import PlanRow
 from eventloop.events import Event
 from eventloop.events.base import event_name
-from eventloop.util.dry_run import plan_file
+from eventloop.processes.dry_run import plan_file
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 """Prefix of the paths of eventloop's files."""

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from eventloop.background.background import Background
-from eventloop.background.queues.queue import Route
+from eventloop.background.queues.account import Route
 from eventloop.background.queues.subscriber import Lane
 from eventloop.background.workers.importable import pack
 from eventloop.bus.after_close import AfterClose

@@ -12,8 +12,8 @@ from typing import Any, Protocol, Self, get_args
 
 import msgspec
 
+from eventloop.background.queues.account import Route
 from eventloop.background.queues.options import LaneOptions, Offload, OnError, Overflow
-from eventloop.background.queues.queue import Route
 from eventloop.background.queues.subscriber import Lane
 from eventloop.bus.handler import Handler
 from eventloop.costs.records import RunsOn, SubscriberCost

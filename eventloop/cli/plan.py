@@ -14,7 +14,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.util.dry_run import PLAN_FILE
+from eventloop.processes.dry_run import PLAN_FILE
 from eventloop.util.formatting import on_a_line
 from eventloop.util.terminal import say
 

@@ -51,7 +51,7 @@ def is_config(path: Path) -> bool:
 def plan_config(path: Path) -> ConfigPlan:
     """Build the hooks and writers of a config, and return its plan.
 
-    Call it in a dry run (`eventloop.util.dry_run`), where nothing that they build starts a thread.
+    Call it in a dry run (`eventloop.processes.dry_run`), where nothing that they build starts a thread.
 
     Raises:
         ImportError, OSError, TypeError, ValueError: the config is bad, or a hook or writer raises an error.

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from eventloop.background.gil_scheduler import Pace
+from eventloop.background.queues.failures import FailingQueue
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery
-from eventloop.background.queues.subscriber import Lane
 from eventloop.background.runners import ThreadLane
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, HandlerFailed
@@ -139,7 +139,7 @@ def test_a_stall_that_two_threads_see_is_reported_once(held: Held) -> None:
     """The loop and a thread that flushes both look for stalls; only the first to see one tells of it."""
     told: list[BaseException] = []
 
-    def report(lane: Lane, error: BaseException, item: Delivery | None, seconds: float) -> None:
+    def report(queue: FailingQueue, error: BaseException, item: Delivery | None, seconds: float) -> None:
         told.append(error)
         lane.check_stall(perf_counter() + 60)  # the other thread, before the first has given the lane up
 

@@ -13,7 +13,7 @@ from eventloop import Trainer
 from eventloop.bus import Bus
 from eventloop.bus.dry_run import ProgramPlan
 from eventloop.events import AfterRun, BeforeRun, BeforeTrain
-from eventloop.util.dry_run import PLAN_FILE
+from eventloop.processes.dry_run import PLAN_FILE
 from tests.support.process_handlers import note_pid
 from tests.support.trainers import tiny_model
 

@@ -112,7 +112,7 @@ def test_counters_are_numbers(made: Json) -> None:
     counters = of(made, "C")
 
     assert {e["name"] for e in counters} == {
-        "inbox of the background", "queue of JSONLWriter", "queue of CSVWriter", "queue of look",
+        "queue of JSONLWriter", "queue of CSVWriter", "queue of look",
     }  # fmt: skip
     assert all(list(e["args"]) == ["events"] for e in counters)
     assert all(isinstance(e["args"]["events"], int) and e["args"]["events"] >= 0 for e in counters)

@@ -38,7 +38,7 @@ TESTS = {
     "checkpoint/saving/overlapped_copy.py": COPY,
     "checkpoint/disk.py": STORE,
     "model/average_checkpoint.py": _AVERAGED,
-    "model/average_swap.py": _AVERAGED,
+    "model/average_pairs.py": _AVERAGED,
     "hooks/checkpoint.py": COPY,
     "hooks/ema.py": _AVERAGED,
     "checkpoint/saving/publish.py": PUBLISHED,

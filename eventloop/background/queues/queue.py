@@ -2,31 +2,26 @@
 
 `emit` appends an event to `incoming` and returns. The subscriber's own thread or task moves events from there
 into `buffer`, which has the capacity that the user asked for; while a delivery keeps it busy, the keeper
-(`eventloop.background.keeper`) does so. One lock guards the account of the subscriber, and is never held
-during foreign code or a disk operation.
+(`eventloop.background.background`) does so.
 """
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import islice
 from time import perf_counter
-from typing import NamedTuple
 
+from eventloop.background.queues.account import Route, SubscriberAccount, type_of
 from eventloop.background.queues.filter_thread import HANGS_SECONDS, FilterThread
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.spill import Spill
 from eventloop.costs.sampling import Timing
-from eventloop.events import Event, EventsDropped
+from eventloop.events import Event
 from eventloop.events.deferred import Pending, Stamped
-from eventloop.events.encoding_errors import bad_events
 from eventloop.events.filters import Passes
-from eventloop.util.waiting import Bell, Latch
+from eventloop.util.waiting import Bell
 
 INCOMING_LIMIT = 1_048_576
 """The largest number of events in `incoming`; beyond it the oldest are dropped, and counted.
@@ -41,209 +36,38 @@ _LOOK_SECONDS = 0.05
 """How often a thread that waits for room checks whether there will ever be any."""
 
 Delivery = Event | list[Event]
-Incoming = Event | Stamped | Pending
 
 
-class Account(NamedTuple):
-    """The counters at one moment: numbers of events, except `calls` and their `seconds`."""
+class SubscriberQueue(SubscriberAccount):
+    """The bounded queue of a subscriber, with its spill file.
 
-    calls: int
-    seconds: float
-    delivered: int
-    dropped: int
-    failed: int
-    queued: int
-    peak: int
-    spilled: int
-
-
-@dataclass(slots=True)
-class Route:
-    """The interest of a subscriber in one type of event.
-
-    Args:
-        early: the test of `every=` and `start=`, applied at the emit.
-        late: the test of `when=` and `once=`, applied on the subscriber's own thread.
-    """
-
-    early: Passes | None
-    late: Passes | None
-
-
-class SubscriberQueue(ABC):
-    """The bounded queue of a subscriber, with its spill file and account.
-
-    At any moment `emitted == delivered + failed + dropped + queued`, because `queued` is the difference.
     With a `when=` a thread of its own asks about each event; a rejected one leaves the account.
     """
 
     def __init__(self, name: str, options: LaneOptions) -> None:
-        self.name = name
-        self.options = options
-        self.incoming: deque[Incoming] = deque()
+        super().__init__(name, options)
         self.buffer: deque[Event | Stamped] = deque()
-        self.routes: dict[type[Event], Route] = {}
         self.waits = Timing()  # of sampled events, from their emit until they are taken out
-        self.ended_by = ""  # why it takes no more events: "error", "stalled", "cancelled", "closed"
-        self.closed = Latch()  # set after `on_close`
-        self.received = self.delivered = self.failed = self.dropped = self.calls = self.peak = 0
-        self.seconds = 0.0
-        self._lock = threading.RLock()  # reentrant, as a filter may look at the account
-        self._turned_away = 0  # dropped although older events stay in the queue
-        self._has_posts = False  # whether deferred events were ever posted to it
-        self._losses_told = 0, 0  # dropped and failed
-        self._drops_told = 0
-        self._drops_told_at = float("-inf")
         self._capacity = options.capacity
         self._spills = options.overflow == "spill"
-        self._spill = Spill(name, self._capacity)
         self._caught_up = True  # whether `incoming` was empty since the keeper looked
         self._began = 0.0  # when the delivery, or the callback, under way began; 0.0 without one
-        self._in_flight = 0  # events that were taken out, and are not accounted for
-        self._progress = [0]  # how many of them are delivered; a list of its own for each run of deliveries
         self._asking: tuple[float, Event] | None = None  # the call of `when=` under way, and its begin
         self._filter: FilterThread | None = None  # with a `when=`; then only it moves events into the queue
         self._taken = self._asked = 0  # events that it has taken, and asked about
         self._feeding = threading.Lock()  # held by the thread that moves events into the queue
         self._room = Bell()
 
-    # --- the account (any thread) --------------------------------------------------------------------------
-
-    @property
-    def account(self) -> Account:
-        """Return a copy of the counters, exact at the moment of the call."""
+    def _bring_up_to_date(self) -> None:
         if self._filter is not None:
             self.catch_up(FILTER_SECONDS)
         elif self.incoming and (not self._spills or self.held):
             self.take_in(own=False)
-        with self._lock:
-            self._drop_late()
-            queued, delivered = self._queued(), self.delivered + self._progress[0]
-            self.peak = max(self.peak, queued - self._in_flight)
-            return Account(
-                self.calls, self.seconds, delivered, self.dropped, self.failed, queued, self.peak,
-                self._spill.total,
-            )  # fmt: skip
-
-    @property
-    def queued(self) -> int:
-        """Return how many emitted events are not yet delivered, failed or dropped."""
-        return self.account.queued
-
-    @property
-    def emitted(self) -> int:
-        """Return how many events were emitted for this subscriber."""
-        with self._lock:
-            return self.received + self._waiting_outside()
 
     @property
     def held(self) -> bool:
         """Return whether one delivery keeps the subscriber for long."""
         return bool(self._began) and perf_counter() - self._began > HELD_SECONDS
-
-    @property
-    def done(self) -> bool:
-        """Return whether the queue takes no more events."""
-        return bool(self.ended_by) or self.closed.is_set()
-
-    def _queued(self) -> int:
-        settled = self.delivered + self._progress[0] + self.failed + self.dropped
-        return self.received + self._waiting_outside() - settled
-
-    def _waiting_outside(self) -> int:
-        """Return the number of events in `incoming`, without deferred ones: they are not emitted yet."""
-        if not self._has_posts:
-            return len(self.incoming)
-        while True:
-            with suppress(RuntimeError):  # a thread has emitted meanwhile
-                return sum(
-                    len(item.events or ()) if isinstance(item, Pending) else 1 for item in self.incoming
-                )
-
-    def _drop_late(self) -> None:
-        """Count events as dropped that were emitted after the subscriber ended."""
-        if self.done:
-            while self.incoming:
-                item = self._pop_incoming(dropped=True)
-                if isinstance(item, Pending):
-                    self._drop_pending(item)
-
-    def _drop_pending(self, pending: Pending) -> None:
-        """Count deferred events as dropped; one of each type if they were never created."""
-        events = pending.events
-        for event_type in pending.types if events is None else map(type, events):
-            if event_type in self.routes:
-                self.received += 1
-                self._turn_away(event_type, 1)
-
-    def _pop_incoming(self, *, dropped: bool = False) -> Incoming:
-        item = self.incoming.popleft()
-        if isinstance(item, Pending):
-            return item
-        self.received += 1
-        if dropped:
-            self._turn_away(_type_of(item), 1)
-        return item
-
-    def _turn_away(self, event_type: type[Event], count: int) -> None:
-        self.dropped += count
-        self._turned_away += count
-        if event_type is EventsDropped:  # a report of these drops would be dropped here again, for ever
-            self._drops_told += count
-
-    def go_on_from(self, former: SubscriberQueue) -> None:
-        """Continue the account of a subscriber that has ended; its undelivered events count as dropped."""
-        now = former.account
-        self.received = now.delivered + now.failed + now.dropped + now.queued
-        self.calls, self.seconds, self.delivered, self.failed = (
-            now.calls,
-            now.seconds,
-            now.delivered,
-            now.failed,
-        )
-        self.dropped, self.peak, self._spill.total = now.dropped + now.queued, now.peak, now.spilled
-        self._turned_away = former._turned_away
-        self._drops_told, self._losses_told = self.dropped, (self.dropped, self.failed)
-
-    def new_losses(self) -> str:
-        """Describe the dropped and failed events if there are more than at the last call, else return ""."""
-        now = self.account
-        lost, told = (now.dropped, now.failed), self._losses_told
-        self._losses_told = lost
-        came = now.delivered + now.dropped + now.failed + now.queued
-        return "" if lost == told else f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {came:,}"
-
-    def new_drops(self, now: float, every: float) -> int:
-        """Return the number of events dropped since the last report, 0 within `every` seconds after it."""
-        with self._lock:
-            self._drop_late()
-            count = self.dropped - self._drops_told
-            if not count or now - self._drops_told_at < every:
-                return 0
-            self._drops_told += count
-            self._drops_told_at = now
-            return count
-
-    def lose_each(self, event_types: Iterable[type[Event]]) -> None:
-        """Count one event of each wanted type as dropped."""
-        for event_type in event_types:
-            if event_type in self.routes:
-                self.lose(event_type)
-
-    def lose(self, event_type: type[Event]) -> None:
-        """Count one event of a type as dropped before it reached the queue."""
-        with self._lock:
-            self.received += 1
-            self._turn_away(event_type, 1)
-
-    def _charge(self, error: BaseException, count: int) -> None:
-        """Count a failed delivery of `count` events.
-
-        If the error names events that cannot be encoded, only these have failed.
-        """
-        failed = len(bad_events(error, count)) or count
-        self.failed += failed
-        self.delivered += count - failed
 
     def set_routes(self, routes: dict[type[Event], Route]) -> None:
         """Set the types of events that the subscriber wants, with their filters."""
@@ -404,7 +228,7 @@ class SubscriberQueue(ABC):
         """Put an event into the queue, or apply the policy of a queue that does not spill."""
         overflow = self.options.overflow
         if self.done or (overflow == "drop_newest" and self._full()):
-            self._turn_away(_type_of(item), 1)
+            self._turn_away(type_of(item), 1)
             return
         self.buffer.append(item)
         if len(self.buffer) > self._capacity and overflow in ("drop_oldest", "latest"):
@@ -525,7 +349,3 @@ class SubscriberQueue(ABC):
     @abstractmethod
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
         """Report an error that an event caused."""
-
-
-def _type_of(item: Incoming) -> type[Event]:
-    return type(item.event if isinstance(item, Stamped) else item)  # type: ignore[return-value]

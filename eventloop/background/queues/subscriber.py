@@ -10,19 +10,17 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any
 
+from eventloop.background.queues.failures import FailingQueue, Report
 from eventloop.background.queues.filter_thread import HANGS_SECONDS
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.queue import Delivery, SubscriberQueue
+from eventloop.background.queues.queue import Delivery
 from eventloop.costs.counting import DELIVERY_PERIOD, WARM_UP
-from eventloop.costs.records import RunsOn
 from eventloop.costs.sampling import Budget, Timing
 from eventloop.costs.spans import SpanRecorder
-from eventloop.events import Event
 from eventloop.events.deferred import Pending
-from eventloop.events.encoding_errors import BadEvent, Unencodable, bad_events
-from eventloop.util.text import UnavailableError, error_text
+from eventloop.util.text import error_text
 from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
@@ -49,19 +47,15 @@ class Flush:
         self.made = Latch()
 
 
-class Lane(SubscriberQueue):
+class Lane(FailingQueue):
     """The queue of a subscriber, and its deliveries; subclasses add the thread, task or process."""
 
-    runs_on: ClassVar[RunsOn]
-
     def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
-        super().__init__(name, options)
+        super().__init__(name, options, report)
         self.busy = Timing()  # of sampled deliveries; the longest is that of all
         self.budget: Budget | None = None
         self.recorder: SpanRecorder | None = None
-        self.last_error = ""
         self._fn = fn
-        self._report = report
         self._item: Delivery | None = None  # what is being delivered
         self._calling = ""  # the callback under way, unless it was told that it stalled
         self._closing = False  # somebody waits for its end
@@ -69,7 +63,6 @@ class Lane(SubscriberQueue):
         self._flushes: deque[Flush] = deque()
         self._in_vain = 0.0, 0.0  # the begin of a delivery, and how long callers waited for it
         self._behind_since = perf_counter()  # when the keeper last saw that it had caught up
-        self._named: set[tuple[str, str]] = set()  # kinds of events that cannot be encoded, which the log has
 
     def succeed(self, former: Lane) -> None:
         """Continue the account and the timings of a subscriber that has ended, before the first delivery."""
@@ -334,71 +327,6 @@ class Lane(SubscriberQueue):
         self._flush_if_due()
         return took
 
-    def _deliver_run(self, events: list[Event]) -> float:
-        """Deliver single events in a row, and account for all of them together; return the seconds.
-
-        A delivery costs 0.4 us in this way, and 3 us with an account of its own (`benchmarks.throughput`).
-        """
-        fn, progress = self._fn, self._progress
-        failure: BaseException | None = None
-        clock = perf_counter
-        began = now = self._began = clock()
-        longest = 0.0
-        for event in events:
-            self._item = event
-            try:
-                fn(event)
-            except BaseException as error:  # a SystemExit in a subscriber is its own affair
-                failure = error
-                break
-            progress[0] += 1
-            then, now = now, clock()
-            longest = max(longest, now - then)
-            self._began = now
-            if self.ended_by:
-                break
-        return self._ran(events, progress, began, longest, failure)
-
-    def _ran(
-        self, events: list[Event], progress: list[int], began: float, longest: float,
-        failure: BaseException | None,
-    ) -> float:  # fmt: skip
-        now, done = perf_counter(), progress[0]
-        with self._lock:
-            self._began, item, self._item = 0.0, self._item, None
-            if self._progress is not progress:  # it hung, and is counted
-                return now - began
-            self._progress = [0]
-            self.delivered += done
-            self.calls += done + (failure is not None)
-            self.seconds += now - began
-            if failure is not None:
-                self._charge(failure, 1)
-                done += 1
-            self._in_flight -= done
-            rest = events[done:]
-            if rest and self.ended_by:
-                self._in_flight -= len(rest)
-                self.dropped += len(rest)
-        if done:
-            self._took((now - began) / done, done)
-        self.busy.longest = max(self.busy.longest, longest)
-        if failure is not None:
-            self._failure(failure, item, now - began)
-        self._put_back(rest)
-        return now - began
-
-    def _put_back(self, rest: list[Event]) -> None:
-        """Put the events after a failed one back, or count them as dropped if the failure was the end."""
-        with self._lock:
-            if not self._in_flight:
-                return
-            self._in_flight -= len(rest)
-            if self.ended_by:
-                self.dropped += len(rest)
-            else:
-                self.buffer.extendleft(reversed(rest))
-
     def _record(self, recorder: SpanRecorder, item: Delivery | None, began: float, seconds: float) -> None:
         if item is not None:
             recorder.delivered(self.name, self.runs_on, item, began, seconds)
@@ -416,41 +344,6 @@ class Lane(SubscriberQueue):
         self.busy.add(seconds, weight)
         if self.budget is not None:
             self.budget.look(seconds, self.busy)
-
-    def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
-        self.last_error = error_text(error)
-        if bad := bad_events(error, len(item) if isinstance(item, list) else 1):
-            # no fault of the subscriber: it goes on, whatever `on_error` says
-            if new := self._name(bad):
-                self._report(self, Unencodable(new, len(new)), item, took)
-            return
-        disable, failures = self.options.on_error == "disable", self.failed
-        if disable or failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
-            self._tell(error, failures, disable=disable)
-        self._report(self, error, item, took)  # first: who waits for the lane to end finds the report
-        if disable:
-            self.give_up("error")
-
-    def _tell(self, error: BaseException, failures: int, *, disable: bool) -> None:
-        what = "and is disabled" if disable else f"({failures} failures so far)"
-        if not isinstance(error, UnavailableError):
-            logger.error("background subscriber %s failed %s", self.name, what, exc_info=error)
-            return
-        rest = "; the run goes on without it, and its events count as failed or dropped" if disable else ""
-        logger.warning("background subscriber %s failed %s: %s%s", self.name, what, error, rest)
-
-    def _name(self, events: list[BadEvent]) -> list[BadEvent]:
-        """Log each kind of event and field once, and return those that are new."""
-        new = [bad for bad in events if (bad.event, bad.field) not in self._named]
-        for bad in new:
-            if (bad.event, bad.field) not in self._named:
-                self._named.add((bad.event, bad.field))
-                logger.error(
-                    "%s: %s. This event failed, and others like it will; all others are delivered. Give the "
-                    "event plain fields: numbers, texts, bytes, and lists and mappings of them",
-                    self.name, bad,
-                )  # fmt: skip
-        return new
 
     def _finish(self) -> None:
         if self.ended_by != "stalled":
@@ -473,15 +366,3 @@ class Lane(SubscriberQueue):
             self._began, self._calling = 0.0, ""
         if failure is not None and not stalled:  # else it was told when it stalled
             self.complain(failure, what)
-
-    def complain(self, error: BaseException, what: str) -> None:
-        """Report an error of a callback, which no event caused."""
-        self.last_error = f"{error_text(error)} (in {what})"
-        if self.options.on_error == "raise":
-            error.add_note(f"raised by background subscriber {self.name} ({self.runs_on}) in {what}")
-        logger.error("background subscriber %s failed in %s", self.name, what, exc_info=error)
-        self._report(self, error, None, 0.0)
-
-
-Report = Callable[[Lane, BaseException, Delivery | None, float], None]
-"""Called for each failure with the subscriber's queue, the error, the delivery and its seconds."""

@@ -27,8 +27,9 @@ from typing import Any
 
 import msgspec
 
+from eventloop.background.queues.failures import Report
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.subscriber import Flush, Report
+from eventloop.background.queues.subscriber import Flush
 from eventloop.background.workers.importable import owner_of, pack
 from eventloop.background.workers.protocol import EventEncoder, Progress, Setup, unpack_error
 from eventloop.background.workers.restarts import SupervisedLane
