@@ -121,7 +121,8 @@ def _run_script(options: argparse.Namespace, plan_file: Path) -> tuple[int, Prog
 
     from eventloop.bus.dry_run import ProgramPlan
 
-    sys.stdout.flush()
+    if sys.stdout is not None:  # as where standard output is closed
+        sys.stdout.flush()
     code = subprocess.call(
         [sys.executable, str(options.file), *options.arguments],
         env={**os.environ, PLAN_FILE: str(plan_file), "PYTHONDONTWRITEBYTECODE": "1"},

@@ -146,9 +146,9 @@ CASES: list[tuple[str, Hook, Hook, list[str]]] = [
         "cosine", CosineAnnealingLrUpdaterHook(min_lr_ratio=0.1),
         CosineAnnealingLrUpdaterHook(min_lr=0.0, by_epoch=False, warmup="linear", warmup_iters=2),
         [
-            "CosineAnnealingLrUpdaterHook.min_lr: None", "CosineAnnealingLrUpdaterHook.min_lr_ratio: 0.1",
             "CosineAnnealingLrUpdaterHook.by_epoch: True", "CosineAnnealingLrUpdaterHook.warmup: None",
-            "CosineAnnealingLrUpdaterHook.warmup_iters: 0",
+            "CosineAnnealingLrUpdaterHook.warmup_iters: 0", "CosineAnnealingLrUpdaterHook.min_lr: None",
+            "CosineAnnealingLrUpdaterHook.min_lr_ratio: 0.1",
         ],
     ),
     (

@@ -28,7 +28,7 @@ logger = logging.getLogger("eventloop")
 BEHIND_SECONDS = 1.0
 """A subscriber that has not caught up for so long puts the events beyond its capacity into a file."""
 BURST = 262_144
-"""Events that may wait in memory at a subscriber that is about to deliver them, about 25 MB."""
+"""Events that may wait in memory at a subscriber that is about to deliver them, about 90 MB."""
 STUCK_SECONDS = 1.0
 """A delivery of so many seconds that a thread has waited for in vain is logged as stuck."""
 
