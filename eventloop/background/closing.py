@@ -92,16 +92,15 @@ class Closing(ABC):
             noting: while it is entered, `emissions` counts the events that subscribers emit.
         """
         deadline = monotonic() + timeout
-        with noting:
-            before = self.emissions
-            flushed = {lane: lane.emitted for lane in self.lanes}
-            complete = self._flush_lanes(deadline, timeout, calls=True)
-            told = self.health.tell_drops(self.lanes)
-            more = complete and (told or self.emissions != before)
-            if more and self._settle(deadline, timeout, lambda: self.emissions):
+        flushed = {lane: lane.emitted for lane in self.lanes}
+        complete = self._flush_lanes(deadline, timeout, calls=True)
+        told = self.health.tell_drops(self.lanes)
+        if complete and (told or self._fed_since(flushed)):
+            with noting:  # which costs a change of routes
                 # once more, but not for ever: two whose `on_flush` fails would hear of each other
-                self._flush_lanes(deadline, timeout, calls=True, lanes=self._fed_since(flushed))
-                self._settle(deadline, timeout, lambda: self.emissions)
+                if self._settle(deadline, timeout, lambda: self.emissions):
+                    self._flush_lanes(deadline, timeout, calls=True, lanes=self._fed_since(flushed))
+                    self._settle(deadline, timeout, lambda: self.emissions)
         return complete
 
     def _fed_since(self, flushed: dict[Lane, int]) -> list[Lane]:
