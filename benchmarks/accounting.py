@@ -2,8 +2,8 @@
 
     python -m benchmarks.accounting --json benchmarks/results/accounting.json
 
-Everything is timed twice in each round: as it is, and with the accounting compiled out of the plans (the draw that
-counts an event and chooses it for measurement) and the `CostsHook` left out. The clock of the phases, some eight
+Everything is timed twice in each round: as it is, and with the accounting compiled out of the plans (the lines that
+choose the clocked events) and the `CostsHook` left out. The clock of the phases, some eight
 looks at the time an iteration, is in both: the timer hook lives on it. The first rows are the worst there can
 be, handlers that do nothing; the others are iterations of the default hooks around a step of some length.
 """
@@ -42,7 +42,7 @@ from eventloop.events import AfterTrainIter
 
 EVENT = AfterTrainIter(iter=7, epoch=0, batch_idx=7)
 GOAL = 1.02
-DRAW = "        if next(ticks):\n            return measured(event, trainer)\n"
+CLOCKED = "        if count >= due:\n            due = clocked(event, trainer, count)\n            return\n"
 WIDTHS = {"about 0.15 ms": 8, "about 1 ms": 320}
 """Of the perceptron whose step is trained."""
 IDLE = "{} handlers that do nothing"
@@ -51,13 +51,13 @@ STEP = "a train iteration of {}"
 
 @contextmanager
 def no_accounting() -> Iterator[None]:
-    """Compile plans without the draw."""
+    """Compile plans that clock no event."""
     source = plan._source
 
     def without(name: str, handlers: Sequence[Handler], hand_overs: int) -> tuple[str, tuple[str, ...]]:
         text, closed_over = source(name, handlers, hand_overs)
-        assert DRAW in text
-        return text.replace(DRAW, ""), closed_over
+        assert CLOCKED in text
+        return text.replace(CLOCKED, ""), closed_over
 
     with mock.patch.object(plan, "_source", without):
         yield

@@ -18,7 +18,7 @@ from benchmarks.helpers.memory import resident_mib
 from benchmarks.helpers.straight_lines import Series
 from benchmarks.helpers.timing import measure, pinned
 from eventloop import Trainer
-from eventloop.costs.counting import WARM_UP
+from eventloop.costs.sampling import WINDOW
 from eventloop.events import AfterTrainIter
 from eventloop.hooks import EMAHook, Hook, on
 from eventloop.writers import JSONLWriter
@@ -168,8 +168,8 @@ class Trio(NamedTuple):
     ema: Loop
 
     def warm_up(self) -> None:
-        """Go on until the bus no longer measures every event, as it does with the first of them."""
-        for _ in range(WARM_UP // self.length + 2):
+        """Go on until the bus has decided which events it clocks."""
+        for _ in range(WINDOW // self.length + 2):
             self.hooks.turn()
             self.ema.turn()
         self.turn()

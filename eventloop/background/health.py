@@ -64,10 +64,10 @@ class Health:
         return told
 
     def tell_slow(self, name: str, event: str, budget: float, p99: float, calls: int) -> None:
-        """Report a handler whose p99 exceeds its budget, both in seconds; `calls` were sampled."""
+        """Report a handler whose p99 exceeds its budget, both in seconds, of so many calls."""
         logger.warning(
-            "handler %s exceeds its budget_us=%g on %s: the p99 of its calls is %s us (%d were sampled); the "
-            "event slow_handler reports it, too",
+            "handler %s exceeds its budget_us=%g on %s: the p99 of its calls is %s us (of %d); the event "
+            "slow_handler reports it, too",
             name, budget * 1e6, event, f"{p99 * 1e6:,.4g}" if p99 < 1e-3 else f"{p99 * 1e6:,.0f}", calls,
         )  # fmt: skip
         self._tell(SlowHandler(handler=name, count=calls, cost=p99))

@@ -19,7 +19,6 @@ from eventloop.background.queues.failures import Report
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery
 from eventloop.background.queues.subscriber import Lane
-from eventloop.costs.counting import WARM_UP
 from eventloop.events import Event
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Latch
@@ -283,7 +282,7 @@ class ThreadLane(Lane):
     def _may_run(self) -> bool:
         """Return whether several deliveries may be accounted for together."""
         single = self._spills and not self.options.most
-        return single and self.recorder is None and self.calls >= WARM_UP
+        return single and self.recorder is None and self.budget is None
 
     def _wait_for_turn(self) -> None:
         """Leave the interpreter to other threads until the next turn; in a hurry only release it once."""
@@ -357,8 +356,7 @@ class ThreadLane(Lane):
                 self._in_flight -= len(rest)
                 self.dropped += len(rest)
         if done:
-            self._took((now - began) / done, done)
-        self.busy.longest = max(self.busy.longest, longest)
+            self.busy.add_run(done, now - began, longest)
         if failure is not None:
             self._failure(failure, item, now - began)
         self._put_back(rest)

@@ -171,7 +171,7 @@ class Bus:
             stall_timeout: seconds that one delivery, `on_flush`, `on_close` or `when` of a background
                 subscriber may take before the subscriber is disabled.
             batch: deliver `list[Event]`: all waiting events with True, or at most this number of events.
-            budget_us: microseconds that the p99 of its calls should not exceed. The first time sampled calls
+            budget_us: microseconds that the p99 of its calls should not exceed. The first time its calls
                 exceed it, a warning is logged and the event `slow_handler` is emitted.
             loop: the asyncio event loop that runs a coroutine function, in place of the bus's; for objects
                 that belong to a program's loop, such as an HTTP session. Events wait in the queue while that
@@ -388,7 +388,7 @@ class Bus:
         return self._subscribers.stats()
 
     def handler_costs(self, wall: float = 0.0) -> list[HandlerCost]:
-        """Return one record per sync handler and event: counts, and times estimated from samples.
+        """Return one record per sync handler and event: calls and times.
 
         Args:
             wall: seconds of which `share` is a part.

@@ -19,6 +19,7 @@ from blinker.base import ANY_ID
 
 from eventloop.bus.dispatch import HandOver, Plan
 from eventloop.bus.handler import Handler
+from eventloop.costs.sampling import Sampling
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
 from eventloop.events.base import event_name, snake_case
@@ -60,16 +61,17 @@ class EventSignal(blinker.Signal):
         self.name = event_name(event_type)
         self.closing = self.name.startswith("after_")
         self.failing: BaseException | None = None
-        self.emitted = 0
+        self._emitted = 0  # by all plans before this one
         self._owner = owner
         self._published = published
         self._housekeeping = housekeeping
         self._handlers: dict[Any, Handler] = {}
         self._hand_overs: tuple[HandOver, ...] = ()
-        self._sampled_hand_overs: tuple[HandOver, ...] = ()
+        self._stamped_hand_overs: tuple[HandOver, ...] = ()
         self._has_background = False  # whether these lead to a background subscriber
         self._mutes = 0
-        self._measured = self._since_measured = 0
+        self._counted = 0  # the events that the handlers' counts of calls contain
+        self._sampling = Sampling()
         self._recorder: SpanRecorder | None = None
         self._plan: Plan | None = None  # None after a change, until the next emit
         self._latest: Event | None = None  # the last event of the former plans
@@ -147,6 +149,12 @@ class EventSignal(blinker.Signal):
         return not self.is_muted and bool(self._handlers or self._has_background)
 
     @property
+    def emitted(self) -> int:
+        """The number of emits so far."""
+        plan = self._plan
+        return self._emitted if plan is None else plan.count()
+
+    @property
     def latest(self) -> Event | None:
         """The last emitted event, or None."""
         plan = self._plan
@@ -158,16 +166,16 @@ class EventSignal(blinker.Signal):
         return tuple(sorted(self._handlers.values(), key=lambda h: (h.priority, h.order)))
 
     def hand_over_to(
-        self, hand_overs: tuple[HandOver, ...], sampled: tuple[HandOver, ...], *, has_background: bool
+        self, hand_overs: tuple[HandOver, ...], stamped: tuple[HandOver, ...], *, has_background: bool
     ) -> None:
         """Set the functions that each emit calls first, to hand the event to the background.
 
         Args:
-            sampled: the functions for a measured event.
+            stamped: the functions for an event whose wait is measured.
             has_background: whether the event has a background subscriber. If not, they only count it.
         """
         if hand_overs != self._hand_overs:
-            self._hand_overs, self._sampled_hand_overs = hand_overs, sampled
+            self._hand_overs, self._stamped_hand_overs = hand_overs, stamped
             self._has_background = has_background
             self._changed()
 
@@ -193,7 +201,7 @@ class EventSignal(blinker.Signal):
         self._compiling = threading.RLock()  # another thread may have held it when the process was copied
         self._clear_state()
         self._handlers.clear()
-        self._hand_overs = self._sampled_hand_overs = ()
+        self._hand_overs = self._stamped_hand_overs = ()
         self._has_background = False
         self._changed()
 
@@ -204,11 +212,10 @@ class EventSignal(blinker.Signal):
             self._changed()
 
     def settle(self) -> None:
-        """Bring `emitted` and every handler's `calls` up to date."""
-        plan = self._plan
-        if plan is not None and not plan.untouched:
-            self._changed()
-            self._compiled()  # now, so that the next emit need not
+        """Bring every handler's `calls` up to date."""
+        with self._compiling:
+            if self._plan is not None:
+                self._count(self._plan)
 
     # --- the plan ------------------------------------------------------------------------------------------
 
@@ -221,12 +228,16 @@ class EventSignal(blinker.Signal):
             if old is None:
                 return
             self._latest = old.latest()
-            self._measured += old.measured
-            ran, self._since_measured = old.settle()
-            self.emitted += ran
-            for handler in old.handlers:
-                if not handler.filtered:
-                    handler.calls += ran
+            self._emitted = self._count(old)
+
+    def _count(self, plan: Plan) -> int:
+        """Add the plan's events since the last count to its handlers' calls, and return all its events."""
+        count = plan.count()
+        ran, self._counted = count - self._counted, count
+        for handler in plan.handlers:
+            if not handler.filtered:
+                handler.calls += ran
+        return count
 
     def _compiled(self) -> Plan:
         if (plan := self._plan) is not None:
@@ -247,12 +258,12 @@ class EventSignal(blinker.Signal):
             self.name,
             () if muted else self.handlers,
             () if muted else self._hand_overs,
-            () if muted else self._sampled_hand_overs,
+            () if muted else self._stamped_hand_overs,
             self._on_failure,
             self._housekeeping,
+            self._sampling,
             latest=self._latest,
-            measured_before=self._measured,
-            since_measured=self._since_measured,
+            emitted=self._emitted,
             recorder=self._recorder,
         )
 
@@ -296,7 +307,7 @@ class EventSignal(blinker.Signal):
         self, first: Exception, handlers: tuple[Handler, ...], i: int, event: Event, trainer: Any
     ) -> None:
         try:
-            handlers[i].run(event, trainer)
+            handlers[i].measure(event, trainer)
         except Exception as error:
             error.add_note(_note(handlers, i, event))
             first.add_note("then also failed:\n" + "".join(traceback.format_exception(error)))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from eventloop.costs.records import IN_ITERATION, HandlerCost
-from eventloop.costs.sampling import Budget, Timing
+from eventloop.costs.timing import Budget, Timing
 from eventloop.events import Event
 from eventloop.events.filters import Passes
 from eventloop.util.functions import handler_name
@@ -25,12 +25,12 @@ Takes = Literal["event", "trainer", "blinker"]
 class Handler:
     """A synchronous handler of one event, with its filter, its call count and its times.
 
-    A `filtered` handler counts its own calls. For all others `calls` lacks those of the current plan, which
-    the signal adds when it drops the plan (`EventSignal.settle`).
+    A `filtered` handler counts its own calls, and is clocked at each of them: its filter takes as long as the
+    clock. The calls of all others are the events of the plan, which `EventSignal.settle` adds to `calls`.
     """
 
     __slots__ = (
-        "budget", "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "rare", "takes",
+        "budget", "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "takes",
         "test", "timing",
     )  # fmt: skip
 
@@ -44,7 +44,6 @@ class Handler:
         passes: Passes | None = None,
         test: str | None = None,
         filter: str = "",
-        rare: bool = False,
         on_fired: Callable[[], object] | None = None,
     ) -> None:
         self.fn = fn
@@ -54,7 +53,6 @@ class Handler:
         self.passes = passes
         self.test = test
         self.filter = filter
-        self.rare = rare
         self.on_fired = on_fired
         self.budget: Budget | None = None
         self.order = 0
@@ -90,28 +88,25 @@ class Handler:
             return self.fn(trainer, event)
         return self.fn(trainer, event=event)
 
-    def clocked(self, event: Event, trainer: Any, weight: int = 1) -> None:
-        """Call the handler for an event that passed its filter, and measure the call.
+    def clocked(self, event: Event, trainer: Any, sampled: bool = False) -> None:
+        """Call the handler for an event that passed its filter, and clock the call.
 
         Args:
-            weight: number of calls that this one stands for. A `rare` handler is measured at each call,
-                because samples would seldom include it, so its weight is always 1.
+            sampled: whether this call stands for calls that were not clocked, too.
         """
         began = perf_counter()
-        self.fire(event, trainer)
-        took = perf_counter() - began
-        self.timing.add(took, 1 if self.rare else weight)
-        if self.budget is not None:
-            self.budget.look(took, self.timing)
+        try:
+            self.fire(event, trainer)
+        finally:
+            took = perf_counter() - began
+            self.timing.add(took, sampled and not self.filtered)
+            if self.budget is not None:
+                self.budget.look(took, self.timing)
 
-    def measure(self, event: Event, trainer: Any, weight: int = 1) -> None:
-        """Call and measure the handler if its filter lets the event pass.
-
-        Args:
-            weight: number of events that this one stands for.
-        """
+    def measure(self, event: Event, trainer: Any, sampled: bool = False) -> None:
+        """Call and clock the handler if its filter lets the event pass; see `clocked`."""
         if self.passes is None or self.passes(event):
-            self.clocked(event, trainer, weight)
+            self.clocked(event, trainer, sampled)
 
     def account_copy(self) -> Handler:
         """Return a copy with the counts and times but without the function, for a cancelled handler."""
@@ -133,7 +128,7 @@ class Handler:
             name=self.name, event=event, priority=self.priority, filter=self.filter, calls=self.calls,
             seconds=seconds, share=seconds / wall if wall and inside else 0.0, in_iteration=inside,
             includes=[*phases], times=self.timing.times(self.calls),
-            budget=None if budget is None else budget.seconds,
+            estimated=self.timing.clocked < self.calls, budget=None if budget is None else budget.seconds,
             over_budget=budget is not None and budget.exceeded,
         )  # fmt: skip
 

@@ -23,8 +23,8 @@ from eventloop.bus.event_signal import EventSignal
 from eventloop.bus.handler import Handler, Takes, calling_convention
 from eventloop.bus.subscription import Options, PlanRow, Subscription, SubscriptionStats, handler_row
 from eventloop.costs.records import HandlerCost, SubscriberCost
-from eventloop.costs.sampling import Budget, Timing
 from eventloop.costs.spans import SpanRecorder
+from eventloop.costs.timing import Budget, Timing
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.events.base import event_name
 from eventloop.events.catalogue import declared_events, find_event
@@ -35,8 +35,6 @@ logger = logging.getLogger("eventloop")
 _HEALTH = (HandlerFailed, EventsDropped, SlowHandler)
 _ENDED = 256
 """Cancelled handlers whose costs are still reported, at most."""
-_RARE = 8
-"""From `every=8` on each call of a handler is measured, because samples would seldom include it."""
 
 
 class Subscribers:
@@ -355,7 +353,6 @@ class Subscribers:
         handler = Handler(
             subscription.fn, takes, name=subscription.name, priority=options.priority,
             passes=subscription.filter(event_type), test=subscription.test(event_type), filter=options.filter,
-            rare=options.every >= _RARE,
             on_fired=subscription.cancel if options.once else None,
         )  # fmt: skip
         handler.budget = self._budget(subscription, handler.timing, event_name(event_type))
@@ -371,7 +368,7 @@ class Subscribers:
         def exceeded(p99: float) -> None:  # reported once per subscription
             if not subscription.over_budget:
                 subscription.over_budget = True
-                self._background.health.tell_slow(name, event, seconds, p99, timing.samples)
+                self._background.health.tell_slow(name, event, seconds, p99, timing.clocked)
 
         return Budget(seconds, exceeded)
 

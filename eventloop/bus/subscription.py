@@ -49,7 +49,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     calls: int
     """Number of calls. Inexact only for a sync handler while another thread emits its event."""
     seconds: float
-    """Seconds of all calls: measured for background subscribers, estimated from samples for sync handlers."""
+    """Seconds of all calls; those of a sync handler in a tight loop of events are estimated from samples."""
     delivered: int
     dropped: int
     """Events that the subscriber never received: there was no room, or it was disabled."""

@@ -1,7 +1,7 @@
 """Define the record of a run's costs: the file `costs.json` in its directory, which reports read.
 
-All times are in seconds. Times of handlers are estimated from samples (see `counting`), counts are exact, and
-phases are measured in every iteration.
+All times are in seconds. Counts are exact. Each call of a handler is clocked, except in a tight loop of
+events, where times are `estimated` (see `eventloop.costs.sampling`). Phases are measured in every iteration.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ process.
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The distribution of sampled durations. p50 and p99 are within 5 % of the samples' own."""
+    """The distribution of clocked durations. The percentiles are accurate within 5 %."""
 
     samples: int = 0
+    """Number of clocked calls."""
     mean: float = 0.0
     p50: float = 0.0
     p99: float = 0.0
     max: float = 0.0
+    p90: float = 0.0
 
 
 class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +46,9 @@ class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
     filter: str = ""
     calls: int
     seconds: float
-    """Time of all calls, estimated."""
+    """Time of all calls."""
+    estimated: bool = False
+    """Whether `seconds` contains estimates, because not all calls were clocked."""
     share: float
     """Share of the wall time of all iterations, 0..1; 0.0 for events outside iterations."""
     in_iteration: bool = True
@@ -52,7 +56,7 @@ class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
     includes: list[str] = []
     """Phases that it runs, such as "backward". Its time includes theirs."""
     times: Times
-    """Times of single calls. p50 and p99 leave out the first call, which pays for set-up."""
+    """Times of single calls."""
     budget: float | None = None
     """Seconds that its p99 should not exceed."""
     over_budget: bool = False

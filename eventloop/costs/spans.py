@@ -32,7 +32,7 @@ SAVER = "checkpoint saver"
 
 Kind = Literal["iteration", "phase", "event", "handler", "delivery", "save"]
 Run = Callable[[Event, Any], None]
-Clocked = Callable[[Event, Any, int], None]
+Clocked = Callable[[Event, Any, bool], None]
 
 
 class Span(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -150,12 +150,12 @@ class SpanRecorder:
     ) -> Clocked:
         """Return `clocked`, the clocked call of a handler, so that each call leaves a span."""
 
-        def watched(event: Event, trainer: Any, weight: int) -> None:
+        def watched(event: Event, trainer: Any, sampled: bool) -> None:
             if passes is not None and not passes(event):
                 return
             began = perf_counter()
             try:
-                clocked(event, trainer, weight)
+                clocked(event, trainer, sampled)
             finally:  # the thread is named by the event's own span
                 took, iteration = perf_counter() - began, getattr(event, "iter", None)
                 self.add(Span(get_ident(), "handler", name, began, took, iteration, event_name, priority))

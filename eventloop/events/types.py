@@ -340,7 +340,7 @@ class EventsDropped(Event, kw_only=True):
 class SlowHandler(Event, kw_only=True):
     """A handler exceeds its `budget_us`. Emitted once per handler.
 
-    `cost` is the p99 of its calls in seconds, and `count` the number of sampled calls.
+    `cost` is the p99 of its calls in seconds, and `count` the number of clocked calls.
     """
 
     handler: str = ""

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
-from eventloop.costs.counting import WARM_UP
 from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts
+from eventloop.costs.sampling import PERIOD
 from eventloop.costs.step_clock import StepClock
 from eventloop.metrics import EventStorage
 from eventloop.util.formatting import ABSENT, on_a_line, table
@@ -17,6 +17,12 @@ ERROR_WIDTH = 60
 """Characters of an error in a table; the line of its subscriber has the whole error."""
 SMALL = 0.001
 """Share of the iterations' time below which handlers of eventloop share a row."""
+OUTSIDE_HANDLERS = "(outside of handlers: events, dispatch, hand-over)"
+"""The row of the time in the hooks phase that no handler took."""
+NEGLIGIBLE = 0.02
+"""Share of the hooks phase outside of handlers below which it has no row."""
+ESTIMATED = "~"
+"""The mark of a time that contains estimates."""
 _HELPERS = frozenset({"TraceWindow"})
 """Classes of eventloop that are not hooks, but are subscribed by a hook."""
 NAMES = 10
@@ -35,7 +41,8 @@ class MeasuredTrainer(Protocol):
 def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] = ()) -> str:
     """Return a table of synchronous handlers: microseconds per iteration, and the share of an iteration.
 
-    The time of handlers that run outside iterations is spread over the iterations, and has no share.
+    The time of handlers that run outside iterations is spread over the iterations, and has no share. The
+    first row is the time of the hooks phase outside of handlers, unless it is small.
 
     Args:
         ours: classes whose handlers share one row if they cost next to nothing.
@@ -44,15 +51,26 @@ def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] =
     small = [cost for cost in called if cost.name.partition(".")[0] in ours and _is_small(cost, phases.wall)]
     told_alone = [cost for cost in called if cost not in small] if len(small) > 1 else called
     rows = [_row(cost.name, cost.event, [cost], phases.iterations) for cost in told_alone]
-    notes = [
-        f"calls are counted; times are estimated from the first {WARM_UP} calls and samples of the others",
-        f"what is called outside of the iterations is spread over them, and has no share ({ABSENT})",
-    ]
+    if rest := outside_handlers(costs, phases):
+        each, share = rest / max(1, phases.iterations) * 1e6, rest / phases.wall
+        rows.insert(0, [OUTSIDE_HANDLERS, "", ABSENT, f"{each:,.1f}", f"{share:.2%}"])
+    notes = [f"what is called outside of the iterations is spread over them, and has no share ({ABSENT})"]
+    if any(cost.estimated for cost in called):
+        notes.insert(0, f"{ESTIMATED}: estimated; in a tight loop one event in {PERIOD} is clocked")
     if len(small) > 1:
         rows.append(_row(f"{len(small)} more, each below {SMALL:.1%}", "", small, phases.iterations))
         notes.append("trainer.costs() and `eventloop report` have every one")
     told = table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
     return "\n".join([told, *notes])
+
+
+def outside_handlers(costs: list[HandlerCost], phases: Phases) -> float:
+    """Return the seconds of the hooks phase outside of handlers, 0.0 if they are at most 2 % of it.
+
+    The phases that a handler runs itself are no part of the hooks phase.
+    """
+    rest = phases.hooks - sum(cost.seconds for cost in costs if cost.in_iteration and not cost.includes)
+    return rest if rest > NEGLIGIBLE * phases.hooks else 0.0
 
 
 def _is_small(cost: HandlerCost, wall: float) -> bool:
@@ -63,7 +81,8 @@ def _row(name: str, event: str, costs: Sequence[HandlerCost], iterations: int) -
     per_iteration = sum(cost.seconds for cost in costs) / max(1, iterations) * 1e6
     shares = [cost.share for cost in costs if cost.in_iteration]
     share = f"{sum(shares):.2%}" if shares else ABSENT
-    return [name, event, f"{sum(cost.calls for cost in costs):,}", f"{per_iteration:,.1f}", share]
+    mark = ESTIMATED if any(cost.estimated for cost in costs) else ""
+    return [name, event, f"{sum(cost.calls for cost in costs):,}", f"{mark}{per_iteration:,.1f}", share]
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:

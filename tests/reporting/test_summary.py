@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from eventloop.costs.records import HandlerCost, Phases, Times
 from eventloop.events import Event
 from eventloop.hooks import Hook
-from eventloop.reporting.summary import SMALL, cost_table
+from eventloop.reporting.summary import OUTSIDE_HANDLERS, SMALL, cost_table
 from eventloop.training.trainer import Trainer
 from tests.support.trainers import MakeTrainer
 
@@ -132,5 +133,34 @@ def test_a_users_handlers_are_all_in_the_summary(make_trainer: MakeTrainer) -> N
 
     names = [name for name, _ in rows_of(trainer.summary().split("\n\n")[1])]
     assert {"Mine.before_run", "EMAHook.before_train", "once", "OptimizerHook.after_train_iter"} <= {*names}
-    told = [int(name.split()[0]) if "more, each" in name else 1 for name in names]
+    told = [int(name.split()[0]) if "more, each" in name else 1 for name in names if name != OUTSIDE_HANDLERS]
     assert sum(told) == sum(cost.calls > 0 for cost in trainer.costs().handlers)
+
+
+@pytest.mark.parametrize(("outside", "rows"), [(0.019, 2), (0.021, 3)])
+def test_the_rows_add_up_to_the_hooks_phase(outside: float, rows: int) -> None:
+    """What no handler took is the first row, above 2 %; the phases that a handler runs itself are none of it."""
+    optimizer = msgspec.structs.replace(a_cost("OptimizerHook.after_train_iter", 5.0), includes=["backward"])
+    costs = [a_cost("mine", 1.0 - outside), optimizer]
+
+    table = cost_table(costs, Phases(iterations=1000, forward=3.0, backward=5.0, hooks=1.0)).splitlines()[2:]
+
+    told = table[: next(i for i, line in enumerate(table) if line.startswith("what is called"))]
+    assert len(told) == rows
+    if rows == 3:
+        assert told[0].startswith(OUTSIDE_HANDLERS)
+        assert told[0].split()[-2:] == ["21.0", "0.23%"]
+
+
+def test_an_estimated_time_is_marked() -> None:
+    """And the line below says why; exact times have no such line."""
+    exact = a_cost("exact", 1.0)
+    table = cost_table(
+        [exact, msgspec.structs.replace(exact, name="guess", estimated=True)], Phases(forward=2.0)
+    )
+
+    assert {line.split()[0]: "~" in line for line in table.splitlines() if line.startswith(("exact", "guess"))} == {
+        "exact": False, "guess": True,
+    }  # fmt: skip
+    assert "~: estimated" in table
+    assert "estimated" not in cost_table([exact], Phases(forward=2.0))

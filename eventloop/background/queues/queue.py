@@ -17,7 +17,7 @@ from time import perf_counter
 from eventloop.background.queues.account import Route, SubscriberAccount, type_of
 from eventloop.background.queues.filter_thread import HANGS_SECONDS, FilterThread
 from eventloop.background.queues.options import LaneOptions
-from eventloop.costs.sampling import Timing
+from eventloop.costs.timing import Timing
 from eventloop.events import Event
 from eventloop.events.deferred import Pending, Stamped
 from eventloop.events.filters import Passes
@@ -47,7 +47,7 @@ class SubscriberQueue(SubscriberAccount):
     def __init__(self, name: str, options: LaneOptions) -> None:
         super().__init__(name, options)
         self.buffer: deque[Event | Stamped] = deque()
-        self.waits = Timing()  # of sampled events, from their emit until they are taken out
+        self.waits = Timing()  # of some events, from their emit until they are taken out
         self._capacity = options.capacity
         self._spills = options.overflow == "spill"
         self._caught_up = True  # whether `incoming` was empty since the keeper looked

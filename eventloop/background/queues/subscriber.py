@@ -16,9 +16,8 @@ from eventloop.background.queues.failures import FailingQueue, Report
 from eventloop.background.queues.filter_thread import HANGS_SECONDS
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery
-from eventloop.costs.counting import DELIVERY_PERIOD, WARM_UP
-from eventloop.costs.sampling import Budget, Timing
 from eventloop.costs.spans import SpanRecorder
+from eventloop.costs.timing import Budget, Timing
 from eventloop.events.deferred import Pending
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Latch
@@ -52,7 +51,7 @@ class Lane(FailingQueue):
 
     def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
         super().__init__(name, options, report)
-        self.busy = Timing()  # of sampled deliveries; the longest is that of all
+        self.busy = Timing()  # of its deliveries
         self.budget: Budget | None = None
         self.recorder: SpanRecorder | None = None
         self._fn = fn
@@ -313,11 +312,7 @@ class Lane(FailingQueue):
                 self.delivered += count
             else:
                 self._charge(error, count)
-        if self.calls <= WARM_UP:
-            self._took(took)
-        elif not self.calls % DELIVERY_PERIOD:
-            self._took(took, DELIVERY_PERIOD)
-        self.busy.longest = max(self.busy.longest, took)
+        self._took(took)
         if self.recorder is not None:
             self._record(self.recorder, item, began, took)
         if error is not None and count:  # 0: it was counted and told when it stalled
@@ -339,9 +334,9 @@ class Lane(FailingQueue):
         if began and item is not None:
             recorder.delivered(self.name, self.runs_on, item, began, now - began, "(under way)")
 
-    def _took(self, seconds: float, weight: int = 1) -> None:
-        """Add the time of one delivery, which stands for `weight` deliveries, to the distribution."""
-        self.busy.add(seconds, weight)
+    def _took(self, seconds: float) -> None:
+        """Add the time of one delivery."""
+        self.busy.add(seconds)
         if self.budget is not None:
             self.budget.look(seconds, self.busy)
 

@@ -40,15 +40,12 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Calls and times of a worker since it began."""
+    """The deliveries of a worker since its last acknowledgement."""
 
-    calls: int
-    seconds: float
-    longest: float = 0.0
-    sampled: list[tuple[float, int]] = []
-    """Seconds of single deliveries since the last acknowledgement, and how many each stands for."""
+    took: list[float]
+    """Seconds of each."""
     spans: list[tuple[float, float]] = []
-    """Begin and seconds of the deliveries since the last acknowledgement, while they are recorded.
+    """Begin and seconds of each, while they are recorded.
 
     `perf_counter` is one clock for all processes of a POSIX system.
     """

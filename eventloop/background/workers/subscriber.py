@@ -62,7 +62,6 @@ class ProcessLane(SupervisedLane):
         super().__init__(name, fn, own, report, most=options.most, calls=frozenset(filter(calls.get, calls)))
         self._begun = self._abandoned = self._recording = False
         self._encoder = EventEncoder()
-        self._told = Progress(0, 0.0)
         self._acknowledged = 0  # events, by this worker
         self._wake_lock = threading.Lock()
         self._bell, self._ringer = os.pipe()
@@ -141,7 +140,6 @@ class ProcessLane(SupervisedLane):
         self._worker_ready.clear()
         self._begun = self._recording = False
         self._encoder = EventEncoder()
-        self._told = Progress(0, 0.0)
         self._since = monotonic()
         try:
             self.worker = WorkerProcess(self._home)
@@ -250,18 +248,17 @@ class ProcessLane(SupervisedLane):
     def _done(self, message: Frame) -> None:
         count = message.number - self._acknowledged
         self._acknowledged = message.number
-        told, self._told = self._told, msgspec.msgpack.decode(message.body, type=Progress)
+        progress = msgspec.msgpack.decode(message.body, type=Progress)
         if self.recorder is not None:
-            self._record_spans(self.recorder, count, self._told.spans)
+            self._record_spans(self.recorder, count, progress.spans)
         self._land(count)
         with self._lock:
             self.delivered += count
             self._in_flight -= count
-            self.calls += self._told.calls - told.calls
-            self.seconds += self._told.seconds - told.seconds
-        for seconds, weight in self._told.sampled:
-            self._took(seconds, weight)
-        self.busy.longest = max(self.busy.longest, self._told.longest)
+            self.calls += len(progress.took)
+            self.seconds += sum(progress.took)
+        for seconds in progress.took:
+            self._took(seconds)
         self._moved()
 
     def _failed(self, error: BaseException, seconds: float) -> None:

@@ -23,7 +23,6 @@ import msgspec
 
 from eventloop.background.workers.importable import Target, owner_of, unpack
 from eventloop.background.workers.protocol import EventDecoder, Progress, Setup, pack_error
-from eventloop.costs.counting import DELIVERY_PERIOD, WARM_UP
 from eventloop.events import Event
 from eventloop.events.encoding_errors import bad_events
 from eventloop.processes.channel import Frame, Inbox, Kind, frame
@@ -200,22 +199,15 @@ class _Acks:
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._finished = self._told = 0  # deliveries' events, those that failed included
-        self._calls = 0
-        self._seconds = 0.0
-        self._longest = 0.0
         self.recording = False
-        self._sampled: list[tuple[float, int]] = []
+        self._took: list[float] = []
         self._spans: list[tuple[float, float]] = []
 
     def done(self, count: int, began: float, seconds: float) -> None:
         """Note that a delivery of `count` events succeeded."""
         with self._lock:
             self._finished += count
-            self._calls += 1
-            self._seconds += seconds
-            self._longest = max(self._longest, seconds)
-            if self._calls <= WARM_UP or not self._calls % DELIVERY_PERIOD:
-                self._sampled.append((seconds, 1 if self._calls <= WARM_UP else DELIVERY_PERIOD))
+            self._took.append(seconds)
             if self.recording:
                 self._spans.append((began, seconds))
         self._news.set()
@@ -251,8 +243,8 @@ class _Acks:
     def _tell(self) -> None:
         if self._told != self._finished:
             self._told = self._finished
-            progress = Progress(self._calls, self._seconds, self._longest, self._sampled, self._spans)
-            self._sampled, self._spans = [], []
+            progress = Progress(self._took, self._spans)
+            self._took, self._spans = [], []
             _write_all(self._fd, frame(Kind.DONE, self._finished, msgspec.msgpack.encode(progress)))
 
 
