@@ -282,7 +282,7 @@ class ThreadLane(Lane):
     def _may_run(self) -> bool:
         """Return whether several deliveries may be accounted for together."""
         single = self._spills and not self.options.most
-        return single and self.recorder is None and self.budget is None
+        return single and self.recorder is None and self.busy.budget is None
 
     def _wait_for_turn(self) -> None:
         """Leave the interpreter to other threads until the next turn; in a hurry only release it once."""

@@ -1,30 +1,39 @@
-"""Compile the handlers of one event into one Python function, its plan.
+"""Compile the handlers of one event into Python functions, its plan.
 
 `EventSignal` compiles a plan at the first emit after a change. A loop over handlers would check for each
-handler how to call it. Straight-line code need not, and its traceback shows the line that raised. For three
-handlers the function is
+handler how to call it. Straight-line code need not, and its traceback shows the line that raised. For two
+handlers the functions are
 
     def on_after_train_iter(event, trainer):
-        nonlocal latest, count, due
+        nonlocal latest, before, count, due
         latest = event
         count += 1
         if count >= due:
-            due = clocked(event, trainer, count)
-            return
+            before += count
+            count = 0
+            due = period(before)
+            return clocked(event, trainer)
         i = -1
         try:
             hand_over0(event)
-            i = 0; f0(trainer, event)  # 30 OptimizerHook.after_train_iter
-            i = 1; f1(event)  # 50 my_handler
-            i = 2
-            if (event.iter + 1) % 10 == 0: f2(event, trainer)  # 70 step_lr every=10
+            i = 0
+            f0(trainer, event)  # 30 OptimizerHook.after_train_iter
+            i = 1
+            if (event.iter + 1) % 10 == 0: f1(event, trainer)  # 70 step_lr every=10
         except BaseException as error:
             failed(error, i, event, trainer)
             raise
 
-In a training loop each event is clocked, by a plain loop over the handlers (`Plan._clocked`). The compiled
-lines are for tight loops, in which the clock would take longer than the handlers
-(`benchmarks.hook_overhead`).
+and `clocked`, which differs in that it clocks each handler:
+
+            i = 0
+            began = now()
+            f0(trainer, event)  # 30 OptimizerHook.after_train_iter
+            took0(now() - began, sampled)
+
+In a training loop each event is clocked. The bare lines are for tight loops, in which the clock would take
+longer than the handlers; `count` begins anew with each clocked event, because Python makes no new object for
+an int below 257 (`benchmarks.hook_overhead`).
 """
 
 from __future__ import annotations
@@ -42,8 +51,6 @@ from eventloop.events import Event
 
 Dispatch = Callable[[Event, Any], object]
 HandOver = Callable[[Event], object]
-Measure = Callable[[Event, Any, bool], None]
-"""Runs a handler and clocks it. The last argument tells whether it stands for calls that were not clocked."""
 OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], bool]
 """Called with the error, the handlers of the plan, the index of the failed handler (-1 if no handler failed),
 the event and the trainer. Returns whether the handlers after it have run.
@@ -76,65 +83,78 @@ class Plan:
         self._on_failure = on_failure
         self._housekeeping = housekeeping
         self._sampling = sampling
+        self._records = recorder is not None
         sampling.handlers = len(self.handlers) + len(self.hand_overs)
-        clocked: Callable[[Event, Any, int], int] = self._clocked
-        self._measures: list[Measure] = [handler.measure for handler in self.handlers]
-        if recorder is not None:
-            clocked = _watched(recorder.watch_event(name, self._measured))
-            self._measures = [
-                recorder.watch_handler(name, h.name, h.priority, h.passes, h.clocked) for h in self.handlers
-            ]
-        # no handler's binding begins with "on_", whatever the event is called
-        name = f"on_{name}" if name.isidentifier() else "on_event"
-        make = _factory(name, *_source(name, self.handlers, len(self.hand_overs)))
-        namespace: dict[str, Any] = {
-            "clocked": clocked, "failed": self._failed, "latest": latest, "count": emitted, "due": 0,
-        }  # fmt: skip
-        namespace |= {f"hand_over{i}": fn for i, fn in enumerate(self.hand_overs)}
+        namespace: dict[str, Any] = {"failed": self._failed}
         for i, handler in enumerate(self.handlers):
             namespace |= _bindings(i, handler)
-        dispatch, latest_of, count_of = make(**namespace)
-        self.dispatch: Dispatch = dispatch
-        self.latest = cast(Callable[[], Event | None], latest_of)
-        self.count = cast(Callable[[], int], count_of)
+        # no handler's binding begins with "on_", whatever the event is called
+        function = f"on_{name}" if name.isidentifier() else "on_event"
+        if recorder is None:
+            clocked = self._compile_clocked(function, namespace)
+        else:
+            clocked = recorder.watch_event(name, self._recorded(name, recorder))
+        namespace |= {
+            "clocked": clocked, "period": self._period,
+            "latest": latest, "before": emitted, "count": 0, "due": 0,
+        }  # fmt: skip
+        namespace |= {f"hand_over{i}": fn for i, fn in enumerate(self.hand_overs)}
+        source = _bare_source(function, self.handlers, len(self.hand_overs))
+        self.dispatch: Dispatch
+        self.latest: Callable[[], Event | None]
+        self.count: Callable[[], int]
+        self.dispatch, self.latest, self.count = _factory(function, source, tuple(namespace))(**namespace)
 
-    def _clocked(self, event: Event, trainer: Any, count: int) -> int:
-        """Dispatch an event, clock each handler, and return the number of the next event to be clocked."""
-        began = perf_counter()
-        due = self._sampling.next_due(count, began)
-        self._measured(event, trainer)
-        self._sampling.took(perf_counter() - began)
-        return due
+    def _compile_clocked(self, function: str, namespace: dict[str, Any]) -> Callable[[Event, Any], None]:
+        namespace = namespace | {
+            "hand_over": self._hand_over, "sampling": self._sampling, "now": perf_counter,
+            **{f"took{i}": h.timing.add for i, h in enumerate(self.handlers) if not h.filtered},
+        }  # fmt: skip
+        source = _clocked_source(function, self.handlers)
+        return cast(
+            Callable[..., Callable[[Event, Any], None]], _factory(function, source, tuple(namespace))
+        )(**namespace)
 
-    def _measured(self, event: Event, trainer: Any) -> None:
-        sampled, stamps = self._sampling.sampled, self._sampling.stamps  # a handler may emit the same event
+    def _period(self, count: int) -> int:
+        """Return how many events after the one with this number the next one is clocked."""
         self._housekeeping()
-        index = -1
-        try:
-            for hand_over in self._stamped_hand_overs if stamps else self.hand_overs:
-                hand_over(event)
-            for index, measure in enumerate(self._measures):  # noqa: B007 - the index of the one that raised
-                measure(event, trainer, sampled)
-        except BaseException as error:
-            self._failed(error, index, event, trainer)
-            raise
+        period = self._sampling.period(count, perf_counter())
+        return 1 if self._records else period
 
-    def _failed(self, error: BaseException, index: int, event: Event, trainer: Any) -> None:
+    def _hand_over(self, event: Event) -> None:
+        for hand_over in self._stamped_hand_overs if self._sampling.stamps else self.hand_overs:
+            hand_over(event)
+
+    def _recorded(self, name: str, recorder: SpanRecorder) -> Callable[[Event, Any], None]:
+        """Return a function that runs the handlers, and leaves a span of each."""
+        watched = [
+            recorder.watch_handler(name, h.name, h.priority, h.passes, h.clocked) for h in self.handlers
+        ]
+
+        def run(event: Event, trainer: Any) -> None:
+            index = -1
+            try:
+                for hand_over in self._stamped_hand_overs:
+                    hand_over(event)
+                for index, handler in enumerate(watched):  # noqa: B007 - the index of the one that raised
+                    handler(event, trainer)
+            except BaseException as error:
+                self._failed(error, index, event, trainer)
+                raise
+
+        return run
+
+    def _failed(
+        self, error: BaseException, index: int, event: Event, trainer: Any, seconds: float | None = None
+    ) -> None:
+        """Account for a handler that raised, after so many seconds if they are known, and for the others."""
+        if seconds is not None and index >= 0 and not self.handlers[index].filtered:
+            self.handlers[index].timing.add(seconds)
         if self._on_failure(error, self.handlers, index, event, trainer):
             return
         for handler in self.handlers[index + 1 :]:
             if not handler.filtered:  # counted once per run of the plan, but not reached
                 handler.calls -= 1
-
-
-def _watched(run: Callable[[Event, Any], None]) -> Callable[[Event, Any, int], int]:
-    """Return `run` for each event, as a recorder leaves none out."""
-
-    def watched(event: Event, trainer: Any, count: int) -> int:
-        run(event, trainer)
-        return count + 1
-
-    return watched
 
 
 def _bindings(i: int, handler: Handler) -> dict[str, Any]:
@@ -149,56 +169,72 @@ def _bindings(i: int, handler: Handler) -> dict[str, Any]:
 def _call(i: int, handler: Handler) -> str:
     if handler.filtered:
         test = f"if {handler.test or f'p{i}(event)'}: " if handler.passes is not None else ""
-        return f"{test}f{i}(event, trainer)"
-    arguments = {"event": "event", "trainer": "trainer, event", "blinker": "trainer, event=event"}
-    return f"f{i}({arguments[handler.takes]})"
+        call = f"{test}f{i}(event, trainer)"
+    else:
+        arguments = {"event": "event", "trainer": "trainer, event", "blinker": "trainer, event=event"}
+        call = f"f{i}({arguments[handler.takes]})"
+    return f"{call}  # {handler.priority} {handler.name!r} {handler.filter}".rstrip()
 
 
-def _source(name: str, handlers: Sequence[Handler], hand_overs: int) -> tuple[str, tuple[str, ...]]:
-    """Return the source of the function that builds the plan, and the names it closes over."""
-    closed_over = [
-        "clocked",
-        "failed",
-        "latest",
-        "count",
-        "due",
-        *(f"hand_over{i}" for i in range(hand_overs)),
-    ]
-    for i, handler in enumerate(handlers):
-        closed_over += _bindings(i, handler)
+def _bare_source(name: str, handlers: Sequence[Handler], hand_overs: int) -> str:
+    """Return the body of the function that makes the plan's dispatch."""
     lines = [f"hand_over{i}(event)" for i in range(hand_overs)]
     for i, handler in enumerate(handlers):
-        call = f"{_call(i, handler)}  # {handler.priority} {handler.name!r} {handler.filter}".rstrip()
-        lines += [f"i = {i}", call] if handler.filtered else [f"i = {i}; {call}"]
-    source = "\n".join(
-        [
-            f"def make({', '.join(closed_over)}):",
-            f"    def {name}(event, trainer):",
-            "        nonlocal latest, count, due",
-            "        latest = event",
-            "        count += 1",
-            "        if count >= due:",
-            "            due = clocked(event, trainer, count)",
-            "            return",
-            "        i = -1",
-            "        try:",
-            *(f"            {line}" for line in lines or ["pass"]),
-            "        except BaseException as error:",
-            "            failed(error, i, event, trainer)",
-            "            raise",
-            f"    return {name}, lambda: latest, lambda: count",
-        ]
-    )
-    return source, tuple(closed_over)
+        lines += [f"i = {i}", _call(i, handler)] if i or hand_overs else [_call(i, handler)]
+    return f"""
+    def {name}(event, trainer):
+        nonlocal latest, before, count, due
+        latest = event
+        count += 1
+        if count >= due:
+            before += count
+            count = 0
+            due = period(before)
+            return clocked(event, trainer)
+        i = {-1 if hand_overs or not handlers else 0}
+        try:
+            {_indented(lines)}
+        except BaseException as error:
+            failed(error, i, event, trainer)
+            raise
+    return {name}, lambda: latest, lambda: before + count
+"""
+
+
+def _clocked_source(name: str, handlers: Sequence[Handler]) -> str:
+    """Return the body of the function that makes the clocked variant."""
+    lines = ["hand_over(event)"]
+    for i, handler in enumerate(handlers):
+        lines += [f"i = {i}", "began = now()", _call(i, handler)]
+        lines += [] if handler.filtered else [f"took{i}(now() - began, sampled)"]
+    return f"""
+    def {name}(event, trainer):
+        sampled = sampling.sampled  # now: a handler may emit the same event
+        i = -1
+        first = began = now()
+        try:
+            {_indented(lines)}
+        except BaseException as error:
+            failed(error, i, event, trainer, now() - began)
+            raise
+        sampling.took(now() - first)
+    return {name}
+"""
+
+
+def _indented(lines: Sequence[str]) -> str:
+    return f"\n{' ' * 12}".join(lines or ["pass"])
 
 
 @lru_cache(maxsize=1024)
-def _factory(
-    name: str, source: str, closed_over: tuple[str, ...]
-) -> Callable[..., tuple[Dispatch, Any, Any]]:
-    """Compile the source of a plan, or return the cached function, which takes a few microseconds."""
+def _factory(name: str, body: str, closed_over: tuple[str, ...]) -> Callable[..., Any]:
+    """Compile a function with this body and these arguments, or return the cached one.
+
+    Taking it from the cache takes a few microseconds.
+    """
+    source = f"def make({', '.join(closed_over)}):{body}"
     filename = f"<plan of {name} {hash(source) & 0xFFFF:04x}>"
     namespace: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace)
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    return cast(Callable[..., tuple[Dispatch, Any, Any]], namespace["make"])
+    return cast(Callable[..., Any], namespace["make"])

@@ -30,7 +30,7 @@ class Handler:
     """
 
     __slots__ = (
-        "budget", "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "takes",
+        "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "takes",
         "test", "timing",
     )  # fmt: skip
 
@@ -54,7 +54,6 @@ class Handler:
         self.test = test
         self.filter = filter
         self.on_fired = on_fired
-        self.budget: Budget | None = None
         self.order = 0
         self.calls = 0
         self.timing = Timing()
@@ -88,33 +87,26 @@ class Handler:
             return self.fn(trainer, event)
         return self.fn(trainer, event=event)
 
-    def clocked(self, event: Event, trainer: Any, sampled: bool = False) -> None:
-        """Call the handler for an event that passed its filter, and clock the call.
-
-        Args:
-            sampled: whether this call stands for calls that were not clocked, too.
-        """
+    def clocked(self, event: Event, trainer: Any) -> None:
+        """Call the handler for an event that passed its filter, and clock the call."""
         began = perf_counter()
         try:
             self.fire(event, trainer)
         finally:
-            took = perf_counter() - began
-            self.timing.add(took, sampled and not self.filtered)
-            if self.budget is not None:
-                self.budget.look(took, self.timing)
+            self.timing.add(perf_counter() - began)
 
-    def measure(self, event: Event, trainer: Any, sampled: bool = False) -> None:
-        """Call and clock the handler if its filter lets the event pass; see `clocked`."""
+    def measure(self, event: Event, trainer: Any) -> None:
+        """Call and clock the handler if its filter lets the event pass."""
         if self.passes is None or self.passes(event):
-            self.clocked(event, trainer, sampled)
+            self.clocked(event, trainer)
 
     def account_copy(self) -> Handler:
         """Return a copy with the counts and times but without the function, for a cancelled handler."""
         kept = Handler(_nothing, "event", name=self.name, priority=self.priority, filter=self.filter)
         kept.calls, kept.timing = self.calls, self.timing
-        if self.budget is not None:
-            kept.budget = Budget(self.budget.seconds, _nothing)
-            kept.budget.exceeded = self.budget.exceeded
+        if (budget := self.timing.budget) is not None:  # `exceeded` holds the subscription
+            kept.timing.budget = Budget(budget.seconds, _nothing)
+            kept.timing.budget.exceeded = budget.exceeded
         return kept
 
     def cost(self, event: str, wall: float) -> HandlerCost:
@@ -122,7 +114,7 @@ class Handler:
 
         The caller settles the signal first.
         """
-        seconds, inside, budget = self.timing.estimate(self.calls), event in IN_ITERATION, self.budget
+        seconds, inside, budget = self.timing.estimate(self.calls), event in IN_ITERATION, self.timing.budget
         phases = getattr(getattr(self.fn, "__self__", None), "runs_phases", ()) if inside else ()
         return HandlerCost(
             name=self.name, event=event, priority=self.priority, filter=self.filter, calls=self.calls,

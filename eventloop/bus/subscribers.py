@@ -84,7 +84,7 @@ class Subscribers:
                 subscription.lane = self._background.add_lane(
                     subscription.name, fn, options.lane, options.offload, options.loop
                 )
-                subscription.lane.budget = self._budget(
+                subscription.lane.busy.budget = self._budget(
                     subscription, subscription.lane.busy, subscription.event
                 )
             self._subscriptions.append(subscription)
@@ -355,7 +355,7 @@ class Subscribers:
             passes=subscription.filter(event_type), test=subscription.test(event_type), filter=options.filter,
             on_fired=subscription.cancel if options.once else None,
         )  # fmt: skip
-        handler.budget = self._budget(subscription, handler.timing, event_name(event_type))
+        handler.timing.budget = self._budget(subscription, handler.timing, event_name(event_type))
         subscription.handlers[event_type] = handler
         if not subscription.paused:
             signal.connect(handler)

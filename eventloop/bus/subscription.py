@@ -133,7 +133,7 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 def handler_row(order: int, handler: Handler) -> PlanRow:
     """Return the row of the plan for a sync handler."""
-    budget = None if handler.budget is None else in_microseconds(handler.budget.seconds)
+    budget = None if handler.timing.budget is None else in_microseconds(handler.timing.budget.seconds)
     return PlanRow(order, handler.priority, handler.name, handler.filter, "sync", budget_us=budget)
 
 
@@ -404,7 +404,7 @@ class Subscription:
         """Return the costs of a background subscriber."""
         lane, account = self.lane, self.account()
         assert lane is not None
-        budget = lane.budget
+        budget = lane.busy.budget
         return SubscriberCost(
             name=self.name, event=self.event, runs_on=self.runs_on, delivered=account.delivered,
             dropped=account.dropped, failed=account.failed, queued=account.queued,

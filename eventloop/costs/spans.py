@@ -32,7 +32,6 @@ SAVER = "checkpoint saver"
 
 Kind = Literal["iteration", "phase", "event", "handler", "delivery", "save"]
 Run = Callable[[Event, Any], None]
-Clocked = Callable[[Event, Any, bool], None]
 
 
 class Span(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -146,16 +145,16 @@ class SpanRecorder:
         name: str,
         priority: int,
         passes: Callable[[Event], bool] | None,
-        clocked: Clocked,
-    ) -> Clocked:
+        clocked: Run,
+    ) -> Run:
         """Return `clocked`, the clocked call of a handler, so that each call leaves a span."""
 
-        def watched(event: Event, trainer: Any, sampled: bool) -> None:
+        def watched(event: Event, trainer: Any) -> None:
             if passes is not None and not passes(event):
                 return
             began = perf_counter()
             try:
-                clocked(event, trainer, sampled)
+                clocked(event, trainer)
             finally:  # the thread is named by the event's own span
                 took, iteration = perf_counter() - began, getattr(event, "iter", None)
                 self.add(Span(get_ident(), "handler", name, began, took, iteration, event_name, priority))

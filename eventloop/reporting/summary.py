@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
 from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts
-from eventloop.costs.sampling import PERIOD
 from eventloop.costs.step_clock import StepClock
 from eventloop.metrics import EventStorage
 from eventloop.util.formatting import ABSENT, on_a_line, table
@@ -56,7 +55,7 @@ def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] =
         rows.insert(0, [OUTSIDE_HANDLERS, "", ABSENT, f"{each:,.1f}", f"{share:.2%}"])
     notes = [f"what is called outside of the iterations is spread over them, and has no share ({ABSENT})"]
     if any(cost.estimated for cost in called):
-        notes.insert(0, f"{ESTIMATED}: estimated; in a tight loop one event in {PERIOD} is clocked")
+        notes.insert(0, f"{ESTIMATED}: estimated, because in a tight loop only some events are clocked")
     if len(small) > 1:
         rows.append(_row(f"{len(small)} more, each below {SMALL:.1%}", "", small, phases.iterations))
         notes.append("trainer.costs() and `eventloop report` have every one")

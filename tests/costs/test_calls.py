@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.costs.sampling import PERIOD, WINDOW
+from eventloop.costs.sampling import PERIODS, WINDOW
 from eventloop.events import AfterTrainIter, AfterVal, Event
 
-EDGES = [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + PERIOD, WINDOW + PERIOD + 1, 1279]
+EDGES = [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, WINDOW + PERIODS[-1], WINDOW + PERIODS[-1] + 1, 1279]
 """Events in a tight loop, of which some are clocked."""
 
 

@@ -17,7 +17,7 @@ from eventloop.background.queues.filter_thread import HANGS_SECONDS
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery
 from eventloop.costs.spans import SpanRecorder
-from eventloop.costs.timing import Budget, Timing
+from eventloop.costs.timing import Timing
 from eventloop.events.deferred import Pending
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Latch
@@ -52,7 +52,6 @@ class Lane(FailingQueue):
     def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
         super().__init__(name, options, report)
         self.busy = Timing()  # of its deliveries
-        self.budget: Budget | None = None
         self.recorder: SpanRecorder | None = None
         self._fn = fn
         self._item: Delivery | None = None  # what is being delivered
@@ -66,7 +65,7 @@ class Lane(FailingQueue):
     def succeed(self, former: Lane) -> None:
         """Continue the account and the timings of a subscriber that has ended, before the first delivery."""
         self.go_on_from(former)
-        self.busy, self.waits, self.budget = former.busy, former.waits, former.budget
+        self.busy, self.waits = former.busy, former.waits
         self.last_error = former.last_error
         self.set_routes(former.routes)
 
@@ -312,7 +311,7 @@ class Lane(FailingQueue):
                 self.delivered += count
             else:
                 self._charge(error, count)
-        self._took(took)
+        self.busy.add(took)
         if self.recorder is not None:
             self._record(self.recorder, item, began, took)
         if error is not None and count:  # 0: it was counted and told when it stalled
@@ -333,12 +332,6 @@ class Lane(FailingQueue):
             began, item = self._began, self._item
         if began and item is not None:
             recorder.delivered(self.name, self.runs_on, item, began, now - began, "(under way)")
-
-    def _took(self, seconds: float) -> None:
-        """Add the time of one delivery."""
-        self.busy.add(seconds)
-        if self.budget is not None:
-            self.budget.look(seconds, self.busy)
 
     def _finish(self) -> None:
         if self.ended_by != "stalled":

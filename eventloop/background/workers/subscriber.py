@@ -258,7 +258,7 @@ class ProcessLane(SupervisedLane):
             self.calls += len(progress.took)
             self.seconds += sum(progress.took)
         for seconds in progress.took:
-            self._took(seconds)
+            self.busy.add(seconds)
         self._moved()
 
     def _failed(self, error: BaseException, seconds: float) -> None:
