@@ -228,6 +228,11 @@ class Background(Closing):
 
     # --- the keeper's thread -------------------------------------------------------------------------------
 
+    def go_on_from(self, former: Background) -> None:
+        """Take over what outlasts a close: the latest events, and what becomes of those that it leaves."""
+        self.latest.update(former.latest)
+        self.keep_left = former.keep_left
+
     def start(self) -> None:
         """Start the keeper; safe from any thread.
 

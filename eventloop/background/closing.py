@@ -17,7 +17,7 @@ from eventloop.background.coroutine_loop import CoroutineLoop
 from eventloop.background.health import Health
 from eventloop.background.overtime import Overtime, advice
 from eventloop.background.queues.failures import FailingQueue
-from eventloop.background.queues.subscriber import Lane
+from eventloop.background.queues.subscriber import KeepLeft, Lane
 from eventloop.events import Event, EventsDropped, HandlerFailed
 from eventloop.events.deferred import Deferred, Pending
 from eventloop.util.waiting import Latch
@@ -56,6 +56,7 @@ class Closing(ABC):
         """Events that subscribers and health reports emit, counted during a flush."""
         self.tells_losses = True
         """Whether a close logs what was lost; False while its caller logs it."""
+        self.keep_left: KeepLeft | None = None
         self._listening: dict[type[Event], list[Lane]] = {}
         self._posted: deque[Posted] = deque()
         self._thread: threading.Thread | None = None  # the keeper's
@@ -216,7 +217,7 @@ class Closing(ABC):
         self._flush_lanes(deadline - spare / 2, timeout, calls=False, lanes=last)
         ended = self._end([lane for lane in lanes if lane in last], deadline, timeout) and ended
         for lane in lanes:
-            lane.abandon()
+            lane.abandon(self.keep_left)
         self._complete = quiet and ended and not any(lane.queued for lane in lanes)
         if not self._complete:
             took = monotonic() - began

@@ -24,6 +24,7 @@ from weakref import WeakSet, ref
 
 from eventloop.background.background import Background
 from eventloop.background.queues.options import LaneOptions, OnError, Overflow
+from eventloop.background.queues.subscriber import KeepLeft
 from eventloop.bus.capture import capture
 from eventloop.bus.dry_run import FirstEvent
 from eventloop.bus.event_order import event_plans, plan_table
@@ -290,8 +291,7 @@ class Bus:
         try:
             return self._wanted[event_type]
         except KeyError:
-            pass
-        return self.signal(event_type).wanted
+            return self.signal(event_type).wanted
 
     def wanted(self, *event_types: type[Event]) -> Mapping[type[Event], bool]:
         """Return a mapping with the results of `wants`, which is kept up to date."""
@@ -419,10 +419,9 @@ class Bus:
         Raises:
             RuntimeError: another recorder is on the bus.
         """
-        former = None if self._recording is None else self._recording()
-        if former is not None and not former.stopped:
-            raise RuntimeError("another recorder is on this bus: stop its recording first")
-        if former is not None:
+        if self._recording is not None and (former := self._recording()) is not None:
+            if not former.stopped:
+                raise RuntimeError("another recorder is on this bus: stop its recording first")
             former.finish()
         recording = Recording(recorder, self._subscribers, self._background)
         self._recording = ref(recording)
@@ -444,14 +443,16 @@ class Bus:
         self._refuse_in_background("flush")
         if plan_file() is not None:  # a dry run delivers nothing
             return DrainReport(True, self._subscribers.stats())
-        noting = self._subscribers.noting
+        background, noting = self._background, self._subscribers.noting
         if timeout is None:
-            complete = self._background.flush_while_delivering(
-                self.drain_timeout, noting, lambda: self.overtime
-            )
+            complete = background.flush_while_delivering(self.drain_timeout, noting, lambda: self.overtime)
         else:
-            complete = self._background.flush(timeout, noting())
+            complete = background.flush(timeout, noting())
         return DrainReport(complete, self._subscribers.stats())
+
+    def keep_left(self, keep: KeepLeft) -> None:
+        """Call `keep(name, events)` at the end of each close for each subscriber with events left."""
+        self._background.keep_left = keep
 
     def never_wait(self) -> None:
         """Stop honouring `overflow="block"`: emits return at once, and full queues exceed their limit.
@@ -523,11 +524,10 @@ class Bus:
             )
         background = Background()
         background.start()
-        background.latest.update(self._background.latest)
+        background.go_on_from(self._background)
         self._background, self.health = background, background.health
         watch(self, background)
-        recording = None if self._recording is None else self._recording()
-        if recording is not None and not recording.stopped:
+        if self._recording is not None and (recording := self._recording()) and not recording.stopped:
             recording.continue_on(background)
         self._subscribers.move_to(background, self.drain_timeout)
         self.closed = False

@@ -1,4 +1,7 @@
-"""The command `eventloop replay`: write the events of a run's event log with any writer."""
+"""The command `eventloop replay`: write the events of a run's event log with any writer.
+
+Without a writer it delivers the events that the end of the run left undelivered.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from eventloop.util.text import error_text
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.eventlog.replay import ReplayReport, Sink
+    from eventloop.eventlog.undelivered import Left
 
 TARGETS = {
     "tensorboard": "TensorBoardWriter",
@@ -55,13 +59,15 @@ class Job(NamedTuple):
 def add_parser(commands: Any) -> None:
     """Add the command to those of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "replay", help="write the events of a run's event log with another writer", epilog=EXIT_CODES,
-        usage="%(prog)s [-h] RUN --to TARGET [--only EVENT [EVENT ...]] [--import MODULE] [--out DIR] "
+        "replay", help="deliver the events that a run's end left, or write its log with another writer",
+        description="Without --to, deliver the events that the run's writers had not received at its end. "
+        "With --to, write the events of the run's event log with another writer.", epilog=EXIT_CODES,
+        usage="%(prog)s [-h] RUN [--to TARGET] [--only EVENT [EVENT ...]] [--import MODULE] [--out DIR] "
         "[--traceback]",
     )  # fmt: skip
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory, or its event log")
     parser.add_argument(
-        "--to", required=True, metavar="TARGET",
+        "--to", metavar="TARGET",
         help=f"{', '.join(TARGETS)}, or the class name of another writer that needs no arguments",
     )  # fmt: skip
     parser.add_argument(
@@ -89,6 +95,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.to is None:
+        return _deliver_left(options)
     try:
         job = _prepare(options)
     except (ImportError, OSError, ValueError, TypeError) as error:
@@ -108,6 +116,57 @@ def _run(options: argparse.Namespace) -> int:
     summary = report.describe(into=_where(job, report) or "", unknown=f"{IMPORT} them")
     sys.stderr.write(f"eventloop: {on_a_line(summary)}\n")
     return 1 if report.damaged else 0
+
+
+def _deliver_left(options: argparse.Namespace) -> int:
+    """Deliver the events that the end of a run left, each to its writer; return the exit code."""
+    from eventloop.eventlog.undelivered import deliver
+
+    try:
+        found = _find_left(options)
+    except (ImportError, OSError, ValueError) as error:
+        return _failed(options, error, 2)
+    code = 0
+    for left in found:
+        if left.writer is None:
+            sys.stderr.write(
+                f"eventloop: {left.log} holds events for {on_a_line(left.recipe.name)}, which cannot be made "
+                "again: deliver it with --to, or in Python with eventloop.replay(log, bus)\n"
+            )
+            code = 1
+            continue
+        try:
+            report = deliver(left, options.run)
+        except Exception as error:  # of a writer; the next one may well succeed
+            code = _failed(options, type(error)(f"{left.recipe.name}: {error}; {left.log} stays"), 1)
+        else:
+            told = report.describe(unknown=f"{IMPORT} them").replace(
+                "replayed", f"delivered to {left.recipe.name}"
+            )
+            sys.stderr.write(f"eventloop: {on_a_line(told)}\n")
+    return code
+
+
+def _find_left(options: argparse.Namespace) -> list[Left]:
+    """Return the logs of events that the run left.
+
+    Raises:
+        ImportError, OSError, ValueError: the input is bad; the message names it.
+    """
+    from eventloop.eventlog.undelivered import FOLDER, find_left
+
+    if options.only or options.out is not None:
+        raise ValueError("--only and --out belong to --to: without it each event goes to its own writer")
+    if not options.run.is_dir():
+        raise FileNotFoundError(f"no run at {options.run}: give the run's directory")
+    for module in options.modules:
+        _import(module)
+    if not (found := find_left(options.run)):
+        raise FileNotFoundError(
+            f"{options.run / FOLDER} holds nothing: the run delivered all events. "
+            f"--to TARGET writes its event log with another writer: {', '.join(TARGETS)}"
+        )
+    return found
 
 
 def _failed(options: argparse.Namespace, error: Exception, code: int) -> int:

@@ -14,6 +14,7 @@ from eventloop.data.position import LoaderPosition, Within
 from eventloop.evaluation.evaluation import Evaluator
 from eventloop.evaluation.monitored_metrics import MonitoredMetrics
 from eventloop.events import Event
+from eventloop.events.run import CurrentRun
 from eventloop.metrics import EventStorage
 from eventloop.stops.stopping import Stopping
 
@@ -32,6 +33,8 @@ class LoopTrainer(Protocol):
     max_iters: int | None
 
     bus: Bus
+    facts: CurrentRun
+    writers: list[Any]
     clock: StepClock
     metrics: EventStorage
     position: LoaderPosition

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from eventloop.bus.subscription import DrainReport
+from eventloop.eventlog.undelivered import keep_undelivered
 from eventloop.events import (
     COMPLETED,
     AfterRun,
@@ -120,7 +121,9 @@ class RunScope(Scope):
 
     def begin(self) -> None:
         if self._outermost:
-            self.trainer.announce(BeforeRun)
+            trainer = self.trainer
+            keep_undelivered(trainer.bus, trainer.facts, trainer.writers)
+            trainer.announce(BeforeRun)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None

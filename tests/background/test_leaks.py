@@ -46,11 +46,12 @@ async def _with(bus: Bus, event: Event) -> None:
 
 
 @pytest.mark.parametrize("holds_itself", [False, True])
-@pytest.mark.usefixtures("threads")
-def test_closed_bus_is_garbage(holds_itself: bool) -> None:
+def test_closed_bus_is_garbage(threads: set[threading.Thread], holds_itself: bool) -> None:
     """Nothing holds a closed bus, not even a subscriber that does."""
     bus = used_bus([], holds_itself=holds_itself)
     bus.close(DEADLINE)
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(DEADLINE)
     alive = weakref.ref(bus)
     del bus
     gc.collect()

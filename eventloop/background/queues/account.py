@@ -208,5 +208,9 @@ class SubscriberAccount(ABC):
         """Apply filters and the overflow policy to what was emitted, as far as this does not take long."""
 
 
+def unstamped(item: Event | Stamped) -> Event:
+    return item.event if isinstance(item, Stamped) else item
+
+
 def type_of(item: Incoming) -> type[Event]:
     return type(item.event if isinstance(item, Stamped) else item)  # type: ignore[return-value]

@@ -8,16 +8,19 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
+from eventloop.background.queues.account import Incoming, unstamped
 from eventloop.background.queues.failures import FailingQueue, Report
 from eventloop.background.queues.filter_thread import HANGS_SECONDS
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.queue import Delivery
+from eventloop.background.queues.queue import HELD_SECONDS, Delivery
 from eventloop.costs.spans import SpanRecorder
 from eventloop.costs.timing import Timing
+from eventloop.events import Event
 from eventloop.events.deferred import Pending
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Latch
@@ -30,6 +33,10 @@ BURST = 262_144
 """Events that may wait in memory at a subscriber that is about to deliver them, about 90 MB."""
 STUCK_SECONDS = 1.0
 """A delivery of so many seconds that a thread has waited for in vain is logged as stuck."""
+
+
+KeepLeft = Callable[[str, Iterable[Event]], None]
+"""Called with the name of a subscriber and the events that the end of a close leaves for it."""
 
 
 class Flush:
@@ -156,25 +163,49 @@ class Lane(FailingQueue):
         began = self._began
         return (began, perf_counter() - began) if began else (0.0, 0.0)
 
-    def abandon(self) -> None:
-        """Stop at the deadline of a close; queued events stay in the account as left."""
-        with self._lock:
-            if self.done:
-                return
-            while self.incoming:
-                item = self._pop_incoming()
-                if isinstance(item, Pending):
-                    self._leave_pending(item)
-            self.ended_by = "closed"
+    def abandon(self, keep: KeepLeft | None) -> None:
+        """Stop at the deadline of a close; queued events stay in the account as left.
+
+        Args:
+            keep: called with the name and the events that are left, with those of the delivery under way.
+        """
+        moving = self._feeding.acquire(timeout=HELD_SECONDS)  # else a `when=` hangs
+        try:
+            with self._lock:
+                if self.done:
+                    return
+                first = [*self._under_way_events(), *(unstamped(item) for item in self.buffer)]
+                last = [event for item in self._all_incoming() for event in self._leave(item)]
+                self.ended_by = "closed"
+            if keep is not None and (first or self._spill.count or last):
+                keep(self.name, chain(first, self._spilled(), last))
+        finally:
+            if moving:
+                self._feeding.release()
         self._spill.discard()
         self._notify()
 
-    def _leave_pending(self, pending: Pending) -> None:
-        """Count deferred events as left; those that were never created are dropped."""
-        if pending.events is None:
-            self._drop_pending(pending)
-        else:
-            self.received += len(pending.events)
+    def _all_incoming(self) -> Iterator[Incoming]:
+        while self.incoming:
+            yield self._pop_incoming()
+
+    def _leave(self, item: Incoming) -> list[Event]:
+        """Return the events that an item stands for; deferred ones that were never created are dropped."""
+        if not isinstance(item, Pending):
+            return [unstamped(item)]
+        if item.events is None:
+            self._drop_pending(item)
+        self.received += len(item.events or ())
+        return item.events or []
+
+    def _spilled(self) -> Iterator[Event]:
+        while self._spill.count:
+            yield from self._spill.read(self._capacity)[0]
+
+    def _under_way_events(self) -> list[Event]:
+        """Return the events that are taken out, and not accounted for."""
+        count = self._in_flight - self._progress[0]
+        return self._out[-count:] if count > 0 else []
 
     def give_up(self, reason: str) -> None:
         """Take no more events, count queued ones as dropped, and release all waiting threads."""

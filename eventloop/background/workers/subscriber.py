@@ -29,10 +29,11 @@ import msgspec
 
 from eventloop.background.queues.failures import Report
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.subscriber import Flush
+from eventloop.background.queues.subscriber import Flush, KeepLeft
 from eventloop.background.workers.importable import owner_of, pack
 from eventloop.background.workers.protocol import EventEncoder, Progress, Setup, unpack_error
 from eventloop.background.workers.restarts import SupervisedLane
+from eventloop.events import Event
 from eventloop.events.encoding_errors import Unencodable, bad_events
 from eventloop.processes.channel import Frame, Kind, frame
 from eventloop.processes.child import END_SECONDS, WorkerProcess
@@ -87,9 +88,9 @@ class ProcessLane(SupervisedLane):
         """
         return self._worker_ready.wait(timeout)
 
-    def abandon(self) -> None:
+    def abandon(self, keep: KeepLeft | None) -> None:
         """Kill the worker at the deadline of a close; unacknowledged events stay in the account as left."""
-        super().abandon()
+        super().abandon(keep)
         self._abandoned = True
         worker = self.worker
         if worker is not None and not self.closed.is_set():
@@ -224,6 +225,9 @@ class ProcessLane(SupervisedLane):
         self.worker.push(*messages)
 
     # --- hearing -------------------------------------------------------------------------------------------
+
+    def _under_way_events(self) -> list[Event]:
+        return [event for flight in list(self._flights.waiting) for event in flight]
 
     def _hear(self, message: Frame) -> None:
         match message.kind:

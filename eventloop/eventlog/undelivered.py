@@ -1,0 +1,212 @@
+"""Keep the events that the end of a run left undelivered, and deliver them later.
+
+    eventloop replay runs/digits          # delivers what runs/digits/undelivered holds
+
+Each subscriber that was not ready in time has an event log of its own in the folder `undelivered` of the run,
+and a writer also a JSON file with its class and arguments. In Python, `replay(log, onto)` delivers such a log
+to a bus or to any writer. A subscriber may receive the event that it was handling at the end a second time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from eventloop.bus import Bus
+from eventloop.eventlog.format import HEADER, RUN_TAG, pack
+from eventloop.eventlog.replay import ReplayReport, Sink, replay
+from eventloop.events import Event
+from eventloop.events.base import event_name
+from eventloop.events.run import CurrentRun, Run
+from eventloop.registry import WRITERS
+from eventloop.util.append_file import replacing
+from eventloop.util.suggest import suggest
+from eventloop.util.surrogates import without_surrogates
+
+logger = logging.getLogger("eventloop")
+
+FOLDER = "undelivered"
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """The subscriber of a log, and how to make its writer again."""
+
+    name: str
+    writer: str = ""
+    """The registered class name; "" if it is no writer, or has arguments that JSON does not hold."""
+    module: str = ""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+def keep_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
+    """Keep the events that `bus` has not delivered when it closes, and for `writers` how to make them."""
+    if facts.run.rank == 0:
+        set_aside(Path(facts.run.work_dir))
+    bus.keep_left(_Undelivered(facts, writers).keep)
+
+
+class _Undelivered:
+    def __init__(self, facts: CurrentRun, writers: list[Any]) -> None:
+        self._facts = facts
+        self._writers = writers
+
+    def keep(self, name: str, events: Iterable[Event]) -> None:
+        """Write the events of the subscriber `name`; an error is logged."""
+        run = self._facts.run
+        folder = Path(run.work_dir, FOLDER)
+        rank = f"rank{run.rank}_" if run.rank else ""
+        path = folder / f"{rank}{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.evl"
+        try:
+            folder.mkdir(exist_ok=True)
+            count = _write(path, run, events)
+            recipe = msgspec.json.format(msgspec.json.encode(self._recipe(name)), indent=1)
+            path.with_suffix(".json").write_bytes(recipe + b"\n")
+        except OSError as error:
+            logger.error("%s: the events that it was not given cannot be kept: %s", name, error)
+        else:
+            logger.warning(
+                "%s: %d events that it was not given are kept; `eventloop replay %s` delivers them",
+                name, count, run.work_dir,
+            )  # fmt: skip
+
+    def _recipe(self, name: str) -> Recipe:
+        for writer in self._writers:
+            cls = type(writer)
+            if name == (writer.name or cls.__name__) and WRITERS.find(cls.__name__) is cls:
+                made, _ = writer.worker_recipe()
+                args, kwargs = (made.args, made.keywords) if isinstance(made, partial) else ((), {})
+                with suppress(TypeError, ValueError):
+                    plain = msgspec.json.decode(msgspec.json.encode([args, kwargs], enc_hook=_plain_value))
+                    return Recipe(name, cls.__name__, cls.__module__, *plain)
+        return Recipe(name)
+
+
+def set_aside(work_dir: Path) -> None:
+    """Rename the folder of a former run, because writers are about to continue the same files."""
+    folder = work_dir / FOLDER
+    if not folder.is_dir():
+        return
+    number = 1
+    while (aside := work_dir / f"{FOLDER}_{number}").exists():
+        number += 1
+    try:
+        folder.rename(aside)
+    except OSError as error:
+        logger.error("%s holds events of a former run and cannot be renamed: %s", folder, error)
+        return
+    logger.warning(
+        "%s holds events that the run before did not deliver to its subscribers. This run writes to the same "
+        "files, so `eventloop replay %s --to WRITER` now writes each log to a folder of its own",
+        aside, aside / "NAME.evl",
+    )  # fmt: skip
+
+
+class Left(NamedTuple):
+    """The log of one subscriber, and the writer that it is for; None if it cannot be made again."""
+
+    log: Path
+    recipe: Recipe
+    writer: Sink | None
+
+
+def find_left(work_dir: Path) -> list[Left]:
+    """Return the logs that a run has left, with their writers.
+
+    Raises:
+        ValueError: a writer's class is not known, or refuses its arguments.
+    """
+    found = []
+    for log in sorted((work_dir / FOLDER).glob("*.evl")):
+        try:
+            recipe = msgspec.json.decode(log.with_suffix(".json").read_bytes(), type=Recipe)
+        except (OSError, msgspec.MsgspecError):
+            recipe = Recipe(log.stem)
+        found.append(Left(log, recipe, _made_again(log, recipe) if recipe.writer else None))
+    return found
+
+
+def deliver(left: Left, work_dir: Path) -> ReplayReport:
+    """Deliver a log to its writer, which continues its files in `work_dir`, and remove the log.
+
+    Raises:
+        Exception: any error of the writer; the log stays.
+    """
+    assert left.writer is not None
+    report = replay(left.log, left.writer, on_torn="ignore", work_dir=work_dir)
+    for path in (left.log, left.log.with_suffix(".json")):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # others are left in it
+        left.log.parent.rmdir()
+    return report
+
+
+def _made_again(log: Path, recipe: Recipe) -> Sink:
+    cls = WRITERS.find(recipe.writer)
+    if cls is None:
+        raise ValueError(
+            f"{log} is for the writer {recipe.writer}, which is not registered"
+            f"{suggest(recipe.writer, WRITERS.names())}: add --import {recipe.module}"
+        )
+    try:
+        made: Sink = cls(*recipe.args, **recipe.kwargs)
+    except (TypeError, ValueError, ImportError) as error:
+        raise ValueError(f"{log}: {recipe.writer} cannot be made again: {error}") from error
+    return made
+
+
+def _write(path: Path, run: Run, events: Iterable[Event]) -> int:
+    """Write a log of the events, and return their number. Events that cannot be encoded are logged."""
+    encode = msgspec.msgpack.Encoder(enc_hook=_plain_value).encode
+    count, refused = 0, set()
+    with replacing(path) as file:
+        for event in events:
+            if not count:
+                # as after the death of a worker: a writer removes what it has from this step on
+                step = getattr(event, "step", getattr(event, "iter", run.start_iter))
+                facts = msgspec.structs.replace(run, start_iter=max(run.start_iter, step))
+                file.write(HEADER + _record(encode((RUN_TAG, 0, time.time(), run.rank, facts))))
+            kind = event_name(type(event))
+            try:
+                file.write(_record(_encoded(encode, (kind, count, time.time(), run.rank, event))))
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                refused.add(f"{kind} ({error})")
+            else:
+                count += 1
+    for text in sorted(refused):
+        logger.error("%s: events %s cannot be encoded, and are lost", path, text)
+    return count
+
+
+def _encoded(encode: Callable[[Any], bytes], record: tuple[Any, ...]) -> bytes:
+    try:
+        return encode(record)
+    except UnicodeEncodeError:  # a path need not be UTF-8
+        *head, event = record
+        return encode((*head, without_surrogates(msgspec.to_builtins(event, enc_hook=_plain_value))))
+
+
+def _record(payload: bytes) -> bytes:
+    return pack(payload) + payload
+
+
+def _plain_value(value: Any) -> Any:
+    """Return the number in a NumPy scalar, or the text of a path.
+
+    Raises:
+        TypeError: the value is something else.
+    """
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if callable(item := getattr(value, "item", None)) and not getattr(value, "ndim", 0):
+        return item()
+    raise TypeError(f"{type(value).__name__} is no plain value")

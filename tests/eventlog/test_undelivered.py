@@ -1,0 +1,253 @@
+"""Events that the end of a run leaves undelivered stay on disk, and `eventloop replay RUN` delivers them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop import read_events
+from eventloop.bus import Bus
+from eventloop.cli import main
+from eventloop.events import AfterTrainIter, Event
+from eventloop.events.run import Run
+from eventloop.registry import WRITERS
+from eventloop.writers import Writer
+from tests.support.trainers import MakeTrainer
+
+WRITER = """
+import json, os, time
+from eventloop.registry import WRITERS
+from eventloop.writers import Writer
+
+@WRITERS.register
+class SlowLines(Writer):
+    events = ("after_train_iter",)
+    queue = 16
+
+    def __init__(self, filename, *, fails=False):
+        self.filename, self.fails = filename, fails
+
+    def open(self, run):
+        self.path = os.path.join(run.work_dir, self.filename)
+
+    def write(self, event):
+        if self.fails and "FAIL" in os.environ:
+            raise OSError("disk full")
+        if "SLOW" in os.environ:
+            time.sleep(0.4)
+        with open(self.path, "a") as file:
+            file.write(json.dumps(event.iter) + "\\n")
+"""
+PROGRAM = """
+import sys, torch
+import slow_lines
+from eventloop import Bus, Trainer
+
+def main():
+    model = torch.nn.Linear(2, 1)
+    trainer = Trainer(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=lambda out, batch: out.square().mean(),
+        train_loader=[torch.ones(1, 2)] * 60, max_epochs=1, work_dir=sys.argv[1], bus=Bus(drain_timeout=0.3),
+        writers=[slow_lines.SlowLines("lines.txt", fails=True)], default_hooks=dict(checkpoint=None),
+    )
+    trainer.train_step = lambda batch: {"loss": trainer.model(batch).square().mean()}
+    trainer.train()
+
+main()
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python in a directory with the module of a slow writer; variables are set for it."""
+    (tmp_path / "slow_lines.py").write_text(WRITER)
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+            env={**os.environ, "PYTHONPATH": path, **variables}, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+class HeldLines(Writer):
+    """Write iterations as lines, until it is held; it fails if it is told to."""
+
+    events = ("after_train_iter",)
+    queue = 4
+    hold_at = fails = -1
+    go_on = threading.Event()
+
+    def __init__(self, filename: str | Path) -> None:
+        self.filename = filename
+
+    def open(self, run: Run) -> None:
+        self.path = Path(run.work_dir, self.filename)
+
+    def write(self, event: Event) -> None:
+        at = getattr(event, "iter", -1)
+        if at == self.hold_at:
+            self.go_on.wait(20.0)
+        if at == self.fails:
+            raise OSError("disk full")
+        with self.path.open("a") as file:
+            file.write(f"{at}\n")
+
+
+@pytest.fixture
+def held_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[HeldLines]]:
+    """A registered writer that is held at the third event, and goes on after the test."""
+    WRITERS.register(HeldLines)
+    monkeypatch.setattr(HeldLines, "hold_at", 2)
+    HeldLines.go_on.clear()
+    yield HeldLines
+    HeldLines.go_on.set()
+    WRITERS.forget(HeldLines.__name__)
+
+
+def test_a_writer_gets_the_rest_later(
+    make_trainer: MakeTrainer,
+    held_lines: type[HeldLines],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With its arguments and in its former file; after a failure the events stay and are delivered again."""
+    trainer = make_trainer(
+        writers=[held_lines(Path("lines.txt"))],
+        bus=Bus(drain_timeout=0.1),
+        default_hooks={"checkpoint": None},
+    )
+    trainer.train()
+    trainer.close()
+    run, lines = str(trainer.work_dir), trainer.work_dir / "lines.txt"
+    assert lines.read_text().split() == ["0", "1"]
+
+    monkeypatch.setattr(held_lines, "hold_at", -1)
+    monkeypatch.setattr(held_lines, "fails", 2)
+    assert main(["replay", run]) == 1
+    assert "HeldLines: disk full" in capsys.readouterr().err
+    monkeypatch.setattr(held_lines, "fails", -1)
+    assert main(["replay", run]) == 0
+    assert f"{trainer.iter - 2} events delivered to HeldLines" in capsys.readouterr().err
+
+    assert lines.read_text().split() == [str(i) for i in range(trainer.iter)]
+    assert not (trainer.work_dir / "undelivered").exists()
+    assert main(["replay", run]) == 2
+    assert "holds nothing: the run delivered all events" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_slow_writer_of_a_program_gets_the_rest_later(
+    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Each event is in its file once or, if it was under way at the end, twice, and nothing is left to deliver."""
+    ran = python("program.py", "run", SLOW="1")
+    assert ran.returncode == 0, ran.stderr
+    assert "`eventloop replay " in ran.stderr
+    before = (tmp_path / "run" / "lines.txt").read_text().split()
+    assert 0 < len(before) < 60
+
+    failed = python("-m", "eventloop", "replay", "run", "--import", "slow_lines", FAIL="1")
+    assert (failed.returncode, "disk full" in failed.stderr) == (1, True)
+    delivered = python("-m", "eventloop", "replay", "run", "--import", "slow_lines")
+    assert delivered.returncode == 0, delivered.stderr
+
+    after = [int(line) for line in (tmp_path / "run" / "lines.txt").read_text().split()]
+    assert sorted({*after}) == list(range(60))
+    assert len(after) <= 61
+    assert not (tmp_path / "run" / "undelivered").exists()
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_not_imported_is_named(
+    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """With the module to import, and the events stay."""
+    python("program.py", "run", SLOW="1")
+    without = python("-m", "eventloop", "replay", "run")
+
+    assert without.returncode == 2
+    assert "SlowLines" in without.stderr
+    assert "--import slow_lines" in without.stderr
+    assert (tmp_path / "run" / "undelivered" / "SlowLines.evl").is_file()
+
+
+@pytest.mark.parametrize("overflow", ["spill", "drop_oldest", "block"])
+@pytest.mark.parametrize("queue", [4, 100])
+def test_the_events_that_are_left_are_those_of_the_account(overflow: Any, queue: int) -> None:
+    """In the queue, in the spill file and under way, in order: what was not delivered, and `queued` of them."""
+    begun, go_on, seen = threading.Event(), threading.Event(), []
+    left: dict[str, list[int]] = {}
+
+    def hold(event: AfterTrainIter) -> None:
+        seen.append(event.iter)
+        if event.iter == 5:
+            begun.set()
+            go_on.wait(20.0)
+
+    bus = Bus(drain_timeout=0.2)
+    bus.keep_left(lambda name, events: left.update({name: [event.iter for event in events]}))  # type: ignore[attr-defined]
+    bus.subscribe(hold, "after_train_iter", offload="thread", name="hold", overflow=overflow, queue=queue)
+    for i in range(6):
+        bus.emit(AfterTrainIter(iter=i))
+    assert begun.wait(20.0)
+    emitted = 5 + min(queue, 40) if overflow == "block" else 50
+    for i in range(6, emitted):
+        bus.emit(AfterTrainIter(iter=i))
+    try:
+        report = bus.close()
+    finally:
+        go_on.set()
+
+    (account,) = report.stats
+    assert len(left["hold"]) == account.queued
+    assert left["hold"][0] == 5
+    assert left["hold"] == sorted(left["hold"])
+    assert account.delivered + account.dropped + account.queued == emitted
+    if not account.dropped:
+        assert [*seen[:5], *left["hold"]] == list(range(5 + account.queued))
+
+
+def test_what_is_not_a_writer_is_kept_too(
+    make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command names the log, which `replay` delivers to a bus."""
+    go_on = threading.Event()
+    trainer = make_trainer(bus=Bus(drain_timeout=0.1), default_hooks={"checkpoint": None})
+
+    @trainer.bus.on("after_train_iter", offload="thread", name="my handler")
+    def hold(event: Event) -> None:
+        go_on.wait(20.0)
+
+    trainer.train()
+    trainer.close()
+    go_on.set()
+
+    log = trainer.work_dir / "undelivered" / "my_handler.evl"
+    assert [record.event.iter for record in read_events(log)] == list(range(trainer.iter))  # type: ignore[attr-defined]
+    assert main(["replay", str(trainer.work_dir)]) == 1
+    assert "my handler, which cannot be made again" in capsys.readouterr().err
+    assert log.is_file()
+
+
+def test_a_later_run_sets_the_rest_aside(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    """Its writers continue the same files, so the former events get a folder of their own, and a warning says so."""
+    trainer = make_trainer(default_hooks={"checkpoint": None})
+    (trainer.work_dir / "undelivered").mkdir()
+    (trainer.work_dir / "undelivered" / "X.json").write_text(json.dumps({"name": "X"}))
+    trainer.train()
+
+    assert (trainer.work_dir / "undelivered_1" / "X.json").is_file()
+    assert not (trainer.work_dir / "undelivered").exists()
+    assert "holds events that the run before did not deliver" in caplog.text
