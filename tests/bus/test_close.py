@@ -170,7 +170,7 @@ def test_close_in_a_signals_handler_during_a_close(bus: Bus, held: Held) -> None
         return wait_closed(timeout)
 
     lane.wait_closed = interrupted  # type: ignore[method-assign]
-    outer = bus.close(DEADLINE)
+    outer = bus.close(1.0)
 
     assert (inner[0].complete, outer.complete) == (False, False)
     until(lambda: bus.stats()[0].queued == 2)
