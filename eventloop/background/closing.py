@@ -217,7 +217,7 @@ class Closing(ABC):
         self._flush_lanes(deadline - spare / 2, timeout, calls=False, lanes=last)
         ended = self._end([lane for lane in lanes if lane in last], deadline, timeout) and ended
         for lane in lanes:
-            lane.abandon(self.keep_left)
+            lane.abandon()
         self._complete = quiet and ended and not any(lane.queued for lane in lanes)
         if not self._complete:
             took = monotonic() - began
@@ -225,6 +225,8 @@ class Closing(ABC):
                 lanes, timeout if abs(took - timeout) < 1 else round(took, 1), quiet=quiet, advises=advises
             )
         self._tell_losses()
+        for lane in lanes:
+            lane.hand_left(self.keep_left)
         self._stop()
         self._let_go()
         self.finished = True

@@ -152,8 +152,9 @@ def test_a_writer_that_hangs_is_left(
 
     ended_by_ctrl_c(trainer)
 
-    (line,) = warnings_of(caplog)
+    line, kept_line = warnings_of(caplog)
     assert line.startswith("closed after 0.2 s; events left undelivered: Stuck (")
+    assert "are kept; `eventloop replay " in kept_line
     assert not stuck.gate.is_set()
     assert (kept.seen[-1], kept.closed) == ("AfterRun", True)
 
@@ -171,8 +172,9 @@ def test_while_writers_are_waited_for(
     ended_by_ctrl_c(trainer)
 
     second.join(DEADLINE)
-    (line,) = warnings_of(caplog)
+    line, kept_line = warnings_of(caplog)
     assert line.startswith("closed after 0.2 s; events left undelivered: Stuck (")
+    assert "are kept; `eventloop replay " in kept_line
     assert kept.closed
 
 
@@ -188,13 +190,14 @@ def test_while_a_failed_run_is_closed(
     def faulty(event: Event) -> None:
         raise KeyboardInterrupt
 
-    second = press_inside("wait_closed", after=kept.ended)
+    second = press_inside("_settle", after=kept.ended)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
 
     second.join(DEADLINE)
-    (line,) = warnings_of(caplog)
+    line, kept_line = warnings_of(caplog)
     assert line.startswith("closed after 0.2 s; events left undelivered: Stuck (")
+    assert "are kept; `eventloop replay " in kept_line
 
 
 def test_in_a_loop_of_ones_own(
@@ -215,7 +218,7 @@ def test_in_a_loop_of_ones_own(
         train()
 
     assert [(event.reason, event.error) for event in seen] == [("error", "KeyboardInterrupt")]
-    assert warnings_of(caplog)[-1].startswith("closed after 0.2 s; events left undelivered: Stuck (")
+    assert warnings_of(caplog)[0].startswith("closed after 0.2 s; events left undelivered: Stuck (")
 
 
 def test_outside_of_a_run(make_trainer: MakeTrainer) -> None:

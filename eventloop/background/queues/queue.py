@@ -337,6 +337,8 @@ class SubscriberQueue(SubscriberAccount):
         """Fill the queue from the spill file, or else from `incoming`."""
         if self._spill.count and not self.buffer:
             with self._feeding:  # a close that keeps what is left finds them in the file or in the queue
+                if self.ended_by:
+                    return
                 events, lost = self._spill.read(self._capacity)
                 with self._lock:
                     self.dropped += lost

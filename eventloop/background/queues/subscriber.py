@@ -36,7 +36,7 @@ STUCK_SECONDS = 1.0
 
 
 KeepLeft = Callable[[str, Iterable[Event]], None]
-"""Called with the name of a subscriber and the events that the end of a close leaves for it."""
+"""Called with the name of a subscriber and the events that the end of a close leaves for it, at least one."""
 
 
 class Flush:
@@ -66,6 +66,7 @@ class Lane(FailingQueue):
         self._closing = False  # somebody waits for its end
         self._no_more = False  # nothing comes any more: with an empty queue it ends
         self._flushes: deque[Flush] = deque()
+        self._left: Iterator[Event] = iter(())  # by a close; those in the spill file are read on the way
         self._in_vain = 0.0, 0.0  # the begin of a delivery, and how long callers waited for it
         self._behind_since = perf_counter()  # when the keeper last saw that it had caught up
 
@@ -163,12 +164,8 @@ class Lane(FailingQueue):
         began = self._began
         return (began, perf_counter() - began) if began else (0.0, 0.0)
 
-    def abandon(self, keep: KeepLeft | None) -> None:
-        """Stop at the deadline of a close; queued events stay in the account as left.
-
-        Args:
-            keep: called with the name and the events that are left, with those of the delivery under way.
-        """
+    def abandon(self) -> None:
+        """Stop at the deadline of a close; the events that are left stay in the account."""
         moving = self._feeding.acquire(timeout=HELD_SECONDS)  # else a `when=` hangs
         try:
             with self._lock:
@@ -177,13 +174,19 @@ class Lane(FailingQueue):
                 first = [*self._under_way_events(), *(unstamped(item) for item in self.buffer)]
                 last = [event for item in self._all_incoming() for event in self._leave(item)]
                 self.ended_by = "closed"
-            if keep is not None and (first or self._spill.count or last):
-                keep(self.name, chain(first, self._spilled(), last))
         finally:
             if moving:
                 self._feeding.release()
-        self._spill.discard()
+        self._left = chain(first, self._spilled(), last)
         self._notify()
+
+    def hand_left(self, keep: KeepLeft | None) -> None:
+        """Pass the events that a close has left to `keep`, with those of the delivery under way."""
+        first = next(self._left, None)
+        if keep is not None and first is not None:
+            keep(self.name, chain((first,), self._left))
+        self._left = iter(())
+        self._spill.discard()
 
     def _all_incoming(self) -> Iterator[Incoming]:
         while self.incoming:

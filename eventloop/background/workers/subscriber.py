@@ -29,7 +29,7 @@ import msgspec
 
 from eventloop.background.queues.failures import Report
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.subscriber import Flush, KeepLeft
+from eventloop.background.queues.subscriber import Flush
 from eventloop.background.workers.importable import owner_of, pack
 from eventloop.background.workers.protocol import EventEncoder, Progress, Setup, unpack_error
 from eventloop.background.workers.restarts import SupervisedLane
@@ -88,9 +88,9 @@ class ProcessLane(SupervisedLane):
         """
         return self._worker_ready.wait(timeout)
 
-    def abandon(self, keep: KeepLeft | None) -> None:
+    def abandon(self) -> None:
         """Kill the worker at the deadline of a close; unacknowledged events stay in the account as left."""
-        super().abandon(keep)
+        super().abandon()
         self._abandoned = True
         worker = self.worker
         if worker is not None and not self.closed.is_set():
