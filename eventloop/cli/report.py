@@ -46,31 +46,30 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
+    from eventloop.reporting.report import load_report
+
     try:
-        page_of = _page_maker(options.html, json=options.json) if options.html is not None else None
-        reports = _load(options.runs)
+        if options.html is not None:
+            _check_html(options.html, json=options.json)
+        reports = [load_report(run) for run in options.runs]
     except (ImportError, OSError, ValueError) as error:
         return _failed(options, error, 2)
-    if page_of is not None:
+    if options.html is not None:
+        from eventloop.reporting.html import as_page
+
         try:
-            _write(options.html, page_of(reports))
+            _write(options.html, as_page(reports))
         except OutputError:  # `main` reports it, as for the tables
             raise
         except OSError as error:
             return _failed(options, error, 1)
     if options.json:
         say(_as_json(reports))
-    elif page_of is None:
+    elif options.html is None:
         from eventloop.reporting.text import as_text
 
         say(as_text(reports, encoding=output_encoding()))
     return 0
-
-
-def _load(runs: list[Path]) -> list[Report]:
-    from eventloop.reporting.report import load_report
-
-    return [load_report(run) for run in runs]
 
 
 def _as_json(reports: list[Report]) -> str:
@@ -80,30 +79,28 @@ def _as_json(reports: list[Report]) -> str:
     return msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
 
 
-def _page_maker(out: str, *, json: bool) -> Any:
-    """Return the function that makes the page, after checking the arguments.
+def _check_html(out: str, *, json: bool) -> None:
+    """Check the argument of --html before anything is read.
 
     Raises:
         ImportError: plotly is not installed.
         ValueError: the page would replace another file, or its folder does not exist; or --json also needs
             standard output.
     """
-    from eventloop.reporting.html import as_page, check_plotly, is_page
+    from eventloop.reporting.html import check_plotly, is_page
 
     check_plotly()
+    path = Path(out)
     if out == STANDARD_OUTPUT:
         if json:
             raise ValueError(
                 "--html - and --json would both go to standard output: give --html the name of a file"
             )
-        return as_page
-    path = Path(out)
-    if path.is_dir() or (path.exists() and not is_page(path)):
+    elif path.is_dir() or (path.exists() and not is_page(path)):
         what = "a directory" if path.is_dir() else "not a page of HTML"
         raise ValueError(f"--html {path} is {what}, and is not replaced: give the name of a new file")
-    if not path.parent.is_dir():
+    elif not path.parent.is_dir():
         raise ValueError(f"--html {path} cannot be written: the folder {path.parent} does not exist")
-    return as_page
 
 
 def _write(out: str, page: str) -> None:

@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 
 from eventloop.costs.records import TrendPoint, write_costs
+from eventloop.reporting.comparison import comparison_tables
 from eventloop.reporting.facts import facts
-from eventloop.reporting.handlers import handlers_table, outside_table, unexplained
 from eventloop.reporting.report import load_report
-from eventloop.reporting.tables import comparison_tables, phases_table, subscribers_table
+from eventloop.reporting.tables import (
+    handlers_table,
+    outside_table,
+    phases_table,
+    subscribers_table,
+    unexplained,
+)
 from tests.cli.reported_runs import (
     TIMES,
     costs,
