@@ -37,7 +37,7 @@ Run = Callable[[Event, Any], None]
 Clocked = Callable[[Event, Any, int], None]
 
 
-class Span(msgspec.Struct, array_like=True, gc=False, frozen=True):
+class Span(msgspec.Struct, gc=False, frozen=True):
     """A stretch of time with a name, such as one call of a handler."""
 
     track: int | str
@@ -53,7 +53,7 @@ class Span(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The priority of a handler, or the number of events of a delivery."""
 
 
-class Depth(msgspec.Struct, array_like=True, gc=False, frozen=True):
+class Depth(msgspec.Struct, gc=False, frozen=True):
     """The number of events in a queue at one time."""
 
     queue: str

@@ -15,7 +15,7 @@ from eventloop.costs.records import RunCosts, read_costs
 from eventloop.eventlog.format import FILE_NAME as EVENTS
 from eventloop.eventlog.jsonl import FILE_NAME as METRICS
 from eventloop.reporting.curves import RunLog, read_curves
-from eventloop.tracing.file import FILE_NAME as TRACE
+from eventloop.tracing.files import FOLDER as TRACES
 
 VERSION = 1
 
@@ -96,8 +96,8 @@ def _traces_of_a_run(run: Path) -> list[str]:
     found = []
     if (run / EVENTS).is_file():
         found.append(_from_events(run))
-    if (run / TRACE).is_file():
-        found.append(f"`eventloop trace {run}` shows {TRACE}")
+    if (run / TRACES).is_dir():
+        found.append(f"`eventloop trace {run}` lists its traces")
     if any((path / MANIFEST).is_file() for path in run.iterdir()):
         found.append(f"`eventloop checkpoints {run}` lists its checkpoints")
     return found

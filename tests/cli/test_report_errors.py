@@ -38,7 +38,7 @@ def spoil(tmp_path: Path, how: str) -> Path:
         case "no metrics":
             write_lines(run)
         case "trace":
-            (run / "trace.jsonl").touch()
+            (run / "traces").mkdir()
         case "checkpoints":
             (run / "epoch_1").mkdir()
             (run / "epoch_1" / "manifest.json").touch()
@@ -82,7 +82,7 @@ NOTHING = (
         ("other", "{run} is not a run: expected a run's directory, with costs.json or metrics.jsonl in it (--tr"),
         ("parent", "{run} is not a run: expected a run's directory, with costs.json or metrics.jsonl in it; there are runs in digits"),
         ("log", f"{NOTHING}; `eventloop replay {{run}} --to jsonl --out {{run}}` makes metrics.jsonl from events.evl (--tr"),
-        ("trace", f"{NOTHING}; `eventloop trace {{run}}` shows trace.jsonl (--traceback"),
+        ("trace", f"{NOTHING}; `eventloop trace {{run}}` lists its traces (--traceback"),
         ("checkpoints", f"{NOTHING}; `eventloop checkpoints {{run}}` lists its checkpoints (--traceback"),
         ("checkpoint", "{run} is a checkpoint: expected a run's directory, with costs.json or metrics.jsonl in it; is it {up}?"),
         ("torn costs", "{run}/costs.json is truncated or not a cost record: "),

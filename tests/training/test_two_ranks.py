@@ -129,7 +129,7 @@ def test_only_rank_0_writes(ranks: Ranks, folder: Path) -> None:
         "metrics.jsonl",
         *["state.pth"] * 2,
         "tfevents",
-        "trace.jsonl",
+        "traces",
     ]
     assert names == records
     assert (folder / "run" / "metrics.jsonl").read_text().count('"before_run"') == 2
