@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.util.append_file import replacing
+from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, write_output
 from eventloop.util.formatting import on_a_line
-from eventloop.util.terminal import at_least_one, put_file, say
+from eventloop.util.terminal import at_least_one, say
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.tracing.files import TraceFile
@@ -18,7 +18,6 @@ EXIT_CODES = (
     "exit codes: 0 done, 1 the file could not be written, 2 bad input (one line), 130 ended by Ctrl-C. The "
     "times are the host's; ProfilerHook records those of the GPU. The run may still be training."
 )
-STANDARD_OUTPUT = "-"
 OPEN = "open it at https://ui.perfetto.dev or in chrome://tracing"
 
 
@@ -53,15 +52,15 @@ def run(options: argparse.Namespace) -> int:
         chosen = traces if options.merge else [_choose(traces, options.window)]
         data = _contents(chosen) if options.out is not None else b""
     except (OSError, ValueError) as error:
-        return _failed(options, error, 2)
+        return failed(options, error, 2)
     if options.out is None:
         say(_listing(traces))
         return 0
     try:
-        if not _write(options.out, data):
+        if not write_output("-o", options.out, data):
             return 0
     except OSError as error:
-        return _failed(options, error, 1)
+        return failed(options, error, 1)
     names = ", ".join(f"{trace.first}..{trace.last}" for trace in chosen)
     where = "" if options.out == STANDARD_OUTPUT else f" into {options.out}; {OPEN}"
     sys.stderr.write(f"eventloop: {on_a_line(f'iterations {names}{where}')}\n")
@@ -112,38 +111,5 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ValueError("--merge takes all windows: leave out --merge or --window")
     if options.out is None and (options.merge or options.window is not None):
         raise ValueError("--merge and --window are for writing a file: expected -o FILE, got none")
-    if options.out in (None, STANDARD_OUTPUT):
-        return
-    path = Path(options.out)
-    if path.is_dir():
-        raise ValueError(f"-o {path} is a directory: give the name of a file")
-    if not path.parent.is_dir():
-        raise ValueError(f"-o {path} cannot be written: the folder {path.parent} does not exist")
-    if path.is_file() and not is_trace(path):
-        raise ValueError(f"-o {path} is not a trace, and is not replaced: give the name of a new file")
-
-
-def _write(out: str, data: bytes) -> bool:
-    """Write the file; return False if the reader of standard output has left.
-
-    A file is replaced at once, so that a viewer finds a whole one; a device such as /dev/null is written to.
-    """
-    path = Path(out)
-    if out == STANDARD_OUTPUT:
-        return put_file(data)
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return True
-    try:
-        with replacing(path, durable=False) as file:
-            file.write(data)
-    except OSError as error:
-        raise OSError(f"-o {path} cannot be written: {error.strerror or error}") from error
-    return True
-
-
-def _failed(options: argparse.Namespace, error: Exception, code: int) -> int:
-    if options.traceback:
-        raise error
-    sys.stderr.write(f"eventloop: {on_a_line(str(error))} (--traceback shows where)\n")
-    return code
+    if options.out is not None:
+        check_output("-o", options.out, "a trace", is_trace)

@@ -286,7 +286,7 @@ def test_what_was_beyond_the_limit_is_said(tmp_path: Path) -> None:
         (["run", "--window", "1"], "--merge and --window are for writing a file: expected -o FILE, got none"),
         (["run", "--merge", "--window", "1"], "--merge takes all windows: leave out --merge or --window"),
         (["run", "--window", "3", "-o", "x"], "run/traces has no window 3: it has 1: iterations 2..3; 2: iterations 10..1"),
-        (["run", "-o", "empty"], "-o empty is a directory: give the name of a file"),
+        (["run", "-o", "empty"], "-o empty is a directory, and is not replaced: give the name of a new file"),
         (["run", "-o", "run/metrics.jsonl"], "-o run/metrics.jsonl is not a trace, and is not replaced: give the name"),
         (["run", "-o", "no/t.json"], "-o no/t.json cannot be written: the folder no does not exist (--traceback"),
         (["torn", "--merge", "-o", "x"], "torn/traces/iterations_1-2.json is damaged, or not a trace of eventloop: "),
