@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from eventloop.costs.records import PHASES, RunCosts, SubscriberCost, Times
+from eventloop.costs.records import PHASES, HandlerCost, RunCosts, SubscriberCost, Times
 from eventloop.reporting.curves import Curve
 from eventloop.reporting.facts import medians, trend
 from eventloop.reporting.report import Report
@@ -119,9 +119,8 @@ def _phase_chart(runs: Sequence[NamedRun]) -> Chart:
         figure, 130 + ROW * len(bars), barmode="stack", xaxis_title="ms an iteration",
         uniformtext={"mode": "hide", "minsize": 11}, yaxis=_names_axis([name for name, _ in bars]),
     )  # fmt: skip
-    return Chart(
-        "Where an iteration's time goes", figure, MEDIANS if any(run.costs.trend for run in runs) else ""
-    )
+    note = MEDIANS if any(run.costs.trend for run in runs) else ""
+    return Chart("Where an iteration's time goes", figure, note)
 
 
 def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
@@ -144,14 +143,8 @@ def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
             figure, 320, hovermode="x unified", xaxis_title="iteration", yaxis_title="ms an iteration",
             yaxis_range=[0, top * 1.06 or 1.0],
         )  # fmt: skip
-        title = (
-            "The phases over the iterations"
-            if len(runs) == 1
-            else f"{run.name}: its phases over the iterations"
-        )
-        clipped = (
-            f"Some points are beyond the axis, up to {three_digits(max(wall))} ms; “Autoscale” shows all."
-        )
+        title = "The phases over the iterations" if len(runs) == 1 else f"{run.name}: phases over iterations"
+        clipped = f"Points up to {three_digits(max(wall))} ms are beyond the axis; “Autoscale” shows all."
         charts.append(Chart(title, figure, clipped if max(wall) > top else ""))
     return charts
 
@@ -163,38 +156,43 @@ def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
     them.
     """
     found = [by_key([h for h in run.costs.handlers if h.in_iteration]) for run in runs]
-    drawn = [{key: cost for key, cost in costs.items() if not cost.includes} for costs in found]
-    most: dict[str, float] = {}
-    for run, costs in zip(runs, drawn, strict=True):
-        for key, cost in costs.items():
-            most[key] = max(most.get(key, 0.0), cost.seconds / run.costs.phases.iterations)
+    microseconds = [
+        {key: h.seconds / run.costs.phases.iterations * 1e6 for key, h in handlers.items() if not h.includes}
+        for run, handlers in zip(runs, found, strict=True)
+    ]
+    most = {key: max(each.get(key, 0.0) for each in microseconds) for each in microseconds for key in each}
     keys = sorted(most, key=lambda key: -most[key])[:MOST_HANDLERS]
     if not keys:
         return []
     figure = go.Figure()
-    for run, costs in zip(runs, drawn, strict=True):
-        rows = [(row, costs[key]) for row, key in enumerate(keys) if key in costs]
+    for run, handlers, each in zip(runs, found, microseconds, strict=True):
+        shown = [(row, key, handlers[key]) for row, key in enumerate(keys) if key in each]
         figure.add_bar(
-            x=[cost.seconds / run.costs.phases.iterations * 1e6 for _, cost in rows],
-            y=[row for row, _ in rows], orientation="h", name=text(run.name),
-            texttemplate="%{x:,.3r}", textposition="outside",
-            marker={"color": [BAD if cost.over_budget else run.colour for _, cost in rows]},
-            hovertext=[_hover(text(keys[row], 90), cost.times, cost.budget) for row, cost in rows],
+            x=[each[key] for _, key, _ in shown], y=[row for row, *_ in shown], orientation="h",
+            name=text(run.name), texttemplate="%{x:,.3r}", textposition="outside",
+            marker={"color": [BAD if handler.over_budget else run.colour for *_, handler in shown]},
+            hovertext=[_hover(text(key, 90), handler.times, handler.budget) for _, key, handler in shown],
             hovertemplate="%{x:,.4g} µs an iteration<br>%{hovertext}<extra></extra>",
         )  # fmt: skip
     _lay_out(
         figure, 130 + max(ROW, 18 * len(runs)) * len(keys), barmode="group", showlegend=len(runs) > 1,
         xaxis_title="µs an iteration, mean", yaxis=_names_axis(keys),
     )  # fmt: skip
-    left_out = dict.fromkeys(with_includes(c, k) for costs in found for k, c in costs.items() if c.includes)
-    notes = [
-        f"The {MOST_HANDLERS} most expensive of {len(most)}; the table has all."
-        if len(most) > len(keys)
-        else "",
-        "Red: over its budget." if any(c.over_budget for costs in drawn for c in costs.values()) else "",
-        f"Not drawn: {', '.join(left_out)}." if left_out else "",
-    ]
-    return [Chart("What each handler adds to an iteration", figure, " ".join(filter(None, notes)))]
+    return [Chart("What each handler adds to an iteration", figure, _handler_note(found, len(most)))]
+
+
+def _handler_note(found: Sequence[dict[str, HandlerCost]], drawable: int) -> str:
+    """Return what the chart of handlers does not show, and what red means in it."""
+    every = [(key, handler) for handlers in found for key, handler in handlers.items()]
+    left_out = dict.fromkeys(with_includes(handler, key) for key, handler in every if handler.includes)
+    notes = []
+    if drawable > MOST_HANDLERS:
+        notes.append(f"The {MOST_HANDLERS} most expensive of {drawable}; the table has all.")
+    if any(handler.over_budget for _, handler in every):
+        notes.append("Red: over its budget.")
+    if left_out:
+        notes.append(f"Not drawn: {', '.join(left_out)}.")
+    return " ".join(notes)
 
 
 def _hover(what: str, times: Times, budget: float | None) -> str:

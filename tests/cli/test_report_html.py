@@ -192,7 +192,7 @@ def test_a_slow_run_beside_a_fast_one_is_not_cut_off(tmp_path: Path) -> None:
 
     for chart in (long_chart, slow_chart):
         assert chart.figure.layout.yaxis.range == (0, pytest.approx(104 * 1.06))
-    assert "beyond the axis, up to 9,004 ms" in long_chart.note
+    assert "up to 9,004 ms are beyond the axis" in long_chart.note
     assert slow_chart.note == ""
 
 
