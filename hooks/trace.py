@@ -93,7 +93,7 @@ class TraceHook(Hook):
         self._waiting: Subscription | None = None
         self._window: TraceWindow | None = None
         self._recording: ref[Recording] | None = None  # the background owns it until it is complete
-        self._writing: list[threading.Thread] = []
+        self._unwritten: list[threading.Event] = []  # each is set once the file of a window is written
 
     def check(self, trainer: Trainer) -> None:
         """Refuse windows that the run cannot reach.
@@ -190,10 +190,16 @@ class TraceHook(Hook):
         self._window = None
         facts, recorder = window.leave(), window.recorder
         self._recording = ref(window.recording)
-        # a window without an iteration is opened again by the next training
-        window.recording.stop((lambda: self._write_soon(run, facts, recorder)) if facts.iterations else None)
+        if not facts.iterations:  # the next training opens it again
+            window.recording.stop()
+            return
+        done = threading.Event()  # noted here: the background may end the recording while the run ends
+        self._unwritten = [*(each for each in self._unwritten if not each.is_set()), done]
+        window.recording.stop(lambda: self._write_soon(run, facts, recorder, done))
 
-    def _write_soon(self, run: Path, facts: WindowFacts, recorder: SpanRecorder) -> None:
+    def _write_soon(
+        self, run: Path, facts: WindowFacts, recorder: SpanRecorder, done: threading.Event
+    ) -> None:
         """Start the thread that writes a window."""
 
         def write() -> None:
@@ -201,17 +207,17 @@ class TraceHook(Hook):
                 write_trace(run, facts, recorder)
             except Exception as error:
                 warn(error)
+            finally:
+                done.set()
 
         def warn(error: Exception) -> None:
             logger.warning("the trace was not written to %s: %s", trace_path(run, facts), error)
 
-        thread = threading.Thread(target=write, name="eventloop trace", daemon=True)
         try:
-            thread.start()
+            threading.Thread(target=write, name="eventloop trace", daemon=True).start()
         except RuntimeError as error:  # Python 3.12 starts no thread once the main thread has ended
             warn(error)
-        else:
-            self._writing = [*filter(threading.Thread.is_alive, self._writing), thread]
+            done.set()
 
     def _end_run(self, trainer: Trainer) -> None:
         """Wait for the files after everything was delivered."""
@@ -219,9 +225,7 @@ class TraceHook(Hook):
         if recording is not None:
             recording.finish()
         end = monotonic() + (AT_ONCE_SECONDS if ends_at_once(trainer) else WRITE_SECONDS)
-        for thread in self._writing:
-            thread.join(max(0.0, end - monotonic()))
-        if any(map(threading.Thread.is_alive, self._writing)):
+        if not all(done.wait(max(0.0, end - monotonic())) for done in self._unwritten):
             logger.warning("a trace is still being written, and may be missing")
 
 
