@@ -1,10 +1,13 @@
-"""A hook that records windows of iterations, which `eventloop trace` converts for a viewer."""
+"""A hook that records windows of iterations as files for Perfetto and Chrome's tracing."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from itertools import chain, count, pairwise
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -14,8 +17,9 @@ from eventloop.costs.spans import LIMIT, SpanRecorder
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
+from eventloop.tracing.chrome import WindowFacts
+from eventloop.tracing.files import trace_path, write_trace
 from eventloop.tracing.window import TraceWindow
-from eventloop.tracing.writer import TraceWriter
 from eventloop.training.scopes import AT_ONCE_SECONDS, ends_at_once
 from eventloop.util.checks import positive
 
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 WRITE_SECONDS = 10.0
-"""Seconds that the end of a run waits for the trace file."""
+"""Seconds that the end of a run waits for the trace files."""
 Extent = tuple[int, int]
 """The first iteration of a window, and the one after its last."""
 
@@ -37,10 +41,9 @@ class TraceHook(Hook):
         default_hooks=dict(trace=dict(every=10_000))             # 20 iterations of each 10 000
         default_hooks=dict(trace=dict(windows=[(1000, 1020), (50_000, 50_020)]))
 
-    `eventloop trace RUN -o trace.json` converts the recording to the format of Perfetto and Chrome's tracing.
-    A thread of its own appends the windows to `trace.jsonl` in the work_dir. The training thread's part is
-    written when the window ends, and survives a kill of the process after that. Deliveries of the window's
-    events are recorded for two more seconds at most.
+    Each window is a file in the folder `traces` of the work_dir, which Perfetto and chrome://tracing open;
+    `eventloop trace RUN` lists them. A thread of its own writes it when the window's events are delivered, at
+    most two seconds after the window, and from then on it survives a kill of the process.
 
     Outside of a window nothing is recorded, and after the last one the hook has no subscription left. Before
     a window each iteration checks for its start. Within a window an event costs about 2 us more, and each
@@ -86,12 +89,11 @@ class TraceHook(Hook):
         SpanRecorder(limit)  # raises for an invalid limit
         self._begin, self._iterations, self._every, self._limit = begin, iterations, every, limit
         self._given = None if windows is None else _sorted_windows(windows)
-        self._later_windows: Iterator[Extent] | None = None
-        self._next: Extent | None = None
+        self._first: int | None = None  # the iteration from which on this hook records
         self._waiting: Subscription | None = None
         self._window: TraceWindow | None = None
         self._recording: ref[Recording] | None = None  # the background owns it until it is complete
-        self._writer: TraceWriter | None = None
+        self._unwritten: list[threading.Event] = []  # each is set once the file of a window is written
 
     def check(self, trainer: Trainer) -> None:
         """Refuse windows that the run cannot reach.
@@ -107,14 +109,12 @@ class TraceHook(Hook):
                 )
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Start the trace writer, and open the next window or wait for it."""
+        """Open the next window, or wait for it."""
         if trainer.rank != 0:
             return
-        if self._later_windows is None:
-            self._later_windows = self._extents(trainer.iter, trainer.max_iters)
-            self._next = next(self._later_windows, None)
-        if self._next is not None:
-            self._writer = TraceWriter(trainer.work_dir.absolute())
+        if self._first is None:
+            self._begin_at(trainer.iter, trainer.max_iters)
+        if self._next_window(trainer.iter) is not None:
             trainer.during_run.callback(self._end_run, trainer)
             self._open_or_wait(trainer, trainer.iter)
 
@@ -123,31 +123,41 @@ class TraceHook(Hook):
         if self._waiting is not None:
             self._waiting.cancel()
         if self._window is not None:
-            self._close(self._window)
+            self._close(self._window, trainer.work_dir.absolute())
 
-    def _extents(self, start: int, total: int | None) -> Iterator[Extent]:
-        """Return the windows from iteration `start` on, in a run of `total` iterations."""
-        if self._given is not None:
-            return iter([(max(begin, start), end) for begin, end in self._given if end > start])
-        begin, iterations = self._begin, self._iterations
+    def _begin_at(self, start: int, total: int | None) -> None:
+        """Place the first window of a run that goes on at iteration `start`; `total` is None if unknown."""
+        begin = self._begin
         if total is not None:
-            left = total - start
-            begin, iterations = min(begin, max(0, left - iterations)), min(iterations, left)
-        if iterations < 1:
-            return iter(())
-        begins = [start + begin] if self._every is None else count(start + begin, self._every)
-        return ((first, first + iterations) for first in begins)
+            left = max(0, total - start)
+            self._iterations = min(self._iterations, left)
+            begin = min(begin, left - self._iterations)
+        self._first = start + begin
 
-    def _open_or_wait(self, trainer: Trainer, iteration: int) -> None:
-        """Open the next window if the next iteration, `iteration`, is in it, else wait for it."""
-        assert self._later_windows is not None
-        while self._next is not None and self._next[1] <= iteration:  # skipped by a loaded checkpoint
-            self._next = next(self._later_windows, None)
-        if self._next is None:
+    def _next_window(self, iteration: int) -> Extent | None:
+        """Return the rest of the window that has the iteration, or else the next window."""
+        assert self._first is not None
+        windows = self._given
+        if windows is None:
+            each = self._every or 0
+            passed = max(0, iteration - self._first) // each if each else 0
+            begins = dict.fromkeys((self._first + passed * each, self._first + (passed + 1) * each))
+            windows = [(begin, begin + self._iterations) for begin in begins]
+        later = ((max(begin, iteration), end) for begin, end in windows)
+        return next(((begin, end) for begin, end in later if begin < end), None)
+
+    def _open_or_wait(self, trainer: Trainer, iteration: int, after: int = 0) -> None:
+        """Open the next window if the next iteration, `iteration`, is in it, else wait for it.
+
+        Args:
+            after: windows before this iteration are left out.
+        """
+        extent = self._next_window(max(iteration, after))
+        if extent is None:
             return
-        begin, _ = self._next
+        begin, end = extent
         if begin <= iteration:
-            self._open(trainer, iteration)
+            self._open(trainer, begin, end)
             return
 
         def window_begins(event: AfterTrainIter) -> bool:
@@ -159,61 +169,64 @@ class TraceHook(Hook):
 
     def _last_before(self, trainer: Trainer, event: AfterTrainIter) -> None:
         self._waiting = None
-        self._open(trainer, event.iter + 1)
+        self._open_or_wait(trainer, event.iter + 1)
 
-    def _open(self, trainer: Trainer, first: int) -> None:
-        assert self._next is not None
-        assert self._later_windows is not None
-        (_, end), self._next = self._next, next(self._later_windows, None)
+    def _open(self, trainer: Trainer, first: int, end: int) -> None:
+        run = trainer.work_dir.absolute()  # now: the program may change its working directory
 
         def over() -> None:
             assert self._window is not None
-            self._close(self._window)
+            self._close(self._window, run)
             self._open_or_wait(trainer, trainer.iter)
 
         try:
             self._window = TraceWindow(trainer, first, end, self._limit, over)
         except RuntimeError as error:  # another recording is open
             logger.warning("iterations %d..%d are not traced: %s", first, end - 1, error)
-            self._open_or_wait(trainer, first)
+            self._open_or_wait(trainer, first, after=end)
 
-    def _close(self, window: TraceWindow) -> None:
-        """Write the training thread's part now, and the background's when its deliveries are recorded."""
-        self._window, writer = None, self._writer
-        assert writer is not None
-        facts, recorder, last = window.leave(), window.recorder, self._next is None
-
-        def close() -> None:
-            writer.close_window(facts.key, recorder)
-            if last:
-                writer.end_soon()
-
+    def _close(self, window: TraceWindow, run: Path) -> None:
+        """End the window. It is written once its events are delivered."""
+        self._window = None
+        facts, recorder = window.leave(), window.recorder
         self._recording = ref(window.recording)
-        if window.iterations:
-            writer.write(facts, recorder)
-            window.recording.stop(close)
-        else:  # the training ended before the window's first iteration: the next training opens it again
+        if not facts.iterations:  # the next training opens it again
             window.recording.stop()
-            self._return_window(window.extent)
+            return
+        done = threading.Event()  # noted here: the background may end the recording while the run ends
+        self._unwritten = [*(each for each in self._unwritten if not each.is_set()), done]
+        window.recording.stop(lambda: self._write_soon(run, facts, recorder, done))
 
-    def _return_window(self, extent: Extent) -> None:
-        assert self._later_windows is not None
-        self._later_windows = (
-            self._later_windows if self._next is None else chain([self._next], self._later_windows)
-        )
-        self._next = extent
+    def _write_soon(
+        self, run: Path, facts: WindowFacts, recorder: SpanRecorder, done: threading.Event
+    ) -> None:
+        """Start the thread that writes a window."""
+
+        def write() -> None:
+            try:
+                write_trace(run, facts, recorder)
+            except Exception as error:
+                warn(error)
+            finally:
+                done.set()
+
+        def warn(error: Exception) -> None:
+            logger.warning("the trace was not written to %s: %s", trace_path(run, facts), error)
+
+        try:
+            threading.Thread(target=write, name="eventloop trace", daemon=True).start()
+        except RuntimeError as error:  # Python 3.12 starts no thread once the main thread has ended
+            warn(error)
+            done.set()
 
     def _end_run(self, trainer: Trainer) -> None:
-        """Complete the trace file after everything was delivered."""
+        """Wait for the files after everything was delivered."""
         recording = None if self._recording is None else self._recording()
         if recording is not None:
             recording.finish()
-        writer, self._writer = self._writer, None
-        if writer is None:
-            return
-        writer.end_soon()
-        if not writer.join(AT_ONCE_SECONDS if ends_at_once(trainer) else WRITE_SECONDS):
-            logger.warning("the trace is still being written, and may be incomplete")
+        end = monotonic() + (AT_ONCE_SECONDS if ends_at_once(trainer) else WRITE_SECONDS)
+        if not all(done.wait(max(0.0, end - monotonic())) for done in self._unwritten):
+            logger.warning("a trace is still being written, and may be missing")
 
 
 def _sorted_windows(windows: Sequence[Extent]) -> list[Extent]:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.util.append_file import replacing
+from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, write_output
 from eventloop.util.formatting import on_a_line
-from eventloop.util.terminal import OutputError, output_encoding, put_file, say
+from eventloop.util.terminal import OutputError, output_encoding, say
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.reporting.report import Report
@@ -18,7 +18,6 @@ EXIT_CODES = (
     "exit codes: 0 done, 1 the page could not be written, 2 bad input (one line), 130 ended by Ctrl-C. The "
     "runs are only read, and may still be training."
 )
-STANDARD_OUTPUT = "-"
 
 
 def add_parser(commands: Any) -> None:
@@ -46,31 +45,34 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
+    from eventloop.reporting.report import load_report
+
     try:
-        page_of = _page_maker(options.html, json=options.json) if options.html is not None else None
-        reports = _load(options.runs)
+        if options.html is not None:
+            _check_html(options.html, json=options.json)
+        reports = [load_report(run) for run in options.runs]
     except (ImportError, OSError, ValueError) as error:
-        return _failed(options, error, 2)
-    if page_of is not None:
+        return failed(options, error, 2)
+    if options.html is not None:
+        from eventloop.cli.listing_text import size_text
+        from eventloop.reporting.html import as_page
+
         try:
-            _write(options.html, page_of(reports))
+            write_output("--html", options.html, as_page(reports).encode())
         except OutputError:  # `main` reports it, as for the tables
             raise
         except OSError as error:
-            return _failed(options, error, 1)
+            return failed(options, error, 1)
+        if options.html != STANDARD_OUTPUT:
+            summary = f"{options.html} is written, {size_text(Path(options.html).stat().st_size)}"
+            sys.stderr.write(f"eventloop: {on_a_line(summary)}\n")
     if options.json:
         say(_as_json(reports))
-    elif page_of is None:
+    elif options.html is None:
         from eventloop.reporting.text import as_text
 
         say(as_text(reports, encoding=output_encoding()))
     return 0
-
-
-def _load(runs: list[Path]) -> list[Report]:
-    from eventloop.reporting.report import load_report
-
-    return [load_report(run) for run in runs]
 
 
 def _as_json(reports: list[Report]) -> str:
@@ -80,51 +82,19 @@ def _as_json(reports: list[Report]) -> str:
     return msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
 
 
-def _page_maker(out: str, *, json: bool) -> Any:
-    """Return the function that makes the page, after checking the arguments.
+def _check_html(out: str, *, json: bool) -> None:
+    """Check the argument of --html before anything is read.
 
     Raises:
         ImportError: plotly is not installed.
         ValueError: the page would replace another file, or its folder does not exist; or --json also needs
             standard output.
     """
-    from eventloop.reporting.html import as_page, check_plotly, is_page
+    from eventloop.reporting.html import check_plotly, is_page
 
     check_plotly()
-    if out == STANDARD_OUTPUT:
-        if json:
-            raise ValueError(
-                "--html - and --json would both go to standard output: give --html the name of a file"
-            )
-        return as_page
-    path = Path(out)
-    if path.is_dir() or (path.exists() and not is_page(path)):
-        what = "a directory" if path.is_dir() else "not a page of HTML"
-        raise ValueError(f"--html {path} is {what}, and is not replaced: give the name of a new file")
-    if not path.parent.is_dir():
-        raise ValueError(f"--html {path} cannot be written: the folder {path.parent} does not exist")
-    return as_page
-
-
-def _write(out: str, page: str) -> None:
-    """Write the page; a file is replaced at once, so that a browser that reloads it finds a whole page."""
-    from eventloop.cli.listing_text import size_text
-
-    if out == STANDARD_OUTPUT:
-        put_file(page.encode())
-        return
-    path = Path(out)
-    try:
-        with replacing(path, durable=False) as file:
-            file.write(page.encode())
-    except OSError as error:
-        raise OSError(f"--html {path} cannot be written: {error.strerror or error}") from error
-    summary = f"{path} is written, {size_text(path.stat().st_size)}"
-    sys.stderr.write(f"eventloop: {on_a_line(summary)}\n")
-
-
-def _failed(options: argparse.Namespace, error: Exception, code: int) -> int:
-    if options.traceback:
-        raise error
-    sys.stderr.write(f"eventloop: {on_a_line(str(error))} (--traceback shows where)\n")
-    return code
+    if json and out == STANDARD_OUTPUT:
+        raise ValueError(
+            "--html - and --json would both go to standard output: give --html the name of a file"
+        )
+    check_output("--html", out, "a page of HTML", is_page)

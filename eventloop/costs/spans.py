@@ -34,7 +34,7 @@ Kind = Literal["iteration", "phase", "event", "handler", "delivery", "save"]
 Run = Callable[[Event, Any], None]
 
 
-class Span(msgspec.Struct, array_like=True, gc=False, frozen=True):
+class Span(msgspec.Struct, gc=False, frozen=True):
     """A stretch of time with a name, such as one call of a handler."""
 
     track: int | str
@@ -50,7 +50,7 @@ class Span(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The priority of a handler, or the number of events of a delivery."""
 
 
-class Depth(msgspec.Struct, array_like=True, gc=False, frozen=True):
+class Depth(msgspec.Struct, gc=False, frozen=True):
     """The number of events in a queue at one time."""
 
     queue: str

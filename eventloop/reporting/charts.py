@@ -1,46 +1,45 @@
-"""Prepare the charts of a report as data for plotly.js.
+"""Draw the charts of a report with plotly.
 
-`html` puts them on the page. A colour is a name that begins with "@", e.g. "@run0" or "@bad": the page maps
-it to a colour for a light or a dark background. Texts of a run are escaped, because plotly interprets some
-HTML in every text.
+`html` puts them on the page. Importing this module imports plotly. Texts of a run are escaped by `text`,
+because plotly interprets some HTML in every text.
 """
 
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Sequence
-from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
-from eventloop.costs.records import PHASES, Phases, RunCosts
-from eventloop.reporting.facts import median_wall, medians
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from eventloop.costs.records import PHASES, HandlerCost, RunCosts, SubscriberCost, Times
+from eventloop.reporting.curves import Curve
+from eventloop.reporting.facts import medians, trend
 from eventloop.reporting.report import Report
-from eventloop.util.formatting import on_a_line, share, three_digits
+from eventloop.reporting.tables import by_key, with_includes, with_unit
+from eventloop.util.formatting import duration, on_a_line, share, three_digits
 
-RUN_COLOURS = 8
-ROW = 30
-"""Height of a bar in pixels."""
-MEDIANS = "A bar of medians may be shorter than the median iteration: they need not add up to it."
+RUN_COLOURS = ("#2f6fde", "#d9730d", "#1b9663", "#b8388a", "#7650cf", "#0c8fa3", "#8a5a2b", "#6b7686")
+PHASE_COLOURS = {
+    "data": "#d98a1f", "forward": "#3f83d6", "backward": "#2a5796", "optimizer": "#7a5cc4",
+    "hooks": "#15967b", "unaccounted": "#8e98a6",
+}  # fmt: skip
+BAD = "#d23b3b"
+GREY = "#8e98a6"
+DASHES = {"train": "solid", "val": "dash", "test": "dot"}
+COUNTED = {"longest queue": "peak_queued", "dropped": "dropped", "failed": "failed", "left": "queued"}
 CLIP = 4
-"""Values above so many times the usual one are cut off, and labelled with the value."""
-
-Trace = dict[str, Any]
-
-
-class Chart(NamedTuple):
-    """One figure of the page."""
-
-    title: str
-    data: list[Trace]
-    layout: dict[str, Any]
-    height: int
-    kind: str = ""
-    """"curve" for charts whose y-axis may become logarithmic; "" for others."""
-    note: str = ""
-    narrow: Sequence[str] = ()
-    """The labels of the y-axis in a window as narrow as a phone's."""
+"""The phases are shown up to so many times the usual iteration; rare long ones are beyond the axis."""
+FEW = 80
+"""The largest number of points that are drawn with markers."""
+MOST_HANDLERS = 20
+ROW = 34
+"""Height of a bar in pixels."""
+LEAST = 1e-7
+"""Shortest time on a logarithmic axis, in seconds; shorter times are drawn there."""
+MEDIANS = "A bar of medians may be shorter than the median iteration: they need not add up to it."
 
 
 class NamedRun(NamedTuple):
@@ -57,11 +56,19 @@ class NamedRun(NamedTuple):
         return self.report.costs
 
 
+class Chart(NamedTuple):
+    """A figure of the page, and a remark below it."""
+
+    title: str
+    figure: go.Figure
+    note: str = ""
+
+
 def name_runs(names: Sequence[str], reports: Sequence[Report]) -> list[NamedRun]:
     """Pair each report with its name and a colour."""
     return [
-        NamedRun(name, report, f"@run{i % RUN_COLOURS}")
-        for i, (name, report) in enumerate(zip(names, reports, strict=True))
+        NamedRun(name, report, RUN_COLOURS[number % len(RUN_COLOURS)])
+        for number, (name, report) in enumerate(zip(names, reports, strict=True))
     ]
 
 
@@ -70,176 +77,222 @@ def text(value: str, width: int = 44) -> str:
     return html.escape(on_a_line(value, width), quote=False)
 
 
-NARROW = 18
+def _lay_out(figure: go.Figure, height: int, **layout: Any) -> None:
+    figure.update_layout(
+        template="none", height=height, margin={"l": 10, "r": 10, "t": 40, "b": 10},
+        legend={"orientation": "h", "y": 1, "yanchor": "bottom", "traceorder": "normal"},
+    )  # fmt: skip
+    figure.update_layout(**layout).update_xaxes(automargin=True).update_yaxes(automargin=True, zeroline=False)
 
 
-def narrow_label(name: str) -> str:
-    """Return a name for a narrow axis, in one or two lines of `NARROW` characters.
-
-    The lines are e.g. `EMAHook` and `.after_train_iter`.
-    """
-    plain = on_a_line(name)
-    split = re.search(r"(?<=.)(\.|, )", plain)
-    lines = [plain[: split.start()], plain[split.start() :].lstrip(", ")] if split else [plain]
-    return "<br>".join(text(line, NARROW) for line in lines)
+def _names_axis(names: Sequence[str]) -> dict[str, Any]:
+    """Return a y-axis of names from top to bottom; several names may be equal."""
+    rows = [*range(len(names))]
+    ticks = {"tickvals": rows, "ticktext": [text(name) for name in names]}
+    return {**ticks, "range": [len(rows) - 0.5, -0.5], "showgrid": False}
 
 
-class Stack(NamedTuple):
-    """A bar of phases stacked on each other."""
-
-    name: str
-    phases: Phases
-    wall: float
-    """The time of which the shares are fractions."""
+def phase_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return the charts of the phases, in an iteration and over the iterations; none without runs."""
+    return [_phase_chart(runs), *_trend_charts(runs)] if runs else []
 
 
-def phase_chart(runs: Sequence[NamedRun]) -> Chart:
+def _phase_chart(runs: Sequence[NamedRun]) -> Chart:
     """Return the chart of an iteration's phases: bars for each run's mean, median and time on its device."""
-    bars: list[Stack] = []
+    bars: list[tuple[str, dict[str, float]]] = []  # a name, and seconds of an iteration by phase
     for run in runs:
-        costs, name = run.costs, on_a_line(run.name, 30)
-        bars.append(Stack(f"{name}, mean", costs.phases, costs.phases.wall))
-        if (usual := medians(costs)) is not None:
-            bars.append(Stack(f"{name}, median", usual, median_wall(costs)))
-        if costs.device is not None and costs.device.iterations:
-            bars.append(Stack(f"{name}, on the device", costs.device, costs.device.wall))
-    data = [_phase_bar(phase, bars) for phase in PHASES if any(getattr(bar.phases, phase) for bar in bars)]
-    layout = {
-        "barmode": "stack",
-        "showlegend": True,
-        "hovermode": "closest",
-        "xaxis": {"title": {"text": "ms an iteration"}, "rangemode": "tozero"},
-        "yaxis": {**names_axis([text(bar.name) for bar in bars]), "showgrid": False},
-        "legend": {"traceorder": "normal"},
-        "uniformtext": {"mode": "hide", "minsize": 11},
-    }
-    height, names = 130 + ROW * 4 // 3 * len(bars), [narrow_label(bar.name) for bar in bars]
+        for what, phases in (("mean", run.costs.phases), ("on the device", run.costs.device)):
+            if phases is not None and phases.iterations:
+                each = {phase: getattr(phases, phase) / phases.iterations for phase in (*PHASES, "wall")}
+                bars.append((f"{run.name}, {what}", each))
+        if usual := medians(run.costs):
+            bars.append((f"{run.name}, median", usual))
+    figure = go.Figure()
+    for phase in PHASES:
+        shares = [share(seconds[phase], seconds["wall"]) for _, seconds in bars]
+        figure.add_bar(
+            x=[seconds[phase] * 1e3 for _, seconds in bars], y=[*range(len(bars))], orientation="h",
+            name=phase, text=shares, textposition="inside", textangle=0, marker_color=PHASE_COLOURS[phase],
+            hovertemplate=f"{phase}: %{{x:.4g}} ms, %{{text}}<extra></extra>",
+        )  # fmt: skip
+    _lay_out(
+        figure, 130 + ROW * len(bars), barmode="stack", xaxis_title="ms an iteration",
+        uniformtext={"mode": "hide", "minsize": 11}, yaxis=_names_axis([name for name, _ in bars]),
+    )  # fmt: skip
     note = MEDIANS if any(run.costs.trend for run in runs) else ""
-    return Chart("Where an iteration's time goes", data, layout, height, note=note, narrow=names)
+    return Chart("Where an iteration's time goes", figure, note)
 
 
-def _phase_bar(phase: str, bars: Sequence[Stack]) -> Trace:
-    means = [_ms(getattr(bar.phases, phase), bar.phases) for bar in bars]
-    shares = [share(getattr(bar.phases, phase), bar.wall) for bar in bars]
-    wide = [mean > 0.06 * max(_ms(bar.phases.wall, bar.phases) for bar in bars) for mean in means]
-    return {
-        "type": "bar", "orientation": "h", "name": phase, "x": means, "y": [*range(len(bars))],
-        "width": 0.62, "marker": {"color": f"@{phase}"}, "customdata": shares,
-        "text": [each if show else "" for each, show in zip(shares, wide, strict=True)],
-        "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
-        "insidetextfont": {"color": "@inside"},
-        "hovertemplate": f"{phase}: %{{x:.4g}} ms, %{{customdata}}<extra></extra>",
-    }  # fmt: skip
-
-
-def trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
-    """Return a chart for each run of its phases over the iterations, all with the same axis.
-
-    With several runs, a chart of whole iterations comes first.
-    """
-    with_trend = [run for run in runs if run.costs.trend]
-    if not with_trend:
-        return []
-    walls = [[_ms(point.phases.wall, point.phases) for point in run.costs.trend] for run in with_trend]
+def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return a chart for each run of its phases over the iterations, all with the same axis."""
+    shown = [run for run in runs if trend(run.costs, "wall")]
+    walls = [[seconds * 1e3 for seconds in trend(run.costs, "wall")] for run in shown]
     # each run has its own usual value: a slow run is not cut off because another is fast
-    top = max(map(_top, walls))
-    charts = [_wall_chart(with_trend, [*chain(*walls)], top)] if len(with_trend) > 1 else []
-    for run, own in zip(with_trend, walls, strict=True):
-        title = "The phases over the iterations" if len(runs) == 1 else run.name
-        data = [_phase_area(phase, run.costs) for phase in PHASES]
-        charts.append(Chart(title, data, _over_iterations(top), 320, note=_clipped_note(own, top)))
+    top = max((min(max(wall), CLIP * median(wall)) for wall in walls), default=0.0)
+    charts = []
+    for run, wall in zip(shown, walls, strict=True):
+        figure = go.Figure()
+        starts = [point.first_iter for point in run.costs.trend if point.phases.iterations]
+        for phase in PHASES:
+            figure.add_scatter(
+                x=starts, y=[seconds * 1e3 for seconds in trend(run.costs, phase)], name=phase, mode="lines",
+                stackgroup="phases", line={"shape": "hv", "width": 0}, fillcolor=PHASE_COLOURS[phase],
+                hovertemplate="%{y:.4g} ms",
+            )  # fmt: skip
+        _lay_out(
+            figure, 320, hovermode="x unified", xaxis_title="iteration", yaxis_title="ms an iteration",
+            yaxis_range=[0, top * 1.06 or 1.0],
+        )  # fmt: skip
+        title = "The phases over the iterations" if len(runs) == 1 else f"{run.name}: phases over iterations"
+        clipped = f"Points up to {three_digits(max(wall))} ms are beyond the axis; “Autoscale” shows all."
+        charts.append(Chart(title, figure, clipped if max(wall) > top else ""))
     return charts
 
 
-def _wall_chart(runs: Sequence[NamedRun], walls: Sequence[float], top: float) -> Chart:
-    data: list[Trace] = []
-    for run in runs:
-        steps, means = _stairs(run.costs, "wall")
-        data.append(
-            {
-                "type": "scatter", "mode": "lines", "name": text(run.name), "x": steps, "y": means,
-                "line": {"shape": "hv", "color": run.colour, "width": 1.8}, "hovertemplate": "%{y:.4g} ms",
-            }
+def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return the chart of the most expensive handlers of an iteration, a bar for each run.
+
+    The list is empty without a bar to draw. Handlers that run other phases are not comparable: a note names
+    them.
+    """
+    found = [by_key([h for h in run.costs.handlers if h.in_iteration]) for run in runs]
+    microseconds = [
+        {key: h.seconds / run.costs.phases.iterations * 1e6 for key, h in handlers.items() if not h.includes}
+        for run, handlers in zip(runs, found, strict=True)
+    ]
+    most = {key: max(each.get(key, 0.0) for each in microseconds) for each in microseconds for key in each}
+    keys = sorted(most, key=lambda key: -most[key])[:MOST_HANDLERS]
+    if not keys:
+        return []
+    figure = go.Figure()
+    for run, handlers, each in zip(runs, found, microseconds, strict=True):
+        shown = [(row, key, handlers[key]) for row, key in enumerate(keys) if key in each]
+        figure.add_bar(
+            x=[each[key] for _, key, _ in shown], y=[row for row, *_ in shown], orientation="h",
+            name=text(run.name), texttemplate="%{x:,.3r}", textposition="outside",
+            marker={"color": [BAD if handler.over_budget else run.colour for *_, handler in shown]},
+            hovertext=[_hover(text(key, 90), handler.times, handler.budget) for _, key, handler in shown],
+            hovertemplate="%{x:,.4g} µs an iteration<br>%{hovertext}<extra></extra>",
         )  # fmt: skip
-    layout = _over_iterations(top)
-    return Chart("An iteration, over each run", data, layout, 320, note=_clipped_note(walls, top))
+    _lay_out(
+        figure, 130 + max(ROW, 18 * len(runs)) * len(keys), barmode="group", showlegend=len(runs) > 1,
+        xaxis_title="µs an iteration, mean", yaxis=_names_axis(keys),
+    )  # fmt: skip
+    return [Chart("What each handler adds to an iteration", figure, _handler_note(found, len(most)))]
 
 
-def _phase_area(phase: str, costs: RunCosts) -> Trace:
-    steps, means = _stairs(costs, phase)
-    return {
-        "type": "scatter", "mode": "lines", "stackgroup": "phases", "name": phase, "x": steps, "y": means,
-        "line": {"shape": "hv", "width": 0, "color": f"@{phase}"}, "fillcolor": f"@{phase}",
-        "hovertemplate": "%{y:.4g} ms",
-    }  # fmt: skip
+def _handler_note(found: Sequence[dict[str, HandlerCost]], drawable: int) -> str:
+    """Return what the chart of handlers does not show, and what red means in it."""
+    every = [(key, handler) for handlers in found for key, handler in handlers.items()]
+    left_out = dict.fromkeys(with_includes(handler, key) for key, handler in every if handler.includes)
+    notes = []
+    if drawable > MOST_HANDLERS:
+        notes.append(f"The {MOST_HANDLERS} most expensive of {drawable}; the table has all.")
+    if any(handler.over_budget for _, handler in every):
+        notes.append("Red: over its budget.")
+    if left_out:
+        notes.append(f"Not drawn: {', '.join(left_out)}.")
+    return " ".join(notes)
 
 
-def _stairs(costs: RunCosts, phase: str) -> tuple[list[int], list[float]]:
-    """Return the begin and the mean of each point; the end of the last one closes the line."""
-    points = [point for point in costs.trend if point.phases.iterations]
-    means = [rounded(_ms(getattr(point.phases, phase), point.phases)) for point in points]
-    end = points[-1].first_iter + points[-1].phases.iterations
-    return [*(point.first_iter for point in points), end], [*means, means[-1]]
+def _hover(what: str, times: Times, budget: float | None) -> str:
+    spread = f"p50 {duration(times.p50)}, p99 {duration(times.p99)}, max {duration(times.max)}"
+    limit = "" if budget is None else f"<br>its budget for p99: {duration(budget)}"
+    return f"{what}<br>{spread}, {times.samples:,} samples{limit}"
 
 
-def _over_iterations(top: float) -> dict[str, Any]:
-    return {
-        "hovermode": "x unified",
-        "showlegend": True,
-        "xaxis": count_axis("iteration"),
-        "yaxis": {
-            "title": {"text": "ms an iteration"},
-            "range": [0, top * 1.06 or 1.0],
+def subscriber_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return a chart for each run: waits, deliveries, queue lengths and lost events of its subscribers."""
+    charts = []
+    for run in runs:
+        if not (rows := run.costs.subscribers):
+            continue
+        figure = make_subplots(1, 2, column_widths=[0.6, 0.4], shared_yaxes=True)
+        _add_times(figure, "wait from the emit", -0.15, [row.wait for row in rows], rows)
+        _add_times(figure, "delivery", 0.15, [row.busy for row in rows], rows)
+        for number, (name, field) in enumerate(COUNTED.items()):
+            figure.add_bar(
+                x=[getattr(row, field) for row in rows], y=[*range(len(rows))], orientation="h", name=name,
+                marker_color=(GREY, BAD, "#8c1d40", "#b8388a")[number], row=1, col=2,
+            )  # fmt: skip
+        _lay_out(
+            figure, 130 + 2 * ROW * len(rows), barmode="group", yaxis=_names_axis([row.name for row in rows]),
+            xaxis={"type": "log", "title": "seconds of a wait or a delivery, p50 to p99"},
+            xaxis2={"title": "events"},
+        )  # fmt: skip
+        title = "Wait from the emit to the delivery, deliveries, and queues"
+        charts.append(Chart(title if len(runs) == 1 else f"{run.name}: {title}", figure))
+    return charts
+
+
+def _add_times(
+    figure: go.Figure, what: str, shift: float, times: Sequence[Times], rows: Sequence[SubscriberCost]
+) -> None:
+    """Add a point at p50 with a line to p99 for each subscriber with measured times."""
+    measured = [(i, each) for i, each in enumerate(times) if each.samples]
+    busy = what == "delivery"  # a budget is the limit of deliveries
+    colours = [BAD if row.over_budget else RUN_COLOURS[0] for row in rows] if busy else [GREY] * len(rows)
+    figure.add_scatter(
+        name=what, mode="markers", x=[max(LEAST, each.p50) for _, each in measured],
+        y=[i + shift for i, _ in measured],
+        error_x={
+            "array": [max(0.0, each.p99 - each.p50) for _, each in measured],
+            "arrayminus": [0] * len(measured), "color": GREY,
         },
-        "legend": {"traceorder": "normal"},
-    }
+        marker={"size": 10, "color": [colours[i] for i, _ in measured]},
+        hovertext=[
+            _hover(f"{text(rows[i].name)}, {what}", each, rows[i].budget if busy else None)
+            for i, each in measured
+        ],
+        hovertemplate="%{hovertext}<extra></extra>", row=1, col=1,
+    )  # fmt: skip
 
 
-def _top(values: Sequence[float]) -> float:
-    """Return the end of an axis that shows usual values.
-
-    It is the greatest value, unless that is more than `CLIP` times the median.
-    """
-    usual = CLIP * median(values)
-    return (
-        max((value for value in values if value <= usual), default=max(values))
-        if max(values) > usual
-        else max(values)
-    )
+def scalar_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return a chart for each scalar, with its modes and all runs."""
+    found: dict[str, list[tuple[NamedRun, Curve]]] = {}
+    for run in runs:
+        for curve in run.report.log.curves if run.report.log is not None else []:
+            found.setdefault(curve.name, []).append((run, curve))
+    return [_scalar_chart(name, members, alone=len(runs) == 1) for name, members in found.items()]
 
 
-def _clipped_note(values: Sequence[float], top: float) -> str:
-    count = sum(value > top for value in values)
-    if not count:
-        return ""
-    points = "1 point is" if count == 1 else f"{count} points are"
-    longest = three_digits(max(values))
-    return f"{points} beyond the axis, up to {longest} ms; “Autoscale” above the chart shows all."
+def _scalar_chart(name: str, members: Sequence[tuple[NamedRun, Curve]], *, alone: bool) -> Chart:
+    figure = go.Figure()
+    for number, (run, curve) in enumerate(members):
+        colour = RUN_COLOURS[number % len(RUN_COLOURS)] if alone else run.colour
+        label = text(curve.mode) if alone else f"{text(run.name, 30)} {text(curve.mode)}"
+        line = {
+            "color": colour,
+            "width": 1.6,
+            "dash": "solid" if alone else DASHES.get(curve.mode, "dashdot"),
+        }
+        band = {"x": curve.steps, "mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False}
+        if curve.low:  # the least and the greatest values that each point stands for
+            figure.add_scatter(**band, y=curve.low, legendgroup=label)
+            figure.add_scatter(
+                **band, y=curve.high, legendgroup=label, fill="tonexty", fillcolor=_pale(colour)
+            )
+        figure.add_scatter(
+            x=curve.steps, y=curve.mean, name=label, legendgroup=label, line=line, hovertemplate="%{y:.5g}",
+            mode="lines+markers" if len(curve.steps) <= FEW else "lines",
+        )  # fmt: skip
+        if curve.first_not_finite is not None:
+            figure.add_vline(
+                curve.first_not_finite, line={"color": BAD, "dash": "dot"},
+                annotation_text=f"{label}: {curve.not_finite:,} NaN or inf", annotation_font_color=BAD,
+            )  # fmt: skip
+    kinds = [
+        {"label": k, "method": "relayout", "args": [{"yaxis.type": k, "yaxis.autorange": True}]}
+        for k in ("linear", "log")
+    ]
+    _lay_out(
+        figure, 300, hovermode="x unified", showlegend=len(members) > 1, xaxis_title="step",
+        updatemenus=[{"buttons": kinds, "type": "buttons", "direction": "right", "x": 1, "y": -0.2}],
+    )  # fmt: skip
+    return Chart(with_unit(name), figure)
 
 
-def count_axis(what: str) -> dict[str, Any]:
-    """Return an axis of counts, which shows 20,000 as 20k.
-
-    If it has few numbers, ticks between two of them read 0.5, not 500m.
-    """
-    few = {"dtickrange": [None, 0.9], "value": "~f"}
-    return {"title": {"text": what}, "tickformat": "~s", "tickformatstops": [few], "hoverformat": ",d"}
-
-
-def names_axis(names: Sequence[str]) -> dict[str, Any]:
-    """Return an axis of names from top to bottom; several names may be equal."""
-    return {
-        "tickvals": [*range(len(names))],
-        "ticktext": list(names),
-        "range": [len(names) - 0.5, -0.5],
-        "fixedrange": True,
-    }
-
-
-def _ms(seconds: float, phases: Phases) -> float:
-    return rounded(seconds / phases.iterations * 1e3) if phases.iterations else 0.0
-
-
-def rounded(number: float) -> float:
-    """Round to as many digits as a screen shows, which halves the page's bytes."""
-    return float(f"{number:.6g}")
+def _pale(colour: str) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.22)"

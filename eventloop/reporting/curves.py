@@ -1,28 +1,69 @@
-"""Read the curves of a run from its `metrics.jsonl`, in one pass and bounded memory."""
+"""Read the curves of a run from its `metrics.jsonl`, and reduce each to a bounded number of points.
+
+The file is read once. The records of a curve are kept as two arrays of numbers, 16 bytes a record, and are
+reduced at the end.
+"""
 
 from __future__ import annotations
 
-import gc
 import math
+from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from eventloop.eventlog.jsonl import NUMBERS, RESERVED, UNREADABLE, name_of, unmarked
-from eventloop.reporting.downsample import Curve, Downsampler
 
 BLOCK = 1 << 20
 """Bytes read at once; the objects decoded from a block are freed before the next block."""
-
-Row = dict[str, Any]
-Columns = dict[str, tuple[Any, ...]]
-_decoder = msgspec.json.Decoder(Row)
+POINTS = 2000
+"""The largest number of points of one curve; a screen shows no more."""
 FURTHEST = (1 << 63) - 1
 """The largest step: steps are stored in 64 bits."""
+
+Row = dict[str, Any]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+_decoder = msgspec.json.Decoder(Row)
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """One scalar over the steps of a run, as at most `POINTS` points.
+
+    A point stands for one record, or in a long run for about `count / len(steps)` consecutive records: their
+    mean, least and greatest value. NaN, null in JSON, means that no value was finite.
+    """
+
+    name: str
+    mode: str
+    """train, val or test."""
+    count: int
+    """Number of records."""
+    first: float
+    last: float
+    last_step: int
+    """The last of all records' steps; a point of several records has the middle one."""
+    least: float
+    """The least finite value; `greatest` is the greatest one."""
+    least_step: int | None
+    """Its step; None if no value is finite."""
+    greatest: float
+    greatest_step: int | None
+    not_finite: int
+    """Number of values that were NaN or infinite."""
+    first_not_finite: int | None
+    """The step of the first of them."""
+    steps: list[int]
+    """Completed iterations: for each point, the middle of its records' steps."""
+    mean: list[float]
+    low: list[float]
+    """Least value of each point; `low` and `high` are empty if each point is one record."""
+    high: list[float]
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,109 +100,88 @@ def read_curves(path: Path) -> RunLog:
         OSError: the file cannot be read.
         ValueError: the file is not empty and has no line that JSONLWriter writes.
     """
-    with _without_collector():
-        return _read(path, _find_starts(path) or _find_steps_back(path))
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Disable the garbage collector in the block.
-
-    Decoding makes millions of objects without cycles; the collector would spend a sixth of the time on them.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _read(path: Path, starts: list[_Start]) -> RunLog:
-    reader = _Reader([start.iteration for start in starts])
-    ends = [start.offset for start in starts]
-    for offset, block in _blocks(path):
-        begin = 0
-        while ends and ends[0] < offset + len(block):
-            end = ends.pop(0) - offset
-            reader.take(block[begin:end])
-            reader.begin_part()
-            begin = end
-        reader.take(block[begin:] if begin else block)
+    reader = _Reader()
+    for block in _blocks(path):
+        reader.take(block)
     if not reader.whole and path.stat().st_size:
-        raise ValueError(f"{path} {_describe_content(reader)}")
+        with path.open("rb") as file:
+            line = file.readline(60)
+        raise ValueError(
+            f"{path} has no line that JSONLWriter writes: expected JSON objects with `event`, or with `mode` "
+            f"and `step`, got the first line {line!r}"
+        )
     return reader.log()
 
 
-def _describe_content(reader: _Reader) -> str:
-    """Describe the content of a file that has no line of scalars or of an event."""
-    if not reader.cut_short:
-        return "has no line that JSONLWriter writes: expected lines of scalars or of events"
-    if reader.foreign is None:
-        return "has no complete line: it is torn"
-    return f"is not a log of scalars: expected JSON objects, got the line {reader.foreign[:60]!r}"
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Yield the file in blocks of whole lines; the last line may be incomplete."""
+    rest = b""
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            end = block.rfind(b"\n") + 1
+            if end:
+                yield rest + block[:end]
+            rest = block[end:] if end else rest + block
+    if rest:
+        yield rest
 
 
-class _Start(NamedTuple):
-    """The begin of a part of the run: its offset in the file, and the completed iterations."""
+class _Part:
+    """The records of a run from where it went on, up to where it went on again."""
 
-    offset: int
-    iteration: int
+    def __init__(self, start: int) -> None:
+        self.start = start
+        """The completed iterations with which the part begins."""
+        self.curves: dict[tuple[str, str], tuple[array[int], array[float]]] = {}
+        """Steps and values by mode and name."""
+
+    def add(self, mode: str, name: str, steps: Sequence[int], values: Sequence[Any]) -> None:
+        """Add records of one curve; values that are not numbers are left out."""
+        if set(map(type, values)) != {float}:
+            numbers = [_number(value) for value in values]
+            steps = [step for step, number in zip(steps, numbers, strict=True) if number is not None]
+            values = [number for number in numbers if number is not None]
+        if steps:
+            recorded = self.curves.setdefault((mode, name), (array("q"), array("d")))
+            recorded[0].extend(steps)
+            recorded[1].extend(values)
+
+    def take(self, curve: tuple[str, str]) -> tuple[Integers, Floats]:
+        """Remove one curve, and return its steps and values."""
+        steps, values = self.curves.pop(curve, (array("q"), array("d")))
+        return np.array(steps, np.int64), np.array(values, np.float64)
 
 
 class _Reader:
-    """Read the lines of a file, part by part; a part ends where the run went back or on."""
+    """Read the lines of a file; a new part begins where the run went back or on."""
 
-    def __init__(self, starts: list[int]) -> None:
-        """Prepare for parts, of which all but the first begin at the iterations `starts`."""
-        self._limits: list[float] = [*accumulate([math.inf, *reversed(starts)], min)][::-1]
-        self._starts = starts
-        self._part = 0
-        self._furthest = 0
+    def __init__(self) -> None:
+        self.whole = 0
+        self._cut_short = 0
+        self._parts = [_Part(0)]
+        self._furthest = 0  # the largest step of the current part
+        self._last_trained: int | None = 0  # None: the file has `before_run` lines, and needs no guess
         self._resumed_at: list[int] = []
-        self._envelopes: dict[tuple[str, str], Downsampler] = {}
-        self._latest: dict[tuple[str, str], int] = {}  # the part of a curve's last record
-        self._superseded = 0
         self._ended: str | None = None
         self._begun_again = False
         self._info: dict[str, str] = {}
-        self.whole = 0
-        self.cut_short = 0
-        self.foreign: bytes | None = None
-        """The first line that cannot be the beginning of a JSON object."""
-
-    def begin_part(self) -> None:
-        """Begin the next part."""
-        start = self._starts[self._part]
-        if start < self._furthest:
-            self._resumed_at.append(start)
-        self._part += 1
-        self._furthest = start
 
     def take(self, lines: bytes) -> None:
-        """Read complete lines of the current part."""
-        for keys, rows in groupby(self._decode(lines), tuple):  # by their keys: most are like the one before
-            if "event" in keys:
+        """Read complete lines."""
+        for kind, rows in groupby(self._decode(lines), _kind):  # most lines are like the one before
+            if "event" in kind[1:]:
                 for row in rows:
                     self._take_event(row)
-            elif "mode" in keys and "step" in keys:
-                columns = dict(zip(keys, zip(*map(dict.values, rows), strict=True), strict=True))
-                for mode, part in _by_mode(columns):
-                    self._take_scalars(mode, part)
+            elif isinstance(kind[0], str) and "step" in kind[1:]:
+                self._take_scalars(kind[0], [row for row in rows if _is_step(row["step"])])
 
     def log(self) -> RunLog:
         """Return the content of all lines read so far."""
+        curves, superseded = _merged(self._parts)
         return RunLog(
-            whole=self.whole,
-            curves=[envelope.curve(name, mode) for (mode, name), envelope in self._envelopes.items()],
-            resumed_at=self._resumed_at,
-            superseded=self._superseded,
-            cut_short=self.cut_short,
-            ended=self._ended,
-            begun_again=self._begun_again,
-            info=self._info,
-        )
+            whole=self.whole, curves=curves, resumed_at=self._resumed_at, superseded=superseded,
+            cut_short=self._cut_short, ended=self._ended, begun_again=self._begun_again, info=self._info,
+        )  # fmt: skip
 
     def _decode(self, lines: bytes) -> list[Row]:
         try:
@@ -173,56 +193,49 @@ class _Reader:
         try:
             return _decoder.decode(line)
         except UNREADABLE:
-            self.cut_short += 1
-            if self.foreign is None and not line.lstrip().startswith(
-                (b"{", b"\0")
-            ):  # zeros: a disk's, after a crash
-                self.foreign = line
+            self._cut_short += 1
             return None
 
-    def _take_scalars(self, mode: str, columns: Columns) -> None:
-        """Add rows of the same keys and mode, given as columns."""
-        columns = _with_steps(columns)
-        steps: Sequence[int] = columns["step"]
-        if not steps:
-            return
-        self.whole += len(steps)
-        self._furthest = max(self._furthest, max(steps))
-        limit = self._limits[self._part]
-        if self._furthest > limit:
-            kept = [step <= limit for step in steps]
-            self._superseded += len(kept) - sum(kept)
-            columns = {key: _choose(column, kept) for key, column in columns.items()}
-            steps = columns["step"]
-        if steps:
-            for key, column in columns.items():
-                if key not in RESERVED:
-                    self._add(mode, name_of(key), steps, column)
+    def _take_scalars(self, mode: str, rows: list[Row]) -> None:
+        """Add rows of one mode and with the same keys."""
+        self.whole += len(rows)
+        steps = [row["step"] for row in rows]
+        backs: list[int] = []
+        if mode == "train" and self._last_trained is not None:
+            last = [self._last_trained, *steps]
+            backs = [at for at, step in enumerate(steps) if step < last[at]]
+            self._last_trained = last[-1]
+        for number, (begin, end) in enumerate(pairwise([0, *backs, len(rows)])):
+            if number:
+                self._begin_part(steps[begin] - 1)
+            if begin < end:
+                self._add(mode, steps[begin:end], rows[begin:end])
 
-    def _add(self, mode: str, name: str, steps: Sequence[int], values: tuple[Any, ...]) -> None:
-        if set(map(type, values)) != {float}:
-            kept = [(step, n) for step, v in zip(steps, values, strict=True) if (n := _number(v)) is not None]
-            if not kept:
-                return
-            steps, values = zip(*kept, strict=True)
-        curve = mode, name
-        envelope = self._envelopes.get(curve)
-        if envelope is None:
-            envelope = self._envelopes[curve] = Downsampler()
-        elif self._latest[curve] != self._part:
-            self._superseded += envelope.forget_from(steps[0])
-        self._latest[curve] = self._part
-        envelope.add(steps, values)
+    def _add(self, mode: str, steps: list[int], rows: list[Row]) -> None:
+        self._furthest = max(self._furthest, *steps)
+        columns = zip(rows[0], zip(*map(dict.values, rows), strict=True), strict=True)
+        for key, values in columns:
+            if key not in RESERVED:
+                self._parts[-1].add(mode, name_of(key), steps, values)
+
+    def _begin_part(self, start: int) -> None:
+        if start < self._furthest:
+            self._resumed_at.append(start)
+        self._parts.append(_Part(start))
+        self._furthest = start
 
     def _take_event(self, row: Row) -> None:
         try:
             row = unmarked(row)
         except RecursionError:
-            self.cut_short += 1
+            self._cut_short += 1
             return
         self.whole += 1
         match row:
             case {"event": "before_run"}:
+                if _is_step(start := row.get("iter", 0)):
+                    self._last_trained = None
+                    self._begin_part(start)
                 self._begun_again = self._begun_again or self._ended is not None
                 self._ended = None
             case {"event": "after_run", "reason": str(reason), **rest}:
@@ -232,27 +245,12 @@ class _Reader:
                 self._info |= {str(key): str(value) for key, value in info.items()}
 
 
-def _by_mode(columns: Columns) -> Iterator[tuple[str, Columns]]:
-    modes = columns["mode"]
-    for mode in [mode for mode in dict.fromkeys(modes) if isinstance(mode, str)]:
-        if modes.count(mode) == len(modes):
-            yield mode, columns
-        else:
-            kept = [each == mode for each in modes]
-            yield mode, {key: _choose(column, kept) for key, column in columns.items()}
+def _kind(row: Row) -> tuple[Any, ...]:
+    return row.get("mode"), *row
 
 
-def _with_steps(columns: Columns) -> Columns:
-    """Drop the rows whose step is not an int from 0 to `FURTHEST`."""
-    steps = columns["step"]
-    if set(map(type, steps)) == {int} and min(steps) >= 0 and max(steps) <= FURTHEST:
-        return columns
-    kept = [type(step) is int and 0 <= step <= FURTHEST for step in steps]
-    return {key: _choose(column, kept) for key, column in columns.items()}
-
-
-def _choose(column: tuple[Any, ...], kept: list[bool]) -> tuple[Any, ...]:
-    return tuple(value for value, keep in zip(column, kept, strict=True) if keep)
+def _is_step(value: object) -> bool:
+    return type(value) is int and 0 <= value <= FURTHEST
 
 
 def _number(value: Any) -> float | None:
@@ -268,62 +266,58 @@ def _number(value: Any) -> float | None:
     return NUMBERS.get(value) if isinstance(value, str) else None
 
 
-def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the file in blocks of whole lines, each with its offset; the last line may be incomplete."""
-    offset, rest = 0, b""
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            end = block.rfind(b"\n") + 1
-            if not end:
-                rest += block
-                continue
-            whole, rest = rest + block[:end], block[end:]
-            yield offset, whole
-            offset += len(whole)
-    if rest:
-        yield offset, rest
+def _merged(parts: list[_Part]) -> tuple[list[Curve], int]:
+    """Return the curves of all parts, and the number of records that later ones replaced."""
+    starts = [part.start for part in parts[1:]]
+    limits = [*accumulate([math.inf, *reversed(starts)], min)]  # of the last part first
+    curves, superseded = [], 0
+    for mode, name in list(dict.fromkeys(key for part in parts for key in part.curves)):
+        pieces: list[tuple[Integers, Floats]] = []
+        again = math.inf  # the step from which on a later part has the curve
+        for part, limit in zip(reversed(parts), limits, strict=True):
+            steps, values = part.take((mode, name))
+            kept = (steps <= limit) & (steps < again)
+            superseded += len(steps) - int(kept.sum())
+            if kept.any():
+                pieces.insert(0, (steps[kept], values[kept]))
+                again = int(pieces[0][0][0])
+        if pieces:
+            steps, values = (np.concatenate(column) for column in zip(*pieces, strict=True))
+            curves.append(reduced(name, mode, steps, values))
+    return curves, superseded
 
 
-class _BeforeRun(msgspec.Struct, tag="before_run", tag_field="event"):
-    iter: Annotated[int, msgspec.Meta(ge=0, le=FURTHEST)] = 0
+def reduced(name: str, mode: str, steps: Integers, values: Floats) -> Curve:
+    """Return the curve of all records, at least one, in the order of their steps.
 
-
-def _find_starts(path: Path) -> list[_Start]:
-    """Find the `before_run` lines without decoding the others."""
-    begin, found = b'{"event":"before_run"', []
-    for offset, block in _blocks(path):
-        at = block.find(begin)
-        while at >= 0:
-            try:
-                line = block[at : block.find(b"\n", at) + 1 or None]
-                found.append(_Start(offset + at, msgspec.json.decode(line, type=_BeforeRun).iter))
-            except UNREADABLE:
-                pass  # cut short; the run that went on after it wrote another one
-            at = block.find(begin, at + 1)
-    return found
-
-
-class _LoggedStep(msgspec.Struct):
-    mode: str | None = None
-    step: int | None = None
-
-
-def _find_steps_back(path: Path) -> list[_Start]:
-    """Find each step of training that is less than the step before it.
-
-    The iteration of a start is the step minus 1, the completed iterations before it.
+    Up to `POINTS` records, each is a point. Beyond, equally many neighbours are merged into a point, and the
+    least and greatest values stay exact.
     """
-    decode = msgspec.json.Decoder(_LoggedStep).decode
-    found, last = [], 0
-    for offset, block in _blocks(path):
-        for line in block.splitlines(keepends=True):
-            try:
-                place = decode(line)
-            except UNREADABLE:
-                place = _LoggedStep()
-            if place.mode == "train" and place.step is not None and 0 <= place.step <= FURTHEST:
-                if place.step < last:
-                    found.append(_Start(offset, place.step - 1))
-                last = place.step
-            offset += len(line)
-    return found
+    finite = np.isfinite(values)
+    known, bad = np.where(finite, values, np.nan), steps[~finite]
+    least, greatest = (int(np.nanargmin(known)), int(np.nanargmax(known))) if finite.any() else (None, None)
+    width = -(-len(steps) // POINTS)
+    starts = np.arange(0, len(steps), width)
+    ends = np.minimum(starts + width, len(steps)) - 1
+    low, high = np.fmin.reduceat(known, starts), np.fmax.reduceat(known, starts)
+    numbers = np.add.reduceat(finite, starts, dtype=np.int64)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # divided first: no sum is infinite
+        means = np.add.reduceat(np.where(finite, values, 0.0) / width, starts) * (width / numbers)
+    return Curve(
+        name=name,
+        mode=mode,
+        count=len(steps),
+        first=float(values[0]),
+        last=float(values[-1]),
+        last_step=int(steps[-1]),
+        least=math.nan if least is None else float(values[least]),
+        least_step=None if least is None else int(steps[least]),
+        greatest=math.nan if greatest is None else float(values[greatest]),
+        greatest_step=None if greatest is None else int(steps[greatest]),
+        not_finite=len(bad),
+        first_not_finite=int(bad[0]) if len(bad) else None,
+        steps=(steps[starts] + (steps[ends] - steps[starts]) // 2).tolist(),
+        mean=np.clip(means, low, high).tolist(),  # rounding may leave the range
+        low=low.tolist() if width > 1 else [],
+        high=high.tolist() if width > 1 else [],
+    )

@@ -7,9 +7,16 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from eventloop.costs.records import PHASES, Phases, RunCosts, SubscriberCost
+from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts, SubscriberCost
 from eventloop.reporting.report import Report, outdated
 from eventloop.util.formatting import duration, share, three_digits
+
+OUTSIDE_HANDLERS = "(outside of handlers: events, dispatch, hand-over)"
+"""The row of the time in the hooks phase that no handler took."""
+NEGLIGIBLE = 0.02
+"""Share of the hooks phase outside of handlers below which it has no row."""
+ESTIMATED = "~"
+"""The mark of a time that contains estimates."""
 
 
 class Fact(NamedTuple):
@@ -65,16 +72,14 @@ def trend(costs: RunCosts, phase: str) -> list[float]:
     ]
 
 
-def medians(costs: RunCosts) -> Phases | None:
-    """Return each phase's median over the points of the trend; None if there is no trend."""
-    if not any(point.phases.iterations for point in costs.trend):
-        return None
-    return Phases(iterations=1, **{phase: median(trend(costs, phase)) for phase in PHASES})
+def medians(costs: RunCosts) -> dict[str, float]:
+    """Return the median seconds of each phase and of "wall" over the points of the trend; {} without one.
 
-
-def median_wall(costs: RunCosts) -> float:
-    """Return the median time of whole iterations, which the medians of the phases need not add up to."""
-    return median(trend(costs, "wall"))
+    That of whole iterations need not be the sum of the others.
+    """
+    if not trend(costs, "wall"):
+        return {}
+    return {phase: median(trend(costs, phase)) for phase in (*PHASES, "wall")}
 
 
 def lossy(subscriber: SubscriberCost, costs: RunCosts) -> bool:
@@ -101,18 +106,13 @@ def _iteration_facts(costs: RunCosts) -> list[Fact]:
     if not (phases.iterations and phases.wall):
         return found
     usual, mean = medians(costs), duration(phases.wall / phases.iterations)
-    if usual is None:
-        found.append(Fact("an iteration, mean", mean))
-    else:
-        found.append(Fact("an iteration, median", f"{duration(median_wall(costs))} (mean {mean})"))
+    kind, beside = ("median", f" (mean {mean})") if usual else ("mean", "")
+    found.append(Fact(f"an iteration, {kind}", (duration(usual["wall"]) if usual else mean) + beside))
     found.append(Fact("iterations a second", three_digits(phases.iterations / phases.wall)))
     for name, phase in (("of it hooks", "hooks"), ("of it waiting for data", "data")):
         of_all = share(getattr(phases, phase), phases.wall)
-        if usual is None:
-            found.append(Fact(f"{name}, mean", of_all))
-        else:
-            of_usual = share(getattr(usual, phase), median_wall(costs))
-            found.append(Fact(f"{name}, median", f"{of_usual} (mean {of_all})"))
+        of_usual = f"{share(usual[phase], usual['wall'])} (mean {of_all})" if usual else of_all
+        found.append(Fact(f"{name}, {kind}", of_usual))
     return found
 
 
@@ -128,3 +128,12 @@ def _event_facts(costs: RunCosts) -> list[Fact]:
     text = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     bad = any(count for name, count in counts.items() if name != "waiting")
     return [Fact("events not delivered", text or "0", bad)]
+
+
+def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:
+    """Return the seconds of the hooks phase outside of handlers, 0.0 if they are at most 2 % of it.
+
+    The phases that a handler runs itself are no part of the hooks phase.
+    """
+    rest = phases.hooks - sum(cost.seconds for cost in costs if cost.in_iteration and not cost.includes)
+    return rest if rest > NEGLIGIBLE * phases.hooks else 0.0

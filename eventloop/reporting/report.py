@@ -15,9 +15,11 @@ from eventloop.costs.records import RunCosts, read_costs
 from eventloop.eventlog.format import FILE_NAME as EVENTS
 from eventloop.eventlog.jsonl import FILE_NAME as METRICS
 from eventloop.reporting.curves import RunLog, read_curves
-from eventloop.tracing.file import FILE_NAME as TRACE
+from eventloop.tracing.files import FOLDER as TRACES
 
 VERSION = 1
+SHOWN = 5
+"""Names of files that an error shows."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +48,10 @@ def load_report(run: Path) -> Report:
         ValueError: the directory is not of a run, or has nothing to report yet; a file in it is torn, of
             another format, or of a newer version.
     """
-    _check_run(run)
     costs = read_costs(run) if (run / COSTS).is_file() else None
     log = read_curves(run / METRICS) if (run / METRICS).is_file() else None
     if costs is None and (log is None or not log.whole):
-        raise ValueError(_nothing_yet(run))
+        raise ValueError(_nothing(run))
     name = str(run).encode(errors="replace").decode()  # a file name need not be UTF-8
     return Report(run=name, costs=costs, log=log, notes=[*_notes(run, costs, log)])
 
@@ -65,50 +66,25 @@ def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:
     return not any(s.dropped or s.failed or s.queued or s.error for s in costs.subscribers)
 
 
-def _check_run(run: Path) -> None:
-    """Raise ValueError unless the path is the directory of a run; the message names what it is."""
-    wanted = f"expected a run's directory, with {COSTS} or {METRICS} in it"
-    if run.is_file():
-        raise ValueError(f"{run} is a file: {wanted}; is it {run.resolve().parent}?")
+def _nothing(run: Path) -> str:
+    """Return why a path has no report, and what may be meant or helps."""
+    names = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
+    got, hints = ", ".join(names[:SHOWN]) or "nothing", []
     if not run.is_dir():
-        raise ValueError(f"no directory at {run}: {wanted}")
-    if _is_run(run) or (not (run / MANIFEST).is_file() and _traces_of_a_run(run)):
-        return
-    if (run / MANIFEST).is_file():
-        raise ValueError(f"{run} is a checkpoint: {wanted}; is it {run.resolve().parent}?")
-    inside = sorted(run.iterdir())
-    if not inside:
-        raise ValueError(f"{run} is empty: {wanted}")
-    runs = [path.name for path in inside if path.is_dir() and _is_run(path)]
-    raise ValueError(f"{run} is not a run: {wanted}{_hint(run, runs)}")
-
-
-def _is_run(path: Path) -> bool:
-    return (path / COSTS).is_file() or (path / METRICS).is_file()
-
-
-def _hint(run: Path, runs: list[str]) -> str:
-    return f"; there are runs in {', '.join(runs)}" if runs else ""
-
-
-def _traces_of_a_run(run: Path) -> list[str]:
-    """Return the commands that show what a run leaves before its first cost record."""
-    found = []
+        got = "a file" if run.is_file() else "no directory"
+    if run.is_file() or (run / MANIFEST).is_file():
+        hints.append(f"is it {run.resolve().parent}?")
     if (run / EVENTS).is_file():
-        found.append(_from_events(run))
-    if (run / TRACE).is_file():
-        found.append(f"`eventloop trace {run}` shows {TRACE}")
-    if any((path / MANIFEST).is_file() for path in run.iterdir()):
-        found.append(f"`eventloop checkpoints {run}` lists its checkpoints")
-    return found
-
-
-def _nothing_yet(run: Path) -> str:
-    """Return why a run has no report, and which commands show what it has."""
-    what = f"{METRICS} is empty, and there is" if (run / METRICS).is_file() else f"there is no {METRICS}, and"
-    why = "the run was killed before its first cost record, or is about to write it"
-    reason = f"{run} has nothing to report yet: {what} no {COSTS}; {why}"
-    return "; ".join([reason, *_traces_of_a_run(run)])
+        hints.append(_from_events(run))
+    if (run / TRACES).is_dir():
+        hints.append(f"`eventloop trace {run}` lists its traces")
+    if any((run / name / MANIFEST).is_file() for name in names):
+        hints.append(f"`eventloop checkpoints {run}` lists its checkpoints")
+    if runs := [name for name in names if (run / name / COSTS).is_file() or (run / name / METRICS).is_file()]:
+        hints.append(f"there are runs in {', '.join(runs)}")
+    wanted = f"expected a run's directory with {COSTS} or lines in {METRICS}"
+    late = "a run writes its first costs after some seconds"
+    return "; ".join([f"{run} has nothing to report: {wanted}, got {got}", late, *hints])
 
 
 def _from_events(run: Path) -> str:

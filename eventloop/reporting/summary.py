@@ -10,18 +10,13 @@ from eventloop.bus.subscription import SubscriptionStats
 from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.metrics import EventStorage
+from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, outside_handlers
 from eventloop.util.formatting import ABSENT, on_a_line, table
 
 ERROR_WIDTH = 60
 """Characters of an error in a table; the line of its subscriber has the whole error."""
 SMALL = 0.001
 """Share of the iterations' time below which handlers of eventloop share a row."""
-OUTSIDE_HANDLERS = "(outside of handlers: events, dispatch, hand-over)"
-"""The row of the time in the hooks phase that no handler took."""
-NEGLIGIBLE = 0.02
-"""Share of the hooks phase outside of handlers below which it has no row."""
-ESTIMATED = "~"
-"""The mark of a time that contains estimates."""
 _HELPERS = frozenset({"TraceWindow"})
 """Classes of eventloop that are not hooks, but are subscribed by a hook."""
 NAMES = 10
@@ -61,15 +56,6 @@ def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] =
         notes.append("trainer.costs() and `eventloop report` have every one")
     told = table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
     return "\n".join([told, *notes])
-
-
-def outside_handlers(costs: list[HandlerCost], phases: Phases) -> float:
-    """Return the seconds of the hooks phase outside of handlers, 0.0 if they are at most 2 % of it.
-
-    The phases that a handler runs itself are no part of the hooks phase.
-    """
-    rest = phases.hooks - sum(cost.seconds for cost in costs if cost.in_iteration and not cost.includes)
-    return rest if rest > NEGLIGIBLE * phases.hooks else 0.0
 
 
 def _is_small(cost: HandlerCost, wall: float) -> bool:

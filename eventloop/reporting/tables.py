@@ -1,44 +1,64 @@
-"""Make the tables of a report, of one run or of several runs side by side.
+"""Make the tables of a report of one run.
 
-`text` draws them on a terminal, `html` on the page.
+`text` draws them on a terminal, `html` on the page. Every table is made by `cells`, from one item a row
+and one function a column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from eventloop.costs.records import PHASES, RunCosts
-from eventloop.reporting.cells import Table, milliseconds, percentiles, step
-from eventloop.reporting.downsample import Curve
-from eventloop.reporting.facts import lossy, median_wall, medians, trend
-from eventloop.reporting.handlers import (
-    OVER,
-    budget_of,
-    handlers_table,
-    microseconds_per_iteration,
-    outside_table,
-    seconds_per_call,
-    without_budgets,
-)
+from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts, SubscriberCost, Times
+from eventloop.reporting.curves import Curve
+from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, lossy, medians, outside_handlers, trend
 from eventloop.reporting.report import Report
 from eventloop.util.formatting import (
     ABSENT,
-    count_or_time,
     duration,
     on_a_line,
-    ratio,
     share,
     three_digits,
     value_text,
 )
 
-IN_SECONDS = frozenset({"time", "data_time", "step_time", "hook_time"})
-"""Scalars of IterTimerHook, which are in seconds."""
+OVER = "its p99 went over its budget, as slow_handler said"
 NOT_ALL = "it did not get, or did not manage, all of its events"
+NOT_FINITE = "not all of its values are finite"
+MEANS = "µs/iteration and share are means; p50, p99 and max are of single calls."
+GUESSED = "~: estimated, because in a tight loop only some events are clocked; p50, p99 and max are of those."
 WAIT = (
     "Wait is from the emit of an event to the begin of its delivery: 0.1 to 0.2 s are normal, because events "
     "are collected in batches."
 )
+IN_SECONDS = frozenset({"time", "data_time", "step_time", "hook_time"})
+"""Scalars of IterTimerHook, which are in seconds."""
+
+Column = tuple[str, Callable[[Any], str]]
+"""The head of a column, and the function that returns the cell of an item."""
+
+
+class Table(NamedTuple):
+    """A table of texts with a title; the first column has the names of the rows."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    left: int = 1
+    """Number of text columns, from the left; the other columns are numbers."""
+    bad: frozenset[int] = frozenset()
+    """Indices of the rows to highlight."""
+    why: str = ""
+    """The reason why rows are highlighted."""
+    lines: list[list[float]] | None = None
+    """A curve for each row, drawn next to it."""
+    note: str = ""
+    """One or more lines below the table."""
+
+
+def cells(items: Sequence[Any], columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows of a table, with a row for each item."""
+    return [name for name, _ in columns], [[cell(item) for _, cell in columns] for item in items]
 
 
 def run_tables(report: Report) -> list[Table]:
@@ -47,66 +67,178 @@ def run_tables(report: Report) -> list[Table]:
     found = []
     if costs is not None:
         found += [phases_table(costs), handlers_table(costs), outside_table(costs), subscribers_table(costs)]
-    if log is not None and log.curves:
+    if log is not None:
         found.append(curves_table(log.curves))
     return [table for table in found if table.rows]
 
 
 def phases_table(costs: RunCosts) -> Table:
     """Return the table of an iteration's phases and their trend; without iterations it has no rows."""
-    usual, phases = medians(costs), costs.phases
-    header = ["phase", "mean, ms/iteration", "share"]
-    header += ["median, ms/iteration", "share"] if usual is not None else []
-    header += ["on the device, mean ms"] if costs.device is not None else []
-    rows = []
-    for phase in (*PHASES, "wall") if phases.iterations else ():
-        seconds, name = getattr(phases, phase), "all" if phase == "wall" else phase
-        row = [name, milliseconds(seconds, phases), share(seconds, phases.wall)]
-        if usual is not None:
-            wall = median_wall(costs)
-            of_usual = wall if phase == "wall" else getattr(usual, phase)
-            row += [milliseconds(of_usual, usual), share(of_usual, wall)]
-        if costs.device is not None:
-            on_device = getattr(costs.device, phase)
-            row.append(milliseconds(on_device, costs.device) if on_device else ABSENT)
-        rows.append(row)
-    lines = [trend(costs, phase) for phase in (*PHASES, "wall")]
-    return Table("Step time", header, rows, lines=lines, note=_median_note(costs))
+    phases, usual, device = costs.phases, medians(costs), costs.device or Phases()
+    columns: list[Column] = [
+        ("phase", phase_name),
+        ("mean, ms/iteration", lambda phase: _each(getattr(phases, phase), costs, 1e3)),
+        ("share", lambda phase: share(getattr(phases, phase), phases.wall)),
+    ]
+    note = ""
+    if usual:
+        stretch = costs.trend[0].phases.iterations
+        columns += [
+            ("median, ms/iteration", lambda phase: three_digits(usual[phase] * 1e3)),
+            ("share", lambda phase: share(usual[phase], usual["wall"])),
+        ]
+        of = "the single iterations" if stretch == 1 else f"the means of {stretch:,} iterations each"
+        note = (
+            f"The median is over {of}: what is long but rare is in the mean alone. Medians need not add up "
+            "to that of all."
+        )
+    if device.iterations:
+        on_device = {phase: getattr(device, phase) / device.iterations for phase in (*PHASES, "wall")}
+        columns.append(
+            (
+                "on the device, mean ms",
+                lambda phase: three_digits(on_device[phase] * 1e3) if on_device[phase] else ABSENT,
+            )
+        )
+    rows = (*PHASES, "wall") if phases.iterations else ()
+    return Table("Step time", *cells(rows, columns), lines=[trend(costs, phase) for phase in rows], note=note)
 
 
-def _median_note(costs: RunCosts) -> str:
-    if not costs.trend:
-        return ""
-    stretch = costs.trend[0].phases.iterations
-    of = "the single iterations" if stretch == 1 else f"the means of {stretch:,} iterations each"
-    return (
-        f"The median is over {of}: what is long but rare is in the mean alone. Medians need not add up to "
-        "that of all."
-    )
+def handlers_table(costs: RunCosts) -> Table:
+    """Return the table of the handlers called within iterations, the most expensive first."""
+    shown = [handler for handler in most_expensive(costs.handlers) if handler.in_iteration]
+    columns: list[Column] = [
+        ("handler", with_includes),
+        *_WHICH,
+        ("µs/iteration", lambda h: _mark(h) + _each(h.seconds, costs, 1e6)),
+        ("share", lambda h: f"{h.share * 100:.2f} %" if costs.phases.iterations else ABSENT),
+        ("a call, mean", lambda h: duration(h.seconds / h.calls)),
+        ("p50", lambda h: _time(h.times, h.times.p50)),
+        ("p99", lambda h: _time(h.times, h.times.p99)),
+        ("max", lambda h: _time(h.times, h.times.max)),
+        *_budgets(shown),
+    ]
+    guessed = GUESSED if any(handler.estimated for handler in shown) else ""
+    note = "\n".join(filter(None, [MEANS, guessed, never_called(costs)]))
+    header, rows = cells(shown, columns)
+    bad = _over(shown)
+    if rest := outside_handlers(costs.handlers, costs.phases):
+        part = f"{rest / costs.phases.wall * 100:.2f} %"
+        row = [OUTSIDE_HANDLERS, "", "", "", ABSENT, _each(rest, costs, 1e6), part]
+        rows.insert(0, row + [ABSENT] * (len(header) - len(row)))
+        bad = frozenset(i + 1 for i in bad)
+    return Table("Handlers", header, rows, left=3, bad=bad, why=OVER, note=note)
+
+
+def outside_table(costs: RunCosts) -> Table:
+    """Return the table of the handlers called before and after iterations."""
+    shown = [handler for handler in most_expensive(costs.handlers) if not handler.in_iteration]
+    columns: list[Column] = [
+        ("handler", lambda h: h.name),
+        *_WHICH,
+        ("in all", lambda h: duration(h.seconds)),
+        ("a call, mean", lambda h: duration(h.seconds / h.calls)),
+        ("max", lambda h: _time(h.times, h.times.max)),
+        *_budgets(shown),
+    ]
+    title = "Handlers outside of the iterations"
+    return Table(title, *cells(shown, columns), left=3, bad=_over(shown), why=OVER)
 
 
 def subscribers_table(costs: RunCosts) -> Table:
     """Return the table of the background subscribers: their events, waits and deliveries."""
-    header = [
-        "subscriber", "event", "runs on", "delivered", "dropped", "failed", "left", "backlog", "spilled",
-        "wait p50", "p99", "busy p50", "p99", "busy in all", "budget",
-    ]  # fmt: skip
-    rows = [
-        [
-            s.name, _some_events(s.event), s.runs_on,
-            *(f"{n:,}" for n in (s.delivered, s.dropped, s.failed, s.queued, s.peak_queued, s.spilled)),
-            *percentiles(s.wait), *percentiles(s.busy), duration(s.seconds), budget_of(s),
-        ]
-        for s in costs.subscribers
-    ]  # fmt: skip
-    lost = {i for i, s in enumerate(costs.subscribers) if lossy(s, costs)}
-    over = {i for i, s in enumerate(costs.subscribers) if s.over_budget}
+    shown = costs.subscribers
+    columns: list[Column] = [
+        ("subscriber", lambda s: s.name),
+        ("event", lambda s: _some_events(s.event)),
+        ("runs on", lambda s: s.runs_on),
+        *((name, lambda s, field=field: f"{getattr(s, field):,}") for name, field in COUNTS.items()),
+        ("wait p50", lambda s: _time(s.wait, s.wait.p50)),
+        ("p99", lambda s: _time(s.wait, s.wait.p99)),
+        ("busy p50", lambda s: _time(s.busy, s.busy.p50)),
+        ("p99", lambda s: _time(s.busy, s.busy.p99)),
+        ("busy in all", lambda s: duration(s.seconds)),
+        *_budgets(shown),
+    ]
+    lost, over = frozenset(i for i, s in enumerate(shown) if lossy(s, costs)), _over(shown)
     why = "; or ".join(reason for reason, found in ((NOT_ALL, lost), (OVER, over)) if found)
-    errors = [on_a_line(f"{s.name}: {s.error}") for s in costs.subscribers if s.error]
-    note = f"In events; backlog is the longest queue there was. {WAIT}"
-    note = "\n".join([note, *errors])
-    table = Table("Background subscribers", header, rows, 3, frozenset(lost | over), why, note=note)
-    return without_budgets(table, costs.subscribers)
+    errors = [on_a_line(f"{s.name}: {s.error}") for s in shown if s.error]
+    note = "\n".join([f"In events; backlog is the longest queue there was. {WAIT}", *errors])
+    return Table(
+        "Background subscribers", *cells(shown, columns), left=3, bad=lost | over, why=why, note=note
+    )
+
+
+def curves_table(curves: Sequence[Curve]) -> Table:
+    """Return the table of the logged scalars, with a row for each scalar and mode."""
+    columns: list[Column] = [
+        ("scalar", lambda curve: with_unit(curve.name)),
+        ("mode", lambda curve: curve.mode),
+        ("records", lambda curve: f"{curve.count:,}"),
+        ("first", lambda curve: value_text(curve.first)),
+        ("last", lambda curve: value_text(curve.last)),
+        ("least", lambda curve: value_text(curve.least)),
+        ("at", lambda curve: _step(curve.least_step)),
+        ("greatest", lambda curve: value_text(curve.greatest)),
+        ("at", lambda curve: _step(curve.greatest_step)),
+    ]
+    bad = [i for i, curve in enumerate(curves) if curve.not_finite]
+    note = "\n".join(
+        f"{curve.mode}/{curve.name}: {curve.not_finite:,} of {curve.count:,} values are NaN or infinite, "
+        f"the first at step {_step(curve.first_not_finite)}"
+        for curve in curves
+        if curve.not_finite
+    )
+    lines = [curve.mean for curve in curves]
+    return Table(
+        "Scalars", *cells(curves, columns), left=2, bad=frozenset(bad), why=NOT_FINITE, lines=lines, note=note
+    )
+
+
+COUNTS = {
+    "delivered": "delivered", "dropped": "dropped", "failed": "failed", "left": "queued",
+    "backlog": "peak_queued", "spilled": "spilled",
+}  # fmt: skip
+"""The counts of a subscriber's events, by the name that a report gives to each."""
+_WHICH: list[Column] = [
+    ("event", lambda h: h.event),
+    ("filter", lambda h: h.filter),
+    ("priority", lambda h: str(h.priority)),
+    ("calls", lambda h: f"{h.calls:,}"),
+]
+"""The columns that say which handler a row is of, and how often it was called."""
+
+
+def _budgets(costs: Iterable[HandlerCost | SubscriberCost]) -> list[Column]:
+    """Return the column of budgets, the limits of p99; none if nothing has a budget."""
+    if all(cost.budget is None for cost in costs):
+        return []
+    return [("budget", lambda cost: ABSENT if cost.budget is None else duration(cost.budget))]
+
+
+def _mark(handler: HandlerCost) -> str:
+    return ESTIMATED if handler.estimated else ""
+
+
+def _over(costs: Iterable[HandlerCost | SubscriberCost]) -> frozenset[int]:
+    return frozenset(i for i, cost in enumerate(costs) if cost.over_budget)
+
+
+def phase_name(phase: str) -> str:
+    return "all" if phase == "wall" else phase
+
+
+def _each(seconds: float, costs: RunCosts, unit: float) -> str:
+    """Format the mean time of an iteration; `seconds` is the sum over all of them."""
+    return three_digits(seconds / costs.phases.iterations * unit) if costs.phases.iterations else ABSENT
+
+
+def _time(times: Times, seconds: float) -> str:
+    return duration(seconds) if times.samples else ABSENT
+
+
+def _step(number: int | None) -> str:
+    return ABSENT if number is None else f"{number:,}"
 
 
 def _some_events(names: str) -> str:
@@ -120,113 +252,45 @@ def with_unit(name: str) -> str:
     return f"{name}, s" if name in IN_SECONDS else name
 
 
-def curves_table(curves: Sequence[Curve]) -> Table:
-    """Return the table of the logged scalars, with a row for each scalar and mode."""
-    header = ["scalar", "mode", "records", "first", "last", "least", "at", "greatest", "at"]
-    rows = [
-        [
-            with_unit(curve.name), curve.mode, f"{curve.count:,}", value_text(curve.first),
-            value_text(curve.last), value_text(curve.least), step(curve.least_step),
-            value_text(curve.greatest), step(curve.greatest_step),
-        ]
-        for curve in curves
-    ]  # fmt: skip
-    bad = frozenset(i for i, curve in enumerate(curves) if curve.not_finite)
-    note = "\n".join(
-        f"{curve.mode}/{curve.name}: {curve.not_finite:,} of {curve.count:,} values are NaN or infinite, "
-        f"the first at step {step(curve.first_not_finite)}"
-        for curve in curves
-        if curve.not_finite
-    )
-    lines = [curve.mean for curve in curves]
-    return Table("Scalars", header, rows, 2, bad, "not all of its values are finite", lines, note)
+# --- handlers ----------------------------------------------------------------------------------------------
 
 
-# --- side by side ------------------------------------------------------------------------------------------
+def most_expensive(handlers: Sequence[HandlerCost]) -> list[HandlerCost]:
+    """Return the handlers that were called, the most expensive first."""
+    return sorted((h for h in handlers if h.calls), key=lambda handler: -handler.seconds)
 
 
-def comparison_tables(reports: Sequence[Report], names: Sequence[str]) -> list[Table]:
-    """Return the tables of several runs side by side, with ratios to the first run."""
-    costs = [report.costs for report in reports]
-    phases, usual = [_phase_numbers(c) for c in costs], [_usual_numbers(c) for c in costs]
-    inside, outside = [microseconds_per_iteration(c) for c in costs], [seconds_per_call(c) for c in costs]
-    background, last = [_subscriber_numbers(c) for c in costs], [_curve_numbers(r) for r in reports]
-    found = [
-        _compare("Step time, mean ms/iteration", "phase", names, phases, three_digits),
-        _compare("Step time, median ms/iteration", "phase", names, usual, three_digits),
-        _compare("Handlers, mean µs/iteration", "handler", names, inside, three_digits),
-        _compare("Handlers outside of the iterations, mean of a call", "handler", names, outside, duration),
-        _compare(
-            "Background subscribers", "subscriber", names, background, count_or_time, zeros=False
-        )._replace(note=WAIT),
-        _compare("Scalars, the last value", "scalar", names, last, value_text),
-    ]
-    return [table for table in found if table.rows]
+def with_includes(handler: HandlerCost, name: str = "") -> str:
+    """Return a handler's name, or another name for it, followed by the phases that its time includes."""
+    name = name or handler.name
+    return f"{name} ({', '.join(handler.includes)} in it)" if handler.includes else name
 
 
-def _compare(
-    title: str,
-    what: str,
-    names: Sequence[str],
-    numbers: Sequence[dict[str, float]],
-    text: Callable[[float], str],
-    *,
-    zeros: bool = True,
-) -> Table:
-    """Return a table with a row for each name in any of `numbers`: a column for each run, then the ratios.
+def by_key(handlers: Sequence[HandlerCost]) -> dict[str, HandlerCost]:
+    """Map name, event and filter to each called handler, the most expensive first.
 
-    Args:
-        zeros: whether to keep rows that are zero in all runs.
+    The key identifies a handler in several runs. Handlers with an equal key are distinguished by their order.
     """
-    header = [what, *names, *(f"{name} / {names[0]}" for name in names[1:])]
-    rows = []
-    for key in dict.fromkeys(key for each in numbers for key in each):
-        found = [each.get(key) for each in numbers]
-        if not zeros and not any(found):
-            continue
-        first = found[0]
-        rows.append(
-            [
-                key,
-                *(ABSENT if number is None else text(number) for number in found),
-                *(ABSENT if n is None or first is None else ratio(n, first) for n in found[1:]),
-            ]
-        )
-    return Table(title, header, rows)
-
-
-def _phase_numbers(costs: RunCosts | None) -> dict[str, float]:
-    if costs is None or not costs.phases.iterations:
-        return {}
-    number = costs.phases.iterations
-    parts = {phase: getattr(costs.phases, phase) / number * 1e3 for phase in PHASES}
-    return parts | {"all": costs.phases.wall / number * 1e3}
-
-
-def _usual_numbers(costs: RunCosts | None) -> dict[str, float]:
-    usual = medians(costs) if costs is not None else None
-    if costs is None or usual is None:
-        return {}
-    return {phase: getattr(usual, phase) * 1e3 for phase in PHASES} | {"all": median_wall(costs) * 1e3}
-
-
-def _subscriber_numbers(costs: RunCosts | None) -> dict[str, float]:
-    """Return the numbers of each background subscriber by name; counts are ints, times are floats."""
-    found: dict[str, float] = {}
-    for s in costs.subscribers if costs is not None else []:
-        found |= {
-            f"{s.name}: delivered": s.delivered,
-            f"{s.name}: dropped": s.dropped,
-            f"{s.name}: failed": s.failed,
-            f"{s.name}: left": s.queued,
-            f"{s.name}: backlog": s.peak_queued,
-            f"{s.name}: wait from emit p99, ms": s.wait.p99 * 1e3,
-            f"{s.name}: busy p99, ms": s.busy.p99 * 1e3,
-        }
+    found: dict[str, HandlerCost] = {}
+    for handler in most_expensive(handlers):
+        key = _key(handler)
+        while key in found:
+            key += "'"
+        found[key] = handler
     return found
 
 
-def _curve_numbers(report: Report) -> dict[str, float]:
-    if report.log is None:
-        return {}
-    return {f"{curve.mode}/{with_unit(curve.name)}": curve.last for curve in report.log.curves}
+def _key(handler: HandlerCost) -> str:
+    key = handler.name
+    if not key.endswith(f".{handler.event}"):  # a hook's method mostly has the name of its event
+        key += f", {handler.event}"
+    return f"{key} [{handler.filter}]" if handler.filter else key
+
+
+def never_called(costs: RunCosts) -> str:
+    """Return a note that names the handlers that were never called, "" without any."""
+    names = [_key(handler) for handler in costs.handlers if not handler.calls]
+    if not names:
+        return ""
+    subject = "1 handler was" if len(names) == 1 else f"{len(names):,} handlers were"
+    return f"{subject} never called: {'; '.join(names)}."

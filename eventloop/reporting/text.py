@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eventloop.reporting.cells import Table
+from eventloop.reporting.comparison import comparison_tables
 from eventloop.reporting.facts import facts, labels, trend
 from eventloop.reporting.report import Report
-from eventloop.reporting.tables import comparison_tables, run_tables
+from eventloop.reporting.tables import Table, run_tables
 from eventloop.util.formatting import ASCII_BLOCKS, BLOCKS, on_a_line, sparkline, table
 
 ALERT = "!"

@@ -1,5 +1,5 @@
-"""Record a window of iterations in `trace.jsonl`, and convert it for Perfetto.
+"""Record a window of iterations, and write it as a file that Perfetto and Chrome's tracing open.
 
-Start with `window`, which records; `writer` and `file` write and read the file, and `chrome` makes the format
-that viewers read. May import `training` and everything below it.
+Start with `window`, which records; `chrome` makes the events of the file, `files` writes, lists and merges
+files. `TraceHook` and `eventloop trace` use it. May import `resume` and everything below it.
 """

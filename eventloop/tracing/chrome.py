@@ -1,20 +1,17 @@
 """Convert a recorded window to Chrome's trace event format, which Perfetto and Chrome's tracing open.
 
-`eventloop trace` uses it. The format is that of "Trace Event Format" (Google, 2016, JSON object form):
-complete events (`ph` X) for spans, counters (C) for depths of queues, metadata (M) for names and order of
-tracks. `ts` and `dur` are microseconds from the first record. Both viewers require that any two spans of a
-track are nested or do not overlap.
+The format is that of "Trace Event Format" (Google, 2016, JSON object form): complete events (`ph` X) for
+spans, counters (C) for depths of queues, metadata (M) for names and order of tracks. `ts` and `dur` are
+microseconds from the first record. Both viewers require that any two spans of a track are nested or do not
+overlap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
-
-from eventloop.costs.spans import SAVER, Span
-from eventloop.tracing.file import Window, WindowFacts
+from eventloop.costs.spans import SAVER, Span, SpanRecorder
 
 MADE_BY = "eventloop trace"
 TRAINING = "training thread"
@@ -29,62 +26,67 @@ Of two spans with the same begin and end, the one whose kind comes first enclose
 """
 
 
-def chrome_trace(window: Window) -> dict[str, Any]:
-    """Convert a window to the JSON object of Chrome's trace event format.
+class WindowFacts(NamedTuple):
+    """The facts of a window: of which run and process it is, and which iterations it has."""
 
-        with open("trace.json", "wb") as file:
-            file.write(msgspec.json.encode(chrome_trace(read_trace("runs/digits").windows[-1])))
+    run: str
+    """The name of the run's directory."""
+    first_iter: int
+    """0-based, as in events."""
+    iterations: int
+    """Completed iterations."""
+    complete: bool
+    """False if the training ended within the window."""
+    began: float
+    """By `perf_counter`, as the times of spans."""
+    began_unix: float
+    """The same moment in seconds since 1970."""
+    thread: int
+    """The track of the training thread."""
+    pid: int
+    rank: int = 0
+    world_size: int = 1
 
-    Raises:
-        ValueError: the window was cut short before its facts were written.
-    """
-    facts = window.facts
-    if facts is None:
-        raise ValueError(
-            "the window is incomplete: expected its line `window`, got the end of the file; the run was "
-            "killed, or the disk was full, while the window was recorded"
-        )
-    spans = [*window.spans, *_between(window.spans)]
-    origin = min([facts.began, *(span.began for span in spans), *(depth.at for depth in window.depths)])
-    events: list[dict[str, Any]] = [
-        _metadata(
-            facts.pid,
-            0,
-            "process_name",
-            name=f"eventloop {facts.run}, rank {facts.rank} of {facts.world_size}",
-        ),
+    def __str__(self) -> str:
+        last = self.first_iter + max(0, self.iterations - 1)
+        cut = "" if self.complete else ", cut short by the end of the training"
+        return f"iterations {self.first_iter}..{last}{cut}"
+
+
+def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
+    """Convert a window to the JSON object of Chrome's trace event format."""
+    recorded = list(recorder.spans)  # a delivery that outlasts the recording may still add its span
+    spans, depths = [*recorded, *_between(recorded)], list(recorder.depths)
+    origin = min([facts.began, *(span.began for span in spans), *(depth.at for depth in depths)])
+    name = f"eventloop {facts.run}, rank {facts.rank} of {facts.world_size}"
+    events = [
+        _metadata(facts.pid, 0, "process_name", name=name),
         _metadata(facts.pid, 0, "process_sort_index", sort_index=facts.rank),
     ]
     timed: list[dict[str, Any]] = []
     tid = 0
-    for track, own in _in_order(spans, facts, window):
+    for track, own in _in_order(spans, facts, recorder):
         for number, row in enumerate(nested_rows(own), start=1):
             tid += 1
-            name = _track_name(track, facts, window) + (f" #{number}" if number > 1 else "")
+            name = _track_name(track, facts, recorder) + (f" #{number}" if number > 1 else "")
             events.append(_metadata(facts.pid, tid, "thread_name", name=name))
             events.append(_metadata(facts.pid, tid, "thread_sort_index", sort_index=tid))
-            timed += [_complete(span, facts.pid, tid, origin, window) for span in row]
+            timed += [_complete(span, facts.pid, tid, origin, recorder) for span in row]
     timed += [
         {"ph": "C", "name": _counter_name(depth.queue), "cat": "queue", "pid": facts.pid, "tid": 0,
          "ts": _us(depth.at, origin), "args": {"events": depth.events}}
-        for depth in window.depths
+        for depth in depths
     ]  # fmt: skip
     timed.sort(key=lambda event: event["ts"])  # stable: enclosing spans stay first
-    return {"otherData": _other_data(window, facts), "displayTimeUnit": "ms", "traceEvents": events + timed}
-
-
-def as_json(window: Window) -> bytes:
-    """Encode a window as the bytes of a trace file, which begin with the name of the command that made it.
-
-    Raises:
-        ValueError: the window was cut short before its facts were written.
-    """
-    return msgspec.json.encode(chrome_trace(window)) + b"\n"
-
-
-def is_ours(head: bytes) -> bool:
-    """Return whether a file with these first bytes was made by `as_json`."""
-    return head.startswith(b'{"otherData":{"made_by":"' + MADE_BY.encode())
+    about = {
+        "made_by": MADE_BY,
+        "run": facts.run,
+        "iterations": str(facts),
+        "began": facts.began_unix + origin - facts.began,
+        "times": "of the host; on a GPU the training thread runs ahead of the device",
+        "not recorded": f"{recorder.lost} spans and depths beyond the limit" if recorder.lost else "nothing",
+    }
+    return {"otherData": about, "displayTimeUnit": "ms", "traceEvents": events + timed}
 
 
 def nested_rows(spans: Iterable[Span]) -> list[list[Span]]:
@@ -131,7 +133,7 @@ def _between(spans: Sequence[Span]) -> list[Span]:
 
 
 def _in_order(
-    spans: Iterable[Span], facts: WindowFacts, window: Window
+    spans: Iterable[Span], facts: WindowFacts, recorder: SpanRecorder
 ) -> list[tuple[int | str, list[Span]]]:
     """Group spans by track, in the order in which viewers show the tracks.
 
@@ -142,18 +144,18 @@ def _in_order(
         tracks.setdefault(span.track, []).append(span)
 
     def place(track: int | str) -> tuple[int, str]:
-        groups = (track == facts.thread, track == SAVER, track in window.lanes, True)
-        return groups.index(True), _track_name(track, facts, window)
+        groups = (track == facts.thread, track == SAVER, track in recorder.lanes, True)
+        return groups.index(True), _track_name(track, facts, recorder)
 
     return sorted(tracks.items(), key=lambda item: place(item[0]))
 
 
-def _track_name(track: int | str, facts: WindowFacts, window: Window) -> str:
+def _track_name(track: int | str, facts: WindowFacts, recorder: SpanRecorder) -> str:
     if track == facts.thread:
         return TRAINING
     if isinstance(track, int):
-        return f"thread {window.threads.get(track, track)}"
-    return f"{track} ({window.lanes[track]})" if track in window.lanes else track
+        return f"thread {recorder.threads.get(track, track)}"
+    return f"{track} ({recorder.lanes[track]})" if track in recorder.lanes else track
 
 
 def _counter_name(queue: str) -> str:
@@ -164,7 +166,7 @@ def _metadata(pid: int, tid: int, kind: str, **args: str | int) -> dict[str, Any
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
-def _complete(span: Span, pid: int, tid: int, origin: float, window: Window) -> dict[str, Any]:
+def _complete(span: Span, pid: int, tid: int, origin: float, recorder: SpanRecorder) -> dict[str, Any]:
     args: dict[str, Any] = {}
     if span.iter is not None:
         args["iter"] = span.iter
@@ -174,32 +176,13 @@ def _complete(span: Span, pid: int, tid: int, origin: float, window: Window) -> 
         args["priority"] = span.number
     elif span.kind == "delivery":
         args["events"] = span.number
-        args["runs_on"] = window.lanes.get(str(span.track), "")
+        args["runs_on"] = recorder.lanes.get(str(span.track), "")
     ts = _us(span.began, origin)
     # from the rounded ends: else a span might end a nanosecond after the one that encloses it
     dur = round(_us(span.began + span.seconds, origin) - ts, 3)
-    return {
-        "ph": "X",
-        "name": span.name,
-        "cat": span.kind,
-        "pid": pid,
-        "tid": tid,
-        "ts": ts,
-        "dur": dur,
-        "args": args,
-    }
+    where = {"pid": pid, "tid": tid, "ts": ts, "dur": dur}
+    return {"ph": "X", "name": span.name, "cat": span.kind, **where, "args": args}
 
 
 def _us(seconds: float, origin: float) -> float:
     return round((seconds - origin) * 1e6, 3)
-
-
-def _other_data(window: Window, facts: WindowFacts) -> dict[str, Any]:
-    return {
-        "made_by": MADE_BY,
-        "run": facts.run,
-        "iterations": str(window),
-        "times": "of the host; on a GPU the training thread runs ahead of the device",
-        "not recorded": f"{window.lost} spans and depths beyond the limit" if window.lost else "nothing",
-        "background": "whole" if window.closed else "cut short by a kill",
-    }

@@ -1,6 +1,6 @@
 """Record one window of iterations: what happens on the bus, and the phases of each iteration.
 
-`TraceHook` opens a window and writes the result with `eventloop.tracing.writer`.
+`TraceHook` opens a window and writes the result with `eventloop.tracing.files`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from eventloop.events import (
     Event,
 )
 from eventloop.events.priority import Priority
-from eventloop.tracing.file import WindowFacts
+from eventloop.tracing.chrome import WindowFacts
 
 _ENDS = {
     FORWARD_ENDS: (FORWARD_BEGINS, "forward"),
@@ -141,14 +141,13 @@ class TraceWindow:
         self.extent = first, end
         self.recorder = SpanRecorder(limit)
         self.iterations = 0
-        self.key = time.time_ns()
         self._saves: dict[str, float] = {}
         bus = trainer.bus
         self.recording: Recording = bus.record(self.recorder)
         self._subscription = bus.subscribe(self._note, *_NOTED, priority=Priority.HIGHEST)
         self._marks = TracedPhases(trainer, self.recorder, self._iteration_ended)
         trainer.clock.device = self._marks
-        self._began = perf_counter()
+        self._began, self._began_unix = perf_counter(), time.time()
 
     def leave(self) -> WindowFacts:
         """Restore the trainer's clock and cancel the subscription; return the facts of the window.
@@ -158,11 +157,12 @@ class TraceWindow:
         trainer, (first, end) = self._trainer, self.extent
         trainer.clock.device = self._marks.inner
         self._subscription.cancel()
+        name = trainer.work_dir.name or str(trainer.work_dir)
         return WindowFacts(
-            key=self.key, run=trainer.work_dir.name or str(trainer.work_dir), first_iter=first,
-            iterations=self.iterations, complete=first + self.iterations >= end, began=self._began,
-            ended=perf_counter(), thread=get_ident(), pid=os.getpid(), rank=trainer.rank,
-            world_size=trainer.world_size,
+            run=name.encode(errors="replace").decode(),  # the name of a folder need not be UTF-8
+            first_iter=first, iterations=self.iterations, complete=first + self.iterations >= end,
+            began=self._began, began_unix=self._began_unix, thread=get_ident(), pid=os.getpid(),
+            rank=trainer.rank, world_size=trainer.world_size,
         )  # fmt: skip
 
     def _iteration_ended(self, iteration: int) -> None:

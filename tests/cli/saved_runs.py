@@ -22,7 +22,8 @@ def checkpoints(*arguments: object) -> int:
 
 def names(directory: Path) -> set[str]:
     """The directories there are, hidden ones too."""
-    return {path.name for path in directory.iterdir() if path.is_dir() and not path.is_symlink()}
+    folders = {path.name for path in directory.iterdir() if path.is_dir() and not path.is_symlink()}
+    return folders - {"traces"}
 
 
 def flip(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import pytest
 from eventloop.events import AfterRun, BeforeRun, RunInfo, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.reporting import curves as curves_reader
-from eventloop.reporting.curves import RunLog, read_curves
-from eventloop.reporting.downsample import POINTS, Curve
+from eventloop.reporting.curves import POINTS, Curve, RunLog, read_curves
 from eventloop.writers import JSONLWriter
 from tests.cli.reported_runs import begins, ends, report, scalars, write_lines
 
@@ -96,7 +94,7 @@ def test_iterations_that_were_run_again(tmp_path: Path) -> None:
     assert points(one(log)) == [(10, 1.0), (20, 1.0), (30, 2.0), (40, 3.0)]
     assert points(one(log, "lr")) == [(10, 10.0), (20, 20.0)]
     assert points(one(log, "acc", "val")) == [(20, 0.2)]
-    assert (log.resumed_at, log.superseded) == ([20, 30], 3)
+    assert (log.resumed_at, log.superseded) == ([20, 30], 4)
 
 
 def test_a_run_that_begins_anew_in_the_same_directory(tmp_path: Path) -> None:
@@ -195,15 +193,6 @@ def test_a_long_file_in_blocks(block: int, tmp_path: Path, monkeypatch: pytest.M
     assert log.superseded == 2000
 
 
-def test_the_collector_is_on_again(tmp_path: Path) -> None:
-    """It is off while a file is read, and no longer."""
-    path = write_lines(tmp_path, scalars(1, loss=1.0))
-
-    read_curves(path)
-
-    assert gc.isenabled()
-
-
 @pytest.mark.parametrize("value", ["text", "~NaN", None, [1], {"a": 1}])
 def test_what_is_no_number_is_left_out(value: object, tmp_path: Path) -> None:
     """Another program may have added it; the others are read."""
@@ -215,17 +204,26 @@ def test_what_is_no_number_is_left_out(value: object, tmp_path: Path) -> None:
     assert points(one(log, "note")) == [(2, 3.0)]
 
 
-def test_a_file_of_something_else(tmp_path: Path) -> None:
-    """It is not taken for an empty run; an empty file is."""
-    with pytest.raises(ValueError, match=r"metrics\.jsonl has no line that JSONLWriter writes"):
-        read_curves(write_lines(tmp_path, {"epoch": 1, "mode": "train", "step": "one"}))
-    with pytest.raises(ValueError, match=r"metrics\.jsonl has no complete line: it is torn"):
-        read_curves(write_lines(tmp_path, torn=b"\x00\xff\x00"))
-    with pytest.raises(
-        ValueError, match=r"metrics\.jsonl is not a log of scalars: expected JSON objects, got the line b'hel"
-    ):
-        read_curves(write_lines(tmp_path, torn=b"hello\n"))
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b'{"epoch":1,"mode":"train","step":"one"}', r'b\'\{"epoch":1,"mode":"train","step":"one"\}\''),
+        (b"\x00\xff\x00", r"b'\\x00\\xff\\x00'"),
+        (b"hello\n", r"b'hello\\n'"),
+    ],
+)
+def test_a_file_of_something_else(content: bytes, line: str, tmp_path: Path) -> None:
+    """A file without any line of scalars or events is an error that shows its first line."""
+    path = write_lines(tmp_path, torn=content)
 
+    with pytest.raises(
+        ValueError, match=rf"metrics\.jsonl .*expected JSON objects .*, got the first line {line}"
+    ):
+        read_curves(path)
+
+
+def test_an_empty_file_has_no_curves(tmp_path: Path) -> None:
+    """A run that has just begun is no error."""
     assert read_curves(write_lines(tmp_path)).curves == []
 
 

@@ -38,7 +38,7 @@ def spoil(tmp_path: Path, how: str) -> Path:
         case "no metrics":
             write_lines(run)
         case "trace":
-            (run / "trace.jsonl").touch()
+            (run / "traces").mkdir()
         case "checkpoints":
             (run / "epoch_1").mkdir()
             (run / "epoch_1" / "manifest.json").touch()
@@ -68,30 +68,30 @@ def spoil_costs(path: Path, how: str) -> None:
 
 
 NOTHING = (
-    "{run} has nothing to report yet: there is no metrics.jsonl, and no costs.json; the run was killed before its first "
-    "cost record, or is about to write it"
+    "{{run}} has nothing to report: expected a run's directory with costs.json or lines in metrics.jsonl, got {}; a run "
+    "writes its first costs after some seconds"
 )
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("missing", "no directory at {run}: expected a run's directory, with costs.json or metrics.jsonl in it"),
-        ("file", "{run} is a file: expected a run's directory, with costs.json or metrics.jsonl in it; is it {up}?"),
-        ("empty", "{run} is empty: expected a run's directory"),
-        ("other", "{run} is not a run: expected a run's directory, with costs.json or metrics.jsonl in it (--tr"),
-        ("parent", "{run} is not a run: expected a run's directory, with costs.json or metrics.jsonl in it; there are runs in digits"),
-        ("log", f"{NOTHING}; `eventloop replay {{run}} --to jsonl --out {{run}}` makes metrics.jsonl from events.evl (--tr"),
-        ("trace", f"{NOTHING}; `eventloop trace {{run}}` shows trace.jsonl (--traceback"),
-        ("checkpoints", f"{NOTHING}; `eventloop checkpoints {{run}}` lists its checkpoints (--traceback"),
-        ("checkpoint", "{run} is a checkpoint: expected a run's directory, with costs.json or metrics.jsonl in it; is it {up}?"),
+        ("missing", f"{NOTHING.format('no directory')} (--tr"),
+        ("file", f"{NOTHING.format('a file')}; is it {{up}}? (--tr"),
+        ("empty", f"{NOTHING.format('nothing')} (--tr"),
+        ("other", f"{NOTHING.format('notes.txt')} (--tr"),
+        ("parent", f"{NOTHING.format('digits')}; there are runs in digits (--tr"),
+        ("log", f"{NOTHING.format('events.evl')}; `eventloop replay {{run}} --to jsonl --out {{run}}` makes metrics.jsonl"),
+        ("trace", f"{NOTHING.format('traces')}; `eventloop trace {{run}}` lists its traces (--traceback"),
+        ("checkpoints", f"{NOTHING.format('epoch_1')}; `eventloop checkpoints {{run}}` lists its checkpoints (--traceback"),
+        ("checkpoint", f"{NOTHING.format('manifest.json')}; is it {{up}}? (--tr"),
+        ("no metrics", f"{NOTHING.format('metrics.jsonl')} (--tr"),
         ("torn costs", "{run}/costs.json is truncated or not a cost record: "),
         ("newer costs", "{run}/costs.json has version 7, newer than this eventloop reads (1): update torch-eventloop"),
-        ("torn metrics", "{run}/metrics.jsonl has no complete line: it is torn"),
+        ("torn metrics", '{run}/metrics.jsonl has no line that JSONLWriter writes: expected JSON objects with `event`, or with `mode` and `step`, got the first line b\'{{"mode":"tra\''),
         ("other metrics", "{run}/metrics.jsonl has no line that JSONLWriter writes"),
-        ("no metrics", "{run} has nothing to report yet: metrics.jsonl is empty, and there is no costs.json; the run was"),
-        ("text", "{run}/metrics.jsonl is not a log of scalars: expected JSON objects, got the line b'hello' (--traceback"),
-        ("arrays", "{run}/metrics.jsonl is not a log of scalars: expected JSON objects, got the line b'[1, 2]' (--traceback"),
+        ("text", "{run}/metrics.jsonl has no line that JSONLWriter writes: expected JSON objects with `event`, or"),
+        ("arrays", "{run}/metrics.jsonl has no line that JSONLWriter writes: expected JSON objects with `event`, or"),
         ("flipped costs", "{run}/costs.json is truncated or not a cost record: 'utf-8' codec can't decode byte 0xff"),
         ("deep costs", "{run}/costs.json is truncated or not a cost record: maximum recursion depth exceeded"),
         ("negative costs", "{run}/costs.json is not a cost record: dropped -3 cannot be a count (--traceback"),
@@ -115,7 +115,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 def test_traceback_shows_where_bad_input_was_found(tmp_path: Path) -> None:
     """Asked for, the error itself is raised."""
-    with pytest.raises(ValueError, match="is empty: expected a run's directory"):
+    with pytest.raises(ValueError, match=r"expected a run's directory .*, got nothing"):
         report(tmp_path, "--traceback")
 
 
@@ -135,7 +135,7 @@ def test_a_message_is_one_line_whatever_the_path_is(
     assert report(tmp_path / "a\nb") == 2
 
     said = capsys.readouterr().err
-    assert f"no directory at {tmp_path}/a b: expected a run's directory" in said
+    assert f"{tmp_path}/a b has nothing to report: expected a run's directory" in said
     assert said.count("\n") == 1
 
 

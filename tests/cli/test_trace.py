@@ -1,4 +1,4 @@
-"""`eventloop trace`: a recorded window in Chrome's trace event format."""
+"""The files of recorded windows, in Chrome's trace event format, and `eventloop trace`, which lists and merges them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
 
 from eventloop import Trainer, cli
-from eventloop.costs.spans import SAVER, Span
+from eventloop.costs.spans import SAVER, Span, SpanRecorder
 from eventloop.events import AfterTrainIter
 from eventloop.hooks import TraceHook
-from eventloop.tracing.chrome import chrome_trace, nested_rows
-from eventloop.tracing.file import Window, read_trace
+from eventloop.tracing.chrome import WindowFacts, chrome_trace, nested_rows
 from tests.cli.traced_runs import traced
 from tests.support.trainers import batches, tiny_model
 
@@ -50,11 +48,9 @@ def trace(*arguments: object) -> int:
 
 
 @pytest.fixture
-def made(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Json:
+def made(run: Path) -> Json:
     """The trace of the last window."""
-    assert trace(run, "-o", tmp_path / "trace.json") == 0
-    capsys.readouterr()
-    loaded: Json = json.loads((tmp_path / "trace.json").read_bytes())
+    loaded: Json = json.loads((run / "traces" / "iterations_10-19.json").read_bytes())
     return loaded
 
 
@@ -194,165 +190,107 @@ def test_saves_that_overlap_have_rows_of_their_own() -> None:
     assert nested_rows([later, two, inner, one]) == [[one, inner, later], [two]]
 
 
-def test_what_overlaps_is_on_a_second_track(run: Path) -> None:
+def test_what_overlaps_is_on_a_second_track() -> None:
     """Named by its number."""
-    window = read_trace(run).windows[-1]
-    assert window.facts is not None
-    window.spans = [Span(SAVER, "save", "a", 1.0, 3.0), Span(SAVER, "save", "b", 2.0, 3.0)]
+    recorder = SpanRecorder()
+    recorder.add(Span(SAVER, "save", "a", 1.0, 3.0))
+    recorder.add(Span(SAVER, "save", "b", 2.0, 3.0))
 
-    made: Json = json.loads(msgspec.json.encode(chrome_trace(window)))
+    made = chrome_trace(WindowFacts("run", 0, 1, True, 1.0, 100.0, thread=7, pid=9), recorder)
 
     assert list(tracks(made)) == ["checkpoint saver", "checkpoint saver #2"]
-
-
-def test_a_window_without_its_facts_is_refused() -> None:
-    """There is no telling whose it is."""
-    with pytest.raises(ValueError, match="expected its line `window`, got the end of the file"):
-        chrome_trace(Window(1))
 
 
 # --- the command -------------------------------------------------------------------------------------------
 
 
-def test_the_last_window_goes_into_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless told otherwise; again and again."""
-    for _ in range(2):
-        assert trace(run) == 0
+def test_windows_are_listed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row for each, with its number and its file, and how to open it."""
+    assert trace(run) == 0
 
     said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines()[0].startswith("eventloop: iterations 10..19, ")
-    assert said.err.splitlines()[0].endswith(
-        f", window 2 of 2 into {run}/trace.json; open it at https://ui.perfetto.dev or in chrome://tracing"
+    head, _, *rows, last = said.out.splitlines()
+    assert head.split() == ["window", "iterations", "size", "file"]
+    assert [(row.split()[0], row.split()[1], row.split()[-1]) for row in rows] == [
+        ("1", "2..3", f"{run}/traces/iterations_2-3.json"), ("2", "10..19", f"{run}/traces/iterations_10-19.json"),
+    ]  # fmt: skip
+    assert last == "open it at https://ui.perfetto.dev or in chrome://tracing"
+    assert said.err == ""
+
+
+@pytest.mark.parametrize(("options", "first", "last"), [([], 10, 19), (["--window", 1], 2, 3)])
+def test_a_window_is_copied(
+    options: list[object],
+    first: int,
+    last: int,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The last one, or that of a number; again and again."""
+    out = tmp_path / "copy.json"
+    for _ in range(2):
+        assert trace(run, "-o", out, *options) == 0
+
+    assert out.read_bytes() == (run / "traces" / f"iterations_{first}-{last}.json").read_bytes()
+    assert capsys.readouterr().err.splitlines()[0] == (
+        f"eventloop: iterations {first}..{last} into {out}; open it at https://ui.perfetto.dev or in chrome://tracing"
     )
-    assert len(of(json.loads((run / "trace.json").read_bytes()), "X", cat="iteration")) == 10
-    (run / "trace.json").unlink()
 
 
-def test_a_window_is_chosen(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By its number, 1 for the first."""
-    assert trace(run, "--window", 1, "-o", tmp_path / "first.json") == 0
+def test_windows_are_merged(run: Path, tmp_path: Path) -> None:
+    """Each is a process of its own, named after its iterations; the later one begins later."""
+    assert trace(run, "--merge", "-o", tmp_path / "all.json") == 0
 
-    made = json.loads((tmp_path / "first.json").read_bytes())
-    assert [e["args"]["iter"] for e in of(made, "X", cat="iteration")] == [2, 3]
-    assert made["otherData"]["iterations"] == "iterations 2..3"
-    assert ", window 1 of 2 into " in capsys.readouterr().err
+    merged: Json = json.loads((tmp_path / "all.json").read_bytes())
+    begins = {}
+    for pid, iterations in ((1, range(2, 4)), (2, range(10, 20))):
+        spans = of(merged, "X", cat="iteration", pid=pid)
+        assert [e["args"]["iter"] for e in spans] == list(iterations)
+        (name,) = of(merged, "M", name="process_name", pid=pid)
+        assert name["args"]["name"].endswith(f", iterations {iterations[0]}..{iterations[-1]}")
+        begins[pid] = (spans[0]["ts"], spans[-1]["ts"] + spans[-1]["dur"])
+    assert 0 <= begins[1][0] < begins[1][1] < begins[2][0]
+    assert merged["otherData"]["iterations"] == "2..3, 10..19"
+    assert trace(run, "--merge", "-o", tmp_path / "all.json") == 0
 
 
 def test_standard_output(run: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """`-o -` writes the JSON there, and nothing else."""
-    assert trace(run / "trace.jsonl", "-o", "-") == 0
+    assert trace(run, "-o", "-") == 0
 
     said = capfdbinary.readouterr()
     assert json.loads(said.out)["otherData"]["made_by"] == "eventloop trace"
-    assert said.err.startswith(b"eventloop: iterations 10..19, ")
-    assert b" into " not in said.err
+    assert said.err == b"eventloop: iterations 10..19\n"
 
 
-def test_a_window_whose_background_a_kill_cut_short(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What the training thread did is all there; it is said what is not."""
-    lines = (run / "trace.jsonl").read_bytes().splitlines(keepends=True)
-    last = max(i for i, line in enumerate(lines) if b'"line":"window"' in line)
-    (tmp_path / "trace.jsonl").write_bytes(b"".join(lines[: last + 1]) + lines[last + 1][:20])
-
-    assert trace(tmp_path) == 0
-
-    made = json.loads((tmp_path / "trace.json").read_bytes())
-    assert len(of(made, "X", cat="iteration")) == 10
-    assert made["otherData"]["background"] == "cut short by a kill"
-    said = capsys.readouterr().err
-    assert "the run was killed, or has not yet recorded all of its background" in said
-    assert "the end of the file is torn" in said
-
-
-def test_a_window_that_a_kill_cut_short_is_left_out(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The one before it is the last whole one."""
-    lines = (run / "trace.jsonl").read_bytes().splitlines(keepends=True)
-    last = max(i for i, line in enumerate(lines) if b'"line":"window"' in line)
-    (tmp_path / "trace.jsonl").write_bytes(b"".join(lines[:last]) + lines[last][:20])
-
-    assert trace(tmp_path) == 0
-
-    said = capsys.readouterr().err
-    assert said.startswith("eventloop: iterations 2..3, ")
-    assert "the end of the file is torn" in said
-
-
-def test_what_was_beyond_the_limit_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the closing line and in the file."""
+def test_what_was_beyond_the_limit_is_said(tmp_path: Path) -> None:
+    """In the file, which has as many spans as allowed."""
     model = tiny_model()
     Trainer(
         model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy, max_epochs=1,
         train_loader=batches(5), work_dir=tmp_path, hooks=[TraceHook(limit=20)], default_hooks={"checkpoint": None},
     ).train()  # fmt: skip
 
-    assert trace(tmp_path) == 0
-
-    assert " left out beyond the limit" in capsys.readouterr().err
-    made = json.loads((tmp_path / "trace.json").read_bytes())
+    made = json.loads((tmp_path / "traces" / "iterations_0-4.json").read_bytes())
     assert made["otherData"]["not recorded"].endswith(" spans and depths beyond the limit")
     assert len(of(made, "X")) == 20
-
-
-def _directories(run: Path, tmp_path: Path) -> None:
-    """One of each kind that is no run with a trace."""
-    whole = (run / "trace.jsonl").read_bytes()
-    header, rest = whole.split(b"\n", 1)
-    contents: dict[str, bytes] = {
-        "nothing": b"",
-        "half-a-header": header[:20],
-        "torn": header + b"\n" + rest[:200],
-        "windowless": header + b"\n",
-        "flipped": header + b"\n" + b'{"line":"chunk","key":"\xff"}\n',
-        "newer": header.replace(b'"version":1', b'"version":2') + b"\n" + rest,
-        "other": b'{"metrics": 1}\n',
-        "headless": rest,
-    }
-    for name, content in contents.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "trace.jsonl").write_bytes(content)
-    for name in ("empty", "photos", "untraced", "checkpoints", "foreign"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "photos" / "cat.jpg").touch()
-    (run / "notes.txt").write_text("mine")
-    (tmp_path / "untraced" / "metrics.jsonl").touch()
-    (tmp_path / "checkpoints" / "epoch_1").mkdir()
-    (tmp_path / "checkpoints" / "epoch_1" / "manifest.json").touch()
-    (tmp_path / "foreign" / "trace.jsonl").write_bytes(whole)
-    (tmp_path / "foreign" / "trace.json").write_text('{"traceEvents": []}')
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "no run at nowhere: give the run's directory or its trace.jsonl"),
-        (["empty"], "empty is empty: give the directory of a run that has recorded a trace"),
-        (["photos"], "photos is not a run's directory: expected trace.jsonl or other files of a run"),
-        (["untraced"], "untraced has no trace (trace.jsonl): the run had no TraceHook"),
-        (["checkpoints"], "checkpoints has no trace (trace.jsonl): the run had no TraceHook"),
-        (["nothing"], "nothing/trace.jsonl is torn: it is empty"),
-        (["half-a-header"], "half-a-header/trace.jsonl is torn: a kill or a full disk cut it short within its first l"),
-        (["torn"], "torn/trace.jsonl is torn: a kill or a full disk cut it short within its first window"),
-        (["windowless"], "windowless/trace.jsonl has no window: the run ended before it recorded one"),
-        (["newer"], "newer/trace.jsonl has version 2: expected at most 1"),
-        (["other"], "other/trace.jsonl is not a trace of eventloop: expected a header with the format 'eventloop trace'"),
-        (["headless"], "headless/trace.jsonl is not a trace of eventloop: expected a header"),
-        (["photos/cat.jpg"], "photos/cat.jpg is torn: it is empty"),
-        (["run", "--window", "3"], "run/trace.jsonl has no window 3: it has 1: iterations 2..3; 2: iterations 10..19"),
-        (["run", "-o", "empty"], "-o empty is a directory: give the name of a file"),
-        (["run", "-o", "run/trace.jsonl"], "-o run/trace.jsonl is the recorded trace itself: give the name of another"),
-        (["run", "-o", "run/metrics.jsonl"], "-o run/metrics.jsonl is a file of a run: give the name of another file"),
-        (["run", "-o", "run/costs.json"], "-o run/costs.json is a file of a run: give the name of another file"),
-        (["run", "-o", "run/notes.txt"], "-o run/notes.txt is a file of a run: give the name of another file"),
-        (["run", "-o", "untraced/metrics.jsonl"], "-o untraced/metrics.jsonl is a file of a run: give the name of ano"),
+        (["nowhere"], "no run at nowhere: expected the directory of a run"),
+        (["no\nrun"], "no run at no run: expected the directory of a run"),
+        (["empty"], "empty has no trace: expected files in empty/traces, got none; the run had no TraceHook, or"),
+        (["run", "--window", "1"], "--merge and --window are for writing a file: expected -o FILE, got none"),
+        (["run", "--merge", "--window", "1"], "--merge takes all windows: leave out --merge or --window"),
+        (["run", "--window", "3", "-o", "x"], "run/traces has no window 3: it has 1: iterations 2..3; 2: iterations 10..1"),
+        (["run", "-o", "empty"], "-o empty is a directory, and is not replaced: give the name of a new file"),
+        (["run", "-o", "run/metrics.jsonl"], "-o run/metrics.jsonl is not a trace, and is not replaced: give the name"),
         (["run", "-o", "no/t.json"], "-o no/t.json cannot be written: the folder no does not exist (--traceback"),
-        (["no\nrun"], "no run at no run: give the run's directory"),
-        (["flipped"], "flipped/trace.jsonl is torn: a kill or a full disk cut it short within its first window"),
-        (["foreign"], "foreign/trace.json was not made by this command, and is not replaced: give -o FILE"),
+        (["torn", "--merge", "-o", "x"], "torn/traces/iterations_1-2.json is damaged, or not a trace of eventloop: "),
+        (["foreign", "--merge", "-o", "x"], "foreign/traces/iterations_1-2.json is damaged, or not a trace of eventloop: it"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -360,7 +298,12 @@ def test_bad_input_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """What cannot be done is said before anything is written."""
-    _directories(run, tmp_path)
+    whole = (run / "traces" / "iterations_2-3.json").read_bytes()
+    for name, content in {"torn": whole[:900], "foreign": b"{}"}.items():
+        (tmp_path / name / "traces").mkdir(parents=True)
+        for file in ("iterations_1-2.json", "iterations_3-4.json"):
+            (tmp_path / name / "traces" / file).write_bytes(content)
+    (tmp_path / "empty").mkdir()
     (tmp_path / "run").symlink_to(run)
     monkeypatch.chdir(tmp_path)
 
@@ -369,7 +312,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     errors = capsys.readouterr().err
     assert errors.startswith(f"eventloop: {message}")
     assert (errors.count("\n"), errors.endswith(" (--traceback shows where)\n")) == (1, True)
-    assert not (run / "trace.json").exists()
+    assert not (tmp_path / "x").exists()
 
 
 def test_traceback_shows_where(tmp_path: Path) -> None:

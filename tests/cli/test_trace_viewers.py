@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import pytest
 from playwright.sync_api import Browser, Page
 
-from eventloop import cli
 from tests.cli.traced_runs import traced
 from tests.conftest import DEADLINE
 
@@ -61,8 +60,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     trainer = traced(directory, (2, 20))
     trainer.train()
     trainer.close()
-    path = directory / "trace.json"
-    assert cli.main(["trace", str(directory), "-o", str(path)]) == 0
+    path = directory / "traces" / "iterations_2-19.json"
     events = json.loads(path.read_bytes())["traceEvents"]
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     return Trace(

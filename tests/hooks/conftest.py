@@ -137,7 +137,7 @@ def files(tmp_path: Path) -> Callable[..., list[str]]:
     records of its costs are left out."""
 
     def listing(folder: str = "run") -> list[str]:
-        names = {path.name for path in (tmp_path / folder).iterdir()} - {"costs.json", "trace.jsonl"}
+        names = {path.name for path in (tmp_path / folder).iterdir()} - {"costs.json", "traces"}
         return sorted(names, key=lambda name: (len(name), name))
 
     return listing

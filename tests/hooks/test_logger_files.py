@@ -77,7 +77,7 @@ def test_what_hooks_write_at_the_very_end_is_copied_whole(
             name: text for name, text in files(trainer.work_dir).items() if name.endswith((".json", ".jsonl"))
         }
         assert files(tmp_path / "out" / "run") == own
-        assert own.keys() == {"costs.json", "trace.jsonl", "metrics.jsonl"}
+        assert own.keys() == {"costs.json", "traces/iterations_1-2.json", "metrics.jsonl"}
 
 
 def test_logs_in_folders_are_copied(make_trainer: Make, tmp_path: Path) -> None:

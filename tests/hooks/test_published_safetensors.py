@@ -314,7 +314,7 @@ def test_a_full_disk_leaves_nothing_behind(make_trainer: Make, monkeypatch: pyte
         trainer.train()
 
     names = {path.name for path in trainer.work_dir.iterdir() if path.is_file()}
-    assert names == {"costs.json", "trace.jsonl"}
+    assert names == {"costs.json"}
     assert load_checkpoint(trainer.work_dir / "epoch_1")["state_dict"]
 
 

@@ -18,39 +18,32 @@ import pytest
 import torch
 
 from eventloop import SkipIteration
-from eventloop.costs.spans import SAVER, Span, SpanRecorder
+from eventloop.costs.spans import SpanRecorder
 from eventloop.hooks import CheckpointHook, Hook, TraceHook
-from eventloop.tracing.file import FILE_NAME, TraceAppender, Window, WindowFacts, read_trace
 from eventloop.training.device_clock import DeviceClock
 from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
 from tests import no_threads
 from tests.conftest import DEADLINE
 from tests.forked import ROOT, Forked
+from tests.support.traces import Span, Window, inside, read_windows
 
 Make = Callable[..., Trainer]
+TRAINING, SAVER = "training thread", "checkpoint saver"
 
 
 def windows(trainer: Trainer) -> list[Window]:
-    return read_trace(trainer.work_dir).windows
+    return read_windows(trainer.work_dir)
 
 
 def extents(trainer: Trainer) -> list[tuple[int, int]]:
     """First iteration and number of iterations of each window."""
-    return [(w.facts.first_iter, w.facts.iterations) for w in windows(trainer) if w.facts is not None]
+    iterations = [spans_of(window, "iteration") for window in windows(trainer)]
+    return [(spans[0].iter or 0, len(spans)) for spans in iterations]
 
 
 def spans_of(window: Window, kind: str, name: str = "") -> list[Span]:
-    found = [span for span in window.spans if span.kind == kind and name in ("", span.name)]
-    return sorted(found, key=lambda span: span.began)
-
-
-def end_of(span: Span) -> float:
-    return span.began + span.seconds
-
-
-def inside(inner: Span, outer: Span) -> bool:
-    return outer.began <= inner.began and end_of(inner) <= end_of(outer)
+    return [span for span in window.spans if span.kind == kind and name in ("", span.name)]
 
 
 # --- what a window holds -----------------------------------------------------------------------------------
@@ -63,10 +56,9 @@ def test_by_default_one_early_window_is_recorded(make_trainer: Make) -> None:
     trainer.train()
 
     (window,) = windows(trainer)
-    assert str(window) == "iterations 20..39"
-    assert window.closed
+    assert window.about["iterations"] == "iterations 20..39"
     assert [s.iter for s in spans_of(window, "iteration")] == list(range(20, 40))
-    assert window.lost == 0
+    assert window.about["not recorded"] == "nothing"
 
 
 def test_the_phases_lie_within_their_iteration(make_trainer: Make) -> None:
@@ -76,19 +68,16 @@ def test_the_phases_lie_within_their_iteration(make_trainer: Make) -> None:
     trainer.train()
 
     (window,) = windows(trainer)
-    assert window.facts is not None
     iterations = spans_of(window, "iteration")
     calls = spans_of(window, "handler", "OptimizerHook.after_train_iter")
     for iteration, call in zip(iterations, calls, strict=True):
         phases = [s for s in spans_of(window, "phase") if s.iter == iteration.iter]
         assert [s.name for s in phases] == ["data", "forward", "backward", "optimizer"]
-        assert all(s.track == window.facts.thread and inside(s, iteration) for s in phases)
-        assert all(end_of(one) <= other.began for one, other in pairwise(phases))
+        assert all(s.track == TRAINING and inside(s, iteration) for s in phases)
+        assert all(one.ended <= other.began for one, other in pairwise(phases))
         assert all(inside(s, call) for s in phases[2:])
         assert inside(call, iteration)
-    assert all(end_of(one) <= other.began for one, other in pairwise(iterations))
-    assert window.facts.began <= iterations[0].began
-    assert end_of(iterations[-1]) <= window.facts.ended
+    assert all(one.ended <= other.began for one, other in pairwise(iterations))
 
 
 def test_every_default_handler_is_there(make_trainer: Make) -> None:
@@ -110,9 +99,8 @@ def test_writers_are_recorded(make_trainer: Make) -> None:
     trainer.train()
 
     (window,) = windows(trainer)
-    assert window.lanes == {"JSONLWriter": "thread"}
-    assert spans_of(window, "delivery")
-    assert {"JSONLWriter"} <= {depth.queue for depth in window.depths}
+    assert {span.track for span in spans_of(window, "delivery")} == {"JSONLWriter (thread)"}
+    assert "queue of JSONLWriter" in window.queues
 
 
 def test_an_evaluation_is_recorded(make_trainer: Make, make_batches: Callable[[int], list[Any]]) -> None:
@@ -127,8 +115,8 @@ def test_an_evaluation_is_recorded(make_trainer: Make, make_batches: Callable[[i
         len(before) == len(after) == 4
     )  # after iterations 20 (which is before the first one here), 25, 30 and 35
     last, first = spans_of(window, "iteration")[4:6]
-    assert end_of(last) <= before[1].began
-    assert end_of(after[1]) <= first.began
+    assert last.ended <= before[1].began
+    assert after[1].ended <= first.began
 
 
 def test_a_checkpoint_is_recorded(make_trainer: Make) -> None:
@@ -148,7 +136,7 @@ def test_a_checkpoint_is_recorded(make_trainer: Make) -> None:
     calls = {s.iter: s for s in spans_of(window, "handler", "CheckpointHook.after_train_iter")}
     first = next(s for s in saves if int(s.name.split("_")[1]) - 1 in calls)
     call = calls[int(first.name.split("_")[1]) - 1]
-    assert call.began <= first.began <= end_of(call)
+    assert call.began <= first.began <= call.ended
 
 
 def test_batches_that_were_skipped_are_data(make_trainer: Make) -> None:
@@ -253,7 +241,7 @@ def test_only_rank_0_records(make_trainer: Make) -> None:
 
     trainer.train()
 
-    assert not (trainer.work_dir / FILE_NAME).exists()
+    assert not (trainer.work_dir / "traces").exists()
 
 
 @pytest.mark.parametrize("how", ["stop", "error"])
@@ -274,10 +262,8 @@ def test_a_run_that_ends_within_a_window_keeps_it(make_trainer: Make, how: str) 
         assert how == "error"
 
     (window,) = windows(trainer)
-    assert window.facts is not None
-    assert not window.facts.complete
-    assert str(window) == f"iterations 2..{5 if how == 'stop' else 4}, cut short by the end of the training"
-    assert window.closed
+    last = 5 if how == "stop" else 4
+    assert window.about["iterations"] == f"iterations 2..{last}, cut short by the end of the training"
 
 
 def test_a_run_that_ends_before_its_window_leaves_none(make_trainer: Make) -> None:
@@ -290,7 +276,7 @@ def test_a_run_that_ends_before_its_window_leaves_none(make_trainer: Make) -> No
 
     trainer.train()
 
-    assert not (trainer.work_dir / FILE_NAME).exists()
+    assert not (trainer.work_dir / "traces").exists()
     assert trainer.bus.plan("after_train_iter") == plan
 
 
@@ -302,15 +288,16 @@ def test_behind_its_window_nothing_is_left_of_it(make_trainer: Make) -> None:
     trainer = make_trainer(batches=30, hooks=[TraceHook(2, 3)])
     plans: dict[int, list[str]] = {}
     recorded: dict[int, bool] = {}
-    threads: dict[int, bool] = {}
+
+    def writing() -> bool:
+        return "eventloop trace" in {thread.name for thread in threading.enumerate()}
 
     def look(trainer: Trainer, event: Any) -> None:
         plans[event.iter] = [row.name for row in trainer.bus.plan("after_train_iter")]
         recorded[event.iter] = trainer.clock.device is not None
-        if event.iter == 29:  # it ends once the background is done with the window
+        if event.iter == 29:  # it is written once the background is done with the window
             trainer.bus.flush(DEADLINE)
-            until(lambda: "eventloop trace" not in {thread.name for thread in threading.enumerate()})
-        threads[event.iter] = "eventloop trace" in {thread.name for thread in threading.enumerate()}
+            until(lambda: (trainer.work_dir / "traces").exists() and not writing())
 
     trainer.bus.subscribe(look, "after_train_iter", priority=1)
     names = [row.name for row in trainer.bus.plan("after_train_iter")]
@@ -318,8 +305,7 @@ def test_behind_its_window_nothing_is_left_of_it(make_trainer: Make) -> None:
 
     assert [i for i, plan in plans.items() if plan != names] == [0, 1]
     assert [i for i, there in recorded.items() if there] == [2, 3, 4]
-    assert threads[0]
-    assert not threads[29]
+    assert not writing()
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -338,7 +324,7 @@ def test_the_training_is_the_same(make_trainer: Make) -> None:
         folder_of = trainer.work_dir
         trainer.train()
         stats = {s.name: s.calls for s in trainer.bus.stats() if s.runs_on == "sync"}
-        assert (folder_of / FILE_NAME).exists() == (not options)
+        assert (folder_of / "traces").exists() == (not options)
         return next(trainer.model.parameters()).detach(), stats
 
     root = make_trainer().work_dir
@@ -388,25 +374,24 @@ def test_the_devices_clock_goes_on(make_trainer: Make) -> None:
 def test_a_file_that_cannot_be_written_ends_nothing(
     make_trainer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said once."""
-    trainer = make_trainer(batches=8, hooks=[TraceHook(1, 1, every=2)])
-    (trainer.work_dir / FILE_NAME).mkdir()
+    """A warning names each window that is not written."""
+    trainer = make_trainer(batches=8, hooks=[TraceHook(windows=[(1, 2)])])
+    (trainer.work_dir / "traces").touch()
 
     with caplog.at_level(logging.WARNING, "eventloop"):
         trainer.train()
 
     assert trainer.iter == 8
-    said = [r.message for r in caplog.records if "trace" in r.message]
-    assert len(said) == 1
-    assert said[0].startswith("the trace was not written to ")
+    (said,) = (r.message for r in caplog.records if "trace" in r.message)
+    assert said.startswith(f"the trace was not written to {trainer.work_dir}/traces/iterations_1-1.json: ")
 
 
 def test_a_trace_that_no_thread_writes(
     make_trainer: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As once the main thread has ended in Python 3.12: the training goes on, and it is said once."""
+    """As once the main thread has ended in Python 3.12: the training goes on, and a warning says why."""
     no_threads.refuse(monkeypatch, "eventloop trace")
-    trainer = make_trainer(batches=8, hooks=[TraceHook(1, 1, every=2)])
+    trainer = make_trainer(batches=8, hooks=[TraceHook(windows=[(1, 2)])])
 
     with caplog.at_level(logging.WARNING, "eventloop"):
         trainer.train()
@@ -456,72 +441,39 @@ KILLED = """
 
 @pytest.mark.slow
 def test_a_killed_run_has_its_window(tmp_path: Path) -> None:
-    """As soon as the window is over it is in the file, and SIGKILL cannot take it back."""
+    """Soon after the window its file is there, whole, and SIGKILL cannot take it back."""
     arguments, home = ["-c", textwrap.dedent(KILLED)], {**os.environ, "PYTHONPATH": ROOT}
     process = Forked(arguments, cwd=tmp_path, env=home, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == "behind the window\n"
-    file = tmp_path / "run" / FILE_NAME
-    until(lambda: file.exists() and b'"line":"window"' in file.read_bytes())
+    file = tmp_path / "run" / "traces" / "iterations_20-39.json"
+    until(file.exists)
     process.send_signal(signal.SIGKILL)
     process.wait(DEADLINE)
     process.stdout.close()
 
-    (window,) = read_trace(tmp_path / "run").windows
-    assert window.facts is not None
-    assert window.facts.complete
+    (window,) = read_windows(tmp_path / "run")
+    assert window.about["iterations"] == "iterations 20..39"
     assert [s.iter for s in spans_of(window, "iteration")] == list(range(20, 40))
 
 
-def test_a_line_that_a_kill_cut_short_is_removed_first(
-    make_trainer: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What a run appends is not spoilt by the one before; the log says once what was removed, and each line is one."""
-    first = make_trainer(batches=4)
-    first.train()
-    file = first.work_dir / FILE_NAME
-    whole, _, last = file.read_bytes().removesuffix(b"\n").rpartition(b"\n")
-    file.write_bytes(whole + b"\n" + last[:-7])
+def test_a_window_that_is_recorded_again_replaces_its_file(make_trainer: Make) -> None:
+    """A run that begins anew in the same folder leaves one file for each window."""
+    for _ in range(2):
+        make_trainer(batches=4).train()
 
-    make_trainer(batches=4).train()
-
-    assert [line for line in caplog.messages if "trace" in line] == [
-        f"{file}: removed the last {len(last) - 7} bytes, a partial line that a kill or a full disk left"
-    ]
-    trace = read_trace(first.work_dir)
-    assert not trace.torn
-    assert [window.closed for window in trace.windows] == [False, True]
-    assert [len(spans_of(window, "iteration")) for window in trace.windows] == [4, 4]
+    (window,) = windows(make_trainer())
+    assert len(spans_of(window, "iteration")) == 4
 
 
-def test_a_header_that_a_kill_cut_short_is_written_again(make_trainer: Make) -> None:
-    """The file of a run that was killed at once can be appended to, and read."""
-    first = make_trainer(batches=4)
-    first.work_dir.mkdir(exist_ok=True)
-    (first.work_dir / FILE_NAME).write_bytes(b'{"line":"head')
+def test_a_folder_that_is_no_utf8_has_a_trace(make_trainer: Make, tmp_path: Path) -> None:
+    """The name of the run has a mark in it."""
+    trainer = make_trainer(batches=4, work_dir=tmp_path / os.fsdecode(b"caf\xe9"))
 
-    first.train()
+    trainer.train()
 
-    trace = read_trace(first.work_dir)
-    assert (len(trace.windows), trace.torn) == (1, False)
-
-
-def test_a_folder_that_is_no_utf8_has_a_trace(tmp_path: Path) -> None:
-    """The name of the run has escapes in it."""
-    directory = tmp_path / os.fsdecode(b"caf\xe9")
-    directory.mkdir()
-    facts = WindowFacts(
-        key=1, run=directory.name, first_iter=0, iterations=1, complete=True, began=0.0, ended=1.0, thread=7, pid=9
-    )  # fmt: skip
-    recorder = SpanRecorder(10)
-
-    appender = TraceAppender(directory)
-    appender.write_window(facts, recorder)
-    appender.close_window(1, recorder)
-
-    (window,) = read_trace(directory).windows
-    assert window.facts is not None
-    assert (window.facts.run, window.facts.thread, window.closed) == ("caf\\udce9", 7, True)
+    (window,) = windows(trainer)
+    assert window.about["run"] == "caf?"
 
 
 @pytest.mark.parametrize(

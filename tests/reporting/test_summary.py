@@ -11,7 +11,8 @@ import pytest
 from eventloop.costs.records import HandlerCost, Phases, Times
 from eventloop.events import Event
 from eventloop.hooks import Hook
-from eventloop.reporting.summary import OUTSIDE_HANDLERS, SMALL, cost_table
+from eventloop.reporting.facts import OUTSIDE_HANDLERS
+from eventloop.reporting.summary import SMALL, cost_table
 from eventloop.training.trainer import Trainer
 from tests.support.trainers import MakeTrainer
 

@@ -119,7 +119,7 @@ def test_only_rank_0_writes(ranks: list[dict[str, Any]], folder: Path) -> None:
     work_dir = folder / ranks[0]["work_dir"][0]
 
     assert sorted(path.name for path in work_dir.iterdir()) == [
-        "costs.json", "epoch_1", "epoch_2", "metrics.jsonl", "trace.jsonl",
+        "costs.json", "epoch_1", "epoch_2", "metrics.jsonl", "traces",
     ]  # fmt: skip
     assert (work_dir / "metrics.jsonl").read_text().count('"before_run"') == 2
 

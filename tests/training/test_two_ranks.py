@@ -125,11 +125,11 @@ def test_only_rank_0_writes(ranks: Ranks, folder: Path) -> None:
 
     records = [
         "costs.json",
+        "iterations_0-3.json",
         *["manifest.json"] * 2,
         "metrics.jsonl",
         *["state.pth"] * 2,
         "tfevents",
-        "trace.jsonl",
     ]
     assert names == records
     assert (folder / "run" / "metrics.jsonl").read_text().count('"before_run"') == 2

@@ -1,0 +1,64 @@
+"""Check and write the file that an option of a command names; "-" is standard output."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from eventloop.util.append_file import replacing
+from eventloop.util.formatting import on_a_line
+from eventloop.util.terminal import put_file
+
+STANDARD_OUTPUT = "-"
+
+
+def check_output(option: str, out: str, what: str, is_own: Callable[[Path], bool]) -> None:
+    """Check the path that an option names.
+
+    Args:
+        what: the kind of file that the command writes, as in "a trace".
+        is_own: returns whether a file is of that kind, and may be replaced.
+
+    Raises:
+        ValueError: the path is a directory or another file, or its folder does not exist.
+    """
+    path = Path(out)
+    if out == STANDARD_OUTPUT:
+        return
+    if path.is_dir() or (path.is_file() and not is_own(path)):
+        got = "a directory" if path.is_dir() else f"not {what}"
+        raise ValueError(f"{option} {path} is {got}, and is not replaced: give the name of a new file")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {path} cannot be written: the folder {path.parent} does not exist")
+
+
+def write_output(option: str, out: str, data: bytes) -> bool:
+    """Write the file; return False if the reader of standard output has left.
+
+    A file is replaced at once, so that a reader finds a whole one; a device such as /dev/null is written to.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(out)
+    if out == STANDARD_OUTPUT:
+        return put_file(data)
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+        else:
+            with replacing(path, durable=False) as file:
+                file.write(data)
+    except OSError as error:
+        raise OSError(f"{option} {path} cannot be written: {error.strerror or error}") from error
+    return True
+
+
+def failed(options: argparse.Namespace, error: Exception, code: int) -> int:
+    """Report an error on one line and return the exit code; with --traceback, raise the error."""
+    if options.traceback:
+        raise error
+    sys.stderr.write(f"eventloop: {on_a_line(str(error))} (--traceback shows where)\n")
+    return code

@@ -1,0 +1,117 @@
+"""Write, list and merge the trace files of a run.
+
+Each window is one file in the folder `traces` of the run's directory, named after its iterations. It is
+written once, when all of the window is recorded, and a kill leaves the whole file or none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from eventloop.costs.spans import SpanRecorder
+from eventloop.tracing.chrome import MADE_BY, WindowFacts, chrome_trace
+from eventloop.util.append_file import replacing
+
+FOLDER = "traces"
+_NAME = re.compile(r"iterations_(\d+)-(\d+)\.json")
+
+
+class TraceFile(NamedTuple):
+    """A recorded window: its first and last iteration, 0-based, and its file."""
+
+    first: int
+    last: int
+    path: Path
+
+
+def trace_path(run: Path, facts: WindowFacts) -> Path:
+    """Return the path of a window's file in the directory of its run."""
+    last = facts.first_iter + max(0, facts.iterations - 1)
+    return run / FOLDER / f"iterations_{facts.first_iter}-{last}.json"
+
+
+def write_trace(run: Path, facts: WindowFacts, recorder: SpanRecorder) -> None:
+    """Write a window into the directory of its run; a file of the same iterations is replaced.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = trace_path(run, facts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, durable=False) as file:
+        file.write(encoded(chrome_trace(facts, recorder)))
+
+
+def encoded(trace: dict[str, Any]) -> bytes:
+    """Encode the JSON object of a trace, an event a line; the GIL is held for one line at a time."""
+    encode = msgspec.json.Encoder().encode
+    head = {name: value for name, value in trace.items() if name != "traceEvents"}
+    events = b",\n".join(encode(event) for event in trace["traceEvents"])
+    return encode(head)[:-1] + b',"traceEvents":[\n' + events + b"\n]}\n"
+
+
+def is_trace(path: Path) -> bool:
+    """Return whether a file was written by `encoded`, judged by its first bytes."""
+    begin = b'{"otherData":{"made_by":"' + MADE_BY.encode()
+    with path.open("rb") as file:
+        return file.read(len(begin)) == begin
+
+
+def find_traces(run: Path) -> list[TraceFile]:
+    """Return the trace files of a run in the order of their iterations, at least one.
+
+    Raises:
+        FileNotFoundError: the directory does not exist.
+        ValueError: it has no trace.
+    """
+    if not run.is_dir():
+        raise FileNotFoundError(f"no run at {run}: expected the directory of a run")
+    found = [
+        TraceFile(int(name[1]), int(name[2]), path)
+        for path in (run / FOLDER).glob("*.json")
+        if (name := _NAME.fullmatch(path.name))
+    ]
+    if not found:
+        raise ValueError(
+            f"{run} has no trace: expected files in {run / FOLDER}, got none; the run had no TraceHook, or "
+            "ended before it recorded a window"
+        )
+    return sorted(found)
+
+
+def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
+    """Return the trace of several windows; each is a process of its own, and begins when it began.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is damaged.
+    """
+    traces = [_read(file.path) for file in files]
+    origin = min(trace["otherData"]["began"] for trace in traces)
+    events = []
+    for number, (file, trace) in enumerate(zip(files, traces, strict=True), start=1):
+        shift = (trace["otherData"]["began"] - origin) * 1e6
+        for event in trace["traceEvents"]:
+            if event["ph"] != "M":
+                event["ts"] = round(event["ts"] + shift, 3)
+            elif event["name"] == "process_name":
+                event["args"]["name"] += f", iterations {file.first}..{file.last}"
+            elif event["name"] == "process_sort_index":
+                event["args"]["sort_index"] = number
+            events.append({**event, "pid": number})
+    about = {**traces[0]["otherData"], "iterations": ", ".join(f"{f.first}..{f.last}" for f in files)}
+    return {**traces[0], "otherData": {**about, "began": origin}, "traceEvents": events}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if not is_trace(path):
+            raise ValueError("it does not begin like one")
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ValueError(f"{path} is damaged, or not a trace of eventloop: {error}") from error
