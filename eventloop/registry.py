@@ -19,7 +19,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar, overload
 
 from eventloop.bus.subscription import check_budget
-from eventloop.migration.names import CLASSES, argument_meant
+from eventloop.migration.names import argument_meant
+from eventloop.migration.tables import CLASSES
 from eventloop.util.checks import check_bools
 from eventloop.util.suggest import near, suggest
 

@@ -21,14 +21,16 @@ from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.iter_timer import IterTimerHook
 from eventloop.hooks.iteration_timer import IterationTimer
 from eventloop.hooks.logger import LoggerHook
-from eventloop.hooks.lr_cycles import CosineRestartLrUpdaterHook, CyclicLrUpdaterHook, OneCycleLrUpdaterHook
 from eventloop.hooks.lr_policies import (
     CosineAnnealingLrUpdaterHook,
+    CosineRestartLrUpdaterHook,
+    CyclicLrUpdaterHook,
     ExpLrUpdaterHook,
     FixedLrUpdaterHook,
     FlatCosineAnnealingLrUpdaterHook,
     InvLrUpdaterHook,
     LinearAnnealingLrUpdaterHook,
+    OneCycleLrUpdaterHook,
     PolyLrUpdaterHook,
     StepLrUpdaterHook,
 )

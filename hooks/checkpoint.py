@@ -37,7 +37,7 @@ from eventloop.events.priority import Priority
 from eventloop.hooks.checkpoint_options import WhenBusy, check_names, check_options, folder_template, unit_of
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.order_check import warn_of_late_hooks
-from eventloop.migration.arguments import knowing_others
+from eventloop.migration.names import knowing_others
 from eventloop.resume.ranks import of_rank_0, several
 from eventloop.state.schema import Count, read_as
 from eventloop.state.sharded import refuse_sharded_model

@@ -15,7 +15,7 @@ from eventloop.checkpoint.retention.best import Rule, infer_rule
 from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.migration.arguments import knowing_others
+from eventloop.migration.names import knowing_others
 from eventloop.state.schema import Count, read_as
 from eventloop.util.checks import at_least, check_bools, check_metric
 from eventloop.util.suggest import suggest

@@ -37,12 +37,12 @@ from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.order_check import refuse_late_average
 from eventloop.model import average_checkpoint
 from eventloop.model.average_config import arguments_of, average_config, build_average, is_own
-from eventloop.model.average_swap import Swap
+from eventloop.model.average_pairs import Swap
 from eventloop.model.averages import NO_SHARDED_AVERAGES, BaseAveragedModel
 from eventloop.optim.optimizers import each_optimizer, hookable
 from eventloop.state.schema import Count, read_as
 from eventloop.state.sharded import refuse_sharded_model
-from eventloop.util.checks import check_bools
+from eventloop.util.checks import at_least, check_bools
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -92,8 +92,8 @@ class EMAHook(Hook):
         **arguments: Any,
     ) -> None:
         check_bools(strict_load=strict_load)
-        _check_begin("begin_iter", begin_iter)
-        _check_begin("begin_epoch", begin_epoch)
+        at_least("begin_iter", begin_iter, 0)
+        at_least("begin_epoch", begin_epoch, 0)
         if begin_iter and begin_epoch:
             raise ValueError(
                 f"give begin_iter or begin_epoch, not both: got begin_iter={begin_iter}, "
@@ -261,7 +261,7 @@ class EMAHook(Hook):
         if self._average is not None and self._average.steps:
             self._evaluating.add(mode)
             trainer.copying.join()
-            self._swap.put(self._average, self._model_of(trainer))
+            self._swap.put(self._average.pairs_with(self._model_of(trainer)))
 
     def _swap_back(self, trainer: Trainer, mode: str) -> None:
         self._restart_if_loaded(trainer)
@@ -364,13 +364,6 @@ class EMAHook(Hook):
         for handle in self._step_handles:
             handle.remove()
         self._step_handles = []
-
-
-def _check_begin(name: str, begin: object) -> None:
-    if isinstance(begin, bool) or not isinstance(begin, int):
-        raise TypeError(f"{name} must be an int, got {begin!r}")
-    if begin < 0:
-        raise ValueError(f"{name} must be at least 0, got {begin}")
 
 
 def _has_lazy_parts(model: nn.Module) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -14,11 +13,8 @@ from eventloop.events import (
     AfterRun,
     AfterTest,
     AfterTrain,
-    AfterTrainEpoch,
     AfterVal,
-    BeforeTest,
     BeforeTrain,
-    BeforeVal,
 )
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
@@ -30,12 +26,6 @@ if TYPE_CHECKING:
 
 YOUNG, MIDDLE, ALL = range(3)
 """Python's generations; collecting one includes the younger ones."""
-RATIO = 10
-"""Collections of one generation for each of the next older one, as in Python's own thresholds."""
-CHEAP_SECONDS = 0.002
-"""A collection that takes at most this long runs whenever it is due."""
-SHARE = 0.01
-"""The largest fraction of the time that collections above CHEAP_SECONDS may take."""
 FROZEN_AT_START = 1000
 """Frozen objects up to this number are Python's own: Python 3.12 starts with 375."""
 
@@ -44,7 +34,7 @@ _switched_off: WeakSet[GarbageCollectionHook] = WeakSet()
 
 
 class GarbageCollectionHook(Hook):
-    """Collect Python's garbage at the ends of iterations and epochs, and before and after evaluations.
+    """Collect Python's garbage at the ends of iterations and after evaluations.
 
         default_hooks=dict(garbage_collection=dict(interval=50))
         default_hooks=dict(garbage_collection=None)    # leave it to Python
@@ -56,14 +46,12 @@ class GarbageCollectionHook(Hook):
 
     One long collection is made before the first iteration. Objects that exist after the first `interval`
     iterations are frozen (`gc.freeze`), so a full collection later looks only at newer objects, in less than
-    a millisecond. Without freezing, full collections stay long, and run only as often as a hundredth of the
-    time allows. A reference cycle that is older than the training and is dropped in its first `interval`
+    a millisecond. A reference cycle that is older than the training and is dropped in its first `interval`
     iterations is frozen too, and freed when the training ends.
 
     Reference cycles that steps leave behind are freed after `interval` iterations. Cycles still in use at
-    that time are freed after 10 or 100 times as many, after an evaluation, or at the end of an epoch unless a
-    full collection ran less than ten intervals before. All other objects are freed at once, because only
-    cycles need a collector. Use a smaller interval for cycles that hold large tensors.
+    that time are freed after 10 or 100 times as many, or after an evaluation. All other objects are freed at
+    once, because only cycles need a collector. Use a smaller interval for cycles that hold large tensors.
 
     After the training, for whatever reason it ended, collection is automatic again and nothing is frozen. The
     hook does nothing where the automatic collection was off before. Where the program had frozen objects, the
@@ -85,13 +73,7 @@ class GarbageCollectionHook(Hook):
         positive("interval", interval)
         check_bools(freeze=freeze)
         self._interval, self._freeze = interval, freeze
-        self._settled = False
-        """Whether freezing is done, or not wanted; before that only the youngest generation is collected."""
-        self._unfreezes = False
-        self._last_full = 0
-        """The iteration after which the last full collection ran or was due."""
-        self._not_before = [0.0, 0.0, 0.0]
-        """The earliest time of each generation's next collection, moved by collections that take long."""
+        self._will_freeze = self._unfreezes = False
 
     def attach(self, bus: Bus) -> None:
         """Subscribe to all points, and to iterations only at the interval."""
@@ -112,47 +94,28 @@ class GarbageCollectionHook(Hook):
         """Switch the automatic collection off, and run a full one before the first step."""
         if not gc.isenabled():
             return
-        self._unfreezes, self._last_full = False, event.iter
-        # the count walks all frozen objects: about 30 ms where half of torch's are frozen
-        self._settled = not self._freeze or gc.get_freeze_count() > FROZEN_AT_START
+        self._will_freeze, self._unfreezes = self._freeze and _nothing_is_frozen(), False
         _switched_off.add(self)  # first: after a Ctrl-C in between the hook must still switch it on again
         gc.disable()
-        if not self._settled:
-            gc.collect()  # garbage that is frozen would stay
+        gc.collect()  # garbage that is frozen would stay
 
     def after_iter(self, trainer: Trainer, event: IterEvent) -> None:
         """Collect the generation that is due after this iteration or batch."""
         if not self.active:
             return
         training = event.mode == "train"
-        turn = (event.iter if training else event.batch_idx) // self._interval + 1
-        if training and not self._settled:
+        if training and self._will_freeze:
             self._freeze_lasting()
             return
-        if training and turn % RATIO**2 == 0:
-            self._last_full = event.iter + 1
-        self._collect(ALL if turn % RATIO**2 == 0 else MIDDLE if turn % RATIO == 0 else YOUNG)
-
-    def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Run a full collection, or collect the middle generation after a short epoch."""
-        self._collect_at_edge(event.iter)
-
-    def before_val(self, trainer: Trainer, event: BeforeVal) -> None:
-        """Run a full collection before a validation, so that the validation has the memory."""
-        self._collect_at_edge(event.iter)
+        turn = (event.iter if training else event.batch_idx) // self._interval + 1
+        self._collect(ALL if turn % 100 == 0 else MIDDLE if turn % 10 == 0 else YOUNG)
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
         """Run a full collection of the objects that the validation left."""
-        self._last_full = event.iter
         self._collect(ALL)
-
-    def before_test(self, trainer: Trainer, event: BeforeTest) -> None:
-        """Run a full collection before a test, so that the test has the memory."""
-        self._collect_at_edge(event.iter)
 
     def after_test(self, trainer: Trainer, event: AfterTest) -> None:
         """Run a full collection of the objects that the test left."""
-        self._last_full = event.iter
         self._collect(ALL)
 
     @on(priority=Priority.HIGHEST)
@@ -167,34 +130,17 @@ class GarbageCollectionHook(Hook):
 
     def _freeze_lasting(self) -> None:
         """Freeze the objects that last, above all the optimizer's state, after the first iterations."""
-        self._settled = True
-        if gc.get_freeze_count() > FROZEN_AT_START:
-            return  # other code froze objects meanwhile
-        # MIDDLE suffices for objects since `before_train`: only the youngest generation was collected since
-        gc.collect(MIDDLE)
-        self._unfreezes = True
-        gc.freeze()
-
-    def _collect_at_edge(self, done: int) -> None:
-        """Run a full collection after `done` iterations; the middle generation if a full one ran recently."""
-        if done - self._last_full < RATIO * self._interval:
-            self._collect(MIDDLE)
-            return
-        self._last_full = done
-        self._collect(ALL)
+        self._will_freeze = False
+        if _nothing_is_frozen():  # else other code froze objects meanwhile
+            # MIDDLE suffices for objects since `before_train`: only the youngest generation was collected
+            gc.collect(MIDDLE)
+            self._unfreezes = True
+            gc.freeze()
 
     def _collect(self, generation: int) -> None:
-        """Collect a generation, or a younger one where it would take too much of the time."""
-        if not self.active:
-            return
-        if not self._settled:
-            generation = YOUNG  # an older one would move garbage to where it gets frozen
-        began = perf_counter()
-        while generation > YOUNG and began < self._not_before[generation]:
-            generation -= 1
-        gc.collect(generation)
-        if (took := perf_counter() - began) > CHEAP_SECONDS:
-            self._not_before[generation] = began + took / SHARE
+        if self.active:
+            # before the freeze an older generation would move garbage to where it gets frozen
+            gc.collect(YOUNG if self._will_freeze else generation)
 
     def _restore(self) -> None:
         if self.active:
@@ -202,6 +148,11 @@ class GarbageCollectionHook(Hook):
             if self._unfreezes:
                 gc.unfreeze()
             _switched_off.discard(self)
+
+
+def _nothing_is_frozen() -> bool:
+    """Return whether no code but Python's own has frozen objects; counting them takes up to 30 ms."""
+    return gc.get_freeze_count() <= FROZEN_AT_START
 
 
 def _collect_in_child() -> None:

@@ -133,7 +133,8 @@ class Hook(Points):
 
         `Trainer.resume` calls this before the model, the optimizer and the counters are loaded. If this or a
         later hook raises, the resume is refused: the hook's attributes are restored, and if `state_dict`
-        still differs from before, `load_state_dict` is called with a copy of the former state.
+        still differs from before, `load_state_dict` is called with a copy of the former state. Change nothing
+        but the hook: other objects are not restored.
         """
         self.prepare_state(state)()
 

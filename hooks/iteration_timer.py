@@ -11,7 +11,7 @@ from eventloop.events.priority import Priority
 from eventloop.hooks.hook import on
 from eventloop.hooks.iter_timer import IterTimerHook
 from eventloop.hooks.log_text import log_text
-from eventloop.migration.arguments import knowing_others
+from eventloop.migration.names import knowing_others
 from eventloop.util.checks import at_least, check_bools
 
 if TYPE_CHECKING:

@@ -21,11 +21,12 @@ from eventloop.events import (
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.log_files import copy_logs
+from eventloop.metrics.packet import Packet
 from eventloop.metrics.reduce import LAST, Reduced, Reducer
-from eventloop.metrics.rows import Packet, Scalar
+from eventloop.metrics.rows import Scalar
 from eventloop.metrics.scalar_value import single_number
 from eventloop.metrics.statistics import LogStatistics, refuse_epochs
-from eventloop.migration.arguments import knowing_others
+from eventloop.migration.names import knowing_others
 from eventloop.optim.optimizers import named_values
 from eventloop.training.scopes import ERROR
 from eventloop.util.checks import check_bools, check_path, positive
@@ -78,8 +79,9 @@ class LoggerHook(Hook):
             values. Windows are an int, "epoch" or "global", the default. Without `log_name` the statistic
             replaces the mean. The values are saved in checkpoints, and a resumed run goes on with them.
         reduce: log a training's metrics as means over all ranks, iteration by iteration. All ranks must use
-            it, and log in the same iterations. A value that some rank did not put is logged unreduced. The
-            ranks communicate in the background, and `trainer.metrics` of each rank keeps its own values. If a
+            it, and log in the same iterations. In an interval in which they did not put the same names, each
+            rank logs its own values, and warns once. The ranks communicate in the background, and
+            `trainer.metrics` of each rank keeps its own values. If a
             rank does not answer for 30 s, or for half of the bus's `drain_timeout` at the end of a run, the
             others log their own values.
         reduce_max: names, and groups ("memory" for "memory/..."), of which the maximum over the ranks is

@@ -2,24 +2,23 @@
 
     hooks=[CosineAnnealingLrUpdaterHook(min_lr_ratio=1e-3, warmup="linear", warmup_iters=500)]
 
-p is the epoch, or the iteration with `by_epoch=False`, and P is the number of them in the run. The last one
-trains with p = P - 1, as with PyTorch's schedulers. After a completed run the rate is that of p = P, the
-exact end.
+The fields of a class are its arguments, and its formula is one of `eventloop.optim.formulas`. p is the epoch,
+or the iteration with `by_epoch=False`, and P is the number of them in the run. The last one trains with p =
+P - 1, as with PyTorch's schedulers. After a completed run the rate is that of p = P, the exact end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from eventloop.hooks.lr_updater import LrUpdaterHook
-from eventloop.optim.formulas import (
-    Minimum,
-    Steps,
-    annealing_cos,
-    annealing_linear,
-)
+from eventloop.optim import formulas
+from eventloop.optim.formulas import Formula, minimum
+from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.param_groups import number
+from eventloop.util.checks import positive
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -38,6 +37,7 @@ class FixedLrUpdaterHook(LrUpdaterHook):
         return base_lr
 
 
+@dataclass(eq=False, repr=False)
 class StepLrUpdaterHook(LrUpdaterHook):
     """Multiply the rate by `gamma` every `step`, or at each of a list of steps, but not below `min_lr`.
 
@@ -48,23 +48,16 @@ class StepLrUpdaterHook(LrUpdaterHook):
             or `min_lr` is below 0.
     """
 
-    def __init__(
-        self, step: int | Sequence[int], gamma: float = 0.1, min_lr: float | None = None, *,
-        by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        self._steps = Steps(step)
-        self._gamma = number("gamma", gamma, above=0)
-        self._min = 0.0 if min_lr is None else number("min_lr", min_lr, least=0)
+    step: int | Sequence[int]
+    gamma: float = 0.1
+    min_lr: float | None = None
 
-    def get_lr(self, trainer: Trainer, base_lr: float) -> float:
-        """Return max(base_lr gamma^n, min_lr) after n steps."""
-        value: float = base_lr * self._gamma ** self._steps.decays(self.progress(trainer))
-        return max(value, self._min)
+    def formula(self) -> Formula:
+        """Return max(base gamma^n, min_lr) after n steps."""
+        return formulas.step_decay(self.step, self.gamma, "min_lr", self.min_lr)
 
 
+@dataclass(eq=False, repr=False)
 class ExpLrUpdaterHook(LrUpdaterHook):
     """Multiply the rate by `gamma` every epoch, or every iteration with `by_epoch=False`.
 
@@ -74,20 +67,14 @@ class ExpLrUpdaterHook(LrUpdaterHook):
         TypeError, ValueError: `gamma` is not a number above 0.
     """
 
-    def __init__(
-        self, gamma: float, *, by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        self._gamma = number("gamma", gamma, above=0)
+    gamma: float
 
-    def get_lr(self, trainer: Trainer, base_lr: float) -> float:
-        """Return base_lr gamma^p."""
-        value: float = base_lr * self._gamma ** self.progress(trainer)
-        return value
+    def formula(self) -> Formula:
+        """Return base gamma^p."""
+        return formulas.exponential(self.gamma)
 
 
+@dataclass(eq=False, repr=False)
 class InvLrUpdaterHook(LrUpdaterHook):
     """Lower the rate as (1 + gamma p)^-power.
 
@@ -97,20 +84,15 @@ class InvLrUpdaterHook(LrUpdaterHook):
         TypeError, ValueError: `gamma` or `power` is not a number above 0.
     """
 
-    def __init__(
-        self, gamma: float, power: float = 1.0, *, by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        self._gamma, self._power = number("gamma", gamma, above=0), number("power", power, above=0)
+    gamma: float
+    power: float = 1.0
 
-    def get_lr(self, trainer: Trainer, base_lr: float) -> float:
-        """Return base_lr (1 + gamma p)^-power."""
-        value: float = base_lr * (1 + self._gamma * self.progress(trainer)) ** -self._power
-        return value
+    def formula(self) -> Formula:
+        """Return base (1 + gamma p)^-power."""
+        return formulas.inverse(self.gamma, self.power)
 
 
+@dataclass(eq=False, repr=False)
 class PolyLrUpdaterHook(LrUpdaterHook):
     """Lower the rate to `min_lr` as (1 - p / P)^power.
 
@@ -122,20 +104,15 @@ class PolyLrUpdaterHook(LrUpdaterHook):
 
     reaches_end = True
 
-    def __init__(
-        self, power: float = 1.0, min_lr: float = 0.0, *, by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        self._power, self._min = number("power", power, above=0), number("min_lr", min_lr, least=0)
+    power: float = 1.0
+    min_lr: float = 0.0
 
-    def get_lr(self, trainer: Trainer, base_lr: float) -> float:
-        """Return min_lr + (base_lr - min_lr) (1 - p / P)^power."""
-        value: float = self._min + (base_lr - self._min) * (1 - self.done(trainer)) ** self._power
-        return value
+    def formula(self) -> Formula:
+        """Return min_lr + (base - min_lr) (1 - p / P)^power."""
+        return formulas.polynomial(self.power, "min_lr", self.min_lr)
 
 
+@dataclass(eq=False, repr=False)
 class CosineAnnealingLrUpdaterHook(LrUpdaterHook):
     """Lower the rate to the minimum along half a cosine.
 
@@ -150,19 +127,15 @@ class CosineAnnealingLrUpdaterHook(LrUpdaterHook):
 
     reaches_end = True
 
-    def __init__(
-        self, min_lr: float | None = None, min_lr_ratio: float | None = None, *, by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        self._minimum = Minimum("min_lr", min_lr, min_lr_ratio)
+    min_lr: float | None = None
+    min_lr_ratio: float | None = None
 
-    def get_lr(self, trainer: Trainer, base_lr: float) -> float:
-        """Return min + (base_lr - min) (1 + cos(pi p / P)) / 2."""
-        return annealing_cos(base_lr, self._minimum.of(base_lr), self.done(trainer))
+    def formula(self) -> Formula:
+        """Return min + (base - min) (1 + cos(pi p / P)) / 2."""
+        return formulas.cosine(minimum("min_lr", self.min_lr, self.min_lr_ratio))
 
 
+@dataclass(eq=False, repr=False)
 class LinearAnnealingLrUpdaterHook(LrUpdaterHook):
     """Lower the rate to the minimum along a line.
 
@@ -177,19 +150,15 @@ class LinearAnnealingLrUpdaterHook(LrUpdaterHook):
 
     reaches_end = True
 
-    def __init__(
-        self, min_lr: float | None = None, min_lr_ratio: float | None = None, *, by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        self._minimum = Minimum("min_lr", min_lr, min_lr_ratio)
+    min_lr: float | None = None
+    min_lr_ratio: float | None = None
 
-    def get_lr(self, trainer: Trainer, base_lr: float) -> float:
-        """Return base_lr + (min - base_lr) p / P."""
-        return annealing_linear(base_lr, self._minimum.of(base_lr), self.done(trainer))
+    def formula(self) -> Formula:
+        """Return base + (min - base) p / P."""
+        return formulas.line(minimum("min_lr", self.min_lr, self.min_lr_ratio))
 
 
+@dataclass(eq=False, repr=False)
 class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
     """Keep the initial rate for `start_percent` of the run, then lower it along half a cosine.
 
@@ -208,24 +177,141 @@ class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
 
     reaches_end = True
 
-    def __init__(
-        self, start_percent: float = 0.75, min_lr: float | None = None, min_lr_ratio: float | None = None, *,
-        by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.1,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        if not isinstance(start_percent, float):
-            raise TypeError(f"start_percent must be a float in [0, 1), got {start_percent!r}")
-        self._start = number("start_percent", start_percent, least=0, below=1)
-        self._minimum = Minimum("min_lr", min_lr, min_lr_ratio)
+    start_percent: float = 0.75
+    min_lr: float | None = None
+    min_lr_ratio: float | None = None
 
-    def get_lr(self, trainer: Trainer, base_lr: float) -> float:
-        """Return base_lr until s = round(start_percent P), then the cosine of (p - s) / (P - s)."""
-        total = self.max_progress(trainer)
-        start = round(total * self._start)
-        progress = min(self.progress(trainer), total)
-        if progress < start:
-            return base_lr
-        done = (progress - start) / (total - start) if total > start else 1.0
-        return annealing_cos(base_lr, self._minimum.of(base_lr), done)
+    def formula(self) -> Formula:
+        """Return base until s = round(start_percent P), then the cosine of (p - s) / (P - s)."""
+        return formulas.flat_cosine(self.start_percent, minimum("min_lr", self.min_lr, self.min_lr_ratio))
+
+
+@dataclass(eq=False, repr=False)
+class CosineRestartLrUpdaterHook(LrUpdaterHook):
+    """Lower the rate along half a cosine in each of `periods`; after the last one it stays at its minimum.
+
+        hooks=[CosineRestartLrUpdaterHook(periods=[10, 20], restart_weights=[1.0, 0.5], min_lr=0.0)]
+
+    Args:
+        periods: the length of each period in epochs, or in iterations with `by_epoch=False`.
+        restart_weights: the factor of the initial rate at the start of each period; as many as periods.
+        min_lr, min_lr_ratio: see `CosineAnnealingLrUpdaterHook`.
+
+    Raises:
+        TypeError, ValueError: a period is not a positive int, the number of weights differs, both minima or
+            neither are given; or, when the trainer is built, the periods are shorter than the run.
+    """
+
+    reaches_end = True
+
+    periods: Sequence[int]
+    restart_weights: Sequence[float] = (1.0,)
+    min_lr: float | None = None
+    min_lr_ratio: float | None = None
+
+    def formula(self) -> Formula:
+        """Return min + weight (base - min) (1 + cos(pi q)) / 2, where q of the period is done."""
+        low = minimum("min_lr", self.min_lr, self.min_lr_ratio)
+        return formulas.restarts(self.periods, self.restart_weights, low)
+
+
+@dataclass(eq=False, repr=False)
+class CyclicLrUpdaterHook(LrUpdaterHook):
+    """Raise the rate to a peak and lower it to an end, `cyclic_times` times; counted in iterations.
+
+        hooks=[CyclicLrUpdaterHook(target_ratio=(10.0, 1e-4), cyclic_times=3)]
+
+    Args:
+        target_ratio: factors (peak, end) of the initial rate, or the peak alone for an end of peak / 1e5.
+        cyclic_times: cycles in the run; iterations that are left after the last cycle keep its end.
+        step_ratio_up: the part of a cycle in which the rate rises, in [0, 1).
+        anneal_strategy: "cos" or "linear".
+        gamma: in (0, 1], how much of the peak's distance to the initial rate remains in the next cycle.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, `by_epoch` is True; or, when the trainer is built,
+            there are more cycles than iterations.
+    """
+
+    reaches_end = True
+    counts_iterations = True
+
+    by_epoch: bool = False
+    target_ratio: float | Sequence[float] = (10.0, 1e-4)
+    cyclic_times: int = 1
+    step_ratio_up: float = 0.4
+    anneal_strategy: str = "cos"
+    gamma: float = 1.0
+
+    def formula(self) -> Formula:
+        """Return the value in the current cycle."""
+        return formulas.cycles(
+            self.target_ratio, self.cyclic_times, self.step_ratio_up, self.anneal_strategy, self.gamma
+        )
+
+
+@dataclass(eq=False, repr=False)
+class OneCycleLrUpdaterHook(LrUpdaterHook):
+    """Raise the rate from `max_lr / div_factor` to `max_lr`, then lower it; counted in iterations.
+
+        hooks=[OneCycleLrUpdaterHook(max_lr=0.1)]
+
+    The end is `max_lr / div_factor / final_div_factor`. The rates are those of PyTorch's OneCycleLR, whose
+    momentum `OneCycleMomentumUpdaterHook` sets.
+
+    Args:
+        max_lr: one number, one per param group, or a dict of these by the optimizer's name if there are
+            several.
+        total_steps: iterations of the cycle; by default those of the run, and never fewer.
+        pct_start: the part of the cycle in which the rate rises, a float in [0, 1].
+        anneal_strategy: "cos" or "linear".
+        div_factor, final_div_factor: above 0.
+        three_phase: lower the rate to where it began, and only then to the end.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, `by_epoch` is True; or, when the trainer is built,
+            the number of rates differs from that of the groups, or `total_steps` is shorter than the run.
+    """
+
+    reaches_end = True
+    counts_iterations = True
+
+    max_lr: float | Sequence[float] | Mapping[str, float | Sequence[float]]
+    total_steps: int | None = None
+    pct_start: float = 0.3
+    anneal_strategy: str = "cos"
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    three_phase: bool = False
+    by_epoch: bool = field(default=False, kw_only=True)
+
+    def formula(self) -> Formula:
+        """Return the value in the current phase, from base to base div_factor to base / final_div_factor."""
+        if self.total_steps is not None:
+            positive("total_steps", self.total_steps)
+        formulas.check_given("max_lr", self.max_lr)
+        up = number("div_factor", self.div_factor, above=0)
+        down = number("final_div_factor", self.final_div_factor, above=0)
+        cycle = formulas.one_cycle(self.pct_start, self.anneal_strategy, three_phase=self.three_phase)
+        return lambda base, p, total: cycle(base, base * up, base / down, p, total)
+
+    def max_progress(self, trainer: Trainer) -> int:
+        """Return the iterations of the cycle.
+
+        Raises:
+            ValueError: the run has more iterations.
+        """
+        if self.total_steps is None:
+            return super().max_progress(trainer)
+        if trainer.max_iters is not None and self.total_steps < trainer.max_iters:
+            raise ValueError(
+                f"total_steps={self.total_steps} is shorter than the run, which has {trainer.max_iters} "
+                "iterations"
+            )
+        return self.total_steps
+
+    def _set_initial_values(self, trainer: Trainer) -> None:
+        for name, optimizer in named_optimizers(trainer.optimizer).items():
+            rates = formulas.per_group("max_lr", self.max_lr, name, optimizer)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["initial_lr"] = rate / self.div_factor

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from eventloop.events import COMPLETED, AfterTrain, BeforeRun, BeforeTrainEpoch, BeforeTrainIter
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
+from eventloop.optim.formulas import Formula
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.param_groups import (
     Group,
@@ -30,48 +29,52 @@ if TYPE_CHECKING:
 WARMUPS = ("constant", "linear", "exp")
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ParamUpdaterHook(Hook):
     """Set one value of every param group from its initial value and the counters of the run.
 
-    The base of `LrUpdaterHook` and `MomentumUpdaterHook`.
+    The base of `LrUpdaterHook` and `MomentumUpdaterHook`. The fields of a policy are its arguments.
     """
 
     param_name: ClassVar[str] = "lr"
     reaches_end: ClassVar[bool] = False
     """True if the policy depends on the run's length; its end is then set once the run is completed."""
-    _given: Mapping[str, Any]
+    counts_iterations: ClassVar[bool] = False
+    """True for a policy that refuses `by_epoch=True`."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "__init__" in vars(cls):
-            cls.__init__ = _storing_arguments(cls.__init__)  # type: ignore[method-assign]
+    by_epoch: bool = True
+    warmup: str | None = None
+    warmup_iters: int = 0
+    warmup_ratio: float = 0.1
+    warmup_by_epoch: bool = False
 
-    def __init__(
-        self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0,
-        warmup_ratio: float = 0.1,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        if not isinstance(by_epoch, bool):
-            raise TypeError(f"by_epoch must be True (epochs) or False (iterations), got {by_epoch!r}")
-        check_bools(warmup_by_epoch=warmup_by_epoch)
-        if warmup is not None:
-            if warmup not in WARMUPS:
-                raise ValueError(f"unknown warmup {warmup!r}{suggest(str(warmup), [*WARMUPS])}")
-            positive("warmup_iters", warmup_iters)
-            number("warmup_ratio", warmup_ratio, above=0, most=1)
-        self.by_epoch = by_epoch
-        self.warmup = warmup
-        self.warmup_iters = warmup_iters
-        self.warmup_ratio = warmup_ratio
-        self.warmup_by_epoch = warmup_by_epoch
+    def __post_init__(self) -> None:
+        """Check the arguments, and make the formula from those of the policy."""
+        if not isinstance(self.by_epoch, bool):
+            raise TypeError(f"by_epoch must be True (epochs) or False (iterations), got {self.by_epoch!r}")
+        if self.counts_iterations and self.by_epoch:
+            raise ValueError(f"{type(self).__name__} counts iterations, got by_epoch=True: leave it out")
+        check_bools(warmup_by_epoch=self.warmup_by_epoch)
+        if self.warmup is not None:
+            if self.warmup not in WARMUPS:
+                raise ValueError(f"unknown warmup {self.warmup!r}{suggest(str(self.warmup), [*WARMUPS])}")
+            positive("warmup_iters", self.warmup_iters)
+            number("warmup_ratio", self.warmup_ratio, above=0, most=1)
         self._initial_name = f"initial_{self.param_name}"
-        self._initial_values: list[float] = []  # the initial values
-        self._values_when_built: list[float] = []  # the values when the trainer was built
+        self._initial_values: list[float] = []
+        self._values_when_built: list[float] = []
         self._has_run = False
+        self._formula = self.formula()
+
+    def formula(self) -> Formula | None:
+        """Check the policy's arguments and return its formula; None if the class computes values itself."""
+        return None
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments of the policy, including the defaults of arguments that were not given."""
-        return dict(self._given)
+        """Return the arguments of the policy: all its public attributes, those of your subclass included."""
+        return {
+            name: value for name, value in vars(self).items() if name[0] != "_" and not hasattr(Hook, name)
+        }
 
     def check(self, trainer: Trainer) -> None:
         """Take the initial values, and refuse a trainer that the hook cannot serve.
@@ -93,14 +96,13 @@ class ParamUpdaterHook(Hook):
         for optimizer in named_optimizers(trainer.optimizer).values():
             check_has_value(optimizer, self.param_name)
         self._set_initial_values(trainer)
-        self._initial_values = self._initial(trainer)
-        self._values_when_built = [
-            float(read_value(group, self.param_name)) for group in groups_of(trainer.optimizer)
-        ]
+        groups = groups_of(trainer.optimizer)
+        self._initial_values = [initial_value(group, self.param_name) for group in groups]
+        self._values_when_built = [float(read_value(group, self.param_name)) for group in groups]
         if trainer.train_loader is not None:
             self._warmup_length(trainer)
-            if self.reaches_end:
-                self.max_progress(trainer)
+            if self.reaches_end and self._formula is not None:
+                self._formula(1.0, 0, self.max_progress(trainer))  # refuses a run that it does not fit
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Take values that were edited after the trainer was built as initial values, as mmcv does.
@@ -139,10 +141,16 @@ class ParamUpdaterHook(Hook):
 
     def done(self, trainer: Trainer) -> float:
         """Return the part of the run that is done, from 0 to 1."""
-        part = self.progress(trainer) / self.max_progress(trainer)
-        if part < 1.0:
-            return part
-        return 1.0
+        return min(self.progress(trainer) / self.max_progress(trainer), 1.0)
+
+    def from_formula(self, trainer: Trainer, base: float) -> float:
+        """Return the formula's value for a group whose initial value is `base`."""
+        assert self._formula is not None
+        progress, total = self.progress(trainer), 0
+        if self.reaches_end:
+            total = self.max_progress(trainer)
+            progress = min(progress, total)
+        return self._formula(base, progress, total)
 
     def max_progress(self, trainer: Trainer) -> int:
         """Return the epochs of the run, or the iterations with `by_epoch=False`.
@@ -187,8 +195,13 @@ class ParamUpdaterHook(Hook):
 
     def _factor_now(self, trainer: Trainer) -> float | None:
         """Return the factor of the warm-up, None after it."""
-        done, length = trainer.iter, self._warmup_length(trainer)
-        return self._warmup_factor(done / length) if done < length else None
+        length, ratio = self._warmup_length(trainer), self.warmup_ratio
+        if trainer.iter >= length:
+            return None
+        remaining = 1 - trainer.iter / length
+        if self.warmup == "constant":
+            return ratio
+        return 1 - remaining * (1 - ratio) if self.warmup == "linear" else float(ratio**remaining)
 
     def _warmup_length(self, trainer: Trainer) -> int:
         """Return the length of the warm-up in iterations, 0 without one."""
@@ -198,14 +211,6 @@ class ParamUpdaterHook(Hook):
             return self.warmup_iters
         return self.warmup_iters * self._epoch_length(trainer, "warmup_by_epoch=True")
 
-    def _warmup_factor(self, done: float) -> float:
-        ratio = self.warmup_ratio
-        if self.warmup == "constant":
-            return ratio
-        if self.warmup == "linear":
-            return 1 - (1 - done) * (1 - ratio)
-        return float(ratio ** (1 - done))
-
     def _epoch_length(self, trainer: Trainer, why: str) -> int:
         length = length_of(trainer.loader)
         if length is None:
@@ -214,9 +219,6 @@ class ParamUpdaterHook(Hook):
                 "loader has no length: give the Trainer max_iters, or count in the other unit"
             )
         return length
-
-    def _initial(self, trainer: Trainer) -> list[float]:
-        return [initial_value(group, self.param_name) for group in groups_of(trainer.optimizer)]
 
     def _refuse_second(self, trainer: Trainer) -> None:
         for hook in trainer.hooks:
@@ -235,23 +237,6 @@ class ParamUpdaterHook(Hook):
                     f"{type(self).__name__} sets {self.param_name} each time, so {type(scheduler).__name__} "
                     "in schedulers would have no effect: pass only one of the two"
                 )
-
-
-def _storing_arguments(init: Callable[..., None]) -> Callable[..., None]:
-    """Store the arguments of the outermost `__init__`, which are the settings of a policy."""
-
-    @functools.wraps(init)
-    def noting(self: ParamUpdaterHook, *args: Any, **kwargs: Any) -> None:
-        if not hasattr(self, "_given"):
-            self._given = {}  # calls of a base's __init__ find it and store nothing
-            init(self, *args, **kwargs)
-            bound = inspect.signature(init).bind(self, *args, **kwargs)
-            bound.apply_defaults()
-            self._given = dict([*bound.arguments.items()][1:])
-        else:
-            init(self, *args, **kwargs)
-
-    return noting
 
 
 class LrUpdaterHook(ParamUpdaterHook):
@@ -290,16 +275,23 @@ class LrUpdaterHook(ParamUpdaterHook):
         warmup_ratio: float = 0.1,
         warmup_by_epoch: bool = False,
     ) -> None:  # fmt: skip
-        if type(self).get_lr is LrUpdaterHook.get_lr:
+        super().__init__(
+            by_epoch=by_epoch, warmup=warmup, warmup_iters=warmup_iters, warmup_ratio=warmup_ratio,
+            warmup_by_epoch=warmup_by_epoch,
+        )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Check the arguments, and refuse a class without a formula that does not define `get_lr`."""
+        super().__post_init__()
+        if self._formula is None and type(self).get_lr is LrUpdaterHook.get_lr:
             raise TypeError(
                 f"{type(self).__name__} has no get_lr(trainer, base_lr): define it, or use a subclass that "
                 "does"
             )
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
         """Return the rate of a group whose initial rate is `base_lr`, without warm-up."""
-        raise NotImplementedError
+        return self.from_formula(trainer, base_lr)
 
     def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
         return self.get_lr(trainer, group["initial_lr"])

@@ -1,31 +1,24 @@
-"""mmcv's momentum policies, the counterparts of the learning rate policies."""
+"""mmcv's momentum policies, with the formulas of the learning rate policies."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from eventloop.events.priority import Priority
-from eventloop.hooks.lr_cycles import refuse_by_epoch
 from eventloop.hooks.lr_updater import ParamUpdaterHook
-from eventloop.optim.formulas import (
-    Cycles,
-    Minimum,
-    OneCycle,
-    Steps,
-    annealing_cos,
-    annealing_linear,
-    check_given,
-    per_group,
-)
+from eventloop.optim import formulas
+from eventloop.optim.formulas import Formula, minimum
 from eventloop.optim.optimizers import named_optimizers
-from eventloop.optim.param_groups import Group, groups_of, initial_value, number, write_value
+from eventloop.optim.param_groups import Group, groups_of, initial_value, write_value
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
 
+@dataclass(init=False, eq=False, repr=False, kw_only=True)
 class MomentumUpdaterHook(ParamUpdaterHook):
     """Set the momentum from `get_momentum`; the base of mmcv's momentum policies.
 
@@ -51,18 +44,26 @@ class MomentumUpdaterHook(ParamUpdaterHook):
     priority = Priority.HIGH
     param_name = "momentum"
 
+    warmup_ratio: float = 0.9
+
     def __init__(
         self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0,
         warmup_ratio: float = 0.9,
         warmup_by_epoch: bool = False,
     ) -> None:  # fmt: skip
-        own, base = type(self), MomentumUpdaterHook
-        if own.get_momentum is base.get_momentum and own._value_without_warmup is base._value_without_warmup:
+        super().__init__(
+            by_epoch=by_epoch, warmup=warmup, warmup_iters=warmup_iters, warmup_ratio=warmup_ratio,
+            warmup_by_epoch=warmup_by_epoch,
+        )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Check the arguments, and refuse a class without a formula that does not define `get_momentum`."""
+        super().__post_init__()
+        if self._formula is None and type(self).get_momentum is MomentumUpdaterHook.get_momentum:
             raise TypeError(
-                f"{own.__name__} has no get_momentum(trainer, base_momentum): define it, or use a subclass "
-                "that does"
+                f"{type(self).__name__} has no get_momentum(trainer, base_momentum): define it, or use a "
+                "subclass that does"
             )
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
 
     def check(self, trainer: Trainer) -> None:
         """Refuse a trainer that the hook cannot serve, and warn of a warm-up with a momentum of 1 or more.
@@ -88,7 +89,7 @@ class MomentumUpdaterHook(ParamUpdaterHook):
 
     def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
         """Return the momentum of a group whose initial momentum is `base_momentum`, without warm-up."""
-        raise NotImplementedError
+        return self.from_formula(trainer, base_momentum)
 
     def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
         return self.get_momentum(trainer, group["initial_momentum"])
@@ -97,6 +98,7 @@ class MomentumUpdaterHook(ParamUpdaterHook):
         return value / factor
 
 
+@dataclass(eq=False, repr=False)
 class StepMomentumUpdaterHook(MomentumUpdaterHook):
     """Multiply the momentum by `gamma` at each step, but not below `min_momentum`.
 
@@ -108,23 +110,16 @@ class StepMomentumUpdaterHook(MomentumUpdaterHook):
         TypeError, ValueError: see `StepLrUpdaterHook`.
     """
 
-    def __init__(
-        self, step: int | Sequence[int], gamma: float = 0.5, min_momentum: float | None = None, *,
-        by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        self._steps = Steps(step)
-        self._gamma = number("gamma", gamma, above=0)
-        self._min = 0.0 if min_momentum is None else number("min_momentum", min_momentum, least=0)
+    step: int | Sequence[int]
+    gamma: float = 0.5
+    min_momentum: float | None = None
 
-    def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
-        """Return max(base_momentum gamma^n, min_momentum) after n steps."""
-        value: float = base_momentum * self._gamma ** self._steps.decays(self.progress(trainer))
-        return max(value, self._min)
+    def formula(self) -> Formula:
+        """Return max(base gamma^n, min_momentum) after n steps."""
+        return formulas.step_decay(self.step, self.gamma, "min_momentum", self.min_momentum)
 
 
+@dataclass(eq=False, repr=False)
 class CosineAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
     """Lower the momentum to the minimum along half a cosine.
 
@@ -140,20 +135,15 @@ class CosineAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
 
     reaches_end = True
 
-    def __init__(
-        self, min_momentum: float | None = None, min_momentum_ratio: float | None = None, *,
-        by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        self._minimum = Minimum("min_momentum", min_momentum, min_momentum_ratio)
+    min_momentum: float | None = None
+    min_momentum_ratio: float | None = None
 
-    def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
+    def formula(self) -> Formula:
         """Return min + (base - min) (1 + cos(pi p / P)) / 2."""
-        return annealing_cos(base_momentum, self._minimum.of(base_momentum), self.done(trainer))
+        return formulas.cosine(minimum("min_momentum", self.min_momentum, self.min_momentum_ratio))
 
 
+@dataclass(eq=False, repr=False)
 class LinearAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
     """Lower the momentum to the minimum along a line.
 
@@ -168,20 +158,15 @@ class LinearAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
 
     reaches_end = True
 
-    def __init__(
-        self, min_momentum: float | None = None, min_momentum_ratio: float | None = None, *,
-        by_epoch: bool = True,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        self._minimum = Minimum("min_momentum", min_momentum, min_momentum_ratio)
+    min_momentum: float | None = None
+    min_momentum_ratio: float | None = None
 
-    def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
+    def formula(self) -> Formula:
         """Return base + (min - base) p / P."""
-        return annealing_linear(base_momentum, self._minimum.of(base_momentum), self.done(trainer))
+        return formulas.line(minimum("min_momentum", self.min_momentum, self.min_momentum_ratio))
 
 
+@dataclass(eq=False, repr=False)
 class CyclicMomentumUpdaterHook(MomentumUpdaterHook):
     """Lower the momentum while `CyclicLrUpdaterHook` raises the rate, and the other way round.
 
@@ -196,33 +181,23 @@ class CyclicMomentumUpdaterHook(MomentumUpdaterHook):
     """
 
     reaches_end = True
+    counts_iterations = True
 
-    def __init__(
-        self, by_epoch: bool = False, target_ratio: float | Sequence[float] = (0.85 / 0.95, 1.0),
-        cyclic_times: int = 1, step_ratio_up: float = 0.4, anneal_strategy: str = "cos", gamma: float = 1.0,
-        *,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        refuse_by_epoch(type(self).__name__, by_epoch)
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        self._cycles = Cycles(target_ratio, cyclic_times, step_ratio_up, anneal_strategy, gamma)
+    by_epoch: bool = False
+    target_ratio: float | Sequence[float] = (0.85 / 0.95, 1.0)
+    cyclic_times: int = 1
+    step_ratio_up: float = 0.4
+    anneal_strategy: str = "cos"
+    gamma: float = 1.0
 
-    def max_progress(self, trainer: Trainer) -> int:
-        """Return the iterations of the run.
-
-        Raises:
-            ValueError: they are fewer than the cycles.
-        """
-        total = super().max_progress(trainer)
-        self._cycles.check(total)
-        return total
-
-    def get_momentum(self, trainer: Trainer, base_momentum: float) -> float:
-        """Return the momentum of the current iteration; `Cycles` has the formula."""
-        return self._cycles.value(base_momentum, self.progress(trainer), self.max_progress(trainer))
+    def formula(self) -> Formula:
+        """Return the value in the current cycle."""
+        return formulas.cycles(
+            self.target_ratio, self.cyclic_times, self.step_ratio_up, self.anneal_strategy, self.gamma
+        )
 
 
+@dataclass(eq=False, repr=False)
 class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
     """Lower the momentum while `OneCycleLrUpdaterHook` raises the rate, then raise it again.
 
@@ -244,34 +219,32 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
     """
 
     reaches_end = True
+    counts_iterations = True
 
-    def __init__(
-        self,
-        base_momentum: float | Sequence[float] | Mapping[str, float | Sequence[float]] = 0.85,
-        max_momentum: float | Sequence[float] | Mapping[str, float | Sequence[float]] = 0.95,
-        pct_start: float = 0.3, anneal_strategy: str = "cos", three_phase: bool = False, *,
-        by_epoch: bool = False,
-        warmup: str | None = None, warmup_iters: int = 0, warmup_ratio: float = 0.9,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        refuse_by_epoch(type(self).__name__, by_epoch)
-        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
-        check_given("base_momentum", base_momentum)
-        check_given("max_momentum", max_momentum)
-        self._low, self._high = base_momentum, max_momentum
-        self._cycle = OneCycle(pct_start, anneal_strategy, three_phase=three_phase)
+    base_momentum: float | Sequence[float] | Mapping[str, float | Sequence[float]] = 0.85
+    max_momentum: float | Sequence[float] | Mapping[str, float | Sequence[float]] = 0.95
+    pct_start: float = 0.3
+    anneal_strategy: str = "cos"
+    three_phase: bool = False
+    by_epoch: bool = field(default=False, kw_only=True)
+
+    def formula(self) -> Formula:
+        """Return the maximum: a group without a `base_momentum` was added in the run, and keeps its own."""
+        formulas.check_given("base_momentum", self.base_momentum)
+        formulas.check_given("max_momentum", self.max_momentum)
+        self._cycle = formulas.one_cycle(self.pct_start, self.anneal_strategy, three_phase=self.three_phase)
+        return lambda base, p, total: base
 
     def _set_initial_values(self, trainer: Trainer) -> None:
         for name, optimizer in named_optimizers(trainer.optimizer).items():
-            lows = per_group("base_momentum", self._low, name, optimizer)
-            highs = per_group("max_momentum", self._high, name, optimizer)
+            lows = formulas.per_group("base_momentum", self.base_momentum, name, optimizer)
+            highs = formulas.per_group("max_momentum", self.max_momentum, name, optimizer)
             for group, low, high in zip(optimizer.param_groups, lows, highs, strict=True):
                 group["base_momentum"], group["max_momentum"] = low, high
                 write_value(group, "momentum", high)
                 group["initial_momentum"] = high
 
     def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
-        if "max_momentum" not in group:  # a group that was added during the run
-            group["base_momentum"] = group["max_momentum"] = group["initial_momentum"]
-        low, high = group["base_momentum"], group["max_momentum"]
-        return self._cycle.value(high, low, high, self.progress(trainer), self.max_progress(trainer))
+        high: float = group["initial_momentum"]
+        low: float = group.get("base_momentum", high)
+        return self._cycle(high, low, high, self.progress(trainer), self.max_progress(trainer))

@@ -13,7 +13,7 @@ from eventloop.costs.step_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER
 from eventloop.events import AfterBackward, AfterOptimizerStep, AfterTrainIter, BeforeOptimizerStep, Event
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.migration.arguments import knowing_others
+from eventloop.migration.names import knowing_others
 from eventloop.model.unused_parameters import AnomalousParams
 from eventloop.optim.clipping import GradClip
 from eventloop.optim.optimizers import named_optimizers, named_values

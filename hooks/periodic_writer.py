@@ -9,7 +9,7 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 from eventloop.events.run import Run
 from eventloop.hooks.logger import REDUCE_MAX, LoggerHook
-from eventloop.migration.arguments import knowing_others
+from eventloop.migration.names import knowing_others
 from eventloop.registry import WRITERS, build
 from eventloop.util.checks import check_bools, positive
 

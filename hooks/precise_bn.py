@@ -13,10 +13,11 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from eventloop.checkpoint.weights import unwrap
+from eventloop.data.side_pass import position_of
 from eventloop.evaluation.evaluation import fields_kept
 from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrain, BeforeTrainEpoch
 from eventloop.hooks.hook import Hook
-from eventloop.migration.arguments import knowing_others
+from eventloop.migration.names import knowing_others
 from eventloop.model.batchnorm_statistics import Forward, get_bn_modules, update_bn_stats
 from eventloop.state.schema import read_as
 from eventloop.util.checks import check_bools, check_optional_bools
@@ -52,8 +53,9 @@ class PreciseBN(Hook):
         interval: epochs or iterations between two passes; -1 makes one pass, at the end of the run.
         num_iter: batches to run; a shorter loader is started again. None runs one whole pass.
         data_loader: the loader to run; by default the train loader, in a separate pass that leaves the order
-            of training's own pass unchanged. A loader that stores its position, and is not a `DataLoader`,
-            needs `state_dict` and `load_state_dict` for that.
+            of training's own pass unchanged. A train loader or sampler that keeps its position needs a
+            data_loader of its own; it is refused if it has `state_dict` and `load_state_dict`, but a position
+            in other attributes is not noticed. A `DataLoader`'s own `state_dict`, as torchdata's, is fine.
         by_epoch: the unit of `interval`; by default the run's unit.
         forward: a function `(model, batch)`, run without gradients. By default the trainer's `train_step`, or
             the model on the inputs of `(inputs, target)`. Actions of hooks around a training step, such as
@@ -96,7 +98,8 @@ class PreciseBN(Hook):
         """Choose the unit, and refuse a train loader that can be run only once.
 
         Raises:
-            TypeError: the train loader is an iterator, so training would lose the batches of a pass.
+            TypeError: the train loader is an iterator, or it or its sampler keeps its position, so training
+                would lose the batches of a pass.
             ValueError: `by_epoch=True` in a run measured in iterations.
         """
         if self._by_epoch is None:
@@ -107,7 +110,7 @@ class PreciseBN(Hook):
                 "leave by_epoch out, or give the Trainer max_epochs"
             )
         if self._data_loader is None and trainer.train_loader is not None:
-            _check_loader(trainer.train_loader, "train_loader")
+            _check_train_loader(trainer.train_loader, "train_loader")
 
     def settings(self) -> dict[str, Any]:
         """Return when a pass is made, its number of batches, and the estimate of the variance."""
@@ -133,7 +136,9 @@ class PreciseBN(Hook):
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
         """Warn once if the model has no layer to update; layers are in their training modes by now."""
         if self._data_loader is None and trainer.loader is not None:
-            _check_loader(trainer.loader, "the train loader")  # of a hand-written loop, known from here on
+            _check_train_loader(
+                trainer.loader, "the train loader"
+            )  # of a hand-written loop, known from here on
         if not self._warned and not get_bn_modules(trainer.model):
             logger.warning(
                 "PreciseBN does nothing: %s has no batch norm layer that is in training mode and keeps "
@@ -186,7 +191,6 @@ class PreciseBN(Hook):
                 device=trainer.device,
                 unbiased=self._unbiased,
                 stop=lambda: trainer.asked_to_stop,
-                put_back=trainer.position.put_back,
             )
         names = {layer: name for name, layer in unwrap(trainer.model).named_modules()}
         self._missed = [] if ran else [names[layer] for layer in layers]
@@ -254,6 +258,15 @@ def _check_loader(loader: object, name: str) -> None:
         raise TypeError(
             f"PreciseBN: {name} is an iterator ({type(loader).__name__}), which can be run only once: give "
             "PreciseBN(data_loader=...) a loader that can be started again"
+        )
+
+
+def _check_train_loader(loader: object, name: str) -> None:
+    _check_loader(loader, name)
+    if (found := position_of(loader)) is not None:
+        raise TypeError(
+            f"PreciseBN: {name} has a {type(found).__name__} with a state_dict, whose position a separate "
+            "pass would move: give PreciseBN(data_loader=...) another loader"
         )
 
 

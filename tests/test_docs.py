@@ -55,6 +55,7 @@ for name, program in {programs!r}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=[str(folder.relative_to(DOCS)) for folder in FOLDERS])
 def test_blocks_run(folder: Path, tmp_path: Path) -> None:
     """The blocks of a page run one after the other, as one program, in a directory of its own. One process runs the
@@ -63,6 +64,7 @@ def test_blocks_run(folder: Path, tmp_path: Path) -> None:
     run(IN_TURN.format(programs=programs), tmp_path)
 
 
+@pytest.mark.slow
 def test_the_printed_order_is_the_program_s(tmp_path: Path) -> None:
     """docs/concepts/bus.md shows the rows that its own program prints for an iteration."""
     (block,) = re.findall(r"```text\n(event .*?)```", ORDER.read_text(encoding="utf-8"), re.DOTALL)
@@ -82,12 +84,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return where / "runs" / "kept", run_page(CHECKPOINTS, where).stdout
 
 
+@pytest.mark.slow
 def test_what_is_printed(ran: tuple[Path, str]) -> None:
     """The change of the rate with both values, and the epochs of the longer run."""
     assert re.search(r"^  lr: 0\.1 in the checkpoint, 0\.05 in this trainer$", ran[1], re.MULTILINE)
     assert ran[1].splitlines()[-1] == "6"
 
 
+@pytest.mark.slow
 def test_what_is_kept(ran: tuple[Path, str]) -> None:
     """The newest three and the best, of the longer run."""
     names = [saved.name for saved in Stock(ran[0]).inventory().checkpoints if not saved.abandoned]

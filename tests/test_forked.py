@@ -70,7 +70,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ENDINGS)
 def test_it_ends_as_a_started_one_ends(how: str, tmp_path: Path) -> None:
     """Exit code, last words, exit functions and threads."""

@@ -37,6 +37,7 @@ def functions_of(path: Path) -> set[str]:
     return {name for name in found if name.rpartition("::")[2].startswith("test_")}
 
 
+@pytest.mark.slow
 def test_every_test_that_is_named_exists() -> None:
     """File and function, as pytest would select them."""
     named = sorted(set(NAMED.findall(TEXT)))

@@ -1,9 +1,7 @@
 """A CSV file with one row per (mode, step) whose columns can grow; `CSVWriter` writes through it.
 
-Rows are appended. A change to existing rows (a new column, a value for an earlier row, steps that a resumed
-run repeats) writes a second file and renames it over the first, so the file is complete at any moment. This
-costs one pass over the file. Values for earlier rows are therefore appended as a second row of the same mode
-and step, and merged when the file has grown by a quarter: each row is rewritten a bounded number of times.
+Rows are appended, also a late value of an earlier row. A new column, and `merge`, write a second file with
+one row per mode and step and rename it over the first, so the file is complete at any moment.
 """
 
 from __future__ import annotations
@@ -12,8 +10,7 @@ import csv
 import io
 import logging
 import os
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,8 +23,6 @@ logger = logging.getLogger("eventloop")
 KEYS = ("mode", "step", "iter", "epoch")
 """The first columns. `mode` and `step` together are the key of a row."""
 _FIRST = ",".join(KEYS)
-SMALL = 1 << 18
-"""Up to this size in bytes a file is merged after each `add` that needs it, which takes some milliseconds."""
 
 Key = tuple[str, int]
 Cells = list[str]
@@ -59,10 +54,9 @@ class Table:
             header = self._read_header()
             if self._cut_torn_row():  # else it was the header that was torn
                 self.columns = header
-                for mode, step, _ in self._rows():
-                    self._note(mode, step)
+                for key, _ in self._rows():
+                    self._note(*key)
         self._file = FileIO(self.path, "ab")
-        self._merged_size = self._size()
 
     def add(self, rows: Mapping[Key, Mapping[str, str]]) -> None:
         """Append rows, given as cells by column name.
@@ -72,27 +66,26 @@ class Table:
         """
         if not rows:
             return
-        new = self._new_columns(rows)
-        if not _is_text([*new, *(mode for mode, _ in rows)]):
-            rows = without_surrogates(rows)
-            new = self._new_columns(rows)
+        assert self._file is not None
+        rows = _encodable(rows)
+        known = set(self.columns)
+        new = dict.fromkeys(name for row in rows.values() for name in row if name not in known)
         self.columns += new
-        empty = not self._size()
+        empty = not os.fstat(self._file.fileno()).st_size
         if new and not empty:
             self._rewrite()
-        lines = [self._cells(key, row) for key, row in rows.items()]
-        self._append([self.columns, *lines] if empty else lines, {mode for mode, _ in rows})
-        for mode, step in rows:
-            self._note(mode, step)
-        if self._unmerged and self._worth_merging():
-            self.merge()
-
-    def _new_columns(self, rows: Mapping[Key, Mapping[str, str]]) -> list[str]:
-        known = set(self.columns)
-        return list(dict.fromkeys(name for row in rows.values() for name in row if name not in known))
+        lines = [
+            [mode, str(step), *(row.get(name, "") for name in self.columns[2:])]
+            for (mode, step), row in rows.items()
+        ]
+        text = io.StringIO(newline="")
+        self._writer(text, {mode for mode, _ in rows}).writerows([self.columns, *lines] if empty else lines)
+        write_all(self._file, text.getvalue().encode())
+        for key in rows:
+            self._note(*key)
 
     def merge(self) -> None:
-        """Rewrite the file with one row per key, in order, unless it is so already."""
+        """Rewrite the file with one row per key, in the order of steps, unless it is so already."""
         if self._unmerged:
             self._rewrite()
 
@@ -121,33 +114,30 @@ class Table:
 
     # --- writing -------------------------------------------------------------------------------------------
 
-    def _append(self, lines: Sequence[Cells], modes: Collection[str]) -> None:
-        assert self._file is not None
-        text = io.StringIO(newline="")
-        self._writer(text, modes).writerows(lines)
-        write_all(self._file, text.getvalue().encode())
-
     def _rewrite(self, upto: int | None = None) -> None:
         """Replace the file by one with all columns and one row per key, up to step `upto`.
 
-        After a crash either the old or the new file exists, and is complete.
+        After a crash either the old or the new file exists, and is complete. The rows are held in memory.
         """
         assert self._file is not None
-        last: dict[str, int] = {}
+        merged: dict[Key, Cells] = {}
+        for key, cells in self._rows():
+            former = merged.get(key, cells)
+            merged[key] = [later or earlier for earlier, later in zip(former, cells, strict=True)]
+        kept = {key: merged[key] for key in merged if upto is None or key[1] <= upto}
+        if self._unmerged:
+            kept = dict(sorted(kept.items(), key=lambda row: row[0][1]))
         with replacing(self.path) as binary:
             text = io.TextIOWrapper(binary, encoding="utf-8", newline="", write_through=True)
-            writer = self._writer(text, self.last)
-            writer.writerow(self.columns)
-            for cells in self._merged(upto):
-                last[cells[0]] = int(cells[1])
-                writer.writerow(cells)
+            self._writer(text, self.last).writerows([self.columns, *kept.values()])
             text.detach()
-        self.last, self._unmerged = last, False
+        self.last, self._unmerged = {}, False
+        for key in kept:
+            self._note(*key)
         self._file.close()
         self._file = FileIO(self.path, "ab")
-        self._merged_size = self._size()
 
-    def _writer(self, file: TextIO, modes: Collection[str]) -> Any:
+    def _writer(self, file: TextIO, modes: Iterable[str]) -> Any:
         """Return a csv writer that also quotes carriage returns.
 
         Readers would take one for the end of a row; the csv module quotes them only since Python 3.13.
@@ -155,56 +145,16 @@ class Table:
         found = any("\r" in text for text in (*self.columns, *modes))
         return csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if found else csv.QUOTE_MINIMAL)
 
-    def _cells(self, key: Key, row: Mapping[str, str]) -> Cells:
-        return [key[0], str(key[1]), *(row.get(name, "") for name in self.columns[2:])]
-
     def _note(self, mode: str, step: int) -> None:
         if step > self.last.get(mode, -1):
             self.last[mode] = step
         else:
             self._unmerged = True
 
-    def _size(self) -> int:
-        return os.fstat(self._file.fileno()).st_size if self._file is not None else 0
-
-    def _worth_merging(self) -> bool:
-        size = self._size()
-        return size <= SMALL or size - self._merged_size >= self._merged_size // 4
-
     # --- reading -------------------------------------------------------------------------------------------
 
-    def _merged(self, upto: int | None) -> Iterator[Cells]:
-        """Yield the rows up to step `upto`, one per key, in order; hold only rows out of order in memory."""
-        late = {mode: deque(sorted(rows.items())) for mode, rows in self._late_rows().items()}
-        last: dict[str, int] = {}
-        for mode, step, cells in self._rows():
-            if step <= last.get(mode, -1):
-                continue  # it is in `late`
-            last[mode] = step
-            waiting = late.get(mode, ())
-            while waiting and waiting[0][0] < step:
-                earlier, found = waiting.popleft()
-                if upto is None or earlier <= upto:
-                    yield found
-            if waiting and waiting[0][0] == step:
-                cells = _overlay(cells, waiting.popleft()[1])
-            if upto is None or step <= upto:
-                yield cells
-
-    def _late_rows(self) -> dict[str, dict[int, Cells]]:
-        """Return the rows whose step is not above all earlier steps of their mode, by mode and step."""
-        late: dict[str, dict[int, Cells]] = {}
-        last: dict[str, int] = {}
-        for mode, step, cells in self._rows() if self._unmerged else ():
-            if step > last.get(mode, -1):
-                last[mode] = step
-            else:
-                rows = late.setdefault(mode, {})
-                rows[step] = _overlay(rows[step], cells) if step in rows else cells
-        return late
-
-    def _rows(self) -> Iterator[tuple[str, int, Cells]]:
-        """Yield every row of the file as mode, step and cells, padded to the number of columns.
+    def _rows(self) -> Iterator[tuple[Key, Cells]]:
+        """Yield every row of the file as key and cells, padded to the number of columns.
 
         Raises:
             ValueError: a row has too few or too many cells, or its step is not a number.
@@ -223,7 +173,7 @@ class Table:
                         "remove the file"
                     )
                 cells += [""] * (width - len(cells))
-                yield cells[0], int(cells[1]), cells
+                yield (cells[0], int(cells[1])), cells
 
     def _read_header(self) -> list[str]:
         """Return the column names; any list if a kill cut the first line, which `_open` then removes.
@@ -255,15 +205,10 @@ class Table:
             return os.fstat(file.fileno()).st_size
 
 
-def _is_text(names: Sequence[str]) -> bool:
-    """Return whether UTF-8 can encode all `names`."""
+def _encodable(rows: Mapping[Key, Mapping[str, str]]) -> Mapping[Key, Mapping[str, str]]:
+    """Return `rows`, with escapes for the lone surrogates in names, which UTF-8 cannot encode."""
     try:
-        "".join(names).encode()
+        "".join([*(mode for mode, _ in rows), *(name for row in rows.values() for name in row)]).encode()
     except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _overlay(cells: Cells, later: Cells) -> Cells:
-    """Return `cells` with each cell replaced for which `later` has a value."""
-    return [new or old for old, new in zip(cells, later, strict=True)]
+        rows = without_surrogates(rows)
+    return rows

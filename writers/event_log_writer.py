@@ -26,12 +26,10 @@ from eventloop.bus.subscription import Subscription
 from eventloop.eventlog.format import (
     FILE_NAME,
     HEADER,
-    PLACE_EVERY,
     RUN_TAG,
     LogEnd,
     find_end,
     pack,
-    place_record,
     read_header,
 )
 from eventloop.events import Event
@@ -105,7 +103,7 @@ class EventLogWriter(Writer):
         self._encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
         self._file: FileIO | None = None
         self._sync: _Sync | None = None
-        self._size = self._sequence = self._rank = self._indexed = 0
+        self._size = self._sequence = self._rank = 0
         self._tags: dict[type[Event], str] = {}
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
@@ -122,7 +120,7 @@ class EventLogWriter(Writer):
 
     def open(self, run: Run) -> None:
         path = Path(run.work_dir, self.filename)
-        self._file, (self._size, self._sequence, self._indexed) = _open_log(path)
+        self._file, (self._size, self._sequence) = _open_log(path)
         self._rank = run.rank
         if self.fsync_interval is not None:
             _sync_directory(path.parent)  # else a new file's directory entry may be lost in a crash
@@ -191,9 +189,6 @@ class EventLogWriter(Writer):
 
     def _append(self, data: bytes) -> None:
         assert self._file is not None
-        offset = self._size + len(data)
-        if due := offset - self._indexed >= PLACE_EVERY:
-            data += place_record(offset, self._sequence, time.time(), self._rank)
         try:
             write_all(self._file, data)
         except OSError:
@@ -201,8 +196,6 @@ class EventLogWriter(Writer):
                 self._file.truncate(self._size)
             raise
         self._size += len(data)
-        if due:
-            self._indexed = offset
         if self._sync is not None:
             self._sync.soon()
 
@@ -289,7 +282,7 @@ def _open_log(path: Path) -> tuple[FileIO, LogEnd]:
             if size:
                 file.truncate(0)
             write_all(file, HEADER)
-            return file, LogEnd(len(HEADER), 0, len(HEADER))
+            return file, LogEnd(len(HEADER), 0)
         end = find_end(file, size)
         if end.offset < size:
             file.truncate(end.offset)

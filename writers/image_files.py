@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from types import ModuleType
 
 from eventloop.events import Event, ImageLogged
 from eventloop.events.run import Run
@@ -33,7 +32,6 @@ class ImageFileWriter(Writer):
         name: the writer's name in reports; needed if there are two of this class.
 
     Raises:
-        ImportError: Pillow is not installed.
         TypeError: `folder` is not a path.
     """
 
@@ -43,7 +41,9 @@ class ImageFileWriter(Writer):
         check_path("folder", folder)
         self.folder = folder
         self.name = name
-        self._lib = _import_library()
+        from eventloop.writers import pixels  # imports numpy
+
+        self._pixels = pixels
         # (mode, name) -> the last step, and how many images it has
         self._written: dict[tuple[str, str], tuple[int, int]] = {}
 
@@ -54,7 +54,7 @@ class ImageFileWriter(Writer):
 
     def write(self, event: Event) -> None:
         assert isinstance(event, ImageLogged)
-        data = self._lib.png(self._lib.pixels(event))
+        data = self._pixels.png(self._pixels.pixels(event))
         path = self._path(event)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=False) as file:
@@ -67,13 +67,3 @@ class ImageFileWriter(Writer):
         self._written[key] = (event.step, count + 1)
         file = f"{event.step}_{count}.png" if count else f"{event.step}.png"
         return self._root.joinpath(*map(safe_name, (event.mode, *event.name.split("/"), file)))
-
-
-def _import_library() -> ModuleType:
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise ImportError("ImageFileWriter needs Pillow: pip install 'torch-eventloop[demo]'") from error
-    import eventloop.writers.pixels as pixels  # imports numpy too
-
-    return pixels

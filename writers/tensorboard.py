@@ -1,6 +1,6 @@
 """The TensorBoard writer: metrics, images, histograms, texts, settings and the model's graph.
 
-`tensorboard_records` makes the records, `handover` moves the writer from its thread to a worker process.
+`tensorboard_records` makes the records.
 """
 
 from __future__ import annotations
@@ -8,17 +8,13 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import msgspec
-
-from eventloop.bus import Bus
-from eventloop.bus.subscription import Subscription
 from eventloop.events import (
     AfterRun,
     BeforeTrain,
@@ -29,42 +25,17 @@ from eventloop.events import (
     ScalarsLogged,
     TextLogged,
 )
+from eventloop.events.base import event_name
+from eventloop.events.encoding_errors import BadEvent, Unencodable
 from eventloop.events.run import Run
 from eventloop.util.append_file import write_all
 from eventloop.util.checks import check_path
+from eventloop.util.text import error_text
 from eventloop.writers.checks import check_offload
-from eventloop.writers.handover import Handover
 from eventloop.writers.writer import Writer
 
-
-class Progress(msgspec.Struct):
-    """The kinds of records that the writer's thread wrote before the process continued."""
-
-    opened: bool = False
-    """True if the thread got any event: the hyperparameters and the graph are in its file."""
-    restarted: bool = False
-    """True if training began: the record that discards repeated steps is in its file."""
-    ended: bool = False
-    """True if the run ended: the HParams tab reads only one end."""
-
-    def note(self, event: Event) -> None:
-        """Take into account one more event for the thread."""
-        self.opened = True
-        training = isinstance(event, ScalarsLogged) and event.mode == "train"
-        self.restarted = self.restarted or training or isinstance(event, BeforeTrain)
-        self.ended = self.ended or isinstance(event, AfterRun)
-
-
-class Continued(Run, frozen=True):
-    """The facts of a run, with those that the process needs from the writer's thread."""
-
-    folder: str = ""
-    opened: bool = False
-    ended: bool = False
-
-
 TOGETHER = 32
-"""The most events that the thread writes with one system call: they take some 0.2 ms."""
+"""The most events that are written with one system call: scalars take some 0.2 ms."""
 
 
 class TensorBoardWriter(Writer):
@@ -77,13 +48,11 @@ class TensorBoardWriter(Writer):
     us or more for ten scalars; `EventFileWriter`, with one record for all ten, takes 90 us for its checksum
     in Python, a second queue and thread.)
 
-    With `offload="auto"` the writer begins on a thread and continues in a worker process, with a file of its
-    own, from the first image or histogram on. The reason is that encoding an image of 512 x 512 on a thread
-    delays the training steps (measured by `benchmarks.slow_writers`); scalars alone are cheaper on the
-    thread. A run without images and histograms starts no process. Later scalars go to the process too,
-    because TensorBoard stops reading a file when a later one exists. The process is a second subscription,
-    named "..., in a process". A writer that a process cannot import, such as a class of the main script,
-    stays on its thread.
+    The writer runs on a thread. Encoding an image of 512 x 512 there delays the training steps by 2 ms
+    (`benchmarks.slow_writers`), because the compression releases the interpreter. With `offload="process"` a
+    worker process writes all events.
+
+    An image or histogram that cannot be encoded counts as failed, and the others are written.
 
     When training resumes from a checkpoint, a record makes TensorBoard discard the steps that are run again,
     so that no curve has them twice. The number of a histogram's values that are not finite is a curve
@@ -98,7 +67,7 @@ class TensorBoardWriter(Writer):
         bins: number of equal histogram bins between the least and the greatest value, or "tensorflow", the
             default of `SummaryWriter`: bins that grow by 10 % with their distance from 0, the same in all
             histograms.
-        offload: "thread" or "process" for all events; "auto", the default, is described above.
+        offload: "thread", the default, "process", or "auto" (a process if possible).
 
     Raises:
         ImportError: tensorboard or google-crc32c is not installed.
@@ -107,7 +76,7 @@ class TensorBoardWriter(Writer):
     """
 
     events = (ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, BeforeTrain, AfterRun)
-    offload = "auto"
+    batch = TOGETHER
 
     def __init__(
         self,
@@ -135,54 +104,41 @@ class TensorBoardWriter(Writer):
         self._file: FileIO | None = None
         self._start = 0  # the iteration at which training resumes, until the restart record is written
         self._ended = False  # whether the end of the run is written: the HParams tab reads only one
-        self._begun = Progress()
-        self._handover: Handover | None = None  # set on the writer that continues in a process
-
-    def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
-        """Subscribe to `bus`, with "auto" on a thread until the first image; see `Writer.attach`."""
-        if self.offload != "auto" or self.overflow == "block" or not self._can_be_sent():
-            return super().attach(bus, run)
-        self._refuse_another(bus)
-        self._get_run = run
-        handover = Handover(bus, self)
-        # scalars and texts are small; an image comes here only if no process could be started
-        together = TOGETHER if type(self).write is TensorBoardWriter.write else False
-        thread = self._subscribe(bus, "thread", when=handover.before_media, batch=together)
-        handover.begin(thread)
-        return thread
 
     def open(self, run: Run) -> None:
-        continued = run if isinstance(run, Continued) else Continued(run.work_dir, folder=self._folder(run))
-        folder = Path(continued.folder)
+        folder = Path(self.log_dir or Path(run.work_dir, "tensorboard"))
         folder.mkdir(parents=True, exist_ok=True)
         self._file = FileIO(folder / _file_name(), "xb")
         self._start = run.start_iter
-        self._ended = not self.hparams or continued.ended
+        self._ended = not self.hparams
         records = [self._lib.begin()]
-        if not continued.opened:
-            records += self._begin()
-        self._write([self._lib.frame(record.SerializeToString()) for record in records])
-
-    def _folder(self, run: Run) -> str:
-        return self.log_dir or os.path.abspath(Path(run.work_dir, "tensorboard"))
-
-    def _begin(self) -> list[Any]:
-        records = list(self._lib.hparams(self.hparams, self.metrics)) if self.hparams else []
+        if self.hparams:
+            records += self._lib.hparams(self.hparams, self.metrics)
         if self.graph is not None:
             records.append(self._lib.graph(self.graph))
-        return records
+        self._write([self._lib.frame(record.SerializeToString()) for record in records])
 
     def write(self, event: Event) -> None:
-        self.write_batch([event])
+        self._encode([event])
 
     def write_batch(self, events: list[Event]) -> None:
-        self._write(
-            [
-                self._lib.frame(record.SerializeToString())
-                for event in events
-                for record in self._records(event)
-            ]
-        )
+        if type(self).write is TensorBoardWriter.write:
+            self._encode(events)
+        else:  # a subclass has its own
+            super().write_batch(events)
+
+    def _encode(self, events: list[Event]) -> None:
+        """Write the events with one system call, except for those that cannot be encoded."""
+        frames: list[bytes] = []
+        bad: list[BadEvent] = []
+        for event in events:
+            try:
+                frames += [self._lib.frame(each.SerializeToString()) for each in self._records(event)]
+            except (TypeError, ValueError) as error:
+                bad.append(BadEvent(event_name(type(event)), "", error_text(error)))
+        self._write(frames)
+        if bad:
+            raise Unencodable(bad, of=len(events))
 
     def _records(self, event: Event) -> Iterator[Any]:
         """Yield the records of an event; encode each before taking the next, as its object is used again."""
@@ -211,34 +167,6 @@ class TensorBoardWriter(Writer):
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    # --- from the thread to a process ----------------------------------------------------------------------
-
-    def stays(self, event: Event) -> bool:
-        """Return whether `event` is neither an image nor a histogram, and note it if so."""
-        if isinstance(event, ImageLogged | HistogramLogged):
-            return False
-        self._begun.note(event)
-        return True
-
-    def go_on_in_process(self, bus: Bus, handover: Handover) -> Subscription:
-        """Subscribe a writer with the same arguments and settings, in a worker process."""
-        assert self._made_with is not None
-        writer: TensorBoardWriter = self._made_with()
-        writer._get_run, writer._handover, writer._begun = self._get_run, handover, self._begun
-        writer.log_dir, writer.budget_us = self.log_dir, self.budget_us
-        writer.stall_timeout, writer.on_error = self.stall_timeout, self.on_error
-        return writer._subscribe(bus, "process", name=f"{self._called}, in a process", when=handover.wanted)
-
-    def worker_facts(self) -> Run:
-        """Return the run and what the thread wrote of it; waits until the thread has written its queue."""
-        run = super().worker_facts()
-        if self._handover is None:
-            return run
-        self._handover.wait_for_thread()
-        facts = msgspec.structs.asdict(run) | {"folder": self._folder(run), "opened": self._begun.opened}
-        start = 0 if self._begun.restarted else run.start_iter
-        return Continued(**facts | {"start_iter": start, "ended": self._begun.ended})
 
     # --- writing -------------------------------------------------------------------------------------------
 

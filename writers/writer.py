@@ -21,7 +21,6 @@ from eventloop.bus.subscription import Subscription
 from eventloop.events import Event, ScalarsLogged
 from eventloop.events.catalogue import several
 from eventloop.events.encoding_errors import BadEvent, Unencodable
-from eventloop.events.filters import Predicate
 from eventloop.events.run import Run
 from eventloop.writers.checks import check_attributes, check_signatures, check_writes
 
@@ -101,7 +100,16 @@ class Writer:
         """
         self._refuse_another(bus)
         self._get_run = run
-        return self._subscribe(bus, self._runs_on())
+        check_attributes(self, self._called)
+        check_writes(self, Writer)
+        subscription = bus.subscribe(
+            self._deliver, *several(self.events), name=self._called, offload=self._runs_on(),
+            queue=self.queue, overflow=self.overflow, batch=self.batch,
+            budget_us=self.budget_us, on_flush=self._flush, on_close=self._close,
+            stall_timeout=self.stall_timeout, on_error=self.on_error,
+        )  # fmt: skip
+        self._bus = ref(bus)
+        return subscription
 
     def open(self, run: Run) -> None:
         """Open files and connections; called before the first event, and `run.work_dir` exists."""
@@ -147,26 +155,6 @@ class Writer:
                 f"{self._called} is attached to another open bus, or trainer, and would mix both in its "
                 "files: make a writer for each, or close the other one first"
             )
-
-    def _subscribe(
-        self,
-        bus: Bus,
-        offload: str,
-        *,
-        name: str | None = None,
-        when: Predicate | None = None,
-        batch: bool | int | None = None,
-    ) -> Subscription:
-        check_attributes(self, self._called)
-        check_writes(self, Writer)
-        subscription = bus.subscribe(
-            self._deliver, *several(self.events), name=name or self._called, offload=offload, when=when,
-            queue=self.queue, overflow=self.overflow, batch=self.batch if batch is None else batch,
-            budget_us=self.budget_us, on_flush=self._flush, on_close=self._close,
-            stall_timeout=self.stall_timeout, on_error=self.on_error,
-        )  # fmt: skip
-        self._bus = ref(bus)
-        return subscription
 
     @property
     def _called(self) -> str:

@@ -23,7 +23,8 @@ from eventloop import Trainer
 from eventloop.events import AfterTrainIter
 from eventloop.metrics import EventStorage
 from eventloop.metrics.media import MediaPacket
-from eventloop.metrics.rows import Packet, Place
+from eventloop.metrics.packet import Packet
+from eventloop.metrics.rows import Place
 
 OURS, BY_HAND, BACKGROUND = "ours", "by hand", "background"
 INTERVAL = 10
@@ -207,7 +208,7 @@ class Collected:
             packet.events()
         self._packets.clear()
         if self._forget:
-            self._storage._histories.clear()
+            self._storage._readings.histories.clear()
 
 
 def remember(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from eventloop.assembly.argument_checks import take_bus
 from eventloop.bus import Bus
 from eventloop.events.run import CurrentRun, Run
+from eventloop.processes.dry_run import plan_file
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.util.checks import check_path, length_of
 from eventloop.util.suggest import suggest
@@ -58,11 +60,10 @@ DEFAULT_HOOKS = {
 """Hooks of every trainer: the name, which is the key in a checkpoint, and the class."""
 
 
-def make_work_dir(work_dir: str | Path | None, made: list[Path] | None = None) -> Path:
+def make_work_dir(work_dir: str | Path | None) -> Path:
     """Create the directory of the run's files; by default a new one under runs/, named by the time.
 
-    Args:
-        made: receives the directories that were created, outermost first.
+    In a dry run, a directory that does not exist yet is replaced by a temporary one.
 
     Raises:
         TypeError: it is not a path.
@@ -71,16 +72,15 @@ def make_work_dir(work_dir: str | Path | None, made: list[Path] | None = None) -
     if work_dir is not None:
         check_path("work_dir", work_dir)
     path = Path("runs") if work_dir is None else Path(work_dir)
+    if (plan := plan_file()) is not None:
+        exists = work_dir is not None and path.exists()
+        return path if exists else Path(tempfile.mkdtemp(dir=plan.parent))
     try:
-        missing = [p.absolute() for p in (path, *path.parents) if not p.exists()][::-1]
         if work_dir is None:
             path = _new_directory(path)
-            missing.append(path.absolute())
         if path.is_file():
             raise FileExistsError(errno.EEXIST, "it is a file")
         path.mkdir(parents=True, exist_ok=True)
-        if made is not None:
-            made += missing
         probe = path / f".probe.{os.getpid()}"
         probe.touch()
         probe.unlink(missing_ok=True)

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from time import perf_counter
 
+from eventloop.background.queues.failures import FailingQueue
 from eventloop.background.queues.queue import Delivery
-from eventloop.background.queues.subscriber import Lane
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.util.text import error_text
 
@@ -31,14 +31,14 @@ class Health:
         route: puts an event into the queues of its subscribers, all except one; called from any thread.
     """
 
-    def __init__(self, route: Callable[[Event, Lane | None], None]) -> None:
+    def __init__(self, route: Callable[[Event, FailingQueue | None], None]) -> None:
         self.mail: deque[Event] = deque(maxlen=MAIL_LIMIT)
         self.errors: deque[BaseException] = deque(maxlen=MAIL_LIMIT)
         self.mail_types: frozenset[type[Event]] = frozenset()
         self.latest: dict[type[Event], Event] = {}
         self._route = route
 
-    def report(self, lane: Lane, error: BaseException, item: Delivery | None, cost: float) -> None:
+    def report(self, lane: FailingQueue, error: BaseException, item: Delivery | None, cost: float) -> None:
         """Report one failure to every subscriber except the failed one."""
         items = item if isinstance(item, list) else [] if item is None else [item]
         if lane.options.on_error == "raise":
@@ -50,7 +50,7 @@ class Health:
         # a failure on a report goes by mail only: two such subscribers would keep each other busy for ever
         self._tell(event, lane, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
 
-    def tell_drops(self, lanes: Iterable[Lane], every: float = 0.0) -> bool:
+    def tell_drops(self, lanes: Iterable[FailingQueue], every: float = 0.0) -> bool:
         """Report events dropped since the last report; return whether there were any.
 
         Args:
@@ -72,7 +72,7 @@ class Health:
         )  # fmt: skip
         self._tell(SlowHandler(handler=name, count=calls, cost=p99))
 
-    def _tell(self, event: Event, about: Lane | None = None, *, by_mail_only: bool = False) -> None:
+    def _tell(self, event: Event, about: FailingQueue | None = None, *, by_mail_only: bool = False) -> None:
         self.latest[type(event)] = event
         if type(event) in self.mail_types:
             self.mail.append(event)
@@ -80,7 +80,7 @@ class Health:
             self._route(event, about)
 
 
-def _note(lane: Lane, events: list[Event]) -> str:
+def _note(lane: FailingQueue, events: list[Event]) -> str:
     """Return a note that names the subscriber and the event, as on errors of synchronous handlers."""
     batch = f", the first of a batch of {len(events)}" if len(events) > 1 else ""
     return f"raised by background subscriber {lane.name} ({lane.runs_on}) on {events[0]!r}{batch}"

@@ -22,10 +22,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet, ref
 
-from eventloop.background.loop import Background
+from eventloop.background.background import Background
 from eventloop.background.queues.options import LaneOptions, OnError, Overflow
 from eventloop.bus.capture import capture
-from eventloop.bus.dry_run import DryRunBackground, under_way
+from eventloop.bus.dry_run import FirstEvent
 from eventloop.bus.event_order import event_plans, plan_table
 from eventloop.bus.event_signal import EventSignal
 from eventloop.bus.process_exit import forget, watch
@@ -39,6 +39,7 @@ from eventloop.events.catalogue import find_event
 from eventloop.events.deferred import Deferred
 from eventloop.events.filters import Predicate
 from eventloop.events.priority import Priority
+from eventloop.processes.dry_run import plan_file
 from eventloop.util.functions import handler_name, is_coroutine_function
 
 if TYPE_CHECKING:
@@ -74,19 +75,15 @@ class Bus:
         """True for the bus of a trainer, which the next run or background subscription reopens."""
         self.overtime = True
         """Whether a flush or close without a timeout may take longer than `drain_timeout`."""
-        self.rehearsal = under_way()
-        """The dry run of this process, or None; see `eventloop.bus.dry_run`."""
-        self._background = Background() if self.rehearsal is None else DryRunBackground()
+        self._background = Background()
         self._subscribers = Subscribers(self, self._background)
-        self._dispatch = self._subscribers.dispatch
+        self._dispatch = self._subscribers.dispatch if plan_file() is None else FirstEvent(self)
         self._wanted = self._subscribers.wanted
         self.health = self._background.health
         """Health events and errors of background subscribers, which `poll` handles."""
         self._recording: ref[Recording] | None = None  # held by the background until it is finished
         self._module_subscriptions: WeakSet[ModuleSubscription] = WeakSet()  # their handlers hold them
         watch(self, self._background)
-        if self.rehearsal is not None:
-            self.rehearsal.admit(self)
 
     # --- subscribing ---------------------------------------------------------------------------------------
 
@@ -164,12 +161,11 @@ class Bus:
                 at least once.
             queue, overflow: number of events that may wait for a background subscriber, and the policy beyond
                 it: "spill" (to a temporary file of at most 1 GiB), "drop_oldest", "drop_newest", "latest"
-                (keep one), or "block" (the emitting thread waits). Before the queues is an inbox, to which
-                the emitting thread appends without waiting. It is emptied five times a second, so a queue
-                receives the events of 0.2 s at once: with less room it drops or spills, however fast the
-                subscriber is. The inbox holds 1,048,576 events. If a loop emits faster than the background
-                routes, or while a coroutine blocks the background, the oldest events beyond are dropped and
-                counted.
+                (keep one), or "block" (the emitting thread waits). The emitting thread only appends to a
+                list; five times a second the subscriber is woken and applies the policy to what came. So with
+                a policy that drops, a queue with less room than the events of 0.2 s drops, however fast the
+                subscriber is. A spilling subscriber that delivers takes events from the list as it goes. The
+                list holds 1,048,576 events; the oldest beyond are dropped and counted.
             on_error: reaction to an error of a background subscriber: "disable" it, "log" and go on, or
                 "raise" the error on the training thread at the next iteration boundary.
             stall_timeout: seconds that one delivery, `on_flush`, `on_close` or `when` of a background
@@ -328,7 +324,7 @@ class Bus:
     def post(self, deferred: Deferred, *types: type[Event]) -> None:
         """Post events of `types` that the background creates once their values have left the device."""
         if self._background.finished:
-            self._subscribers.after_close.refuse_posted(types)
+            self._subscribers.refuse_posted(types)
         else:
             self._background.post(deferred, types)
 
@@ -389,8 +385,7 @@ class Bus:
 
     def stats(self) -> list[SubscriptionStats]:
         """Return one record per subscription, in order of registration, exact up to this call."""
-        routed = self._subscribers.settle()
-        return self._subscribers.stats(routed=routed)
+        return self._subscribers.stats()
 
     def handler_costs(self, wall: float = 0.0) -> list[HandlerCost]:
         """Return one record per sync handler and event: counts, and times estimated from samples.
@@ -401,7 +396,7 @@ class Bus:
         return self._subscribers.handler_costs(wall)
 
     def subscriber_costs(self) -> list[SubscriberCost]:
-        """Return one record per background subscriber, without events that are not yet in its queue."""
+        """Return one record per background subscriber."""
         return self._subscribers.subscriber_costs()
 
     def __str__(self) -> str:
@@ -447,6 +442,8 @@ class Bus:
             RuntimeError: called from a background subscriber, which would wait for itself.
         """
         self._refuse_in_background("flush")
+        if plan_file() is not None:  # a dry run delivers nothing
+            return DrainReport(True, self._subscribers.stats())
         noting = self._subscribers.noting
         if timeout is None:
             complete = self._background.flush_while_delivering(
@@ -495,7 +492,6 @@ class Bus:
         if background.finished:  # else another thread is about to finish it, or the exit will
             forget(background)
             self._subscribers.refresh_routes()
-            self._subscribers.after_close.sweep()
         return complete
 
     def reopen(self) -> None:
@@ -525,9 +521,8 @@ class Bus:
                 f"bus.reopen has waited drain_timeout={self.drain_timeout:g} s for another thread, which is "
                 "still closing the bus: call it, or train, again when bus.close has returned there"
             )
-        background = Background() if self.rehearsal is None else DryRunBackground()
-        if self.rehearsal is None:
-            background.start()
+        background = Background()
+        background.start()
         background.latest.update(self._background.latest)
         self._background, self.health = background, background.health
         watch(self, background)

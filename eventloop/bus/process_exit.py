@@ -14,7 +14,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Protocol
 
-from eventloop.background.loop import Background
+from eventloop.background.background import Background
 
 
 class Closable(Protocol):

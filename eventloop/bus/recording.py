@@ -11,9 +11,9 @@ from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Protocol, Self
 
-from eventloop.background.loop import Background
-from eventloop.background.queues.subscriber import Lane
-from eventloop.costs.spans import INBOX, SpanRecorder
+from eventloop.background.background import Background
+from eventloop.background.queues.subscriber import Flush
+from eventloop.costs.spans import SpanRecorder
 from eventloop.util.waiting import Latch
 
 LINGER_SECONDS = 2.0
@@ -44,7 +44,7 @@ class Recording:
         self._stopped = False
         self._finished = Latch()
         self._then: Callable[[], object] | None = None
-        self._pending: list[tuple[Lane, int]] | None = None  # each with its number of events at `stop`
+        self._pending: list[Flush] | None = None  # one for each subscriber, asked for at `stop`
         self._deadline = 0.0
 
     @property
@@ -74,7 +74,8 @@ class Recording:
                 return
             self._stopped, self._then = True, then
         self._emitting.record(None)
-        if not self._background.after_routing(self._note_pending):
+        self._note_pending()
+        if self._background.finished or not self._background.lanes:
             self.finish()
 
     def finish(self) -> None:
@@ -104,18 +105,17 @@ class Recording:
 
     def _sample_depths(self) -> None:
         """Record the depths of all queues on the background loop, and finish if no event is pending."""
-        self.recorder.depth(INBOX, len(self._background.inbox))
         for lane in self._background.lanes:
             self.recorder.depth(lane.name, lane.queued)
         if self._pending is None:
             return
-        self._pending = [(lane, end) for lane, end in self._pending if lane.handled < end and not lane.done]
+        self._pending = [flush for flush in self._pending if not flush.made.is_set()]
         if not self._pending or monotonic() >= self._deadline:
             self.finish()
 
     def _note_pending(self) -> None:
         self._deadline = monotonic() + LINGER_SECONDS
-        self._pending = [(lane, lane.routed) for lane in self._background.lanes]
+        self._pending = [lane.flush_soon(calls=False) for lane in self._background.lanes if not lane.done]
 
     def __enter__(self) -> Self:
         return self

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any
 
-from eventloop.background.loop import Background
+from eventloop.background.background import Background
+from eventloop.background.queues.account import Route
 from eventloop.background.queues.subscriber import Lane
 from eventloop.background.workers.importable import pack
-from eventloop.bus.dispatch import Dispatch
+from eventloop.bus.after_close import AfterClose
+from eventloop.bus.dispatch import Dispatch, HandOver
 from eventloop.bus.event_signal import EventSignal
 from eventloop.bus.handler import Handler, Takes, calling_convention
-from eventloop.bus.routing import AfterClose, RouteTable
 from eventloop.bus.subscription import Options, PlanRow, Subscription, SubscriptionStats, handler_row
 from eventloop.costs.records import HandlerCost, SubscriberCost
 from eventloop.costs.sampling import Budget, Timing
@@ -37,8 +37,6 @@ _ENDED = 256
 """Cancelled handlers whose costs are still reported, at most."""
 _RARE = 8
 """From `every=8` on each call of a handler is measured, because samples would seldom include it."""
-_ROUTE_SECONDS = 1.0
-"""Seconds that a read or change of accounts waits for events to leave the inbox, at most."""
 
 
 class Subscribers:
@@ -59,7 +57,7 @@ class Subscribers:
         self._recorder: SpanRecorder | None = None
         self._held: dict[type[Event], list[Event]] = {}
         self._noting = 0  # number of flushes that wait for events of subscribers
-        self.after_close = AfterClose(background, self._table)
+        self.after_close = AfterClose()
         self._ended: dict[tuple[str, str], Handler] = {}  # cancelled handlers, by event and name
 
     # --- coming and going ----------------------------------------------------------------------------------
@@ -79,7 +77,6 @@ class Subscribers:
         """
         takes, wildcard, types = self.check(fn, events, name, options)
         background = options.offload is not None or is_coroutine_function(fn)
-        routed = not background or self._background.route_now(_ROUTE_SECONDS)
         with self._lock:
             subscription = Subscription(
                 self, fn, types, wildcard=wildcard, name=self._unique(name, handler_name(fn)),
@@ -96,7 +93,7 @@ class Subscribers:
             for event_type in self._types_of(subscription):
                 self._attach(subscription, event_type, takes)
             if background:  # from the next event on
-                self.refresh_routes(in_turn=not routed)
+                self.refresh_routes()
             else:
                 self._refresh_mail()
         return subscription
@@ -123,9 +120,6 @@ class Subscribers:
 
     def remove(self, subscription: Subscription) -> None:
         """Remove a subscription from the bus. `Subscription.cancel` calls this."""
-        routed = True
-        if subscription.lane is not None and subscription.active:
-            routed = self._background.route_now(_ROUTE_SECONDS)
         with self._lock:
             if not subscription.active:
                 return
@@ -137,14 +131,14 @@ class Subscribers:
                 self._ended[signal.name, handler.name] = handler.account_copy()
             while len(self._ended) > _ENDED:
                 del self._ended[next(iter(self._ended))]
-            if subscription.lane is not None:  # events emitted before belong to its account
-                self.refresh_routes(in_turn=not routed)
+            if subscription.lane is not None:
+                self.refresh_routes()
                 self._background.remove_lane(subscription.lane)
 
     def refresh(self, subscription: Subscription) -> None:
         """Apply a change of `subscription.paused`."""
         if subscription.lane is not None:
-            self._pause(subscription.lane, subscription.paused)
+            self.refresh_routes()
         for event_type, handler in subscription.handlers.items():
             signal = self.signals[event_type]
             if subscription.paused:
@@ -152,28 +146,19 @@ class Subscribers:
             elif subscription.active:
                 signal.reconnect(handler)
 
-    def _pause(self, lane: Lane, paused: bool) -> None:
-        """Pause or resume a queue, from the next emitted event on."""
-        gated = lane.options.overflow == "block"  # fed at the emit
-        if self._background.route_now(_ROUTE_SECONDS) or gated or self._background.asks_here:
-            lane.paused = paused
-        else:
-            self._background.in_turn(lambda: setattr(lane, "paused", paused))
-
     def move_to(self, background: Background, timeout: float) -> None:
         """Restart every background subscriber on another background, after the former one has ended.
 
         Subscribers that are still in a delivery are waited for, `timeout` seconds in all. Then they get no
         more events.
         """
-        deadline, former = monotonic() + timeout, self.after_close
+        deadline = monotonic() + timeout
         with self._lock:
-            self._background, self.after_close = background, AfterClose(background, self._table)
+            self._background, self.after_close = background, AfterClose()
             for subscription in self._subscriptions:
                 if subscription.lane is not None:
                     self._renew(subscription, subscription.lane, deadline)
             self.refresh_routes()
-            former.sweep()  # counts the events that other threads have emitted up to now
 
     def _renew(self, subscription: Subscription, former: Lane, deadline: float) -> None:
         options = subscription.options
@@ -187,8 +172,6 @@ class Subscribers:
         )
         lane.succeed(former)
         subscription.lane = lane
-        for route in subscription.routes.values():  # routes keep their filters, which may count
-            route.lane = lane
 
     def of(self, fn: Callable[..., Any]) -> list[Subscription]:
         """Return the subscriptions of a function."""
@@ -200,6 +183,11 @@ class Subscribers:
         self._subscriptions.clear()
         for signal in self.signals.values():
             signal.silence()
+
+    def refuse_posted(self, event_types: Iterable[type[Event]]) -> None:
+        """Count one event of each type as dropped for its subscribers, as the bus is closed."""
+        lanes = [each.lane for each in self._subscriptions if each.lane is not None]
+        self.after_close.refuse_posted(lanes, event_types)
 
     # --- looking -------------------------------------------------------------------------------------------
 
@@ -230,17 +218,11 @@ class Subscribers:
         ]
         return rows
 
-    def stats(self, *, routed: bool = True) -> list[SubscriptionStats]:
-        """Return one record per subscription.
-
-        Args:
-            routed: whether the inbox is empty; otherwise its events are counted as queued.
-        """
-        self.after_close.sweep()
+    def stats(self) -> list[SubscriptionStats]:
+        """Return one record per subscription."""
         for signal in self.signals.values():
             signal.settle()
-        way = Counter[Lane]() if routed else self._background.on_the_way()
-        return [each.account(way[each.lane] if each.lane else 0) for each in self._subscriptions]
+        return [each.account() for each in self._subscriptions]
 
     def handler_costs(self, wall: float) -> list[HandlerCost]:
         """Return one record per synchronous handler, in their order, then of handlers that were cancelled."""
@@ -257,17 +239,9 @@ class Subscribers:
 
     def stats_of(self, subscription: Subscription) -> SubscriptionStats:
         """Return the record of one subscription."""
-        routed, lane = self.settle(), subscription.lane
-        way = 0 if routed or lane is None else self._background.on_the_way()[lane]
-        return subscription.account(way)
-
-    def settle(self) -> bool:
-        """Bring every account up to date. Return False if events are left in the inbox of a blocked loop."""
-        routed = self._background.route_now(_ROUTE_SECONDS)
-        self.after_close.sweep()
         for signal in self.signals.values():
             signal.settle()
-        return routed
+        return subscription.account()
 
     def record(self, recorder: SpanRecorder | None) -> None:
         """Record spans of every synchronous handler with `recorder`, or stop with None."""
@@ -309,37 +283,43 @@ class Subscribers:
 
     # --- inside --------------------------------------------------------------------------------------------
 
-    def refresh_routes(self, *, in_turn: bool = False) -> None:
-        """Pass the current routes to every signal and to the background.
-
-        Args:
-            in_turn: as in `Background.set_routes`.
-        """
-        table, background = self._table(), self._background
-        if background.finished:
-            self._refuse_all(table)
-            return
-        hand_over = background.hand_over_noted if self._noting else background.inbox.append
+    def refresh_routes(self) -> None:
+        """Pass the current background subscribers of each event to its signal and to the background."""
+        background = self._background
+        interests = self._interests()
+        if not background.finished:
+            background.set_routes(interests)
         for event_type, signal in self.signals.items():
-            gates = [background.gate(r.lane, r.passes) for r in table.gated(event_type)]
-            inbox = [hand_over] if table.routed(event_type) else []
-            stamped = [background.hand_over_stamped] if inbox and not self._noting else inbox
-            if event_type in self._held and (gates or inbox):
-                gates, inbox, stamped = [self._held[event_type].append], [], []
-            hand_overs = (*gates, *inbox)
-            signal.hand_over_to(hand_overs, (*gates, *stamped), has_background=bool(hand_overs))
-        background.set_routes(table.by_type(), in_turn=in_turn)
+            lanes = [lane for lane, routes in interests.items() if event_type in routes]
+            if background.finished:
+                refuse = [partial(self.after_close.refuse, lane) for lane in lanes]
+                signal.hand_over_to(tuple(refuse), tuple(refuse), has_background=False)
+            elif event_type in self._held and lanes:
+                hold = self._held[event_type].append
+                signal.hand_over_to((hold,), (hold,), has_background=True)
+            else:
+                feeds = [self._feeds(lane, event_type) for lane in lanes]
+                plain, stamped = tuple(f[0] for f in feeds), tuple(f[1] for f in feeds)
+                signal.hand_over_to(plain, stamped, has_background=bool(lanes))
         self._refresh_mail()
 
-    def _table(self) -> RouteTable:
-        return RouteTable(self._subscriptions, self._types_of)
+    def _interests(self) -> dict[Lane, dict[type[Event], Route]]:
+        """Return the routes of each background subscriber that is not paused, by event type."""
+        return {
+            each.lane: {event_type: each.route(event_type) for event_type in self._types_of(each)}
+            for each in self._subscriptions
+            if each.lane is not None and not each.paused
+        }
 
-    def _refuse_all(self, table: RouteTable) -> None:
-        for event_type, signal in self.signals.items():
-            routes = table.all(event_type)
-            refuse = (partial(self.after_close.refuse, routes),) if routes else ()
-            signal.hand_over_to(refuse, refuse, has_background=False)
-        self._refresh_mail()
+    def _feeds(self, lane: Lane, event_type: type[Event]) -> tuple[HandOver, HandOver]:
+        if lane.options.overflow != "block":
+            plain, stamped = lane.feeds(event_type)
+        else:
+            plain, stamped = self._background.gates(lane, event_type)
+        if not self._noting:
+            return plain, stamped
+        noted = self._background.noted(plain)
+        return noted, noted
 
     def _refresh_mail(self) -> None:
         """Set the health events that the background keeps for synchronous handlers, for `Bus.poll`."""

@@ -12,8 +12,9 @@ from typing import Any, Protocol, Self, get_args
 
 import msgspec
 
+from eventloop.background.queues.account import Route
 from eventloop.background.queues.options import LaneOptions, Offload, OnError, Overflow
-from eventloop.background.queues.subscriber import Lane, Route
+from eventloop.background.queues.subscriber import Lane
 from eventloop.bus.handler import Handler
 from eventloop.costs.records import RunsOn, SubscriberCost
 from eventloop.events import Event
@@ -37,7 +38,8 @@ DEFAULT_LANE = LaneOptions()
 class SubscriptionStats(msgspec.Struct, frozen=True):
     """The account of one subscription. For a sync handler `calls == delivered`.
 
-    For a background subscriber `emitted == delivered + failed + dropped + queued`, counted in events.
+    For a background subscriber `emitted == delivered + failed + dropped + queued` at any moment, counted in
+    events. An event that `when=` rejects leaves the account.
     """
 
     name: str
@@ -353,9 +355,15 @@ class Subscription:
 
     def route(self, event_type: type[Event]) -> Route:
         """Return the route of an event type, created at the first call, because its filter may count."""
-        assert self.lane is not None
         if event_type not in self.routes:
-            self.routes[event_type] = Route(self.lane, self.filter(event_type))
+            options = self.options
+            if options.lane.overflow == "block":  # an unwanted event must not make the emitting thread wait
+                self.routes[event_type] = Route(self.filter(event_type), None)
+            elif options.once:
+                self.routes[event_type] = Route(None, self.filter(event_type))
+            else:
+                early = make_filter(event_type, options.every, options.start, None)
+                self.routes[event_type] = Route(early, make_filter(event_type, 1, 0, options.when))
         return self.routes[event_type]
 
     def filter(self, event_type: type[Event]) -> Passes | None:
@@ -377,12 +385,8 @@ class Subscription:
             options.lane.overflow, in_microseconds(options.budget),
         )  # fmt: skip
 
-    def account(self, on_the_way: int = 0) -> SubscriptionStats:
-        """Return the account of the subscription.
-
-        Args:
-            on_the_way: events in the inbox that are not routed yet.
-        """
+    def account(self) -> SubscriptionStats:
+        """Return the account of the subscription."""
         lane = self.lane
         if lane is None:
             calls = sum(handler.calls for handler in self.handlers.values())
@@ -393,11 +397,11 @@ class Subscription:
         error = f"{ended} {'; '.join(filter(None, (lane.last_error, lane.stuck)))}".strip()
         return SubscriptionStats(
             self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped,
-            now.failed, now.queued + on_the_way, now.peak, error, now.spilled,
+            now.failed, now.queued, now.peak, error, now.spilled,
         )  # fmt: skip
 
     def cost(self) -> SubscriberCost:
-        """Return the costs of a background subscriber, without events in the inbox."""
+        """Return the costs of a background subscriber."""
         lane, account = self.lane, self.account()
         assert lane is not None
         budget = lane.budget
@@ -405,7 +409,7 @@ class Subscription:
             name=self.name, event=self.event, runs_on=self.runs_on, delivered=account.delivered,
             dropped=account.dropped, failed=account.failed, queued=account.queued,
             peak_queued=account.peak_queued, spilled=account.spilled, calls=account.calls,
-            seconds=account.seconds, wait=lane.waits.timing.times(), busy=lane.busy.times(account.calls),
+            seconds=account.seconds, wait=lane.waits.times(), busy=lane.busy.times(account.calls),
             error=account.error, budget=None if budget is None else budget.seconds,
             over_budget=budget is not None and budget.exceeded,
         )  # fmt: skip

@@ -59,9 +59,7 @@ def add_parser(commands: Any) -> None:
         usage="%(prog)s [-h] RUN --to TARGET [--only EVENT [EVENT ...]] [--import MODULE] [--out DIR] "
         "[--traceback]",
     )  # fmt: skip
-    parser.add_argument(  # "?", so that the error can say that --only has taken it
-        "run", type=Path, nargs="?", metavar="RUN", help="the run's directory, or its event log"
-    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory, or its event log")
     parser.add_argument(
         "--to", required=True, metavar="TARGET",
         help=f"{', '.join(TARGETS)}, or the class name of another writer that needs no arguments",
@@ -146,13 +144,11 @@ def _prepare(options: argparse.Namespace) -> Job:
     from eventloop.eventlog.reader import find_log, read_events
     from eventloop.eventlog.replay import folder_of
 
-    if options.run is None:
-        raise ValueError(_no_run(options))
     log = find_log(options.run)
     read_events(log)
     for module in options.modules:
         _import(module)
-    _check_events(log, options.only or [])
+    _check_events(options.only or [])
     writer = _make_writer(options.to, options.only)
     if options.to == "console" and options.out is not None:
         raise ValueError(
@@ -165,20 +161,6 @@ def _prepare(options: argparse.Namespace) -> Job:
     if made is not None and lexists(made):
         raise ValueError(f"{made} exists already: choose another --out, or remove it")
     return Job(log, writer, out, made)
-
-
-def _no_run(options: argparse.Namespace) -> str:
-    missing = "RUN is missing, the run's directory or its event log"
-    if not options.only:
-        return missing
-    taken = next((word for word in options.only if Path(word).exists()), None)
-    if taken is None:
-        return f"{missing}: put it first, because --only takes all the words after it"
-    events = " ".join(word for word in options.only if word != taken)
-    return (
-        f"{missing}: --only takes all the words after it, also {taken!r}; put that first: "
-        f"eventloop replay {taken} --to {options.to}{f' --only {events}' if events else ''}"
-    )
 
 
 @contextmanager
@@ -209,8 +191,8 @@ def _import(name: str) -> None:
         raise ImportError(f"--import {name} failed: {why}") from error
 
 
-def _check_events(log: Path, names: list[str]) -> None:
-    """Check that the names are declared events; for others the log is searched.
+def _check_events(names: list[str]) -> None:
+    """Check that the names are declared events.
 
     Raises:
         ValueError: an unknown event.
@@ -224,20 +206,8 @@ def _check_events(log: Path, names: list[str]) -> None:
         if name in declared or name in ALIASES:
             find_event(name)  # raises if two modules have declared it
         elif name != "*":
-            held = _undeclared_in(log)
-            if name in held:
-                raise ValueError(f"unknown event {name!r}, of which the log has {held[name]:,}: {IMPORT} it")
-            raise ValueError(f"unknown event {name!r}{suggest(name, [*declared, *ALIASES, *held])}")
-
-
-def _undeclared_in(log: Path) -> dict[str, int]:
-    """Return the events of a log that no imported module declares: name and count."""
-    from eventloop.eventlog.reader import read_events
-
-    reader = read_events(log, on_torn="ignore")
-    for _ in reader.blocks():
-        pass
-    return reader.unknown
+            hint = suggest(name, [*declared, *ALIASES])
+            raise ValueError(f"unknown event {name!r}{hint}; {IMPORT} an event of yours")
 
 
 def _made_by(writer: Sink, out: Path) -> Path | None:

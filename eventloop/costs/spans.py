@@ -27,8 +27,6 @@ from eventloop.events.base import event_name
 LIMIT = 100_000
 """Spans, and depths, that a recorder takes at most: about 15 MB of each."""
 
-INBOX = "inbox"
-"""The queue between the emitting threads and the background loop."""
 SAVER = "checkpoint saver"
 """The track of the thread or process that writes checkpoints."""
 
@@ -57,7 +55,7 @@ class Depth(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The number of events in a queue at one time."""
 
     queue: str
-    """A background subscriber's name, or `INBOX`."""
+    """A background subscriber's name."""
     at: float
     events: int
 

@@ -1,23 +1,21 @@
 """Resume a pass over a map-style DataLoader by drawing only its lists of indices again.
 
-`readers` chooses it for a plain `DataLoader`. No sample that was trained on is read again, except where the
-log says so.
+`readers` chooses it for a plain `DataLoader`. No sample that was trained on is read again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from eventloop.data.loader_info import has_states, lists_of
-from eventloop.data.plain_reader import PlainReader
+from eventloop.data.loader_state import random_state, set_random_state
 from eventloop.data.resumable_loader import Indices, rebuild
-from eventloop.data.rng import changed_generators, random_state, rng_state, set_random_state
+from eventloop.data.rng import changed_generators, rng_state
 from eventloop.data.worker_random_state import ChangedState, FromWorker, InWorker, merge
 from eventloop.util.checks import length_of
 
@@ -31,9 +29,9 @@ class IndexReader:
     workers return their random state with every batch. The checkpoint has the state after the last batch that
     was trained on, not that of batches read ahead, and the workers of the resumed run start with it.
 
-    Persistent workers are seeded once, when the first pass begins. The checkpoint also has the random state
-    from which that seed is drawn, so that a resumed run draws the same seed, and its samplers draw nothing
-    twice.
+    A DataLoader draws the seed of its workers when a pass is opened, before the sampler draws. This class
+    draws it in the same order, and keeps the state that it was drawn from. Persistent workers are seeded
+    once, when the first pass begins, and those of a resumed run get the same seed.
     """
 
     def __init__(self) -> None:
@@ -45,23 +43,20 @@ class IndexReader:
 
     def open(self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
         """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
-        if not loader.num_workers:
-            return self._without_workers(loader, skip, opened_with) if skip else iter(loader)
-        if not loader.in_order:
-            return self._out_of_order(loader, skip, opened_with) if skip else iter(loader)
         self._settle(skip)
         length = length_of(loader)
-        if skip and length is not None and skip >= length:
-            if has_states(loader):
-                _draw_out(loader, opened_with)
+        if loader.num_workers and skip and length is not None and skip >= length:
+            _draw_out(loader, opened_with)
             return iter(())  # all batches were trained on
+        if not (loader.num_workers and loader.in_order):
+            return self._without_states(loader, skip, opened_with) if skip else iter(loader)
         if self._rebuilt is not None and not skip:
             self._seeded_here = False
             return self._batches(iter(self._rebuilt), 0)
         return self._batches(self._start(loader, skip, opened_with), skip)
 
     def state_dict(self, loader: DataLoader[Any], batch_idx: int) -> dict[str, Any]:
-        """Return the random states of the workers, and the seeding state of persistent workers."""
+        """Return the random states of the workers, and the state that their seed was drawn from."""
         states = self._states_at(loader, batch_idx)
         return {
             "num_workers": loader.num_workers,
@@ -101,39 +96,24 @@ class IndexReader:
             states[worker] = merge(states.get(worker), changed)
         return states
 
-    def _without_workers(
+    def _without_states(
         self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]
     ) -> Iterator[Any]:
+        """Resume a pass without workers, or with workers whose batches come in any order."""
+        if loader.num_workers:
+            logger.warning(
+                "the loader has in_order=False: the batches that were trained on are not known exactly, so "
+                "some may be trained on twice and others not at all"
+            )
         now = random_state(loader)
         set_random_state(loader, opened_with, opening=True)
-        indices = Indices(lists_of(loader), skip)
-        iterator = iter(rebuild(loader, indices, loader.collate_fn, loader.worker_init_fn))
-        indices.start()
-        shared = _shared(indices, now)
+        lists = iter(_lists_of(loader))
+        _draw_seed(loader)
+        _drop(lists, skip)
         set_random_state(loader, now)
-        return self._read_again(loader, skip, opened_with, shared) if shared else iterator
-
-    def _read_again(
-        self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any], shared: list[str]
-    ) -> Iterator[Any]:
-        """Read the skipped samples again, because sampler and samples draw from one generator in turn."""
-        now = rng_state()
-        reader = PlainReader(
-            f"the sampler draws from {_named(shared)} during the pass, and something else draws from it too"
-        )
-        iterator = reader.open(loader, skip, opened_with)
-        if reader.left is not None:
-            _warn_inexact([name for name in changed_generators(reader.left, now) if name in shared])
-        return iterator
-
-    def _out_of_order(
-        self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]
-    ) -> Iterator[Any]:
-        logger.warning(
-            "the loader has in_order=False: the batches that were trained on are not known exactly, so some "
-            "may be trained on twice and others not at all"
-        )
-        return self._without_workers(loader, skip, opened_with)
+        indices = Indices(_lists_of(loader), lists)
+        seeds = torch.Generator(_source_of(loader).device)  # leaves the loader's generator as it is
+        return iter(rebuild(loader, indices, seeds, loader.collate_fn, loader.worker_init_fn))
 
     def _start(
         self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]
@@ -141,43 +121,38 @@ class IndexReader:
         """Start workers at the beginning of a pass, or at the batch where a resumed pass goes on."""
         self._rebuilt = None  # ends its workers, which have read ahead of this pass
         now = random_state(loader)
-        begin = self._seed(loader, skip, opened_with, now)
-        if not skip and begin is None:
+        if skip:
+            set_random_state(loader, opened_with, opening=True)
+        seeds = self._seed(loader, skip)
+        if not skip and self._seeded_here:
             self._states = {}
-        idle = skip % loader.num_workers
+        idle = skip % loader.num_workers  # these workers had their turn already
         inside = InWorker(loader.collate_fn, loader.worker_init_fn, self._states, idle)
-        indices = Indices(lists_of(loader), skip, idle, begin)
-        rebuilt = rebuild(loader, indices, inside.collate, inside.init)
+        lists = iter(Indices(_lists_of(loader)))
+        _drop(lists, skip)
+        indices = Indices(_lists_of(loader), chain([[]] * idle, lists))
+        rebuilt = rebuild(loader, indices, seeds, inside.collate, inside.init)
         iterator = iter(rebuilt)
         for _ in range(idle):
-            _drop_next(iterator, loader.dataset)
+            _drop_empty(iterator, loader.dataset)
         if skip:
-            _warn_inexact(_shared(indices, now))
             set_random_state(loader, now)
         self._rebuilt = rebuilt if loader.persistent_workers else None
         return iterator
 
-    def _seed(
-        self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any], now: dict[str, Any]
-    ) -> Callable[[], None] | None:
-        """Restore the random state from which the workers are seeded.
+    def _seed(self, loader: DataLoader[Any], skip: int) -> torch.Generator:
+        """Return a generator from which the workers get their seed.
 
-        If an earlier pass seeded them, return a function that restores the state with which the samplers
-        begin.
+        The seed is drawn from the loader's generator as well, unless an earlier pass seeded the workers.
         """
-        if skip:
-            set_random_state(loader, opened_with, opening=True)
-        if not loader.persistent_workers:
-            return None
-        source = loader.generator if loader.generator is not None else torch.default_generator
-        earlier = self._seeded_with is not None and not (skip and self._seeded_here)
-        self._seeded_here = not earlier
-        if earlier:
-            assert self._seeded_with is not None
-            source.set_state(self._seeded_with.clone())
-            return partial(set_random_state, loader, opened_with if skip else now, opening=bool(skip))
-        self._seeded_with = source.get_state()
-        return None
+        earlier = loader.persistent_workers and self._seeded_with is not None
+        self._seeded_here = not earlier or bool(skip and self._seeded_here)
+        if self._seeded_here:
+            self._seeded_with = _draw_seed(loader)
+        assert self._seeded_with is not None
+        seeds = torch.Generator(_source_of(loader).device)
+        seeds.set_state(self._seeded_with.clone())  # torch reads a state from the start of its storage
+        return seeds
 
     def _batches(self, iterator: Iterator[FromWorker], number: int) -> Iterator[Any]:
         for batch, worker, changed in iterator:
@@ -194,43 +169,56 @@ class IndexReader:
         self._pending = None
 
 
-def _shared(indices: Indices, now: Mapping[str, Any]) -> list[str]:
-    """Return the names of the global generators that the sampler shares with other code during the pass.
-
-    Lists of indices after the first were drawn from them, and drawing the lists alone does not lead to their
-    state now.
-    """
-    if indices.after_first is None:
-        return []
-    drawn = rng_state()
-    elsewhere = changed_generators(drawn, now["rng"])
-    return [name for name in changed_generators(indices.after_first, drawn) if name in elsewhere]
+def _lists_of(loader: DataLoader[Any]) -> Any:
+    """Return the source of the lists of indices of a pass, one list for each batch."""
+    assert loader.batch_sampler is not None  # else a PlainReader reads it
+    return loader.batch_sampler
 
 
-def _named(generators: list[str]) -> str:
-    return f"the global generator of {' and of '.join(generators)}"
+def _draw_seed(loader: DataLoader[Any]) -> torch.Tensor:
+    """Draw the seed of a pass, as a DataLoader does, and return the state that it was drawn from."""
+    source = _source_of(loader)
+    state = source.get_state()
+    torch.empty((), dtype=torch.int64).random_(generator=source)
+    return state
 
 
-def _warn_inexact(shared: list[str]) -> None:
-    if shared:
-        logger.warning(
-            "the order of the samples is not that of the interrupted run: the sampler draws from %s during "
-            "the pass, and so does the training; let it draw when the pass is opened, or from a generator "
-            "of its own",
-            _named(shared),
-        )
+def _source_of(loader: DataLoader[Any]) -> torch.Generator:
+    """Return the generator from which a DataLoader draws its seed, on the default device."""
+    source: torch.Generator | None = loader.generator
+    device = torch.get_default_device()
+    if source is None and device.type != "cpu":
+        module: Any = torch.get_device_module(device)
+        source = module.default_generators[module.current_device()]
+    return torch.default_generator if source is None else source
 
 
 def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any]) -> None:
-    """Draw all lists of a pass, so that samplers with a state of their own are at its end."""
+    """Draw all lists of a pass, as a loader with workers has when its last batch is read."""
     now = random_state(loader)
     set_random_state(loader, opened_with, opening=True)
-    for _ in lists_of(loader):
+    for _ in _lists_of(loader):
         pass
     set_random_state(loader, now)
 
 
-def _drop_next(iterator: Iterator[Any], dataset: Any) -> None:
+def _drop(lists: Iterator[list[Any]], skip: int) -> None:
+    """Draw the lists that were trained on, and warn if they need a global generator during the pass."""
+    for _ in range(min(skip, 1)):
+        next(lists, None)
+    opened = rng_state()
+    for _ in range(skip - 1):
+        next(lists, None)
+    if drawn := changed_generators(opened, rng_state()):
+        logger.warning(
+            "the order of the samples may not be that of the interrupted run: the sampler draws from the "
+            "global generator of %s during the pass; let it draw when the pass is opened, or from a "
+            "generator that is an attribute of the sampler",
+            " and of ".join(drawn),
+        )
+
+
+def _drop_empty(iterator: Iterator[Any], dataset: Any) -> None:
     """Take the empty batch that stands for one that was read before the checkpoint."""
     try:
         next(iterator, None)

@@ -12,8 +12,6 @@ import torch
 from torch.utils import data
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop.data.rng import samplers_state
-
 
 def why_not_by_index(loader: Iterable[Any]) -> str | None:
     """Return why a pass over a loader cannot be resumed by indices, or None if it can."""
@@ -36,28 +34,6 @@ def why_not_by_index(loader: Iterable[Any]) -> str | None:
 def persists(loader: Any) -> bool:
     """Return whether a loader's workers serve more than one pass."""
     return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
-
-
-def is_stream(loader: Any) -> bool:
-    """Return whether a loader reads an IterableDataset whose only state is its workers' random states."""
-    plain_loader = type(loader) is DataLoader and loader.in_order and not loader.drop_last
-    datapipe = getattr(data, "IterDataPipe", ())  # its workers are seeded again in each pass
-    return (
-        plain_loader
-        and isinstance(loader.dataset, IterableDataset)
-        and not isinstance(loader.dataset, datapipe)
-    )
-
-
-def has_states(loader: Any) -> bool:
-    """Return whether one of a loader's samplers saves its own state."""
-    return bool(samplers_state(loader)["states"])
-
-
-def lists_of(loader: DataLoader[Any]) -> Iterable[list[Any]]:
-    """Return the lists of indices of a pass, one list for each batch."""
-    assert loader.batch_sampler is not None  # else a PlainReader reads it
-    return loader.batch_sampler
 
 
 def to_device(batch: Any, device: torch.device | None) -> Any:

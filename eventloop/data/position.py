@@ -7,33 +7,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
-from functools import partial
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary, finalize
 
-import torch
 from torch.utils.data import DataLoader
 
 from eventloop.data.index_reader import IndexReader
-from eventloop.data.readers import Reader, StatefulReader, reader_of
-from eventloop.data.rng import (
-    check_own_random_state,
-    check_rng_state,
-    generators_of,
-    load_sampler,
+from eventloop.data.loader_state import (
+    check_generators,
+    lost_generators,
     own_random_state,
     random_state,
     samplers_of,
-    samplers_state,
-    samplers_with_state,
     set_generators,
-    set_own_random_state,
     set_random_state,
     set_samplers,
-    unrestorable_in,
 )
-from eventloop.state.rollback import Rollback
+from eventloop.data.readers import Reader, reader_of
+from eventloop.data.rng import check_rng_state
 from eventloop.util.checks import length_of
 
 
@@ -75,8 +66,7 @@ class LoaderPosition:
         """The number of batches of the current pass, if the loader has a length."""
         self._opened_with: dict[str, Any] = {}
         # states of a checkpoint, kept until the loader is opened
-        self._generators: list[torch.Tensor] = []
-        self._samplers: Mapping[str, Any] | None = None
+        self._own: dict[str, Mapping[str, Any]] = {}
         self._loader_state: Mapping[str, Any] | None = None
         self._resuming = False
         self._opened_at: tuple[int, int] | None = None  # iteration and epoch
@@ -112,7 +102,7 @@ class LoaderPosition:
         self.length = length_of(loader)
         skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
-        self._restore_samplers(loader, skip)
+        self._restore_own(loader, opening=not skip)
         self._take_back(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
@@ -134,18 +124,17 @@ class LoaderPosition:
             set_random_state(loader, self._opened_with, opening=True)
             self._passes -= 1
 
-    def _restore_samplers(self, loader: Iterable[Any], skip: int) -> None:
+    def _restore_own(self, loader: Iterable[Any], *, opening: bool) -> None:
         """Restore the states of the loader's generators and samplers after a resume.
 
         In mid-pass the reader restores the samplers' own states, because it opens the pass from its
         beginning.
         """
-        if self._samplers is not None:
-            _warn_lost(loader, self._opened_with.get("samplers", {}) if skip else self._samplers)
-            set_samplers(loader, self._samplers, opening=not skip)
-        self._samplers = None
-        set_generators(loader, self._generators)
-        self._generators = []
+        if "generators" in self._own:
+            _restore_generators(loader, self._own.pop("generators"))
+        samplers = self._own.pop("samplers", {})
+        if opening:
+            set_samplers(loader, samplers)
 
     def _reader(self, loader: Iterable[Any]) -> Reader:
         if self._current is None or self._current[0] is not loader:
@@ -177,14 +166,14 @@ class LoaderPosition:
         return {
             "batch_idx": batch_idx,
             "passes": self._passes,
-            "opened_with": {}
-            if within == "epoch"
-            else self._opened_with,  # the next pass has a state of its own
-            "generators": self._generators or [g.get_state() for g in generators_of(self._trainer.loader)],
-            "samplers": samplers_state(self._trainer.loader) if self._samplers is None else self._samplers,
+            "opened_with": {} if within == "epoch" else self._opened_with,  # each pass has its own
+            **own_random_state(self._trainer.loader),
+            **self._own,
             "evaluated": 0 if within else self.evaluated,
             "loader": loader,
-            "evaluations": {mode: own_random_state(each) for mode, each in self._evaluated_on().items()},
+            "evaluations": {
+                mode: own_random_state(each)["generators"] for mode, each in self._evaluated_on().items()
+            },
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -192,50 +181,30 @@ class LoaderPosition:
 
         The layout was checked before. The error of the generator is raised for a malformed state.
         """
-        opened_with = state["opened_with"]
+        loader, opened_with = self._trainer.loader, state["opened_with"]
         if opened_with:
             check_rng_state(opened_with["rng"])
-            check_own_random_state(self._trainer.loader, opened_with)
-        check_own_random_state(self._trainer.loader, state)
-        saved = state.get("evaluations", {})
-        for mode, loader in self._evaluated_on().items():
-            if mode in saved:
-                check_own_random_state(loader, saved[mode])
-
-    def load_samplers(self, state: Mapping[str, Any], rollback: Rollback) -> None:
-        """Restore the states of the evaluation loaders' samplers; call it before `load_state_dict`."""
-        saved = state.get("evaluations", {})
-        for mode, loader in self._evaluated_on().items():
-            if mode in saved:
-                samplers = saved[mode].get("samplers", {})
-                _warn_lost(loader, samplers)
-                own = own_random_state(loader)
-                rollback.on_rollback(
-                    f"the generators of {mode}_loader",
-                    partial(set_own_random_state, loader, own, opening=False),
-                )
-                for sampler, its_state in samplers_with_state(loader, samplers):
-                    rollback.snapshot(f"the sampler {type(sampler).__name__} of {mode}_loader", sampler)
-                    load_sampler(sampler, its_state)
+            check_generators(loader, opened_with["generators"])
+        check_generators(loader, state["generators"])
+        for mode, evaluated_on in self._evaluated_on().items():
+            check_generators(evaluated_on, state.get("evaluations", {}).get(mode, {}))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a position that was checked; call it after `load_samplers`."""
+        """Restore a position that `check_state` has checked; this calls no code of loaders and samplers."""
         self._trainer.batch_idx = int(state["batch_idx"])
         self._passes = int(state["passes"])
         self._opened_with = dict(state["opened_with"])
         self._opened_at = None
-        self._generators = list(state["generators"])
-        self._samplers = state.get("samplers", {})
-        self._loader_state = state.get("loader")
+        self._own = {"generators": state["generators"], "samplers": state["samplers"]}
+        self._loader_state = state.get("loader", {})
         self.evaluated = int(state["evaluated"])
         self._resuming = self._trainer.batch_idx > 0
         if self._trainer.loader is not None:  # an evaluation before the next pass may draw from them
-            set_generators(self._trainer.loader, self._generators)
-            self._generators = []
-        saved = state.get("evaluations", {})
+            _restore_generators(self._trainer.loader, self._own.pop("generators"))
+        evaluations = state.get("evaluations", {})
         for mode, loader in self._evaluated_on().items():
-            if mode in saved:
-                set_own_random_state(loader, saved[mode], opening=False)
+            if mode in evaluations:
+                _restore_generators(loader, evaluations[mode])
 
     def _evaluated_on(self) -> dict[str, Iterable[Any]]:
         """Return the evaluation loaders by mode, without the train loader."""
@@ -247,36 +216,26 @@ class LoaderPosition:
             if loader is not None and loader is not trainer.loader
         }
 
-    def put_back(self, loader: Any, state: Mapping[str, Any]) -> None:
-        """Restore the state of a loader that saves its own position, after a separate pass over it.
-
-        The current pass, or the next one, goes on from that state.
-        """
-        if self._current is not None and self._current[0] is loader:
-            reader = self._current[1]
-            assert isinstance(reader, StatefulReader)
-            state = reader.put_back(state)
-        loader.load_state_dict(deepcopy(state))  # the loader may keep and change it
-
     def rescale(self, saved: int, own: int) -> None:
         """Convert a position in a pass of `saved` batches to the same fraction of a pass of `own` batches."""
         self._trainer.batch_idx = self._trainer.batch_idx * own // max(saved, 1)
         self._resuming = self._trainer.batch_idx > 0
 
 
-def _warn_lost(loader: Iterable[Any], saved: Mapping[str, Any]) -> None:
-    if lost := unrestorable_in(loader, saved):
+def _restore_generators(loader: Iterable[Any], saved: Mapping[str, Any]) -> None:
+    """Restore a loader's own generators, and log those that the checkpoint does not have."""
+    if lost := lost_generators(loader, saved):
         logger.warning(
-            "the order of the samples may not be that of the interrupted run, as the checkpoint cannot "
-            "restore %s: let the sampler shuffle by a generator that is an attribute of it, or by set_epoch, "
-            "or give it state_dict and load_state_dict",
+            "the samples may not be those of the interrupted run, as the checkpoint has no state of %s: "
+            "resume with the loader of that run",
             ", ".join(lost),
         )
+    set_generators(loader, saved)
 
 
 def set_sampler_epoch(loader: Iterable[Any], epoch: int) -> None:
     """Call `set_epoch` of the loader, of its sampler, or of its batch sampler's; the first that has it."""
-    for owner in (loader, *samplers_of(loader)):
+    for owner in (loader, *samplers_of(loader).values()):
         set_epoch = getattr(owner, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from eventloop.data.rng import (
-    module_generators,
+from eventloop.data.loader_state import (
     own_random_state,
     random_state,
-    set_module_generators,
     set_own_random_state,
     set_random_state,
 )
+from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.metrics import EventStorage
 from eventloop.state.sharded import refuse_sharded
 

@@ -16,13 +16,8 @@ from torch.nn.parameter import is_lazy
 from eventloop.checkpoint.weights import modes_and_buffers_kept
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.loader_info import persists, to_device, why_not_by_index
-from eventloop.data.rng import (
-    module_generators,
-    random_state,
-    samplers_state,
-    set_module_generators,
-    set_random_state,
-)
+from eventloop.data.loader_state import has_state_dict, random_state, samplers_of, set_random_state
+from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, batch_size, fields_kept, gather
 from eventloop.metrics import EventStorage
 from eventloop.util.suggest import near
@@ -204,9 +199,17 @@ def _can_be_repeated(trainer: CheckedTrainer) -> bool:
     """Return whether the loader restarts with each pass, and the first batch does not create weights."""
     loader = trainer.val_loader
     begins_again = isinstance(loader, list | tuple) or (
-        loader is not None and why_not_by_index(loader) is None and not samplers_state(loader)["numbers"]
+        loader is not None
+        and why_not_by_index(loader) is None
+        and all(map(_is_restored, samplers_of(loader).values()))
     )
     return begins_again and not any(map(is_lazy, trainer.model.parameters()))
+
+
+def _is_restored(sampler: object) -> bool:
+    """Return whether a sampler draws the same samples again; one of the user's own may count its passes."""
+    of_torch = type(sampler).__module__.startswith("torch.")
+    return of_torch or has_state_dict(sampler) or hasattr(sampler, "set_epoch")
 
 
 def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:

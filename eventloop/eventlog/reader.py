@@ -24,7 +24,6 @@ from eventloop.eventlog.format import (
     FRAME,
     HEADER,
     MARK_NUMBER,
-    PLACE_TAG,
     RUN_TAG,
     SHORTEST,
     EventLogError,
@@ -169,7 +168,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         tag = _tag(key)
         if tag == RUN_TAG:
             return _raise_new_run
-        if tag == PLACE_TAG:
+        if tag.startswith("$"):  # of another version
             return _skip
         if self._only is not None and tag not in self._only:
             return self._leave_out

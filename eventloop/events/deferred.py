@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from eventloop.events.base import Event
 
@@ -23,18 +23,19 @@ class Deferred(Protocol):
         """Create the events. Called once, on the background loop."""
 
 
-class Posted(NamedTuple):
-    """A deferred in the inbox, and the types of its events if known."""
+@dataclass(eq=False, slots=True)
+class Pending:
+    """The place of deferred events in the queue of one subscriber."""
 
-    deferred: Deferred
     types: tuple[type[Event], ...]
-    emitted: float = 0.0
-    """Time of the post, by `perf_counter`."""
+    events: list[Event] | None = None
+    """Those that the subscriber wants, once they are created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamped:
-    """An event in the inbox whose wait is measured."""
+    """An event whose wait in the queue is measured."""
 
     event: Event
     emitted: float
+    """Time of the emit, by `perf_counter`."""

@@ -5,5 +5,5 @@ that the background turns into events. The package may import torch, `state`, `e
 package above them.
 """
 
+from eventloop.metrics.current import get_event_storage as get_event_storage
 from eventloop.metrics.storage import EventStorage as EventStorage
-from eventloop.metrics.storage import get_event_storage as get_event_storage

@@ -1,8 +1,9 @@
 """Reduce the logged values of all ranks, as means or maxima, in the background; `LoggerHook` uses it.
 
-All ranks post packets at the same iterations. When the background loop comes to a packet, it takes all
-waiting packets into one exchange, so fast steps do not cause more collectives. Values wait for another rank
-at most `WAIT_SECONDS`, and less at the end of a run; after that each rank logs its own values.
+All ranks run one script and post packets at the same iterations. In one exchange they first compare how far
+each has come, and one hash of the names and iterations of all values up to there: a collective over tensors
+of unequal lengths would crash or hang. If the hashes are equal, one `all_reduce` adds the values; otherwise
+each rank logs its own. Values wait for another rank at most `WAIT_SECONDS`, and less at the end of a run.
 """
 
 from __future__ import annotations
@@ -10,20 +11,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from hashlib import blake2b
 from itertools import takewhile
 from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from eventloop.events import Event
-from eventloop.metrics.exchange import MaximumRules, Outcome, Ranks, Steps, Table, Work, exchange
-from eventloop.metrics.rows import Packet, Row
+from eventloop.metrics.packet import Packet
+from eventloop.metrics.rows import Row
 from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")
@@ -35,11 +37,28 @@ GROUP_SECONDS = 600.0
 
 A process that ends during a collective, while other ranks do not take part, waits as long: gloo cannot cancel
 one."""
-ROWS_LIMIT = 512
-"""At most so many rows are in an exchange, plus the first packet: some 0.5 ms of the interpreter."""
 LAST = (1 << 40) - 1
 """The iteration of the last packet of a training, larger than any other."""
 _RUN = 1 << 40
+
+
+class Work(Protocol):
+    """A collective in progress, such as `torch.distributed.Work`."""
+
+    def is_completed(self) -> bool:
+        """Return whether the collective has ended, also by an error."""
+
+    def wait(self) -> Any:
+        """Wait for the end of the collective, and raise its error if it failed."""
+
+
+class Ranks(Protocol):
+    """The ranks of an exchange."""
+
+    size: int
+
+    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> Work:
+        """Start to replace each element by its sum, or its maximum, over the ranks."""
 
 
 class GlooRanks:
@@ -52,21 +71,9 @@ class GlooRanks:
         self.size = dist.get_world_size()
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS))
 
-    def total(self, tensor: torch.Tensor) -> Work:
-        """Start to replace each element by its sum over the ranks."""
-        return self._all_reduce(tensor, dist.ReduceOp.SUM)
-
-    def largest(self, tensor: torch.Tensor) -> Work:
-        """Start to replace each element by its maximum over the ranks."""
-        return self._all_reduce(tensor, dist.ReduceOp.MAX)
-
-    def gather(self, tensor: torch.Tensor) -> tuple[list[torch.Tensor], Work]:
-        """Start to gather the tensors of all ranks, which have equal lengths; return them in rank order."""
-        gathered = [torch.empty_like(tensor) for _ in range(self.size)]
-        work: Work = dist.all_gather(gathered, tensor, group=self._group, async_op=True)
-        return gathered, work
-
-    def _all_reduce(self, tensor: torch.Tensor, op: Any) -> Work:
+    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> Work:
+        """Start to replace each element by its sum, or its maximum, over the ranks."""
+        op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
         work: Work = dist.all_reduce(tensor, op, group=self._group, async_op=True)
         return work
 
@@ -76,6 +83,8 @@ class Reduced:
 
     def __init__(self, packet: Packet, mark: int, reducer: Reducer) -> None:
         self.packet, self.mark = packet, mark
+        self.answered = False
+        """Whether all ranks have come to this packet."""
         self._reducer = reducer
         self._rows: list[Row] | None = None
 
@@ -88,31 +97,25 @@ class Reduced:
         return self.packet.events_of(self.settled())
 
     def settled(self) -> list[Row]:
-        """Return the rows once all are read; waits for the device if necessary, never for a rank."""
-        self.packet.settled()
-        return self.rows
+        """Return the rows to log, once all are read; waits for the device if necessary, never for a rank.
 
-    @property
-    def rows(self) -> list[Row]:
-        """Return the rows to log, reduced or not; the packet's own rows stay, as histories are per rank."""
-        return self.packet.rows if self._rows is None else self._rows
-
-    @property
-    def answered(self) -> bool:
-        """Return whether the values are reduced over all ranks."""
-        return self._rows is not None
+        The packet's own rows stay as they are, because histories are per rank.
+        """
+        own = self.packet.settled()
+        return own if self._rows is None else self._rows
 
     def take(self, values: list[float], begin: int) -> int:
         """Take this packet's reduced values from `values[begin:]`, and return the index behind them."""
-        self._rows = []
+        rows = []
         for row in self.packet.rows:
             if not _trains(row):
-                self._rows.append(row)
+                rows.append(row)
                 continue
             end = begin + len(row.shape.names)
             own = values[begin:end] if isinstance(row.values, list) else values[begin]
-            self._rows.append(Row(row.shape, own, row.iteration, row.phase))  # type: ignore[arg-type]
+            rows.append(Row(row.shape, own, row.iteration, row.phase))  # type: ignore[arg-type]
             begin = end
+        self._rows = rows
         return begin
 
 
@@ -126,14 +129,15 @@ class Reducer:
     """
 
     def __init__(self, maxima: Sequence[str]) -> None:
-        self._rules = MaximumRules(maxima)
+        self._maxima = frozenset(maxima)
+        self._groups = tuple(f"{name}/" for name in maxima)
         self._ranks: Ranks | None = None
         self._world: Any = None
         self._rank = 0
         self._run = 0
-        self._queue: deque[Reduced] = deque()  # posted, and neither reduced nor overdue
-        self._exchange: Steps[Outcome] | None = None  # the one in progress
-        self._taken: list[Reduced] = []  # the packets in it
+        self._queue: deque[Reduced] = deque()  # posted, and neither answered nor overdue
+        self._exchange: Generator[None, None, None] | None = None  # the one in progress
+        self._one_by_one = False  # whether the next exchange is of one packet
         self._began = 0.0
         self._end = inf  # `monotonic()` after which packets wait no more
         self._warned: set[str] = set()
@@ -162,7 +166,7 @@ class Reducer:
     def join(self, ranks: Ranks, rank: int) -> None:
         """Reduce with `ranks` from now on, as rank number `rank`, and forget waiting packets."""
         self._ranks, self._rank = ranks, rank
-        self._exchange = None
+        self._exchange, self._one_by_one = None, False
         self._queue.clear()
 
     @property
@@ -208,57 +212,82 @@ class Reducer:
         try:
             return self._settle(reduced)
         except Exception as error:
-            self._give_up(error)
+            self._ranks = self._exchange = None
+            self._queue.clear()
+            self._warn(
+                "gone", f"rank {self._rank} logs its own metrics from here on: the exchange with the other "
+                f"ranks failed ({error_text(error)})",
+            )  # fmt: skip
             return True
         finally:
             self._turn.release()
 
     def _settle(self, reduced: Reduced) -> bool:
-        ranks = self._ranks
-        if ranks is None:
+        if self._ranks is None:
             self._queue.clear()
             return True
         while not reduced.answered:
             if self._exchange is None:
-                self._exchange = exchange(ranks, self._latest(), self._table)
-                self._began = monotonic()
+                self._exchange, self._began = self._make_exchange(self._ranks), monotonic()
             try:
                 next(self._exchange)
-            except StopIteration as end:
+            except StopIteration:
                 self._exchange = None
-                self._answer(end.value)
-                continue
-            return self._is_overdue(reduced)
+            else:
+                return self._is_overdue(reduced)
         return True
 
-    def _latest(self) -> int:
-        """Return the mark of the last ready packet that fits into an exchange; the first one is ready."""
-        rows, latest = 0, self._queue[0].mark
-        for reduced in [*self._queue]:  # an atomic copy: the training thread may append at the same time
-            rows += len(reduced.packet.rows)
-            if rows > ROWS_LIMIT or not reduced.packet.ready():
+    def _make_exchange(self, ranks: Ranks) -> Generator[None, None, None]:
+        """Reduce the packets that all ranks have come to; yields while a collective is in progress.
+
+        Each rank decides only by reduced numbers, so all ranks start the same collectives in the same order.
+        """
+        # a copy, which is atomic: the training thread may append at the same time
+        taken = [*takewhile(lambda reduced: reduced.packet.ready(), [*self._queue])]
+        if self._one_by_one:
+            del taken[1:]
+        mark = max(reduced.mark for reduced in taken)
+        while True:
+            rows = [row for reduced in taken for row in reduced.packet.settled() if _trains(row)]
+            header = torch.tensor([mark, -mark, digest := self._digest(rows), -digest], device="cpu")
+            yield from _arrival(ranks.all_reduce(header, maximum=True))
+            most, least, largest, smallest = header.tolist()
+            if most == -least:
                 break
-            latest = max(latest, reduced.mark)
-        return latest
-
-    def _table(self, mark: int) -> Table:
-        self._taken = [*takewhile(lambda reduced: reduced.mark <= mark, [*self._queue])]
-        rows = (row for reduced in self._taken for row in reduced.packet.settled() if _trains(row))
-        return Table(mark, rows, self._rules)
-
-    def _answer(self, outcome: Outcome) -> None:
-        begin = 0
-        for reduced in self._taken:
-            begin = reduced.take(outcome.values, begin)
+            mark = -least
+            taken = [reduced for reduced in taken if reduced.mark <= mark]
+        if largest != -smallest and not self._one_by_one:
+            self._one_by_one = True  # again, to find the interval that differs
+            return
+        self._one_by_one = False
+        if largest != -smallest:
+            self._warn(
+                "own", f"rank {self._rank} logs its own metrics up to iteration {mark % _RUN}: not every "
+                "rank put the same names in the same iterations",
+            )  # fmt: skip
+        elif rows:
+            values = yield from _reduce(ranks, *self._values(rows))
+            begin = 0
+            for reduced in taken:
+                begin = reduced.take(values, begin)
+        for reduced in taken:
+            reduced.answered = True
         while self._queue and self._queue[0].answered:
             self._queue.popleft()
-        self._taken = []
-        if outcome.own:
-            names = ", ".join(outcome.own[:5]) + (", …" if len(outcome.own) > 5 else "")
-            self._warn(
-                "own", f"rank {self._rank} logs its own values of {names}: not every rank put them in the "
-                "same iterations",
-            )  # fmt: skip
+
+    def _digest(self, rows: list[Row]) -> int:
+        """Return a hash of names, iterations and maxima: 56 bits, an int64 also when negated."""
+        places = [(row.shape.names, row.iteration, row.phase.trains) for row in rows]
+        text = repr((sorted(self._maxima), places)).encode()
+        return int.from_bytes(blake2b(text, digest_size=7).digest())
+
+    def _values(self, rows: list[Row]) -> tuple[list[float], list[bool]]:
+        """Return all values in order, and for each whether it is reduced by its maximum."""
+        values: list[float] = []
+        for row in rows:
+            values += row.values if isinstance(row.values, list) else (row.values,)  # type: ignore[arg-type]
+        names = (name for row in rows for name in row.shape.names)
+        return values, [name in self._maxima or name.startswith(self._groups) for name in names]
 
     def _is_overdue(self, reduced: Reduced) -> bool:
         """Return whether the exchange has lasted so long that `reduced` is logged with this rank's values."""
@@ -273,19 +302,37 @@ class Reducer:
         )  # fmt: skip
         return True
 
-    def _give_up(self, error: Exception) -> None:
-        self._ranks = self._exchange = None
-        self._queue.clear()
-        self._warn(
-            "gone", f"rank {self._rank} logs its own metrics from here on: the exchange with the other ranks "
-            f"failed ({error_text(error)})",
-        )  # fmt: skip
-
     def _warn(self, about: str, text: str) -> None:
         """Log a warning, once for each subject."""
         if about not in self._warned:
             self._warned.add(about)
             logger.warning("%s", text)
+
+
+def _reduce(ranks: Ranks, values: list[float], maxima: list[bool]) -> Generator[None, None, list[float]]:
+    """Return the means or maxima of values that all ranks have in this order; a NaN of any rank wins."""
+    own = torch.tensor(values, dtype=torch.float64, device="cpu")
+    is_maximum = torch.tensor(maxima, device="cpu")
+    # gloo's maximum may leave out a NaN, a sum does not
+    total = own.masked_fill(is_maximum & ~own.isnan(), 0.0)
+    largest = own[is_maximum].nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    works = [ranks.all_reduce(total)]
+    if len(largest):
+        works.append(ranks.all_reduce(largest, maximum=True))
+    yield from _arrival(*works)
+    mean = total / ranks.size
+    # a value equal on all ranks, such as a learning rate, stays exact: the sum of three 0.1 is not 0.3
+    rounding = torch.finfo(torch.float64).eps * ranks.size
+    mean = torch.where((mean - own).abs() <= rounding * own.abs(), own, mean)
+    mean[is_maximum] = torch.where(total[is_maximum].isnan(), torch.nan, largest)
+    return mean.tolist()
+
+
+def _arrival(*works: Work) -> Generator[None, None, None]:
+    while not all(work.is_completed() for work in works):
+        yield
+    for work in works:
+        work.wait()  # it is complete; this raises its error, if it failed
 
 
 def _trains(row: Row) -> bool:

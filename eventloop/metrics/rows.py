@@ -1,19 +1,17 @@
-"""Hold logged numbers as rows, and turn the rows of a logging interval, a `Packet`, into events.
+"""Hold logged numbers as rows, and turn the rows of a logging interval into events.
 
-`EventStorage` makes rows on the training thread and packs them; the background reads the packets.
+`EventStorage` makes rows on the training thread; `eventloop.metrics.packet` reads them in the background.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 from eventloop.events import Event, ScalarsLogged
-from eventloop.metrics.device import HostCopy
-from eventloop.metrics.history import HistoryBuffer
 
 Scalar = float | torch.Tensor
 
@@ -94,6 +92,14 @@ class Place(NamedTuple):
     max_epochs: int | None = None
 
 
+class Unread(NamedTuple):
+    """A value that could not be read."""
+
+    name: str
+    iteration: int
+    error: Exception
+
+
 class Block:
     """Rows of the same names, in order, as a table whose columns are the names.
 
@@ -145,183 +151,25 @@ def _singles(rows: list[Row]) -> list[Row]:
     ]
 
 
-def enter(rows: list[Row], histories: dict[str, HistoryBuffer], latest: dict[str, tuple[float, Row]]) -> None:
-    """Append rows that were read to the histories of their names, and set each name's last value."""
+def events_of(rows: list[Row], place: Place) -> list[Event]:
+    """Return the `scalars_logged` events of `rows`, which were read: one for each position with values.
+
+    A name with a smoothing hint has one value per interval and mode: its mean, at the last iteration of the
+    name. Any other value is at the iteration that it was put for.
+    """
+    scalars = _ScalarsByMoment()
+    if _each_name_once(rows):  # an interval of one iteration
+        for row in rows:
+            scalars.add(row.moment, row.scalars())
+        return scalars.events(place)
     for block in blocks_of(rows):
-        iterations = [row.iteration for row in block.rows]
-        for name, values in zip(block.shape.names, block.columns, strict=True):
-            history = histories.get(name)
-            if history is None:
-                history = histories[name] = HistoryBuffer()
-            history.extend(values, iterations)
-            latest[name] = values[-1], block.rows[-1]
-
-
-def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:
-    """Return the values that are tensors, in order."""
-    # isinstance(float, Tensor) takes 0.4 us, and this runs on the training thread
-    found: list[Any] = []
-    for row in rows:
-        values = row.values
-        if type(values) is list:
-            found += [value for value in values if type(value) is not float]
-        elif type(values) is not float:
-            found.append(values)
-    return found
-
-
-class Unread(NamedTuple):
-    """A value that could not be read."""
-
-    name: str
-    iteration: int
-    error: Exception
-
-
-def read_rows(rows: list[Row], copy: HostCopy | None) -> list[Unread]:
-    """Replace tensors by their numbers; remove values that cannot be read from the rows, and return them.
-
-    The numbers come from `copy`, or from each tensor without one: on the CPU this is a sixth of the cost of
-    a stack.
-    """
-    try:
-        numbers = iter(copy.values()) if copy is not None else None
-        _replace_tensors(rows, _number_of if numbers is None else lambda _: next(numbers))
-    except Exception:  # of one value: read one by one to keep the others
-        if copy is not None:
-            copy.wait()
-        return _read_one_by_one(rows)
-    return []
-
-
-def read_on_host(rows: Iterable[Row]) -> None:
-    """Replace the tensors on the CPU by their numbers, and leave those that cannot be read to `read_rows`."""
-    _replace_tensors(rows, _number_if_on_host)
-
-
-def _replace_tensors(rows: Iterable[Row], by: Callable[[torch.Tensor], Scalar]) -> None:
-    for row in rows:
-        values: Any = row.values
-        if type(values) is list:
-            values[:] = [value if type(value) is float else by(value) for value in values]
-        elif type(values) is not float:
-            row.values = by(values)
-
-
-def _read_one_by_one(rows: list[Row]) -> list[Unread]:
-    """Read each value alone, remove those that cannot be read from `rows` in place, and return them."""
-    unread: list[Unread] = []
-    kept: list[Row] = []
-    for row in rows:
-        values = row.values if isinstance(row.values, list) else [row.values]
-        names: list[str] = []
-        numbers: list[Scalar] = []
-        for name, value in zip(row.shape.names, values, strict=True):
-            try:
-                numbers.append(value if type(value) is float else float(value.item()))  # type: ignore[union-attr]
-            except Exception as error:
-                unread.append(Unread(name, row.iteration, error))
-            else:
-                names.append(name)
-        if len(names) < len(values):
-            row.shape = Shape(tuple(names), row.shape.smooth)
-        if numbers:
-            row.values = numbers if len(numbers) > 1 else numbers[0]
-            kept.append(row)
-    rows[:] = kept
-    return unread
-
-
-def _number_if_on_host(tensor: torch.Tensor) -> Scalar:
-    try:
-        return _number_of(tensor) if tensor.device.type == "cpu" else tensor
-    except Exception:
-        return tensor
-
-
-def _number_of(tensor: torch.Tensor) -> float:
-    """Return the one element of a tensor.
-
-    On the CPU, `tolist` keeps the interpreter's lock, while `item` releases it and must wait for it again.
-    Subclasses of `Tensor` may refuse `tolist`.
-    """
-    number: Any = tensor.tolist() if type(tensor) is torch.Tensor else None
-    return number if type(number) is float else float(tensor.item())
-
-
-class ReadsPackets(Protocol):
-    """The method of a storage that its packets call."""
-
-    def settle(self, packet: Packet | None = None) -> None:
-        """Read the values of `packet` and of all packets before it."""
-
-
-class Packet:
-    """The values of one logging interval; a `Deferred` of the background loop.
-
-    Args:
-        rows: the rows put in the interval.
-        entered: how many of the rows are in the histories already.
-        copy: the copy of their tensors to the host, if one was started.
-    """
-
-    prompt = True
-
-    def __init__(
-        self, rows: list[Row], entered: int, storage: ReadsPackets, place: Place, copy: HostCopy | None
-    ) -> None:
-        self.rows = rows
-        self.entered = entered
-        self._storage = storage
-        self._place = place
-        self._copy = copy
-
-    def __repr__(self) -> str:
-        if not self.rows:
-            return "Packet(no metrics)"
-        return f"Packet(metrics of iterations {self.rows[0].iteration} to {self.rows[-1].iteration})"
-
-    def ready(self) -> bool:
-        """Return whether the values are on the host."""
-        return self._copy is None or self._copy.ready()
-
-    def read(self) -> list[Unread]:
-        """Make every value a float, after waiting for the device; return those that cannot be read.
-
-        They are removed from the rows. Only the storage calls this, and once.
-        """
-        unread = read_rows(self.rows, self._copy)
-        self._copy = None
-        return unread
-
-    def settled(self) -> list[Row]:
-        """Return the rows after reading them and all packets before; waits for the device if necessary."""
-        self._storage.settle(self)
-        return self.rows
-
-    def events(self) -> list[Event]:
-        """Return the `scalars_logged` events of the interval; waits for the device if necessary."""
-        return self.events_of(self.settled())
-
-    def events_of(self, rows: list[Row]) -> list[Event]:
-        """Return the `scalars_logged` events of `rows`, which were read: one for each position with values.
-
-        A name with a smoothing hint has one value per interval and mode: its mean, at the last iteration of
-        the name. Any other value is at the iteration that it was put for.
-        """
-        scalars = _ScalarsByMoment()
-        if _each_name_once(rows):  # an interval of one iteration
-            for row in rows:
+        if block.shape.smooth:
+            for own in _by_mode(block):
+                scalars.add(_last(own.rows).moment, own.means())
+        else:
+            for row in block.rows:
                 scalars.add(row.moment, row.scalars())
-            return scalars.events(self._place)
-        for block in blocks_of(rows):
-            if block.shape.smooth:
-                for own in _by_mode(block):
-                    scalars.add(_last(own.rows).moment, own.means())
-            else:
-                for row in block.rows:
-                    scalars.add(row.moment, row.scalars())
-        return scalars.events(self._place)
+    return scalars.events(place)
 
 
 def _each_name_once(rows: list[Row]) -> bool:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from numbers import Real
 from typing import Any
 
@@ -35,7 +36,8 @@ def single_number(name: str, value: Any) -> Scalar:
         TypeError: `value` is not a single number, or a tensor that is sharded over ranks.
     """
     if isinstance(value, torch.Tensor):
-        refuse_sharded(f"scalar {name!r}", value)  # reading a Partial one is a collective
+        if type(value) is not torch.Tensor:
+            refuse_sharded(f"scalar {name!r}", value)  # reading a Partial one is a collective
         if value.numel() != 1:
             raise TypeError(f"scalar {name!r} must be one number, got a tensor of shape {tuple(value.shape)}")
         return own(value)
@@ -51,6 +53,28 @@ def single_number(name: str, value: Any) -> Scalar:
         raise TypeError(
             f"scalar {name!r} must be within the range of a float, up to 1.8e308, got a larger number"
         ) from None
+
+
+def single_numbers(values: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return those of `values` that are single numbers, as `single_number` converts them.
+
+    Raises:
+        TypeError: a tensor of one element is sharded over ranks.
+    """
+    numbers: dict[str, Scalar] = {}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            if value.numel() == 1:
+                numbers[name] = single_number(name, value)
+        elif is_number(value):
+            with suppress(TypeError):  # an array of one text, or an int beyond the range of a float
+                numbers[name] = single_number(name, value)
+    return numbers
+
+
+def is_readable(value: Scalar) -> bool:
+    """Return whether a value is a float, or a tensor that can be read as one."""
+    return not isinstance(value, torch.Tensor) or not unreadable_kind(value)
 
 
 def refuse_unreadable(names: Iterable[str], values: Iterable[Scalar]) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from eventloop.events import Event, ScalarsLogged
+from eventloop.metrics.packet import Packet
 from eventloop.metrics.reduce import WAIT_SECONDS, Reduced
-from eventloop.metrics.rows import Packet, Row
+from eventloop.metrics.rows import Row
 from eventloop.metrics.statistics_windows import Result, Window, window_of
 from eventloop.state.schema import read_as
 from eventloop.util.suggest import suggest

@@ -1,5 +1,4 @@
 """Translate names of other training systems to names of eventloop, for error messages.
 
-Start with `names`, the tables of arguments, classes and hook methods. `attributes` has the table of a
-trainer's attributes. The package imports only `util`.
+Start with `tables`, the names; `names` looks them up and raises the errors. The package imports only `util`.
 """

@@ -16,7 +16,7 @@ from torch import nn
 
 from eventloop.checkpoint import CheckpointError
 from eventloop.checkpoint.weights import OWN
-from eventloop.model.average_swap import Swap
+from eventloop.model.average_pairs import Swap
 from eventloop.model.averages import BaseAveragedModel
 from eventloop.state.schema import read_as
 
@@ -30,7 +30,7 @@ def store(checkpoint: dict[str, Any], average: BaseAveragedModel, model: nn.Modu
     """Put the average and the model's own state into a checkpoint that has only the model's state."""
     raw: Mapping[str, Any] = checkpoint["state_dict"]
     if swap.active:  # the checkpoint refers to the model's tensors, which hold the average now
-        with swap.undone(average, model):
+        with swap.undone(average.pairs_with(model)):
             raw = {name: _clone(value) for name, value in model.state_dict().items()}
     average.sync_buffers(model)
     averaged = average.module.state_dict()

@@ -1,11 +1,13 @@
 """Pair the tensors of a model with those of its average, in lists for torch's foreach functions.
 
-`BaseAveragedModel` lists them once and checks before each use that the lists are still current.
+`BaseAveragedModel` lists them once and checks before each use that the lists are still current. EMAHook swaps
+the values of the lists before each evaluation and back after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from operator import is_
 from typing import NamedTuple
@@ -83,6 +85,55 @@ class Pairs:
     def _has_buffers(self, model: nn.Module) -> bool:
         parameters = {id(parameter) for parameter in model.parameters()}
         return any(id(tensor) not in parameters for tensor in self.sources)
+
+
+class Swap:
+    """Put the values of an average into a model for an evaluation, and restore the model's own values.
+
+    Values are copied, never exchanged: the average is not touched, so it loses no precision, and `back` may
+    be called at any moment and again, also after an interrupt in the middle of either. The addresses of the
+    model's tensors stay, for graphs and optimizers that know them. While the average is in, the model's own
+    values are held in a second copy of the same size.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[list[Tensor], list[Tensor]] | None = None
+
+    @property
+    def active(self) -> bool:
+        """True while the model has the values of the average."""
+        return self._kept is not None
+
+    @torch.no_grad()
+    def put(self, pairs: Pairs) -> None:
+        """Copy the values of the average into the model."""
+        if self._kept is None:
+            self._kept = (pairs.sources, [tensor.clone() for tensor in pairs.sources])
+            _copy(pairs.sources, pairs.averages)
+
+    @torch.no_grad()
+    def back(self) -> None:
+        """Restore the model's own values, unless it has them already."""
+        if self._kept is not None:
+            _copy(*self._kept)
+            self._kept = None
+
+    @contextmanager
+    def undone(self, pairs: Pairs) -> Iterator[None]:
+        """Restore the model's own values inside the block, and put the average back after it."""
+        was_active = self.active
+        self.back()
+        try:
+            yield
+        finally:
+            if was_active:
+                self.put(pairs)
+
+
+def _copy(tensors: list[Tensor], values: list[Tensor]) -> None:
+    if tensors:
+        # .data: autograd does not count the change, so a graph that awaits its backward stays usable
+        torch._foreach_copy_([tensor.data for tensor in tensors], values)
 
 
 def tracked(model: nn.Module, *, copy_buffers: bool, update_buffers: bool) -> dict[str, Tracked]:

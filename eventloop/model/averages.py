@@ -6,7 +6,6 @@ EMAHook uses these classes, and a loop of one's own can call them directly.
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Mapping
 from copy import deepcopy
@@ -18,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from eventloop.model.average_pairs import Pairs, tracked
+from eventloop.optim.param_groups import number
 from eventloop.state.sharded import refuse_sharded_model
-from eventloop.util.checks import check_bools
+from eventloop.util.checks import check_bools, positive
 
 logger = logging.getLogger("eventloop")
 
@@ -68,10 +68,7 @@ class BaseAveragedModel(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
-        if isinstance(interval, bool) or not isinstance(interval, int):
-            raise TypeError(f"interval must be an int, got {interval!r}")
-        if interval < 1:
-            raise ValueError(f"interval must be at least 1, got {interval}")
+        positive("interval", interval)
         check_bools(update_buffers=update_buffers)
         self.interval = interval
         self.device = None if device is None else torch.device(device)
@@ -292,10 +289,7 @@ class ExponentialMovingAverage(_Weighted):
         device: torch.device | str | int | None = None,
         update_buffers: bool = False,
     ) -> None:
-        if isinstance(momentum, bool) or not isinstance(momentum, int | float):
-            raise TypeError(f"momentum must be a number, got {momentum!r}")
-        if not 0.0 < momentum < 1.0:
-            raise ValueError(f"momentum must be above 0 and below 1, got {momentum}")
+        number("momentum", momentum, above=0, below=1)
         if momentum > 0.5:
             warnings.warn(
                 f"momentum={momentum} is the share of the newest weights, so the average hardly averages; "
@@ -335,10 +329,7 @@ class MomentumAnnealingEMA(ExponentialMovingAverage):
         device: torch.device | str | int | None = None,
         update_buffers: bool = False,
     ) -> None:
-        if isinstance(gamma, bool) or not isinstance(gamma, int | float):
-            raise TypeError(f"gamma must be a number, got {gamma!r}")
-        if not 0 < gamma < math.inf:
-            raise ValueError(f"gamma must be above 0 and finite, got {gamma}")
+        number("gamma", gamma, above=0)
         super().__init__(model, momentum, interval, device, update_buffers)
         self.gamma = gamma
 

@@ -16,10 +16,10 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from eventloop.bus.modules import eagerly
 from eventloop.checkpoint.weights import modes_and_buffers_kept, unwrap
 from eventloop.data.loader_info import to_device
-from eventloop.data.side_pass import PutBack, apart, keeps_place, load_back
+from eventloop.data.side_pass import apart
 from eventloop.model.batchnorm_population import Population, count_of, merge_ranks
 from eventloop.state.sharded import gathers_weights, refuse_sharded
-from eventloop.util.checks import check_bools, length_of
+from eventloop.util.checks import check_bools
 
 Forward = Callable[[torch.nn.Module, Any], Any]
 _END = object()
@@ -50,7 +50,6 @@ def update_bn_stats(
     device: torch.device | None = None,
     unbiased: bool = False,
     stop: Callable[[], bool] = bool,
-    put_back: PutBack = load_back,
 ) -> int:
     """Set the running statistics of each batch norm layer to the mean and variance of many batches.
 
@@ -64,10 +63,8 @@ def update_bn_stats(
 
     Call it with the model in training mode. Only layers in training mode are updated; a layer that no batch
     reaches keeps its statistics. Everything else is restored afterwards, also after an error: other buffers,
-    `num_batches_tracked`, momentum, modes, random states, and the loader's position. A `DataLoader` is run as
-    a copy, and a loader with `state_dict` and `load_state_dict` gets its state back. A loader or dataset that
-    reading changes, and that has no such state, cannot be restored; a warning is logged if a number among its
-    attributes has changed.
+    `num_batches_tracked`, momentum, modes, and random states. A `DataLoader` is run as a copy. A loader, a
+    sampler or an iterable dataset that keeps its position is not restored: pass another one.
 
     Args:
         num_iters: batches to run; a shorter loader is started again. None for one whole pass.
@@ -78,8 +75,6 @@ def update_bn_stats(
         unbiased: divide the variance by the number of values less one, as PyTorch's layers do for their
             running variance; by default divide by the number of values, as fvcore does.
         stop: called before each batch; if it returns True the pass ends and nothing is changed.
-        put_back: called with a loader that the pass has moved, and the state it had before; loads that state
-            by default. An iterator that was open over that loader must be opened again afterwards.
 
     Returns:
         The number of batches run on this rank; 0 if there is no such layer, or the pass was stopped.
@@ -101,7 +96,7 @@ def update_bn_stats(
     inner = unwrap(model)
     together = gathers_weights(inner) or any(isinstance(layer, SyncBatchNorm) for layer in layers)
     with ExitStack() as kept:
-        loader = kept.enter_context(apart(data_loader, put_back))
+        loader = kept.enter_context(apart(data_loader))
         kept.enter_context(modes_and_buffers_kept(inner))
         kept.enter_context(_telling(told))
         kept.enter_context(eagerly)
@@ -209,14 +204,8 @@ def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased:
 
 
 def _batches(loader: Iterable[Any], limit: int | None) -> Generator[Any]:
-    """Yield so many batches, or a whole pass if `limit` is None.
-
-    A loader that resumes at its position has only the rest of a pass to give first, perhaps nothing; then its
-    length counts as a whole pass.
-    """
-    if limit is None and keeps_place(loader):
-        limit = length_of(loader)
-    given, ended = 0, False
+    """Yield so many batches, or a whole pass if `limit` is None."""
+    given = 0
     while True:
         before = given
         for batch in loader:
@@ -224,9 +213,6 @@ def _batches(loader: Iterable[Any], limit: int | None) -> Generator[Any]:
             given += 1
             if given == limit:
                 return
-        if given == 0 and not ended:
-            ended = True
-            continue
         if given == 0:
             raise ValueError(
                 "precise statistics need at least one batch, and the data loader gave none: it is empty"

@@ -1,7 +1,8 @@
 """Compute the values of mmcv's learning rate and momentum policies from the progress of the run.
 
-The hooks of mmcv's policies use it. The functions are pure: they know neither an optimizer
-nor a trainer, except that `per_group` reads the number of param groups.
+The policies in `hooks/lr_policies.py` and `hooks/momentum_updater.py` use it. Each function checks a policy's
+arguments, raises TypeError or ValueError with the argument's name, and returns the formula. A formula knows
+neither an optimizer nor a trainer.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from typing import Any
 
 import torch
 
+from eventloop.optim import param_groups
 from eventloop.optim.param_groups import number
-from eventloop.util.checks import check_bools, positive
+from eventloop.util.checks import check_bools, check_choice, positive
 from eventloop.util.suggest import suggest
 
-Anneal = Callable[[float, float, float], float]
+Formula = Callable[[float, int, int], float]
+"""`(initial value, p, P) -> value`, where p of the run's P epochs or iterations are done."""
+Minimum = Callable[[float], float]
+"""`(initial value) -> the lowest value`."""
 
 
 def annealing_cos(start: float, end: float, factor: float, weight: float = 1.0) -> float:
@@ -35,214 +40,200 @@ def annealing_linear(start: float, end: float, factor: float) -> float:
     return start + (end - start) * factor
 
 
-def find_anneal(strategy: str) -> Anneal:
-    """Return the annealing function of "cos" or "linear".
+def minimum(name: str, value: float | None, ratio: float | None) -> Minimum:
+    """Return the lowest value: a number, or a ratio of the initial value; exactly one of the two is given."""
+    if (value is None) == (ratio is None):
+        got = "neither" if value is None else f"both ({name}={value!r}, {name}_ratio={ratio!r})"
+        raise ValueError(f"expected exactly one of {name} and {name}_ratio, got {got}")
+    if value is not None:
+        lowest = number(name, value, least=0)
+        return lambda base: lowest
+    factor = number(f"{name}_ratio", ratio, least=0)
+    return lambda base: base * factor
 
-    Raises:
-        ValueError: another strategy.
+
+def step_decay(step: int | Sequence[int], gamma: float, name: str, lowest: float | None) -> Formula:
+    """Return max(base gamma^n, lowest): n counts every `step`-th epoch, or the steps of a list up to p."""
+    if isinstance(step, list | tuple) and step:
+        for each in step:
+            positive("each step", each)
+        if [*step] != sorted(set(step)):
+            raise ValueError(f"step must be a rising list of ints, got {step!r}")
+    elif isinstance(step, int):
+        positive("step", step)
+    else:
+        raise TypeError(f"step must be an int or a list of ints, got {step!r}")
+    number("gamma", gamma, above=0)
+    low = 0.0 if lowest is None else number(name, lowest, least=0)
+
+    def value(base: float, p: int, total: int) -> float:
+        decays = p // step if isinstance(step, int) else bisect_right(step, p)
+        return max(base * gamma**decays, low)
+
+    return value
+
+
+def exponential(gamma: float) -> Formula:
+    """Return base gamma^p."""
+    number("gamma", gamma, above=0)
+    return lambda base, p, total: base * gamma**p
+
+
+def inverse(gamma: float, power: float) -> Formula:
+    """Return base (1 + gamma p)^-power."""
+    number("gamma", gamma, above=0)
+    number("power", power, above=0)
+    return lambda base, p, total: base * (1 + gamma * p) ** -power
+
+
+def polynomial(power: float, name: str, lowest: float) -> Formula:
+    """Return lowest + (base - lowest) (1 - p / P)^power."""
+    number("power", power, above=0)
+    low = number(name, lowest, least=0)
+    return lambda base, p, total: low + (base - low) * (1 - p / total) ** power
+
+
+def cosine(low: Minimum) -> Formula:
+    """Return low + (base - low) (1 + cos(pi p / P)) / 2."""
+    return lambda base, p, total: annealing_cos(base, low(base), p / total)
+
+
+def line(low: Minimum) -> Formula:
+    """Return base + (low - base) p / P."""
+    return lambda base, p, total: annealing_linear(base, low(base), p / total)
+
+
+def flat_cosine(start_percent: float, low: Minimum) -> Formula:
+    """Return base until s = round(start_percent P), then half a cosine of (p - s) / (P - s)."""
+    if not isinstance(start_percent, float):
+        raise TypeError(f"start_percent must be a float in [0, 1), got {start_percent!r}")
+    number("start_percent", start_percent, least=0, below=1)
+
+    def value(base: float, p: int, total: int) -> float:
+        start = round(total * start_percent)
+        if p < start:
+            return base
+        return annealing_cos(base, low(base), (p - start) / (total - start) if total > start else 1.0)
+
+    return value
+
+
+def restarts(periods: Sequence[int], weights: Sequence[float], low: Minimum) -> Formula:
+    """Return low + weight (base - low) (1 + cos(pi q)) / 2, where q of the current period is done.
+
+    The formula raises ValueError for a run that is longer than the periods together.
     """
-    if strategy not in ("cos", "linear"):
-        raise ValueError(f"anneal_strategy must be 'cos' or 'linear', got {strategy!r}")
-    return annealing_cos if strategy == "cos" else annealing_linear
+    if not isinstance(periods, list | tuple) or not periods:
+        raise TypeError(f"periods must be a list of ints, got {periods!r}")
+    for period in periods:
+        positive("each of periods", period)
+    if len(weights) != len(periods):
+        raise ValueError(
+            f"restart_weights must have one number for each of {len(periods)} periods, got {len(weights)}"
+        )
+    ends = [*accumulate(periods)]
+
+    def value(base: float, p: int, total: int) -> float:
+        if ends[-1] < total:
+            raise ValueError(f"periods are {ends[-1]} together, and the run has {total}: add periods")
+        index = min(bisect_right(ends, p), len(ends) - 1)
+        done = 1 - (ends[index] - p) / periods[index]
+        return annealing_cos(base, low(base), done, weights[index])
+
+    return value
 
 
-class Steps:
-    """A counter of decays: one every `step`, or one at each step of a list.
-
-    Raises:
-        TypeError, ValueError: `step` is neither a positive int nor a rising list of positive ints.
-    """
-
-    def __init__(self, step: int | Sequence[int]) -> None:
-        if isinstance(step, list | tuple) and step:
-            for each in step:
-                positive("each step", each)
-            if [*step] != sorted(set(step)):
-                raise ValueError(f"step must be a rising list of ints, got {step!r}")
-        elif isinstance(step, int):
-            positive("step", step)
-        else:
-            raise TypeError(f"step must be an int or a list of ints, got {step!r}")
-        self._every = step if isinstance(step, int) else 0
-        self._at = () if isinstance(step, int) else tuple(step)
-
-    def decays(self, progress: int) -> int:
-        """Return the number of decays up to a progress, in epochs or iterations."""
-        return progress // self._every if self._every else bisect_right(self._at, progress)
-
-
-class Minimum:
-    """A lower bound of a value: a number, or a ratio of the base value; exactly one of the two is given.
-
-    Raises:
-        TypeError, ValueError: both or neither are given, or one is below 0.
-    """
-
-    def __init__(self, name: str, value: float | None, ratio: float | None) -> None:
-        if (value is None) == (ratio is None):
-            got = "neither" if value is None else f"both ({name}={value!r}, {name}_ratio={ratio!r})"
-            raise ValueError(f"expected exactly one of {name} and {name}_ratio, got {got}")
-        self._value = None if value is None else number(name, value, least=0)
-        self._ratio = 0.0 if ratio is None else number(f"{name}_ratio", ratio, least=0)
-
-    def of(self, base: float) -> float:
-        """Return the minimum of a group whose base value is `base`."""
-        return base * self._ratio if self._value is None else self._value
-
-
-class Periods:
-    """Consecutive periods of a run, each with a length and a weight; after the last one, its end.
-
-    Raises:
-        TypeError, ValueError: a period is not a positive int, or the weights are not as many as the periods.
-    """
-
-    def __init__(self, periods: Sequence[int], weights: Sequence[float]) -> None:
-        if not isinstance(periods, list | tuple) or not periods:
-            raise TypeError(f"periods must be a list of ints, got {periods!r}")
-        for period in periods:
-            positive("each of periods", period)
-        if len(weights) != len(periods):
-            raise ValueError(
-                f"restart_weights must have one number for each of {len(periods)} periods, got {len(weights)}"
-            )
-        self._ends = [*accumulate(periods)]
-        self._last = len(periods) - 1
-        self._spans = [*zip((0, *self._ends), periods, weights, strict=False)]
-        """The begin of each period, its length and its weight."""
-        self.total = self._ends[-1]
-
-    def at(self, progress: int) -> tuple[float, float]:
-        """Return the part of the current period that is done, from 0 to 1, and the weight of that period."""
-        index = bisect_right(self._ends, progress)
-        if index > self._last:
-            return 1.0, self._spans[-1][2]
-        began, length, weight = self._spans[index]
-        return (progress - began) / length, weight
-
-
-class Cycles:
-    """Cycles from the base value to `target_ratio[0]` times it, and on to `target_ratio[1]` times it.
+def cycles(
+    target_ratio: float | Sequence[float], times: int, step_ratio_up: float, strategy: str, gamma: float
+) -> Formula:
+    """Return the value of `times` cycles from base to a peak and on to an end, both ratios of base.
 
     The difference of each peak from the base shrinks by `gamma` from one cycle to the next. After the last
     cycle its end stays. Smith, "Cyclical learning rates for training neural networks", 2017, with the cosine
-    of mmcv.
-
-    Raises:
-        TypeError, ValueError: an argument is of the wrong type or range.
+    of mmcv. The formula raises ValueError for a run with fewer iterations than cycles.
     """
+    first_peak, end = _target_ratio(target_ratio)
+    positive("cyclic_times", times)
+    number("step_ratio_up", step_ratio_up, least=0, below=1)
+    number("gamma", gamma, above=0, most=1)
+    anneal = _find_anneal(strategy)
 
-    def __init__(
-        self, target_ratio: float | Sequence[float], cyclic_times: int, step_ratio_up: float,
-        anneal_strategy: str, gamma: float,
-    ) -> None:  # fmt: skip
-        self._peak, self._end = _target_ratio(target_ratio)
-        positive("cyclic_times", cyclic_times)
-        self.times = cyclic_times
-        self._up = number("step_ratio_up", step_ratio_up, least=0, below=1)
-        self._anneal = find_anneal(anneal_strategy)
-        self._gamma = number("gamma", gamma, above=0, most=1)
-
-    def check(self, max_iters: int) -> None:
-        """Check that a run has at least one iteration for each cycle.
-
-        Raises:
-            ValueError: `max_iters` is less than the number of cycles.
-        """
-        if max_iters < self.times:
-            raise ValueError(f"cyclic_times={self.times} needs a run of as many iterations, got {max_iters}")
-
-    def value(self, base: float, progress: int, max_iters: int) -> float:
-        """Return the value of a group whose base value is `base`, at iteration `progress` of `max_iters`."""
-        length = max_iters // self.times
-        if not length:
-            self.check(max_iters)
-        cycle, at = divmod(progress, length)
-        if cycle >= self.times:
-            cycle, at = self.times - 1, length
-        scale = self._gamma**cycle
-        peak = 1 - scale + self._peak * scale
-        rise = int(self._up * length)
+    def value(base: float, p: int, total: int) -> float:
+        if total < times:
+            raise ValueError(f"cyclic_times={times} needs a run of as many iterations, got {total}")
+        length = total // times
+        cycle, at = divmod(p, length)
+        if cycle >= times:
+            cycle, at = times - 1, length
+        scale = gamma**cycle
+        peak = 1 - scale + first_peak * scale
+        rise = int(step_ratio_up * length)
         if at < rise:
-            return self._anneal(base, base * peak, at / rise)
-        return self._anneal(base * peak, base * self._end, (at - rise) / (length - rise))
+            return anneal(base, base * peak, at / rise)
+        return anneal(base * peak, base * end, (at - rise) / (length - rise))
+
+    return value
 
 
-class OneCycle:
-    """The three values of a cycle, in PyTorch's phases: up, down, and with `three_phase` out.
+def one_cycle(
+    pct_start: float, strategy: str, *, three_phase: bool
+) -> Callable[[float, float, float, int, int], float]:
+    """Return `(start, peak, last, p, P) -> value`, in PyTorch's phases: up, down, and with three phases out.
 
     Smith and Topin, "Super-convergence", 2018, in the form of `torch.optim.lr_scheduler.OneCycleLR`.
-
-    Raises:
-        TypeError, ValueError: an argument is of the wrong type or range.
     """
+    if not isinstance(pct_start, float):
+        raise TypeError(f"pct_start must be a float between 0 and 1, got {pct_start!r}")
+    number("pct_start", pct_start, least=0, most=1)
+    check_bools(three_phase=three_phase)
+    anneal = _find_anneal(strategy)
 
-    def __init__(self, pct_start: float, anneal_strategy: str, *, three_phase: bool) -> None:
-        if not isinstance(pct_start, float):
-            raise TypeError(f"pct_start must be a float between 0 and 1, got {pct_start!r}")
-        self._pct = number("pct_start", pct_start, least=0, most=1)
-        self._anneal = find_anneal(anneal_strategy)
-        check_bools(three_phase=three_phase)
-        self._three = three_phase
-
-    def value(self, start: float, peak: float, last: float, progress: int, total: int) -> float:
-        """Return the value at iteration `progress` of `total`; at the last one, and after it, `last`."""
+    def value(start: float, peak: float, last: float, p: int, total: int) -> float:
         end = total - 1.0
-        at = min(progress, end)
-        began = self._pct * total - 1
+        at = min(p, end)
+        began = pct_start * total - 1
         if at <= began:  # a rise of a single step has no slope: it is at its end
-            return self._anneal(start, peak, at / began if began > 0 else 1.0)
-        if self._three:
-            top, began = began, 2 * self._pct * total - 2
+            return anneal(start, peak, at / began if began > 0 else 1.0)
+        if three_phase:
+            top, began = began, 2 * pct_start * total - 2
             if at <= began:
-                return self._anneal(peak, start, (at - top) / (began - top))
+                return anneal(peak, start, (at - top) / (began - top))
             peak = start
-        return self._anneal(peak, last, (at - began) / (end - began))
+        return anneal(peak, last, (at - began) / (end - began))
+
+    return value
 
 
 def check_given(what: str, given: Any) -> None:
-    """Check a number, a list or a mapping that `per_group` will take, before the optimizer is known.
-
-    Raises:
-        TypeError, ValueError: it is neither a number above 0 nor a list or mapping of those.
-    """
-    if isinstance(given, Mapping):
-        for each in given.values():
-            check_given(what, each)
-    elif isinstance(given, list | tuple):
-        for each in given:
-            number(what, each, above=0)
-    else:
-        number(what, given, above=0)
+    """Check a number, a list or a mapping that `per_group` will take, before the optimizer is known."""
+    for each in given.values() if isinstance(given, Mapping) else [given]:
+        for value in each if isinstance(each, list | tuple) else [each]:
+            number(what, value, above=0)
 
 
 def per_group(what: str, given: Any, name: str, optimizer: torch.optim.Optimizer) -> list[float]:
     """Return one number per param group, from one number, a list, or a mapping by the optimizer's name.
 
     The name of a trainer's only optimizer is the name of its class, as in mmcv.
-
-    Raises:
-        ValueError: the numbers are not as many as the groups, or the mapping lacks the optimizer.
     """
-    name, count = name or type(optimizer).__name__, len(optimizer.param_groups)
+    name, groups = name or type(optimizer).__name__, optimizer.param_groups
     if isinstance(given, Mapping):
         if name not in given:
             raise ValueError(f"{what} has no value for the optimizer {name!r}{suggest(name, [*given])}")
         given = given[name]
-    values = list(given) if isinstance(given, list | tuple) else [given] * count
-    if len(values) != count:
-        raise ValueError(f"{what} must have one value for each of {count} param groups, got {len(values)}")
-    return [float(value) for value in values]
+    values = param_groups.per_group(what, given, groups)
+    return values if isinstance(values, list) else [values] * len(groups)
+
+
+def _find_anneal(strategy: str) -> Callable[[float, float, float], float]:
+    check_choice("anneal_strategy", strategy, ("cos", "linear"))
+    return annealing_cos if strategy == "cos" else annealing_linear
 
 
 def _target_ratio(given: float | Sequence[float]) -> tuple[float, float]:
     """Return `(peak, end)` from mmcv's forms; without an end it is peak / 1e5."""
-    if isinstance(given, list | tuple):
-        if len(given) not in (1, 2):
-            raise ValueError(f"target_ratio must be a number, (peak,) or (peak, end), got {given!r}")
-        ratios = [number("target_ratio", ratio, above=0) for ratio in given]
-    elif isinstance(given, int | float) and not isinstance(given, bool):
-        ratios = [number("target_ratio", given, above=0)]
-    else:
-        raise TypeError(f"target_ratio must be a number, (peak,) or (peak, end), got {given!r}")
-    return ratios[0], ratios[1] if len(ratios) == 2 else ratios[0] / 1e5
+    ratios = [*given] if isinstance(given, list | tuple) else [given]
+    if len(ratios) not in (1, 2):
+        raise ValueError(f"target_ratio must be a number, (peak,) or (peak, end), got {given!r}")
+    peak, *end = [number("target_ratio", ratio, above=0) for ratio in ratios]
+    return peak, end[0] if end else peak / 1e5

@@ -51,58 +51,46 @@ class ScheduledTrainer(Protocol):
     max_iters: int | None
 
 
-class StepMomentum(StepLR):
+class _OfMomentum(Window):
+    """Schedule `momentum`, or the first of `betas`; the first base of each class named after it."""
+
+    param_name = "momentum"
+
+
+class StepMomentum(_OfMomentum, StepLR):
     """Schedule the momentum as `StepLR` does the learning rate."""
 
-    param_name = "momentum"
 
-
-class MultiStepMomentum(MultiStepLR):
+class MultiStepMomentum(_OfMomentum, MultiStepLR):
     """Schedule the momentum as `MultiStepLR` does the learning rate."""
 
-    param_name = "momentum"
 
-
-class ConstantMomentum(ConstantLR):
+class ConstantMomentum(_OfMomentum, ConstantLR):
     """Schedule the momentum as `ConstantLR` does the learning rate."""
 
-    param_name = "momentum"
 
-
-class LinearMomentum(LinearLR):
+class LinearMomentum(_OfMomentum, LinearLR):
     """Schedule the momentum as `LinearLR` does the learning rate."""
 
-    param_name = "momentum"
 
-
-class ExponentialMomentum(ExponentialLR):
+class ExponentialMomentum(_OfMomentum, ExponentialLR):
     """Schedule the momentum as `ExponentialLR` does the learning rate."""
 
-    param_name = "momentum"
 
-
-class CosineAnnealingMomentum(CosineAnnealingLR):
+class CosineAnnealingMomentum(_OfMomentum, CosineAnnealingLR):
     """Schedule the momentum as `CosineAnnealingLR` does the learning rate."""
 
-    param_name = "momentum"
 
-
-class PolyMomentum(PolyLR):
+class PolyMomentum(_OfMomentum, PolyLR):
     """Schedule the momentum as `PolyLR` does the learning rate."""
 
-    param_name = "momentum"
 
-
-class CosineRestartMomentum(CosineRestartLR):
+class CosineRestartMomentum(_OfMomentum, CosineRestartLR):
     """Schedule the momentum as `CosineRestartLR` does the learning rate."""
 
-    param_name = "momentum"
 
-
-class ReduceOnPlateauMomentum(ReduceOnPlateauLR):
+class ReduceOnPlateauMomentum(_OfMomentum, ReduceOnPlateauLR):
     """Schedule the momentum as `ReduceOnPlateauLR` does the learning rate."""
-
-    param_name = "momentum"
 
 
 __all__ = [

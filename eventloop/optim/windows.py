@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -139,18 +138,6 @@ class Window:
                 type(self).__name__,
                 "; ".join(changed),
             )
-
-    def moved_to(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Window:
-        """Return a copy on another optimizer with as many groups, in a given state.
-
-        The state may be that of `built_state`: arguments of a scheduler whose window has not begun are
-        ignored.
-        """
-        other = copy.copy(self)
-        other.optimizer = optimizer
-        begun = state["begin"] <= state["last_step"]
-        other._take({**state, "scheduler": state["scheduler"] if begun else None})
-        return other
 
     def _window(self) -> dict[str, Any]:
         """Return the window's own arguments, without those of PyTorch's scheduler."""

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from eventloop.optim.optimizers import each_optimizer
-from eventloop.resume.protocols import ResumableTrainer
 from eventloop.state.rollback import Rollback
 
 logger = logging.getLogger("eventloop")
@@ -30,21 +28,13 @@ def prepare_hooks(
     return steps
 
 
-def load_hooks(trainer: ResumableTrainer, states: Mapping[str, Any], rollback: Rollback) -> None:
-    """Load the states of hooks with a `load_state_dict` of their own, which may fail half-way.
-
-    Their code may also change the model's weights, so these are copied, and the optimizers' attributes.
-    """
-    hooks = [each for each in trainer.hooks if each.stateful and each.loads_itself and each.name in states]
-    if hooks:
-        model = trainer.model
-        rollback.keep("the model", [*model.parameters(), *model.buffers()])
-        for optimizer in each_optimizer(trainer.optimizer):
-            rollback.snapshot("the optimizer", optimizer, copies=False)
+def load_hooks(hooks: Iterable[Any], states: Mapping[str, Any], rollback: Rollback) -> None:
+    """Load the states of hooks with a `load_state_dict` of their own, which may fail half-way."""
     for hook in hooks:
-        with _named(hook, rollback.source):
-            rollback.snapshot(f"the hook {hook.name}", hook)
-            hook.load_state_dict(states[hook.name])
+        if hook.stateful and hook.loads_itself and hook.name in states:
+            with _named(hook, rollback.source):
+                rollback.snapshot(f"the hook {hook.name}", hook)
+                hook.load_state_dict(states[hook.name])
 
 
 @contextmanager

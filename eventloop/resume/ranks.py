@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from eventloop.checkpoint.weights import unwrap
-from eventloop.data.rng import random_state
+from eventloop.data.loader_state import random_state
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ def state_of_rank(
     if others is not None and rank < len(others):
         part = others[rank]
         return RankState(part["rng"], part["position"], inexact, part["buffers"])
-    own = {"opened_with": random_state(loader), "generators": [], "loader": {}}
+    own = {"opened_with": random_state(loader), "generators": {}, "loader": {}}
     return RankState(
         None, {**meta["position"], **own}, f"{inexact}; rank {rank} continues with its own random state"
     )

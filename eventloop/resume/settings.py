@@ -9,7 +9,7 @@ change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal
@@ -23,15 +23,16 @@ from eventloop.optim.windows import PROGRESS
 from eventloop.resume.base_values import Bases, Edited, find_edited, rebase_group, scheduled, value_name
 from eventloop.resume.fast_forward import (
     changed_values,
+    fast_forward,
+    follows_metric,
     keys_of,
     own_schedulers,
     put_values,
-    recompute,
     with_arguments,
     without_parameters,
 )
 from eventloop.resume.protocols import ResumableTrainer
-from eventloop.resume.setting_changes import Change, Changed
+from eventloop.resume.setting_changes import Change
 from eventloop.util.checks import length_of
 
 _OF_EVALUATIONS = ("val_interval", "val_begin", "dynamic_intervals")
@@ -151,30 +152,20 @@ class Settings:
                 if key in former and not _same(former[key], own):
                     yield Change(f"{name}.{key}", former[key], own, "given")
 
-    def adopt(self, changed: Changed, changes: list[Change], meta: Mapping[str, Any]) -> None:
-        """Restore this trainer's settings with changed="apply", else record the checkpoint's.
+    def apply_groups(self, changes: list[Change]) -> None:
+        """Restore this trainer's values of changed settings of optimizers, whose states are loaded."""
+        for change in changes:
+            if change.group is not None:
+                self._apply(change, *change.group)
 
-        Must be called after the optimizers' states are loaded.
-        """
-        if changed == "apply":
-            for change in changes:
-                if change.group is not None:
-                    self._apply(change, *change.group)
-        elif "settings" in meta:
+    def record(self, meta: Mapping[str, Any]) -> None:
+        """Record the checkpoint's settings as those of this trainer, which continues with them."""
+        if "settings" in meta:
             saved = meta["settings"]
             for name, groups in (self._groups or {}).items():
                 for own, former in zip(groups, saved["optimizer"].get(name, []), strict=False):
                     own |= {key: former[key] for key in own if key in former}
             self._constants = deepcopy(saved["param_schedulers"])
-
-    def snapshot(self) -> Callable[[], None]:
-        """Return a function that restores the present settings, to undo `adopt`."""
-        groups, constants = deepcopy(self._groups), self._constants  # `adopt` replaces the latter
-
-        def restore() -> None:
-            self._groups, self._constants = groups, constants
-
-        return restore
 
     def _apply(self, change: Change, name: str, number: int, key: str) -> None:
         group = named_optimizers(self._trainer.optimizer)[name].param_groups[number]
@@ -183,11 +174,13 @@ class Settings:
             group[initial] = number_like(group.get(initial), base)
         group[key] = _moved(group[key], change.saved, change.own)
 
-    def scheduler_state(self, number: int, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the saved state of a scheduler, with the arguments that this scheduler was built with."""
-        return with_arguments(saved, deepcopy(self._built[number]))
+    def scheduler_states(self, saved: Sequence[Any], changes: Sequence[Change]) -> list[dict[str, Any]]:
+        """Return the saved states of the schedulers, with the arguments that they were built with."""
+        return [with_arguments(*pair) for pair in zip(saved, self._begun(changes)[1], strict=True)]
 
-    def _begun(self, changes: list[Change]) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+    def _begun(
+        self, changes: Sequence[Change]
+    ) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
         """Copy the param groups and the schedulers' states as they were built, with edited bases."""
         trainer = self._trainer
         begun = {name: [*map(without_parameters, groups)] for name, groups in self._begun_with.items()}
@@ -200,40 +193,42 @@ class Settings:
                 rebase_group(edited, value, begun[name][number], number, [built[i] for i in moving])
         return begun, built
 
-    def scheduler_states(
-        self, saved: list[dict[str, Any]], changes: list[Change], meta: Mapping[str, Any]
-    ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the schedulers' states with the arguments they were built with, and the lines to log.
+    def fast_forward(
+        self, checkpoint: Mapping[str, Any], states: Sequence[Mapping[str, Any]], changes: list[Change]
+    ) -> list[str]:
+        """Bring schedules with changed arguments to the present step, and return the lines to log.
 
-        Must be called after `adopt`. The rates become those that these arguments give at the present step.
-        Where that cannot be computed, a schedule continues from the current rate.
+        Where the values cannot be computed, a schedule continues from the current rate.
+
+        Args:
+            states: the result of `scheduler_states`, which the schedulers have loaded.
         """
-        trainer = self._trainer
-        begun_with, all_built = self._begun(changes)
-        states = [with_arguments(*pair) for pair in zip(saved, all_built, strict=True)]
+        trainer, lines = self._trainer, list[str]()
+        begun_with, built = self._begun(changes)
         listed = {change.group for change in changes}  # `change_lines` logs these with their values
-        lines: list[str] = []
         for name, optimizer in named_optimizers(trainer.optimizer).items():
             numbers = own_schedulers(trainer, optimizer)
-            schedulers = [trainer.schedulers[number] for number in numbers]
-            keys: set[str] = set().union(*map(keys_of, schedulers))
-            if not any(_reschedules(change, name, numbers, keys) for change in changes):
+            own = [trainer.schedulers[number] for number in numbers]
+            keys: set[str] = set().union(*map(keys_of, own))
+            moved = any(_reschedules(change, name, numbers, keys) for change in changes)
+            if not moved or any(map(follows_metric, own)):
                 continue
-            built, former = ([each[number] for number in numbers] for each in (all_built, saved))
+            groups, loaded = optimizer.param_groups, [states[number] for number in numbers]
+            former = [without_parameters(group) for group in groups]
             try:
-                recomputed = recompute(schedulers, built, begun_with[name], former, meta)
-            except Exception as error:  # of a function or a part that the user wrote
+                put_values(groups, begun_with[name], keys)
+                saved = [checkpoint["param_schedulers"][number] for number in numbers]
+                fast_forward(own, [built[number] for number in numbers], saved, checkpoint["meta"])
+                lines += changed_values(name, former, groups, keys, listed)
+            except Exception as error:  # of a function or a scheduler that the user wrote
+                put_values(groups, former, keys)
+                for scheduler, state in zip(own, loaded, strict=True):
+                    scheduler.load_state_dict(state)
                 lines.append(
                     "the present values of the schedules cannot be computed; the schedules continue from the "
                     f"current rate: {error!r}"
                 )
-                continue
-            if recomputed is not None:
-                lines += changed_values(name, optimizer.param_groups, recomputed.groups, keys, listed)
-                put_values(optimizer.param_groups, recomputed.groups, keys)
-                for number, state in zip(numbers, recomputed.states, strict=True):
-                    states[number] = state
-        return states, lines
+        return lines
 
 
 # --- gathering ---------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from eventloop.checkpoint import CheckpointError, load_best, load_checkpoint, load_newest
-from eventloop.checkpoint.resolve_path import place_of, what_else
 from eventloop.checkpoint.store import Check
 from eventloop.checkpoint.weights import OWN, check_model_state, load_model_state, prepare_model_state, unwrap
 from eventloop.data.plain_values import plain
@@ -41,6 +40,7 @@ from eventloop.resume.fast_forward import check_scheduler_state, optimizers_at_z
 from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, gather_on_rank_0, own_buffers, several, state_of_rank
+from eventloop.resume.resolve_path import place_of, what_else
 from eventloop.resume.setting_changes import Change, Changed, change_lines, check_changed, refusal
 from eventloop.resume.settings import Settings
 from eventloop.state.rollback import Rollback
@@ -53,9 +53,9 @@ logger = logging.getLogger("eventloop")
 
 LOADER_SETTINGS = ("batch_size", "loader_length", "dataset_length", "sampler")
 RATE_STAYS_ZERO = (
-    "%s: the learning rate %sis 0, and the schedules keep it at 0: the rest of the run trains nothing. Build "
-    'them for the present length of the run, and call resume(path, changed="apply"); or resume from before '
-    "their end"
+    "%s: the learning rate %sis 0: unless its schedules raise it again, the rest of the run trains nothing. "
+    'Build them for the present length of the run, and call resume(path, changed="apply"); or resume from '
+    "before their end"
 )
 
 
@@ -225,8 +225,7 @@ class TrainerState:
         # a hook's or sampler's code may draw random numbers while its state is loaded
         rollback.on_rollback("the random state", partial(set_rng_state, rng_state()))
         hook_steps = prepare_hooks(trainer.hooks, checkpoint["hooks"], found)
-        load_hooks(trainer, checkpoint["hooks"], rollback)
-        trainer.position.load_samplers(rank_state.position, rollback)
+        load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
         converts = any(change.name == "model_dtypes" for change in changes)
         load_optimizer_state(
             trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=found
@@ -239,6 +238,7 @@ class TrainerState:
         steps: list[Callable[[], object]] = [
             load_model,
             *hook_steps,
+            *([] if changed == "apply" else [partial(self.settings.record, checkpoint["meta"])]),
             partial(self._load_position, checkpoint["meta"], rank_state, changes),
             partial(self._restore_random_state, rank_state),
         ]
@@ -272,17 +272,16 @@ class TrainerState:
     ) -> list[str]:
         """Load the schedulers, after the optimizers, and return the lines to log."""
         states: list[Any] = checkpoint["param_schedulers"]
-        lines: list[str] = []
-        rollback.on_rollback("the settings", self.settings.snapshot())
-        self.settings.adopt(changed, changes, checkpoint["meta"])
-        if changed == "apply":
-            states, lines = self.settings.scheduler_states(states, changes, checkpoint["meta"])
+        applies = changed == "apply"
+        if applies:
+            self.settings.apply_groups(changes)
+            states = self.settings.scheduler_states(states, changes)
         for number, (scheduler, state) in enumerate(zip(self._trainer.schedulers, states, strict=True)):
             name = f"schedulers[{number}] {type(scheduler).__name__}"
             rollback.snapshot(name, scheduler)
             with refusing(f"{rollback.source} has a state that {name} refuses"):
                 scheduler.load_state_dict(state)
-        return lines
+        return self.settings.fast_forward(checkpoint, states, changes) if applies else []
 
     def _warn_of_zero_rates(self, found: Path) -> None:
         for name in optimizers_at_zero(self._trainer):
@@ -373,9 +372,10 @@ class TrainerState:
 
     def _check_length(self, checkpoint: Mapping[str, Any], path: Path, changed: Changed) -> None:
         """Refuse a longer run for a schedule that raises an error after its last step."""
-        for number, state in enumerate(checkpoint["param_schedulers"]):
-            if changed == "apply":
-                state = self.settings.scheduler_state(number, state)
+        states = checkpoint["param_schedulers"]
+        if changed == "apply":
+            states = self.settings.scheduler_states(states, ())
+        for number, state in enumerate(states):
             if (why := too_short(self._trainer, number, state, checkpoint["meta"])) is not None:
                 raise CheckpointError(
                     f"{path} cannot be resumed from, nothing was loaded: {why}; build it for all of them, "

@@ -1,6 +1,8 @@
 """Roll back a partly loaded checkpoint, so that a failed load leaves every object as it was.
 
-`Trainer.resume` and `load_model_state` use it.
+`Trainer.resume` and `load_model_state` use it for objects that load their state with code of the user's,
+which may fail: their former state is kept. All other parts are checked first, and loaded by steps that cannot
+fail.
 """
 
 from __future__ import annotations
@@ -8,14 +10,12 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.nn.parameter import is_lazy
 
 logger = logging.getLogger("eventloop")
 
@@ -46,43 +46,35 @@ class Rollback:
         self._actions.append((name, action))
 
     def snapshot(self, name: str, owner: Any, *, copies: bool = True) -> None:
-        """Record an object's attributes, and restore them on rollback.
+        """Record an object's attributes and a copy of its `state_dict()`, and restore them on rollback.
+
+        `load_state_dict` is called only if the state still differs when the attributes are restored.
 
         Args:
             name: what messages call the object.
-            copies: also copy `state_dict()`, and the tensors and containers among the attributes, because
-                loading may change objects in place. All tensors of an optimizer are in its `state_dict()`,
-                and copied once.
+            copies: False for an object whose loading replaces attributes, and changes none in place; then
+                only the attributes are restored.
         """
         state = copy.deepcopy(owner.state_dict()) if copies else None
         attributes = dict(getattr(owner, "__dict__", {}))
-        contents = (
-            [] if not copies or isinstance(owner, torch.optim.Optimizer) else list(_contents(attributes))
-        )
-        self.on_rollback(name, partial(_put_back, owner, attributes, contents, state))
-
-    def keep(self, name: str, values: list[torch.Tensor]) -> None:
-        """Copy tensors, and fill them with their former values on rollback."""
-        self.on_rollback(name, partial(_run, list(_contents(values))))
+        self.on_rollback(name, partial(_restore, owner, attributes, state))
 
     def commit(self, steps: Sequence[Callable[[], object]]) -> None:
         """Run the steps that complete the load; from the first one on, nothing is rolled back.
 
         Ctrl-C runs all steps again before it is raised, so a step must give the same result twice.
         """
-        steps = [self._begin, *steps, self._end]
         try:
-            _run(steps)
+            self._complete(steps)
         except KeyboardInterrupt:
-            if not self._actions:
-                _run(steps)
+            self._complete(steps)
             raise
 
-    def _begin(self) -> None:
-        self._committing = True
+    def _complete(self, steps: Sequence[Callable[[], object]]) -> None:
         self._actions.clear()
-
-    def _end(self) -> None:
+        self._committing = True
+        for step in steps:
+            step()
         self._committing = False
 
     def __enter__(self) -> Self:
@@ -122,62 +114,15 @@ class Rollback:
         return failed, interrupt
 
 
-def _run(steps: Sequence[Callable[[], object]]) -> None:
-    for step in steps:
-        step()
-
-
-def _contents(value: Any, seen: dict[int, Any] | None = None) -> Iterator[Callable[[], object]]:
-    """Copy the tensors and containers in a value, at any depth; yield functions that restore them.
-
-    Other objects, such as a trainer or a module, are not entered.
-    """
-    seen = {} if seen is None else seen
-    if id(value) in seen or not isinstance(value, torch.Tensor | dict | list | set | deque | tuple):
-        return
-    seen[id(value)] = value
-    if isinstance(value, torch.Tensor):
-        # a tensor without storage, or an expanded one, whose elements share memory, cannot be filled
-        if not (is_lazy(value) or value.is_meta or (value.layout is torch.strided and 0 in value.stride())):
-            yield partial(_fill_tensor, value, value.detach().clone())
-        return
-    if not isinstance(value, tuple):
-        yield partial(_fill, value, copy.copy(value))
-    for each in value.values() if isinstance(value, dict) else value:
-        yield from _contents(each, seen)
-
-
-def _fill_tensor(tensor: torch.Tensor, former: torch.Tensor) -> None:
-    with torch.no_grad():
-        tensor.copy_(former)
-
-
-def _fill(container: Any, former: Any) -> None:
-    container.clear()
-    (container.update if isinstance(container, dict | set) else container.extend)(former)
-
-
-def _put_back(
-    owner: Any, attributes: Mapping[str, Any], contents: Sequence[Callable[[], object]], state: Any
-) -> None:
-    _set_attributes(owner, attributes)
-    _run(contents)
-    if state is None or same_state(owner.state_dict(), state):
-        return
-    try:
-        owner.load_state_dict(state)
-    except BaseException:
-        _set_attributes(owner, attributes)
-        raise
-
-
-def _set_attributes(owner: Any, attributes: Mapping[str, Any]) -> None:
+def _restore(owner: Any, attributes: dict[str, Any], state: Any) -> None:
     own = getattr(owner, "__dict__", {})
     own.clear()
     own.update(attributes)
+    if state is not None and not _same_state(owner.state_dict(), state):
+        owner.load_state_dict(state)
 
 
-def same_state(a: Any, b: Any) -> bool:
+def _same_state(a: Any, b: Any) -> bool:
     """Return whether two states are equal (NaN equals NaN); False if they cannot be compared."""
     if type(a) is not type(b):
         return False
@@ -186,9 +131,9 @@ def same_state(a: Any, b: Any) -> bool:
             return False
         return bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_same_state(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same_state, a, b))
+        return len(a) == len(b) and all(map(_same_state, a, b))
     if isinstance(a, float) and math.isnan(a):
         return math.isnan(b)
     try:

@@ -22,7 +22,7 @@ from eventloop.util.text import error_text
 
 T = TypeVar("T")
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the layout, which `meta` contains."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -42,31 +42,23 @@ class RandomState(msgspec.Struct):
     modules: dict[str, GeneratorState] = {}
 
 
-class Samplers(msgspec.Struct):
-    """The states of a loader's samplers and of other generators in it, by their places."""
-
-    generators: dict[str, GeneratorState] = {}
-    states: dict[str, Any] = {}
-    numbers: dict[str, int | float] = {}
-
-
 class LoaderState(msgspec.Struct):
-    """The generators and samplers that decide a loader's order, besides the global generators."""
+    """The states of a loader's own generators and samplers, by their places."""
 
-    generators: list[Tensor]
-    samplers: Samplers = msgspec.field(default_factory=Samplers)
+    generators: dict[str, GeneratorState]
+    samplers: dict[str, Any]
 
 
 class OpenedWith(msgspec.Struct):
     """The random state with which a pass was opened; empty before the first pass."""
 
     rng: RandomState | None = None
-    generators: list[Tensor] | None = None
-    samplers: Samplers = msgspec.field(default_factory=Samplers)
+    generators: dict[str, GeneratorState] | None = None
+    samplers: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if (self.rng is None) is not (self.generators is None):
-            raise ValueError("Object must have both `rng` and `generators`, or neither")
+        if len({self.rng is None, self.generators is None, self.samplers is None}) > 1:
+            raise ValueError("Object must have `rng`, `generators` and `samplers`, or none of them")
 
 
 class ReaderState(msgspec.Struct):
@@ -76,7 +68,6 @@ class ReaderState(msgspec.Struct):
     workers: dict[int, list[Tensor]] = {}
     seeded_with: Tensor | None = None
     seeded_here: bool = True
-    seeded_earlier: bool = False
 
 
 class Position(LoaderState, kw_only=True):
@@ -87,7 +78,7 @@ class Position(LoaderState, kw_only=True):
     opened_with: OpenedWith
     evaluated: Count
     loader: ReaderState = msgspec.field(default_factory=ReaderState)
-    evaluations: dict[str, LoaderState] = {}
+    evaluations: dict[str, dict[str, GeneratorState]] = {}
 
     def __post_init__(self) -> None:
         if self.batch_idx and self.opened_with.rng is None:
@@ -165,7 +156,8 @@ def check_layout(checkpoint: Mapping[str, Any], source: object) -> None:
     if _is_of_another_version(checkpoint):
         raise CheckpointError(
             f"{source} has schema {checkpoint['meta'].get('schema')!r}, this version of eventloop reads "
-            f"{SCHEMA}: update eventloop"
+            f"{SCHEMA}: resume it with the version that saved it, or call load_checkpoint(path), which loads "
+            "the weights alone"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from eventloop.costs.spans import INBOX, SAVER, Span
+from eventloop.costs.spans import SAVER, Span
 from eventloop.tracing.file import Window, WindowFacts
 
 MADE_BY = "eventloop trace"
@@ -157,7 +157,7 @@ def _track_name(track: int | str, facts: WindowFacts, window: Window) -> str:
 
 
 def _counter_name(queue: str) -> str:
-    return "inbox of the background" if queue == INBOX else f"queue of {queue}"
+    return f"queue of {queue}"
 
 
 def _metadata(pid: int, tid: int, kind: str, **args: str | int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from eventloop.data.loader_info import persists, to_device
-from eventloop.data.rng import random_state, set_random_state
+from eventloop.data.loader_state import random_state, set_random_state
 from eventloop.evaluation.evaluation import Evaluation, batch_size, before_drawing
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.events import AfterTestIter, AfterValIter, BeforeTestIter, BeforeValIter

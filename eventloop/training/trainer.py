@@ -23,6 +23,7 @@ from eventloop.assembly.argument_checks import (
 )
 from eventloop.assembly.attach import attach_all, facts_of, make_work_dir, rank_and_world_size
 from eventloop.bus import Bus
+from eventloop.bus.dry_run import stop_at_run
 from eventloop.checkpoint.saving.overlapped_copy import Copying
 from eventloop.costs.records import RunCosts
 from eventloop.costs.step_clock import StepClock
@@ -34,8 +35,7 @@ from eventloop.events import Event
 from eventloop.events.run import CurrentRun
 from eventloop.metrics import EventStorage
 from eventloop.metrics.rows import Place
-from eventloop.migration.arguments import knowing_others
-from eventloop.migration.attributes import KnowsPeers, knowing_calls
+from eventloop.migration.names import knowing_attributes, knowing_calls, knowing_others
 from eventloop.optim.optimizers import Optimizers, check_parameters
 from eventloop.reporting.summary import run_costs, summarize
 from eventloop.resume.setting_changes import Changed
@@ -54,7 +54,8 @@ logger = logging.getLogger("eventloop")
 Step = Callable[["Trainer", Any], Any]
 
 
-class Trainer(KnowsPeers):
+@knowing_attributes
+class Trainer:
     """Train a model, and emit an event on `trainer.bus` for each step of the way.
 
     trainer = Trainer(model, optimizer=opt, loss_fn=F.cross_entropy, train_loader=train, val_loader=val,
@@ -189,8 +190,7 @@ class Trainer(KnowsPeers):
         self.state = TrainerState(self)
         self.copying = Copying(self)
         self.bus: Bus = bus if bus is not None else Bus()
-        rehearsal = self.bus.rehearsal
-        self.work_dir = make_work_dir(work_dir, None if rehearsal is None else rehearsal.lead(self.bus))
+        self.work_dir = make_work_dir(work_dir)
         self.checkpoint_dir = self.work_dir
         self.facts = CurrentRun(facts_of(self))
         self.hooks, self.writers = attach_all(self, [*hooks, *custom_hooks], writers, default_hooks or {})
@@ -460,8 +460,7 @@ class Trainer(KnowsPeers):
 
     def begin_run(self) -> None:
         """Begin a run. Steps that may raise come first, so that a failure does not begin one."""
-        if self.bus.rehearsal is not None:
-            self.bus.rehearsal.begins(self)
+        stop_at_run(self.bus, self.max_epochs, self.max_iters)
         self.state.settings.note()
         facts = facts_of(self)
         device = self.clock.device or device_clock(self.model, self.bus.post)

@@ -120,9 +120,9 @@ class Unsized:
         (
             {"train_dataloader": []},
             TypeError,
-            "Trainer has no argument 'train_dataloader': instead of MMEngine's use train_loader=..., a loader",
+            "Trainer has no argument 'train_dataloader': use train_loader=..., a loader",
         ),
-        ({"resume": True}, TypeError, r"no argument 'resume': instead of MMEngine's use trainer.resume\(\"auto\"\)"),
+        ({"resume": True}, TypeError, r"no argument 'resume': use trainer.resume\(\"auto\"\)"),
         ({"val_intervall": 2}, TypeError, "Trainer has no argument 'val_intervall': did you mean 'val_interval'"),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from torch.optim import SGD
 from eventloop import register
 from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook, Hook, LoggerHook, PeriodicWriter
-from eventloop.migration.names import CLASSES
+from eventloop.migration.tables import CLASSES
 from eventloop.optim.schedulers import SCHEDULERS, StepLR
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.writers import JSONLWriter, Writer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.background.queues import spill
+from eventloop.background.queues import queue, spill
 
 
 @pytest.fixture
@@ -17,5 +17,5 @@ def small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setattr(spill, "CHUNK_BYTES", 400)
-    monkeypatch.setattr(spill, "SEGMENT_BYTES", 1600)
+    monkeypatch.setattr(queue, "HELD_SECONDS", 0.0)  # each look at an account spills
     return folder

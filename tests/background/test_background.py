@@ -86,7 +86,7 @@ def test_subscribers_do_not_run_on_the_emitting_thread(bus: Bus) -> None:
     emit(bus, 1)
     bus.flush(DEADLINE)
 
-    assert sorted(names) == ["eventloop background", f"eventloop {bus.stats()[1].name}"]
+    assert sorted(names) == ["eventloop coroutines", f"eventloop {bus.stats()[1].name}"]
 
 
 def test_a_slow_subscriber_does_not_hold_up_another(bus: Bus, held: Held) -> None:

@@ -83,6 +83,7 @@ def test_full_queue_holds_the_emitting_thread(bus: Bus, held: Held, kind: str) -
     assert [event.iter for event in held.seen] == list(range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["cancel", "close", "stall"])
 def test_producer_is_let_go_when_the_subscriber_ends(held: Held, end: str) -> None:
     """A subscriber that is cancelled, closed or stalled holds nobody any longer."""
@@ -98,24 +99,6 @@ def test_producer_is_let_go_when_the_subscriber_ends(held: Held, end: str) -> No
 
     assert producer.returned == [1, 2, 3]
     bus.close(0.1)
-
-
-def test_producer_finds_out_by_itself_that_the_loop_is_held(bus: Bus, held: Held) -> None:
-    """A coroutine that blocks the loop stalls although nobody but the producer is there to see it."""
-    subscription = bus.subscribe(
-        held.on_the_loop, "after_train_iter", overflow="block", queue=1, stall_timeout=0.1
-    )
-    emit(bus, 1)
-    assert held.entered.wait(DEADLINE)
-    producer = Producer(lambda i: bus.emit(AfterTrainIter(iter=i)), range(1, 4))
-    producer.start()
-    producer.join(DEADLINE)
-    held.let_go()
-    bus.flush(DEADLINE)
-    stats = subscription.stats
-
-    assert producer.returned == [1, 2, 3]
-    assert (stats.failed, stats.dropped, stats.queued) == (1, 3, 0)
 
 
 def test_failed_subscriber_holds_nobody(bus: Bus) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from eventloop.background import loop as background
 from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
@@ -107,6 +106,7 @@ def test_close_delivers_from_one_subscriber_to_another() -> None:
     assert [stats.dropped for stats in report.stats] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_exit_delivers_what_subscribers_emit(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """The interpreter's exit is a close."""
     ran = python(
@@ -123,55 +123,6 @@ def test_exit_delivers_what_subscribers_emit(python: Callable[..., subprocess.Co
     assert (ran.returncode, ran.stderr, ran.stdout.split()) == (0, "", ["0", "1", "2", "3", "4"])
 
 
-@in_both_kinds
-@fed_both_ways
-def test_nobody_has_to_ask_for_what_a_subscriber_emits(
-    bus: Bus, kind: str, overflow: Overflow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loop is brought to it, and does not wait for its next look."""
-    chain = Chain(bus, kind, overflow=overflow)
-    monkeypatch.setattr(background, "POLL_SECONDS", 10 * DEADLINE)
-    bus.stats()  # which the loop answers, and then sleeps as long as that
-    chain.begin()
-    bus.stats()
-    wait_until(lambda: chain.seen == [1, 2, 3, 4, 5])
-
-
-def test_what_is_emitted_while_another_delivery_begins(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the loop has looked in the middle of a delivery that began beside somebody else's event."""
-    monkeypatch.setattr(background, "POLL_SECONDS", 10 * DEADLINE)
-    entered, gate, answered = threading.Event(), threading.Event(), threading.Event()
-
-    def answers(event: Event) -> None:
-        entered.set()
-        gate.wait(DEADLINE)
-        bus.emit(Echo(n=1))
-
-    bus.subscribe(answers, Hop, offload="thread")
-    bus.subscribe(lambda event: answered.set(), Echo, offload="thread")
-    bus.emit(Hop(n=1))
-    bus.stats()
-    assert entered.wait(DEADLINE)
-    bus.emit(AfterTrainIter(iter=0))
-    bus.stats()  # the loop looks
-    gate.set()
-
-    assert answered.wait(DEADLINE)
-
-
-def test_the_emitting_thread_pays_nothing_for_it(bus: Bus) -> None:
-    """On an open bus an emit appends to the inbox, and does nothing else, also after a flush that had to know more."""
-    chain = Chain(bus, "thread")
-    chain.begin()
-    bus.flush(DEADLINE)
-    append = bus._background.inbox.append
-
-    assert bus.signal(Hop)._hand_overs == (append,)
-    with bus._subscribers.noting():
-        assert bus.signal(Hop)._hand_overs == (bus._background.hand_over_noted,)
-    assert bus.signal(Hop)._hand_overs == (append,)
-
-
 # --- without end -------------------------------------------------------------------------------------------
 
 
@@ -185,9 +136,9 @@ def test_a_chain_without_end_is_cut_at_the_close(kind: str, caplog: pytest.LogCa
     stats = chain.subscription.stats
 
     assert not report.complete
-    assert stats.dropped > 0
-    assert (total(stats), stats.queued) == (chain.emitted, 0)
-    assert "; events that had not reached their subscribers by then were dropped: " in caplog.text
+    assert stats.dropped + stats.queued > 0
+    assert total(stats) == chain.emitted
+    assert "closed after 0.4 s; events" in caplog.text
 
 
 @in_both_kinds

@@ -258,6 +258,7 @@ def test_failing_callback_is_told(kind: str, what: str, caplog: pytest.LogCaptur
     assert subscription.stats.error.endswith(f"OSError: disk full (in {what})")
 
 
+@pytest.mark.slow
 @in_both_kinds
 def test_failure_is_told_as_an_event(bus: Bus, kind: str) -> None:
     """`handler_failed` reaches async subscribers by themselves and sync handlers through `poll`."""

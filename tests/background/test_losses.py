@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from eventloop.background import loop as background
 from eventloop.bus import Bus
 from eventloop.bus.subscription import REPORT_LINES, DrainReport, SubscriptionStats
-from eventloop.events import AfterTrainIter, Event
+from eventloop.events import Event
 from tests.conftest import DEADLINE, Held
 from tests.support.spilling import emit
 
@@ -54,27 +53,6 @@ def test_a_close_that_lost_nothing_says_nothing(caplog: pytest.LogCaptureFixture
 
     assert bus.close(DEADLINE).ok
     assert warnings_of(caplog) == []
-
-
-def test_what_the_inbox_dropped_is_told(
-    held: Held, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Events that were emitted too fast for the loop are in the line, though no subscriber's queue was full."""
-    monkeypatch.setattr(background, "INBOX_LIMIT", 600)
-    bus = Bus()
-    bus.subscribe(held.on_the_loop, "before_train", name="holds the loop")
-    keep = bus.subscribe(ignores, "after_train_iter", offload="thread", name="keep")
-    bus.emit(AfterTrainIter(iter=0))
-    bus.stats()
-    bus._background._call_soon(lambda: held(None))
-    assert held.entered.wait(DEADLINE)
-    emit(bus, 5000)
-    held.let_go()
-    bus.close(DEADLINE)
-    dropped = keep.stats.dropped
-
-    assert dropped > 1000
-    assert f"not everything was delivered: keep: {dropped:,} dropped, 0 failed of 5,001" in caplog.text
 
 
 def test_a_forgotten_bus_tells(caplog: pytest.LogCaptureFixture) -> None:

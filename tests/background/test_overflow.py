@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from eventloop.background import loop as background
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import AfterTrainIter, AfterVal, Event, EventsDropped, ScalarsLogged
@@ -125,6 +124,7 @@ def test_flush_waits_for_what_was_queued_before_newer_events_were_refused(bus: B
     assert flushed == [3]
 
 
+@pytest.mark.slow
 @in_both_kinds
 def test_drops_are_told_as_an_event(bus: Bus, held: Held, kind: str) -> None:
     """`events_dropped` reaches background subscribers by itself and sync handlers through `poll`."""
@@ -164,26 +164,6 @@ def test_drops_nobody_was_told_of_are_told_at_the_close(held: Held) -> None:
     assert sum(event.count for event in told) == 18
 
 
-def test_inbox_is_bounded_while_the_loop_is_held(
-    bus: Bus, held: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Events that the loop cannot come to are dropped beyond a limit, the oldest first, and charged by filter."""
-    monkeypatch.setattr(background, "CHUNK", 100)
-    monkeypatch.setattr(background, "INBOX_LIMIT", 1000)
-    every = bus.subscribe(lambda event: None, "after_train_iter", queue=5000, offload="thread")
-    tenth = bus.subscribe(lambda event: None, "after_train_iter", every=10, queue=5000, offload="thread")
-    bus.subscribe(held.on_the_loop, "after_train_iter", queue=5000)
-    emit(bus, 1)
-    assert held.entered.wait(DEADLINE)
-    emit(bus, 4000, start=1)
-    held.let_go()
-    bus.flush(DEADLINE)
-
-    assert 2800 <= every.stats.dropped <= 3000  # it is looked after every 127th emit
-    assert total(every.stats) == 4001
-    assert total(tenth.stats) == 400
-
-
 class Packet:
     """A deferred of ten events, whose values may not be there, or cannot be had."""
 
@@ -197,37 +177,6 @@ class Packet:
         if self._fails:
             raise ArithmeticError("no value")
         return [ScalarsLogged(mode="train", iter=i, epoch=0, step=i, scalars={"a": 1.0}) for i in range(10)]
-
-
-@pytest.mark.parametrize(
-    ("packet", "each"), [(Packet(), 10), (Packet(ready=False), 1), (Packet(fails=True), 1)],
-    ids=["ready", "not there yet", "failing"],
-)  # fmt: skip
-def test_events_that_were_not_made_are_counted(
-    bus: Bus,
-    held: Held,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    packet: Packet,
-    each: int,
-) -> None:
-    """A packet of metrics that the inbox has no room for counts as the events it would have become; as one where
-    nobody can know how many."""
-    monkeypatch.setattr(background, "CHUNK", 100)
-    monkeypatch.setattr(background, "INBOX_LIMIT", 1000)
-    scalars = bus.subscribe(lambda event: None, "scalars_logged", offload="thread")
-    bus.subscribe(held.on_the_loop, "after_train_iter", queue=5000)
-    emit(bus, 1)
-    assert held.entered.wait(DEADLINE)
-    for _ in range(20):
-        bus.post(packet, ScalarsLogged)
-    emit(bus, 2000, start=1)
-    held.let_go()
-    bus.flush(DEADLINE)
-
-    assert (scalars.stats.dropped, total(scalars.stats)) == (20 * each, 20 * each)
-    told = [record.getMessage() for record in caplog.records if "could not be made" in record.getMessage()]
-    assert len(told) == (20 if each == 1 and packet.ready() else 0)
 
 
 def test_filtered_events_are_in_no_account(bus: Bus) -> None:

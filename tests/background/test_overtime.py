@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from eventloop.background import overtime
-from eventloop.background.draining import Draining
 from eventloop.background.gil_scheduler import Pace
 from eventloop.background.overtime import Overtime
 from eventloop.background.queues.options import LaneOptions
@@ -76,6 +75,7 @@ def end(bus: Bus, how: str, *timeout: float) -> Any:
     return getattr(bus, how)(*timeout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["flush", "close"])
 def test_it_goes_on_while_less_is_left(
     slow: Callable[..., Slow], how: str, caplog: pytest.LogCaptureFixture
@@ -147,31 +147,6 @@ def test_a_timeout_of_its_own_is_kept(
     assert "drain_timeout" not in caplog.text
 
 
-def test_a_flush_waits_once_for_a_coroutine_that_holds_the_loop(
-    bus: Bus, held: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Routing and delivery have one deadline: each wait for either ends by it."""
-    bus.subscribe(held.on_the_loop, "after_train_iter")
-    emit(bus, 1)
-    assert held.entered.wait(DEADLINE)
-    bus.drain_timeout = SECONDS
-    now, deadlines = [0.0], list[float]()
-
-    def wait(draining: Draining, waits: Callable[[float], bool], deadline: float) -> bool:
-        deadlines.append(deadline)
-        now[0] = max(now[0], deadline)
-        return False
-
-    with monkeypatch.context() as patch:
-        patch.setattr("eventloop.background.draining.monotonic", lambda: now[0])
-        patch.setattr(Draining, "_wait", wait)
-        assert not bus.flush().complete
-    bus.drain_timeout = DEADLINE
-
-    assert deadlines[0] == SECONDS
-    assert max(deadlines[:2]) == SECONDS
-
-
 @pytest.mark.parametrize("how", ["flush", "close"])
 def test_where_time_is_short(slow: Callable[..., Slow], how: str) -> None:
     """`bus.overtime = False` keeps it to `drain_timeout`."""
@@ -188,10 +163,10 @@ def test_where_time_is_short(slow: Callable[..., Slow], how: str) -> None:
 def test_who_emits_as_much_as_it_delivers_is_not_waited_for() -> None:
     """It delivers, and as much is left as before."""
     lane = ThreadLane("again", print, LaneOptions(), lambda *_: None, Pace())  # not started
-    lane.accepted = 3
+    lane.received = 3
     waiting = Overtime([lane], 10.0, lambda: True)
 
-    lane.accepted, lane.delivered = 5, 2
+    lane.received, lane.delivered = 5, 2
     assert waiting.extension() == 0.0
     lane.delivered = 3
     assert waiting.extension() > 0.0

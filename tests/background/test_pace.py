@@ -99,26 +99,7 @@ def test_a_close_waits_for_no_turn(bus: Bus) -> None:
     assert seen == [*range(100)]
 
 
-def test_the_first_delivery_takes_a_turn(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that are woken together do not begin together: each asks for a turn, of the pace that the loop asks."""
-    asked: list[tuple[Pace, str]] = []
-    next_turn, four = Pace.next_turn, threading.Event()
-
-    def noted(self: Pace) -> float:
-        asked.append((self, threading.current_thread().name))
-        if len({name for _, name in asked}) == 4:
-            four.set()
-        return next_turn(self)
-
-    monkeypatch.setattr(Pace, "next_turn", noted)
-    for name in ("first", "second", "third"):
-        bus.subscribe(lambda event: None, AfterTrainIter, offload="thread", name=name)
-    bus.emit(AfterTrainIter(iter=0))
-
-    assert four.wait(DEADLINE)
-    assert len({id(pace) for pace, _ in asked}) == 1
-
-
+@pytest.mark.slow
 def test_a_filter_that_hangs_hides_nobody_elses_events(bus: Bus) -> None:
     """Past the deadline of a close, the account of whoever has no filter knows of every event: of those before the one
     that a filter hangs in, and of those after."""

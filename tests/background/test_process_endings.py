@@ -17,6 +17,7 @@ from tests.support.process_support import Lines, Start, emit, kill, lane_of, pid
 pytest_plugins = ("tests.support.process_fixtures",)
 
 
+@pytest.mark.slow
 def test_worker_that_hangs_when_it_is_cancelled_is_killed(
     bus: Bus, start: Start, lines: Lines, told: list[HandlerFailed], caplog: pytest.LogCaptureFixture
 ) -> None:

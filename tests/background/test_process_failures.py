@@ -274,6 +274,7 @@ def test_error_in_on_close_is_reported(bus: Bus, start: Start, told: list[Handle
 # --- it hangs ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stalled_worker_is_killed(bus: Bus, start: Start, lines: Lines, told: list[HandlerFailed]) -> None:
     """After `stall_timeout` seconds in one delivery: that one has failed, the others are dropped."""
     far = start(handlers.hang_at_two, stall_timeout=0.2)

@@ -81,6 +81,7 @@ def gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_main_script_without_a_guard_is_run_once(script: Script, tmp_path: Path) -> None:
     """A worker does not import it again, and finds what lies beside it."""
     ran = script(
@@ -242,6 +243,7 @@ assert sub.lane.deaths == 0
     assert logged(tmp_path)[-1] == "closed"
 
 
+@pytest.mark.slow
 def test_worker_is_where_it_was_subscribed(script: Script, tmp_path: Path) -> None:
     """Also one that is started after a change of directory: it finds modules by a relative path, and files."""
     ran = script(

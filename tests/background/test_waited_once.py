@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.background import draining
-from eventloop.background.gil_scheduler import Pace
 from eventloop.background.queues import subscriber as lane
-from eventloop.background.queues.flush_tokens import InVain
-from eventloop.background.queues.options import LaneOptions
-from eventloop.background.runners import ThreadLane
-from eventloop.background.shutdown_order import GRACE_SECONDS, Ending
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, Event
@@ -55,7 +49,6 @@ def test_a_close_does_not_wait_again(
     held: Held, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It gives the hung one a moment; the others are delivered to, and closed, and the log says who is stuck."""
-    monkeypatch.setattr(draining, "HELD_SECONDS", 0.05)
     monkeypatch.setattr(lane, "STUCK_SECONDS", 0.05)
     bus = Bus()
     seen: list[Event] = []
@@ -120,6 +113,7 @@ def test_a_slow_delivery_is_not_stuck(bus: Bus, held: Held) -> None:
     assert subscription.stats.error == ""
 
 
+@pytest.mark.slow
 def test_a_stuck_worker_process_is_told(bus: Bus, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A delivery in a process is one like any other."""
     monkeypatch.setattr(lane, "STUCK_SECONDS", 0.05)
@@ -161,37 +155,10 @@ def test_the_next_delivery_is_waited_for(bus: Bus) -> None:
     assert subscription.stats.delivered == 2
 
 
-def test_what_was_waited_counts() -> None:
-    """A close waits for the rest of its own time, and at least for a moment, but never longer than that."""
-    one = ThreadLane("one", print, LaneOptions(), lambda *_: None, Pace())
-
-    def until(timeout: float, waited: float) -> float:
-        one._began, one._in_vain = 1.0, InVain()
-        if waited:
-            one._in_vain.add(1.0, waited)
-        ending = Ending([one], [], 100.0 + timeout, timeout, lambda: False, lambda: False)
-        return ending.until(one) - 100.0
-
-    assert until(10.0, 0.0) == 10.0
-    assert until(10.0, 4.0) == 6.0
-    assert until(10.0, 10.0) == until(10.0, 50.0) == GRACE_SECONDS
-    assert until(0.1, 10.0) == pytest.approx(0.1)
-
-
-def test_waits_in_vain_add_up() -> None:
-    """Those for one delivery do; those for another begin anew."""
-    in_vain = InVain()
-    in_vain.add(1.0, 2.0)
-    in_vain.add(1.0, 3.0)
-    assert (in_vain.waited(1.0), in_vain.waited(2.0)) == (5.0, 0.0)
-    in_vain.add(2.0, 1.0)
-
-    assert (in_vain.waited(1.0), in_vain.waited(2.0)) == (0.0, 1.0)
-
-
 # --- beside one that hangs ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_others_are_closed_beside_one_that_hangs(held: Held) -> None:
     """At the end of its time a close keeps a part of it for those that have nothing left, who hear of failures too."""
     bus = Bus()

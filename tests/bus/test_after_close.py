@@ -11,7 +11,6 @@ import pytest
 from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, BeforeTrainIter, Event, ScalarsLogged
-from eventloop.events.deferred import Stamped
 from tests.conftest import DEADLINE
 from tests.support.spilling import emit, total
 
@@ -92,52 +91,6 @@ def test_it_is_counted_whenever_the_event_is_known() -> None:
     bus.emit(BornLate())
 
     assert everything.stats.dropped == 1
-
-
-def test_what_comes_in_the_moment_of_the_end_is_counted() -> None:
-    """An emit that was under way while the bus was closed hands over to nobody: the next look at the account finds it."""
-    bus = Bus()
-    subscription = bus.subscribe(ignores, "after_train_iter", "scalars_logged", offload="thread")
-    bus.close(DEADLINE)
-    called: list[int] = []
-    bus._background.inbox.append(AfterTrainIter(iter=0))
-    bus._background.inbox.append(Stamped(AfterTrainIter(iter=1), 0.0))
-    bus._background.inbox.append(lambda: called.append(1))
-    bus._background.post(Late(), [ScalarsLogged])
-
-    assert subscription.stats.dropped == 3
-    assert called == [1]
-
-
-def test_what_comes_in_the_moment_of_the_end_is_counted_once() -> None:
-    """A blocking subscriber has had it at the emit, which others find in the inbox."""
-    bus = Bus()
-    gated = bus.subscribe(ignores, "after_train_iter", offload="thread", overflow="block")
-    routed = bus.subscribe(ignores, "after_train_iter", offload="thread")
-    signal = bus.signal("after_train_iter")
-    emit(bus, 1)
-    under_way = signal.dispatch  # of an emit on another thread
-    bus.close(DEADLINE)
-    under_way(AfterTrainIter(iter=1), None)
-
-    for subscription in (gated, routed):
-        stats = subscription.stats
-        assert (stats.delivered, stats.dropped, total(stats)) == (1, 1, 2)
-
-
-def test_what_comes_in_the_moment_of_the_end_is_counted_as_things_were_then() -> None:
-    """A pause changes nothing for what came before it, nor a resume."""
-    bus = Bus()
-    subscription = bus.subscribe(ignores, "after_train_iter", offload="thread")
-    bus.close(DEADLINE)
-    inbox = bus._background.inbox
-    inbox.extend([AfterTrainIter(iter=0), AfterTrainIter(iter=1)])
-    subscription.pause()
-    inbox.append(AfterTrainIter(iter=2))
-    subscription.resume()
-    inbox.append(AfterTrainIter(iter=3))
-
-    assert subscription.stats.dropped == 3
 
 
 class Late:

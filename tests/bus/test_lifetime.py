@@ -135,6 +135,7 @@ bus.emit(AfterTrainIter())
     assert "events left undelivered: hung (1)" in ran.stderr
 
 
+@pytest.mark.slow
 def test_exit_does_not_wait_for_a_coroutine_that_blocks(python: Run) -> None:
     """Neither does a coroutine that holds the loop."""
     program = (
@@ -234,6 +235,7 @@ assert os.waitpid(child, 0)[1] == 0
     assert printed[-1].startswith("child: cannot subscribe task: the bus is closed")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_fork_with_a_full_inbox_and_locks_held(python: Run) -> None:
     """A child forked while the loop is held and a lane is mid-delivery neither hangs nor reports for the parent."""
@@ -252,7 +254,7 @@ entered.wait(20)
 for i in range(2000):
     bus.emit(AfterTrainIter(iter=i)) if not i % 3 else None
 lane = bus._subscribers._subscriptions[0].lane
-with lane._account:
+with lane._lock:
     child = os.fork()
     if not child:
         for i in range(2000):
@@ -285,6 +287,7 @@ def test_what_holds_a_bus_cannot_be_pickled(bus: Bus) -> None:
 # --- where no thread can be started ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_exit_drains_where_no_thread_starts(python: Run, tmp_path: Path) -> None:
     """As from its main thread's end on in Python 3.12: tasks, threads and processes are served, also one whose
     worker starts only then."""

@@ -85,7 +85,7 @@ def make(make_trainer: MakeTrainer, backend: Any, how: str = "whole", **options:
     )  # fmt: skip
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 @pytest.mark.parametrize("how", ["whole", "in place", "part", "step"])
 def test_hooks_of_a_compiled_model_are_called(

@@ -7,6 +7,8 @@ import random
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 
@@ -38,6 +40,7 @@ print(json.dumps({"order": order, "plan": [row.name for row in bus.plan("after_t
 """
 
 
+@pytest.mark.slow
 def test_order_is_the_same_with_every_hash_seed(
     python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:

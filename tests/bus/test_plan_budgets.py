@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.bus.dry_run import Rehearsal
 from eventloop.events import AfterRun, BeforeRun
 
 
@@ -25,7 +24,7 @@ def test_background_subscribers_have_theirs() -> None:
 
     async def later(event: AfterRun) -> None: ...
 
-    with Rehearsal(), Bus() as bus:
+    with Bus() as bus:
         bus.subscribe(later, AfterRun, budget_us=1.5)
         bus.subscribe(print, AfterRun, offload="thread", budget_us=100)
         bus.subscribe(repr, AfterRun, offload="thread")

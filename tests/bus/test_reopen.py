@@ -59,6 +59,7 @@ def test_it_delivers_again(bus: Bus, kind: str) -> None:
     assert taking.stats.queued == 0
 
 
+@pytest.mark.slow
 def test_a_worker_process_begins_anew(bus: Bus, start: Start, lines: Lines) -> None:
     """It is given what comes from then on."""
     subscription = start(handlers.note)

@@ -311,6 +311,7 @@ def test_what_only_looks_like_an_optimizer(make_trainer: MakeTrainer, late_equal
     late_equals_sync(build, train)
 
 
+@pytest.mark.slow
 def test_an_average_is_swapped_in_after_the_copy(
     make_trainer: MakeTrainer, latest: Latest, late_equals_sync: Check
 ) -> None:

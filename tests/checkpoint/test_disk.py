@@ -124,6 +124,7 @@ atexit.register(save)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", ["", no_threads.AT_EXIT])
 def test_a_file_that_is_written_at_the_exit(python: Run, tmp_path: Path, threads: str) -> None:
     """It is hashed before it is written where nobody hashes beside: once the main thread has ended executors take nothing

@@ -262,6 +262,7 @@ def test_what_a_run_removes_meanwhile_is_not_damaged(run: Path) -> None:
     assert told.damaged == []
 
 
+@pytest.mark.slow
 def test_a_leftover_that_is_removed_meanwhile(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A save that ends while its bytes are counted has none left."""
     dead = kill_a_save(run)
@@ -286,6 +287,7 @@ def test_nothing_but_damage_is_listed_too(run: Path, capsys: pytest.CaptureFixtu
     assert (told["checkpoints"], len(told["damaged"])) == ([], len(ALL))
 
 
+@pytest.mark.slow
 def test_leftovers_tell_killed_saves_from_running_ones(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By whether their process lives; neither is damage."""
     dead = kill_a_save(run)

@@ -43,6 +43,7 @@ def test_best_of_each_metric_is_kept(run: Path) -> None:
     assert names(run) == {"best_acc_epoch_2", "loss_52", "loss_53"}
 
 
+@pytest.mark.slow
 def test_leftovers_of_killed_saves_are_removed(run: Path) -> None:
     """But never that of a process that lives."""
     dead = kill_a_save(run)

@@ -152,6 +152,7 @@ def losses(work_dir: Path, *arguments: str) -> list[float]:
     return [value for tag, _, value in logged(work_dir) if tag == "train/loss"]
 
 
+@pytest.mark.slow
 def test_seed_decides_the_run(tmp_path: Path) -> None:
     """The same seed repeats the run, another one changes it."""
     runs = [losses(tmp_path / str(i), "--seed", seed) for i, seed in enumerate(("1", "1", "2"))]
@@ -160,6 +161,7 @@ def test_seed_decides_the_run(tmp_path: Path) -> None:
     assert runs[0][0] != runs[2][0]
 
 
+@pytest.mark.slow
 def test_a_device_that_is_asked_for_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--device cpu` trains there, whatever else the machine has."""
     assert losses(tmp_path / "run", "--device", "cpu")

@@ -184,6 +184,7 @@ def imported(*arguments: str) -> tuple[str, set[str]]:
     return ran.stdout, {line.split("|")[-1].strip().split(".")[0] for line in ran.stderr.splitlines()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

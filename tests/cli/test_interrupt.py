@@ -37,6 +37,7 @@ def full_pipe() -> tuple[int, int]:
     return reader, writer
 
 
+@pytest.mark.slow
 def test_a_writer_that_hangs_is_left(start: Start, tmp_path: Path) -> None:
     """With an output that nobody reads: the first Ctrl-C saves and waits for it, the second ends, and names it."""
     reader, writer = full_pipe()

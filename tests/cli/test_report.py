@@ -70,6 +70,7 @@ def trainer_of(run: Path, epochs: int) -> Trainer:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_real_run_that_was_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the hooks and writers of a training left is read whole; iterations that were run again count once."""
     run = tmp_path / "run"

@@ -45,6 +45,7 @@ def test_it_goes_on_from_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     assert load_newest("run")[1]["meta"]["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_without_a_best_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """In one line that says how to get one."""
     for path in find_checkpoints("run"):
@@ -59,6 +60,7 @@ def test_without_a_best_it_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [["auto"], []])
 def test_auto_takes_the_newest(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Also where nothing is given."""

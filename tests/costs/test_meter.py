@@ -28,6 +28,7 @@ def emit(bus: Bus, times: int) -> None:
         bus.emit(event)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draws",
     [
@@ -62,7 +63,7 @@ def test_a_draw_is_one_step_of_the_interpreter() -> None:
     assert "call" not in calls
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 5, 100, 1000])
 def test_a_ticker_goes_on_in_the_lap_of_the_one_before(every: int) -> None:
     """However often it is replaced, the same events are measured."""

@@ -8,6 +8,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from tests.forked import ROOT, Forked
 
 PROGRAM = """
@@ -38,6 +40,7 @@ trainer.train()
 """
 
 
+@pytest.mark.slow
 def test_they_end_with_it(tmp_path: Path) -> None:
     """All of them, whatever they have told that nobody reads: who waits for the end of its output gets it."""
     process = Forked(

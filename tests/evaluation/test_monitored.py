@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Trainer
-from eventloop.data.rng import random_state
+from eventloop.data.loader_state import random_state
 from eventloop.events import AfterValEpoch
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook
 from tests.ranks import run_ranks
@@ -254,7 +254,7 @@ def noisy_trainer(
     )  # fmt: skip
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("own_generator", [False, True])
 def test_run_is_bitwise_that_without_it(tmp_path: Path, workers: int, own_generator: bool) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from eventloop import Trainer
 from eventloop.checkpoint.saving.snapshot import Snapshot
 from eventloop.data.index_reader import IndexReader
-from eventloop.data.rng import rng_state, samplers_state, set_generators, set_rng_state, set_samplers
+from eventloop.data.loader_state import own_random_state, set_generators, set_own_random_state
+from eventloop.data.rng import rng_state, set_rng_state
 from eventloop.hooks import Hook
 from tests.checkpoints import rewrite
 from tests.support.trainers import build_trainer, samples, tiny_model
@@ -52,7 +53,7 @@ def test_random_states_that_share_a_storage() -> None:
     loader = DataLoader(samples(2), generator=generator)
 
     set_rng_state({**state, "torch": within_another(state["torch"])})
-    set_generators(loader, [within_another(own)])
+    set_generators(loader, {"loader.generator": ["torch.cpu", within_another(own)]})
 
     again = [random.random(), float(np.random.rand()), *torch.rand(2), *torch.rand(2, generator=generator)]
     assert again == drawn
@@ -96,60 +97,39 @@ def test_samplers_that_keep_their_state() -> None:
     """Neither what was saved of one changes when it draws, nor what it was given is another's."""
     sampler = Kept()
     loader = DataLoader(samples(2), sampler=sampler)
-    saved = samplers_state(loader)
+    saved = own_random_state(loader)
     own = sampler.own.get_state()
     (place,) = saved["generators"]
     saved["generators"][place][1] = within_another(own)
     drawn = next(iter(sampler)), torch.rand(2, generator=sampler.own).tolist()
 
     for _ in range(2):
-        set_samplers(loader, saved, opening=True)
+        set_own_random_state(loader, saved, opening=True)
         assert (next(iter(sampler)), torch.rand(2, generator=sampler.own).tolist()) == drawn
 
 
-class KeepingLoader(DataLoader[Any]):
-    """Keeps what it is given, and goes on in it."""
+class Seeds(Dataset[int]):
+    """Says with what seed its worker was started."""
 
-    place: dict[str, int]
+    def __len__(self) -> int:
+        return 2
 
-    def state_dict(self) -> dict[str, int]:
-        return self.place
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state
-
-
-def test_a_loader_that_keeps_its_state(tmp_path: Path) -> None:
-    """What it is put back to can be put back once more."""
-    loader = KeepingLoader(samples(2))
-    trainer = build_trainer(work_dir=tmp_path)
-    state = {"at": 1}
-
-    trainer.position.put_back(loader, state)
-    loader.place["at"] = 2
-
-    assert state == {"at": 1}
-    trainer.close()
+    def __getitem__(self, index: int) -> int:
+        info = get_worker_info()
+        assert info is not None
+        return int(info.seed)
 
 
-def test_what_persisting_workers_were_seeded_with_shares_a_storage() -> None:
-    """The same for what a pass begins with whose workers an earlier one seeded."""
-    generator = torch.Generator().manual_seed(3)
-    seeded_with = generator.get_state()
-    generator.manual_seed(4)
-    loader = DataLoader(samples(2), generator=generator, num_workers=1, persistent_workers=True)
-    reader = IndexReader()
-    saved = {
-        "num_workers": 1,
-        "workers": {},
-        "seeded_with": within_another(seeded_with),
-        "seeded_here": False,
-    }
-    reader.load_state_dict(loader, saved)
+def test_the_seed_of_persistent_workers_shares_a_storage() -> None:
+    """A resumed run starts the workers with their seed, wherever the state lies from which it was drawn."""
+    loader = DataLoader(Seeds(), num_workers=1, persistent_workers=True)
+    reader, other = IndexReader(), IndexReader()
+    seeds = [int(batch) for batch in reader.open(loader, 0, {})]
+    state = reader.state_dict(loader, 0)
 
-    reader._seed(loader, 0, {}, {})
+    other.load_state_dict(loader, {**state, "seeded_with": within_another(state["seeded_with"])})
 
-    assert torch.equal(generator.get_state(), seeded_with)
+    assert [int(batch) for batch in other.open(loader, 0, {})] == seeds
 
 
 # --- a resume that fails half-way ------------------------------------------------------------------------------
@@ -240,17 +220,17 @@ def test_what_is_put_back_is_a_copy(tmp_path: Path) -> None:
 
 
 def test_settings_are_those_of_the_beginning(tmp_path: Path) -> None:
-    """What a schedule changes of its own afterwards, or somebody of what was loaded, changes none of them."""
+    """What a schedule changes of its own afterwards, or the owner of a loaded state, changes none of them."""
     trainer, _, scheduler = of_living_states(tmp_path / "run", 2)
     settings = trainer.state.settings
     saved = {"settings": {"optimizer": {}, "param_schedulers": [{"seen": [5]}]}}
 
     scheduler.seen[:] = [7]
-    settings.scheduler_state(0, {"seen": [5]})["seen"].append(8)
-    built = settings.scheduler_state(0, {"seen": [5]})["seen"]
-    settings.adopt("keep", [], saved)
+    settings.scheduler_states([{"seen": [5]}], ())[0]["seen"].append(8)
+    (built,) = settings.scheduler_states([{"seen": [5]}], ())
+    settings.record(saved)
     saved["settings"]["param_schedulers"][0]["seen"].append(6)  # type: ignore[index]
 
-    assert built == [2]
+    assert built["seen"] == [2]
     assert settings.state_dict()["param_schedulers"] == [{"seen": [5]}]
     trainer.close()

@@ -72,6 +72,7 @@ def _final(model: Model, tmp_path: Path) -> list[Path]:
     return places
 
 
+@pytest.mark.slow
 def test_failing_operations(tmp_path: Path) -> None:
     """After an error the turns are those before, or the new ones where the system did what it said it had not; then the
     disk is well again, and it works."""

@@ -11,7 +11,7 @@ from tests.faults.operations import CASES, all_tries, check_training, check_try,
 from tests.faults.shim import OPERATIONS
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_any_operation_of_a_save_may_fail(directory: Path, case: str) -> None:
     """An error is raised, or for what comes after the save is durable, logged; what was there is there, whole, and

@@ -132,7 +132,7 @@ def test_model_that_changes_its_type_is_followed() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_momentum_outside_the_unit_interval_is_refused(make: Any, momentum: float) -> None:
     """The bounds are excluded: 0 never moves, 1 does not average."""
-    with pytest.raises(ValueError, match=f"momentum must be above 0 and below 1, got {momentum}"):
+    with pytest.raises(ValueError, match=f"momentum must be .*, got {momentum}"):
         make(Number(), momentum=momentum)
 
 
@@ -158,8 +158,8 @@ def test_half_is_no_decay() -> None:
         ({"interval": 0}, ValueError, "interval must be at least 1, got 0"),
         ({"interval": 1.0}, TypeError, "interval must be an int, got 1.0"),
         ({"update_buffers": 1}, TypeError, "update_buffers must be True or False, got 1"),
-        ({"gamma": 0}, ValueError, "gamma must be above 0 and finite, got 0"),
-        ({"gamma": float("inf")}, ValueError, "gamma must be above 0 and finite, got inf"),
+        ({"gamma": 0}, ValueError, "gamma must be above 0, got 0"),
+        ({"gamma": float("inf")}, ValueError, "gamma must be a finite number, got inf"),
         ({"gamma": "100"}, TypeError, "gamma must be a number, got '100'"),
         ({"device": "abacus"}, RuntimeError, "abacus"),
     ],

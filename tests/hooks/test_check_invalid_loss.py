@@ -162,6 +162,7 @@ class LateCopy(HostCopy):
         return super().values()
 
 
+@pytest.mark.slow
 def test_values_on_their_way_are_not_waited_for(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps go on until the copy is there, and the error still names the iteration."""
     monkeypatch.setattr(LateCopy, "waited", False)

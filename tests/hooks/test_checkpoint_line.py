@@ -77,7 +77,7 @@ def test_a_resume_alone_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:
     assert load_newest(tmp_path / "run")[0].name == "epoch_5"
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "chosen"), [(5, "auto"), (5, "epoch_5"), (2, "epoch_2"), (2, "best")])
 def test_going_on_from_the_newest_writes_nothing(run: Run, tmp_path: Path, epochs: int, chosen: str) -> None:
     """However it was chosen; also from the best one of the last iteration."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop.hooks.ema import EMAHook
-from eventloop.model.average_swap import Swap
+from eventloop.model.average_pairs import Swap
 from eventloop.model.averages import (
     BaseAveragedModel,
     ExponentialMovingAverage,
@@ -201,7 +201,7 @@ def test_interrupt_in_the_middle_of_a_swap_can_be_mended(
     monkeypatch.setattr(torch, "_foreach_copy_", half)
 
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        swap.put(average, model)
+        swap.put(average.pairs_with(model))
         swap.back()
     swap.back()
 

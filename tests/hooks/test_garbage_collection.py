@@ -21,7 +21,7 @@ from eventloop.hooks.garbage_collection import GarbageCollectionHook
 from eventloop.training.trainer import Trainer
 from tests import forked
 from tests.conftest import count_frozen
-from tests.hooks.conftest import Batch, Clock
+from tests.hooks.conftest import Batch
 
 Make = Callable[..., Trainer]
 NO_HOOK = dict.fromkeys(DEFAULT_HOOKS.keys() & {"garbage_collection"})
@@ -30,8 +30,7 @@ YOUNG, MIDDLE, ALL = range(3)
 
 @pytest.fixture(autouse=True)
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test begins with the collector on and nothing frozen, and ends so; no collection counts as long."""
-    monkeypatch.setattr(garbage_collection, "CHEAP_SECONDS", float("inf"))
+    """Every test begins with the collector on and nothing frozen, and ends so."""
     monkeypatch.setattr(gc, "get_freeze_count", count_frozen)
     gc.unfreeze()
     gc.enable()
@@ -147,7 +146,7 @@ def test_no_full_collection_inside_a_step(
     make_trainer: Make, seen: list[tuple[int, str]], no_nodes: None
 ) -> None:
     """With it nothing at all is collected between before_train_iter and the end of after_train_iter, however much a
-    step allocates; a full collection comes once before the first step, then after epochs and around evaluations."""
+    step allocates; a full collection comes once before the first step, then after evaluations."""
     trainer = make_trainer(
         batches=12, max_epochs=2, train_step=allocate, val_loader=[torch.zeros(1)],
         val_step=lambda trainer, batch: {"acc": 1.0}, hooks=[GarbageCollectionHook(interval=1)],
@@ -160,7 +159,7 @@ def test_no_full_collection_inside_a_step(
 
     assert not [where for _, where in seen if where.startswith("step")]
     full = [where for generation, where in seen if generation == ALL]
-    assert full == ["", "after_train_epoch", "after_val", "after_train_epoch", "after_val"]
+    assert full == ["", "after_val", "after_val"]
 
 
 @pytest.mark.slow
@@ -251,6 +250,7 @@ def test_what_lasts_is_frozen_after_the_first_interval(make_trainer: Make, no_no
     assert seen[5][1] == 0
 
 
+@pytest.mark.slow
 def test_everything_is_looked_at_once_before_the_first_step(
     make_trainer: Make, asked: list[tuple[int, str]]
 ) -> None:
@@ -258,18 +258,7 @@ def test_everything_is_looked_at_once_before_the_first_step(
     trainer = follow(make_trainer(batches=4, max_epochs=2, hooks=[GarbageCollectionHook(interval=10)]))
     trainer.train()
 
-    assert asked == [(ALL, ""), (YOUNG, "after_train_epoch"), (YOUNG, "after_train_epoch")]
-
-
-def test_short_epochs_are_not_all_followed_by_a_full_collection(
-    make_trainer: Make, asked: list[tuple[int, str]]
-) -> None:
-    """At the end of an epoch everything is looked at only where ten intervals have passed since that was done."""
-    trainer = follow(make_trainer(batches=8, max_epochs=7, hooks=[GarbageCollectionHook(interval=2)]))
-    trainer.train()
-
-    at_edges = [generation for generation, where in asked if where == "after_train_epoch"]
-    assert at_edges == [MIDDLE, MIDDLE, ALL, MIDDLE, MIDDLE, ALL, MIDDLE]
+    assert asked == [(ALL, "")]
 
 
 def test_freeze_can_be_declined(make_trainer: Make, asked: list[tuple[int, str]]) -> None:
@@ -283,7 +272,7 @@ def test_freeze_can_be_declined(make_trainer: Make, asked: list[tuple[int, str]]
     trainer.train()
 
     assert set(frozen) == {0}
-    assert [generation for generation, _ in asked] == [YOUNG, YOUNG, MIDDLE, YOUNG, YOUNG, MIDDLE]
+    assert [generation for generation, _ in asked] == [ALL, YOUNG, YOUNG, YOUNG, YOUNG]
 
 
 def error_at(where: str) -> Callable[[Trainer], None]:
@@ -330,6 +319,7 @@ def test_python_is_left_as_it_was(make_trainer: Make, arm: Callable[[Trainer], N
         trainer.train()
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_its_turn_in_after_train(make_trainer: Make) -> None:
     """Where a Ctrl-C keeps `after_train` from the hook, `after_run` reaches it."""
 
@@ -344,6 +334,7 @@ def test_ctrl_c_before_its_turn_in_after_train(make_trainer: Make) -> None:
             trainer.train()
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_left_puts_it_back(make_trainer: Make) -> None:
     """`break` out of a hand-written loop is an end like any other."""
     trainer = make_trainer(hooks=[GarbageCollectionHook(interval=1)])
@@ -380,6 +371,7 @@ assert under_way.wait(60)
 """
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_ends_during_a_training_finds_it_as_it_was(tmp_path: Path) -> None:
     """A training in a daemon thread has no end of its own; what is frozen then would be a leak, which the bindings of
     Triton print."""
@@ -418,6 +410,7 @@ def test_who_froze_objects_keeps_them_frozen(make_trainer: Make) -> None:
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_a_training_within_a_training(make_trainer: Make) -> None:
     """The inner one finds collection off, and leaves it so for the outer one."""
     states: list[bool] = []
@@ -452,6 +445,7 @@ class CollectorState(Dataset[torch.Tensor]):
         return torch.tensor([float(gc.isenabled()), float(os.getpid())], dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_forked_loader_workers_collect_automatically(make_trainer: Make) -> None:
     """A worker inherits a collector that is off, and has nobody who collects: it is switched on there."""
@@ -487,29 +481,3 @@ def test_bad_options_are_refused(options: dict[str, Any], error: type[Exception]
     """In the constructor."""
     with pytest.raises(error, match=message):
         GarbageCollectionHook(**options)
-
-
-@pytest.mark.slow
-def test_long_collections_take_a_hundredth_of_the_time(
-    make_trainer: Make, asked: list[tuple[int, str]], clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A collection that takes long is made again only when a hundred times as long has passed; until then a younger
-    generation is collected in its place."""
-    monkeypatch.setattr(garbage_collection, "CHEAP_SECONDS", 0.25)
-    monkeypatch.setattr(garbage_collection, "perf_counter", clock)
-    collect = gc.collect
-
-    def slowly(generation: int = ALL) -> int:
-        clock.advance({YOUNG: 0.0, MIDDLE: 0.125, ALL: 0.5}[generation])
-        return collect(generation)
-
-    monkeypatch.setattr(gc, "collect", slowly)
-    trainer = make_trainer(batches=10, max_epochs=60, hooks=[GarbageCollectionHook(interval=1, freeze=False)])
-    trainer.bus.subscribe(lambda event: clock.advance(1.0), "before_train_epoch")
-    follow(trainer).train()
-
-    at_edges = [generation for generation, where in asked if where == "after_train_epoch"]
-    full = [epoch for epoch, generation in enumerate(at_edges) if generation == ALL]
-    assert len(full) == 2
-    assert full[0] == 0
-    assert 40 <= full[1] <= 50

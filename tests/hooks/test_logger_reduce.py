@@ -10,8 +10,8 @@ import torch
 
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import Hook, LoggerHook, PeriodicWriter
+from eventloop.metrics.packet import Packet
 from eventloop.metrics.reduce import LAST, Reduced, Reducer
-from eventloop.metrics.rows import Packet
 from eventloop.training.trainer import Trainer
 from tests.support.meeting import Meeting, Present
 

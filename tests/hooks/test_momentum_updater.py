@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad, Adam
 from torch.optim.lr_scheduler import OneCycleLR
 
 from eventloop.hooks import CheckpointHook, Hook
-from eventloop.hooks.lr_cycles import OneCycleLrUpdaterHook
+from eventloop.hooks.lr_policies import OneCycleLrUpdaterHook
 from eventloop.hooks.momentum_updater import (
     CosineAnnealingMomentumUpdaterHook,
     CyclicMomentumUpdaterHook,

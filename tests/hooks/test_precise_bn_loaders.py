@@ -1,8 +1,7 @@
-"""PreciseBN beside loaders and samplers that keep their place: training sees the batches it would have seen without."""
+"""PreciseBN beside a loader that trains: training sees the batches it would have seen without it."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from eventloop.hooks import CheckpointHook
 from eventloop.hooks.precise_bn import PreciseBN
-from eventloop.model.batchnorm_statistics import update_bn_stats
 from eventloop.training.trainer import Trainer
-from tests.resume.test_resume_samplers import Counted, Passes, Placed, Saving
+from tests.resume.test_resume_samplers import Placed, Saving
 
 Make = Callable[..., Trainer]
 
@@ -31,11 +29,12 @@ def rows() -> list[Any]:
 
 
 def batches() -> list[Any]:
+    """Batches in a list."""
     return list(DataLoader(rows(), SIZE))  # type: ignore[arg-type]
 
 
 class PlaceInLoader:
-    """Its passes share one place."""
+    """Its passes share one position."""
 
     def __init__(self) -> None:
         self._batches, self._next = batches(), 0
@@ -56,100 +55,32 @@ class PlaceInLoader:
         self._next = state["next"]
 
 
-class PlaceInPass:
-    """Each pass has a place and an order of its own; the loader tells that of the newest one."""
-
-    def __init__(self) -> None:
-        self._batches, self._at, self._passes = batches(), 0, 0
-        self._begin: int | None = None
-
-    def __len__(self) -> int:
-        return PER_EPOCH
-
-    def __iter__(self) -> Iterator[Any]:
-        begin, self._begin = self._begin, None
-        self._passes += begin is None
-        order = random.Random(self._passes).sample(range(PER_EPOCH), PER_EPOCH)
-        for at in range(begin or 0, PER_EPOCH):
-            self._at = at + 1
-            yield self._batches[order[at]]
-        self._at = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self._at, "passes": self._passes}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._passes, self._begin = state["passes"], state["at"] or None
-
-
-class Forgetful(PlaceInPass):
-    """Forgets its place when a pass is closed."""
-
-    def __iter__(self) -> Iterator[Any]:
-        try:
-            yield from super().__iter__()
-        finally:
-            self._at = 0
-
-
-class SavesItself(PlaceInPass, DataLoader[Any]):  # type: ignore[misc]
-    """Each pass has a place of its own, and the loader is a DataLoader."""
-
-    def __init__(self) -> None:
-        DataLoader.__init__(self, rows(), SIZE)  # type: ignore[arg-type]
-        PlaceInPass.__init__(self)
-
-
-class NoSampler(Passes):
-    """Decides the order, and is a Sampler by its methods alone."""
-
-    def __len__(self) -> int:
-        return COUNT
-
-
 class Stream(IterableDataset[Any]):
-    """Goes on where it is, with a state for a loader that asks; its last batch is whole, and does not end it."""
-
-    def __init__(self) -> None:
-        self.next = 0
+    """Goes on where it is, with a state for a loader that asks."""
 
     def __iter__(self) -> Iterator[Any]:
-        while self.next < SIZE * PER_EPOCH:
-            self.next += 1
-            yield torch.tensor([float(self.next), 0.0]), torch.zeros(1)
-        self.next = 0
+        yield from rows()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"next": self.next}
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.next = state["next"]
+        pass
 
 
-class AsksItsDataset(DataLoader[Any]):
-    """As torchdata's StatefulDataLoader does."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"dataset": torch.tensor(self.dataset.next)}  # type: ignore[attr-defined]
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.dataset.next = int(state["dataset"])  # type: ignore[attr-defined]
+def loader_of(**options: Any) -> DataLoader[Any]:
+    """A loader of the samples."""
+    return DataLoader(rows(), **options)  # type: ignore[arg-type]
 
 
 LOADERS: dict[str, Callable[[], Any]] = {
-    "place in the loader": PlaceInLoader,
-    "place in the pass": PlaceInPass,
-    "forgetful": Forgetful,
-    "state": SavesItself,
-    "dataset": lambda: AsksItsDataset(Stream(), SIZE),
-    "saving sampler": lambda: DataLoader(rows(), SIZE, sampler=Saving()),  # type: ignore[arg-type]
-    "placed sampler": lambda: DataLoader(rows(), SIZE, sampler=Placed()),  # type: ignore[arg-type]
-    "counted sampler": lambda: DataLoader(rows(), SIZE, sampler=Counted()),  # type: ignore[arg-type]
-    "duck": lambda: DataLoader(rows(), SIZE, sampler=NoSampler()),  # type: ignore[arg-type]
-    "batch sampler": lambda: DataLoader(
-        rows(),  # type: ignore[arg-type]
-        batch_sampler=BatchSampler(Saving(), SIZE, drop_last=False),
+    "list": batches,
+    "shuffled": lambda: loader_of(batch_size=SIZE, shuffle=True),
+    "own generator": lambda: loader_of(
+        batch_size=SIZE, shuffle=True, generator=torch.Generator().manual_seed(3)
     ),
+    "distributed": lambda: loader_of(batch_size=SIZE, sampler=DistributedSampler(range(COUNT), 1, 0)),  # type: ignore[arg-type]
+    "workers": lambda: loader_of(batch_size=SIZE, shuffle=True, num_workers=2, persistent_workers=True),
 }
 
 
@@ -197,32 +128,10 @@ def test_training_sees_the_same_batches(
     assert len(ends[0][0]) in (15, 3 * PER_EPOCH)
 
 
-class Turning(PlaceInLoader):
-    """With its last batch its place is the beginning, of whatever pass is next."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for index in range(self._next, PER_EPOCH):
-            self._next = (index + 1) % PER_EPOCH
-            yield self._batches[index]
-
-
-def test_a_pass_at_its_end_is_not_begun_again(make_trainer: Make) -> None:
-    """Opened with the state that it has there, the loader would give the whole pass once more, and for ever."""
-    trainer, seen = trained(
-        make_trainer, Turning(), PreciseBN(interval=1, num_iter=2, by_epoch=False), max_epochs=2
-    )
-
-    trainer.train()
-
-    assert [batch for _, batch in seen] == [batch[0][:, 0].tolist() for batch in batches()] * 2
-
-
-RESUMABLE = [name for name in LOADERS if name != "counted sampler"]
-
-
+@pytest.mark.slow
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("stop", [PER_EPOCH, PER_EPOCH + 2])
-@pytest.mark.parametrize("loader", RESUMABLE)
+@pytest.mark.parametrize("loader", LOADERS)
 def test_the_checkpoint_has_the_place_of_the_training(
     make_trainer: Make, tmp_path: Path, loader: str, stop: int
 ) -> None:
@@ -246,7 +155,7 @@ def test_the_checkpoint_has_the_place_of_the_training(
 
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("resumes", [False, True])
-@pytest.mark.parametrize("loader", RESUMABLE)
+@pytest.mark.parametrize("loader", LOADERS)
 def test_a_pass_that_was_missed_leaves_the_place(
     make_trainer: Make, tmp_path: Path, loader: str, resumes: bool
 ) -> None:
@@ -281,132 +190,6 @@ def test_a_pass_that_was_missed_leaves_the_place(
     assert (first + after if resumes else after) == seen
 
 
-class Broken(PlaceInLoader):
-    """Cannot read its fourth batch in a pass without gradients."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in super().__iter__():
-            if self._next == 4 and not torch.is_grad_enabled():
-                raise OSError("the disk is gone")
-            yield batch
-
-
-def test_a_loader_that_raises_has_its_place(make_trainer: Make) -> None:
-    """Where the loader fails in the middle of the pass, its state is put back first."""
-    trainer, _ = trained(make_trainer, loader := Broken(), PreciseBN(interval=2), max_iters=6)
-
-    with pytest.raises(OSError, match="the disk is gone"):
-        trainer.train()
-
-    assert loader.state_dict() == {"next": 2}
-
-
-def test_several_passes_at_one_place(make_trainer: Make) -> None:
-    """Hooks that run one after the other put back the place of the training, not that of the pass before."""
-    whole, seen = trained(make_trainer, PlaceInPass(), max_epochs=2)
-    whole.train()
-    hooks = [PreciseBN(2, n, by_epoch=False) for n in (1, 2)]
-    for number, hook in enumerate(hooks):
-        hook.name = f"bn{number}"
-    trainer, other = trained(make_trainer, PlaceInPass(), *hooks, max_epochs=2)
-
-    trainer.train()
-
-    assert other == seen
-
-
-@pytest.mark.parametrize("at", [2, PER_EPOCH])
-def test_a_whole_pass_from_within_one(make_trainer: Make, at: int) -> None:
-    """A loader that goes on where it is gives a whole pass all the same: the rest, and the beginning."""
-    means: list[torch.Tensor] = []
-    trainer, _ = trained(make_trainer, PlaceInLoader(), PreciseBN(at, None), max_iters=at + 1)
-    trainer.bus.subscribe(
-        lambda trainer, event: means.append(trainer.model[0].running_mean[0].clone()), "after_train_iter",
-        priority="LOWEST", every=at, once=True,
-    )  # fmt: skip
-
-    trainer.train()
-
-    assert means[0].item() == pytest.approx((COUNT - 1) / 2)
-
-
-def test_its_own_loader_with_a_state(make_trainer: Make) -> None:
-    """A `data_loader` that is not the training's is at its place again, too."""
-    own = PlaceInLoader()
-    next(iter(own))
-    trainer, _ = trained(make_trainer, PlaceInLoader(), PreciseBN(num_iter=3, data_loader=own))
-
-    trainer.train()
-
-    assert own.state_dict() == {"next": 1}
-
-
-def test_by_itself_it_loads_the_state() -> None:
-    """Without a trainer the loader is given its state back; `put_back` is for those who do more."""
-    loader, told = PlaceInLoader(), list[Any]()
-    layer = nn.BatchNorm1d(2)
-    next(iter(loader))
-
-    update_bn_stats(layer, loader, 2)
-    update_bn_stats(layer, loader, 2, put_back=lambda given, state: told.append((given, state)))
-
-    assert told == [(loader, {"next": 1})]
-    assert loader.state_dict() == {"next": 3}
-
-
-def test_an_empty_loader_with_a_state_is_refused() -> None:
-    """One that has nothing is not asked forever for what comes after the rest."""
-    loader = PlaceInLoader()
-    loader.__class__ = type("Empty", (PlaceInLoader,), {"__iter__": lambda self: iter(())})
-
-    with pytest.raises(ValueError, match="the data loader gave none: it is empty"):
-        update_bn_stats(nn.BatchNorm1d(2), loader, 2)
-
-
-class Unplaced(PlaceInLoader):
-    """Keeps its place, and has no state."""
-
-    load_state_dict = None  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(
-    ("loader", "says"),
-    [
-        (Unplaced, "has changed _next of the Unplaced it read"),
-        (lambda: DataLoader(Stream(), SIZE), "has changed next of the Stream it read"),
-    ],
-    ids=["loader", "dataset"],
-)
-def test_a_place_that_cannot_be_put_back_is_told(
-    make_trainer: Make, caplog: pytest.LogCaptureFixture, loader: Callable[[], Any], says: str
-) -> None:
-    """Where a number of the loader, or of a stream it reads here, has changed, and there is no state to put back, one
-    line says that training may miss batches."""
-    trainer, _ = trained(make_trainer, loader(), PreciseBN(num_iter=2))
-
-    trainer.train()
-
-    told = [line for line in caplog.messages if "precise statistics" in line]
-    assert len(told) == 1
-    assert says in told[0]
-    assert (
-        "give the loader state_dict and load_state_dict, or give PreciseBN a data_loader of its own"
-        in told[0]
-    )
-
-
-@pytest.mark.parametrize("loader", [batches, lambda: DataLoader(rows(), SIZE, sampler=Counted())])  # type: ignore[arg-type]
-def test_nothing_is_told_where_no_place_is_lost(
-    make_trainer: Make, caplog: pytest.LogCaptureFixture, loader: Callable[[], Any]
-) -> None:
-    """Lists and loaders that are run as a copy give no warning."""
-    trainer, _ = trained(make_trainer, loader(), PreciseBN(num_iter=2))
-
-    trainer.train()
-
-    assert "precise statistics has changed" not in caplog.text
-
-
 class Once(PlaceInLoader):
     """Its own iterator, and with a state."""
 
@@ -423,45 +206,39 @@ def test_its_own_iterator_is_refused_with_a_state_too(make_trainer: Make) -> Non
         trained(make_trainer, Once(), PreciseBN())
 
 
-def test_a_shared_sampler_is_copied_once() -> None:
-    """A sampler that two others draw from is still one in the copy."""
+@pytest.mark.parametrize(
+    ("loader", "kind"),
+    [
+        (PlaceInLoader, "PlaceInLoader"),
+        (lambda: loader_of(batch_size=SIZE, sampler=Saving()), "Saving"),
+        (lambda: loader_of(batch_sampler=BatchSampler(Placed(), SIZE, drop_last=False)), "Placed"),
+        (lambda: DataLoader(Stream(), SIZE), "Stream"),
+    ],
+    ids=["loader", "sampler", "in a batch sampler", "data set"],
+)
+def test_a_position_that_the_pass_would_move_is_refused(make_trainer: Make, loader: Any, kind: str) -> None:
+    """A train loader that keeps its position needs another loader for the statistics, which may keep its own."""
+    with pytest.raises(
+        TypeError, match=rf"train_loader has a {kind} with a state_dict, .* give PreciseBN\(data_loader=...\)"
+    ):
+        trained(make_trainer, loader(), PreciseBN(num_iter=2))
 
-    class Twice(Sampler[int]):
-        def __init__(self, first: Any, second: Any) -> None:
-            self.first, self.second = first, second
+    trainer, seen = trained(make_trainer, loader(), PreciseBN(num_iter=2, data_loader=loader()), max_epochs=1)
+    trainer.train()
 
-        def __len__(self) -> int:
-            return COUNT
-
-        def __iter__(self) -> Iterator[int]:
-            next(iter(self.first))
-            return iter(self.second)
-
-    saving, layer = Saving(), nn.BatchNorm1d(2)
-    drawn: list[list[float]] = []
-    loader: Any = DataLoader(rows(), SIZE, sampler=Twice(saving, saving))  # type: ignore[arg-type]
-
-    update_bn_stats(layer, loader, None, forward=lambda model, batch: drawn.append(batch[0][:, 0].tolist()))
-
-    assert saving.state_dict() == {"passes": 0}
-    assert [int(i) for part in drawn for i in part] == random.Random(2).sample(range(COUNT), COUNT)
+    assert len(seen) == PER_EPOCH
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["shuffled", "sampler", "stream"])
+@pytest.mark.parametrize(("kind", "workers"), [("shuffled", 0), ("shuffled", 2), ("stream", 2)])
 def test_torchdata(make_trainer: Make, kind: str, workers: int) -> None:
     """So it is with torchdata's loader, in the middle of a pass and at its end."""
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
-    samplers = pytest.importorskip("torchdata.stateful_dataloader.sampler")
 
     def loader() -> Any:
         if kind == "stream":
             return torchdata.StatefulDataLoader(Stream(), SIZE, num_workers=workers)
-        if kind == "shuffled":
-            return torchdata.StatefulDataLoader(rows(), SIZE, shuffle=True, num_workers=workers)
-        own = samplers.StatefulDistributedSampler(range(COUNT), 1, 0)
-        return torchdata.StatefulDataLoader(rows(), SIZE, sampler=own, num_workers=workers)
+        return torchdata.StatefulDataLoader(rows(), SIZE, shuffle=True, num_workers=workers)
 
     ends = []
     for hooks in ([], [PreciseBN(interval=2, num_iter=3, by_epoch=False)]):

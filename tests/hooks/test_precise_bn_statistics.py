@@ -252,6 +252,7 @@ def test_empty_batches_do_not_count() -> None:
     assert_precise(layer, batches)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # dynamo's
 def test_compiled_models() -> None:
     """A model that was compiled before, as a whole or in part, is measured too, and not compiled once more."""

@@ -112,7 +112,7 @@ def test_writers_are_recorded(make_trainer: Make) -> None:
     (window,) = windows(trainer)
     assert window.lanes == {"JSONLWriter": "thread"}
     assert spans_of(window, "delivery")
-    assert {"inbox", "JSONLWriter"} <= {depth.queue for depth in window.depths}
+    assert {"JSONLWriter"} <= {depth.queue for depth in window.depths}
 
 
 def test_an_evaluation_is_recorded(make_trainer: Make, make_batches: Callable[[int], list[Any]]) -> None:

@@ -13,7 +13,8 @@ from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.rows import Place
-from eventloop.metrics.storage import CHECK_EVERY, COLLECT_AT, PENDING_LIMIT, SHAPES_LIMIT
+from eventloop.metrics.shapes import SHAPES_LIMIT
+from eventloop.metrics.storage import CHECK_EVERY, COLLECT_AT, PENDING_LIMIT
 
 
 def logged(storage: EventStorage) -> list[Any]:
@@ -343,18 +344,6 @@ def test_an_interval_over_two_epochs_has_one_mean() -> None:
     assert (event.step, event.epoch, event.scalars) == (2, 1, {"loss": 2.5})
 
 
-def test_histories_are_entered_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the background has read is entered now and then, also where nobody asks for a history."""
-    monkeypatch.setattr("eventloop.metrics.storage.ENTER_AT", 4)
-    storage = EventStorage()
-    for storage.iter in range(10):
-        storage.put_scalar("loss", float(storage.iter))
-        logged(storage)
-
-    assert len(storage._unentered) == 2
-    assert storage.history("loss").values() == [(float(i), i) for i in range(10)]
-
-
 def test_a_history_that_is_held_goes_on() -> None:
     """Whoever was given a history sees what the background reads from then on."""
     storage = EventStorage()
@@ -391,39 +380,19 @@ def test_a_tensor_that_has_no_tolist() -> None:
     assert storage.latest() == {"norm": (4.0, 0)}
 
 
-def test_names_put_once_do_not_raise_the_bound() -> None:
-    """However many sets of names there were, a name that nobody collects is bounded."""
-    storage = EventStorage()
-    for n in range(100):
-        storage.put_scalar(f"once_{n}", 1.0)
-    for storage.iter in range(9 * PENDING_LIMIT):
-        storage.put_scalar("loss", 1.0)
-
-    assert storage.crowded
-    assert storage.pending <= PENDING_LIMIT + 100
-    assert storage.history("once_0").values() == [(1.0, 0)]
-
-
-def test_each_of_many_names_is_bounded_by_itself() -> None:
-    """A `collect` is asked for as soon as one name has too many values, however the others are put, and no sooner."""
-    storage = EventStorage()
+def test_values_that_are_not_collected_are_bounded() -> None:
+    """A `collect` is asked for at half of the limit; beyond the limit the histories keep what is not logged."""
+    storage, count = EventStorage(), 3 * PENDING_LIMIT
     for storage.iter in range(COLLECT_AT):
-        storage.put_floats(("a", "b"), [1.0, 2.0])
-        storage.put_scalar("c", 3.0)
+        storage.put_scalar("loss", 1.0)
     assert not storage.crowded
 
-    storage.put_scalar("a", 1.0)
-    assert storage.crowded
-
-
-def test_what_was_put_once_is_not_given_up_for_another_name() -> None:
-    """Only names with too many values lose the oldest of them."""
-    storage = EventStorage()
-    storage.put_scalar("once", 7.0)
-    for storage.iter in range(3 * PENDING_LIMIT):
+    for storage.iter in range(COLLECT_AT, count):
         storage.put_scalar("loss", 1.0)
 
-    assert any("once" in event.scalars for event in logged(storage))
+    assert storage.crowded
+    assert storage.pending <= PENDING_LIMIT + CHECK_EVERY
+    assert len(storage.history("loss")) == count
 
 
 def test_many_sets_of_names_are_not_all_remembered() -> None:
@@ -433,7 +402,6 @@ def test_many_sets_of_names_are_not_all_remembered() -> None:
         storage.put_scalars({"x": 1.0, f"y{n % 7}": 2.0, f"z{n // 7 % 300}": 3.0})
 
     assert len(storage.history("x")) == 2 * SHAPES_LIMIT
-    assert len(storage._shapes) <= SHAPES_LIMIT
 
 
 def test_a_buffer_changed_in_place() -> None:
@@ -599,17 +567,6 @@ def test_unknown_history() -> None:
 
     with pytest.raises(KeyError, match=r"no scalar 'los': did you mean 'loss'\?; known are loss"):
         storage.history("los")
-
-
-def test_bounded_when_nobody_collects() -> None:
-    """Without a logger what was put does not pile up: the histories have it, and the oldest is given up."""
-    storage = EventStorage()
-    count = 3 * PENDING_LIMIT
-    for storage.iter in range(count):
-        storage.put_scalar("loss", 1.0)
-
-    assert storage.pending <= PENDING_LIMIT
-    assert len(storage.history("loss")) == count
 
 
 def test_a_refused_value_leaves_nothing(bus: Any) -> None:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from eventloop.metrics.reduce import LAST, ROWS_LIMIT
+from eventloop.metrics.reduce import LAST
 from eventloop.metrics.statistics import LogStatistics
 from tests.support.meeting import ROUNDS, Meeting, Rank, look_in_turn, look_on
 
@@ -179,25 +179,12 @@ def test_a_rank_that_is_behind(ranks: list[Rank], meeting: Meeting) -> None:
     assert ranks[0].scalars == ranks[1].scalars == [(iteration, {"loss": 0.5}) for iteration in range(10)]
 
 
-def test_an_exchange_is_limited(ranks: list[Rank], meeting: Meeting) -> None:
-    """What has piled up beyond the limit goes into another one: the interpreter is held for a moment only."""
-    for number, rank in enumerate(ranks):
-        for iteration in range(2 * ROWS_LIMIT):
-            rank.log(iteration, loss=float(number))
-
-    look_in_turn(*ranks)
-
-    assert [rank.scalars for rank in ranks] == [[(i, {"loss": 0.5}) for i in range(2 * ROWS_LIMIT)]] * 2
-    assert meeting.operations == ["largest", "total"] * 2
-
-
 def test_a_log_that_only_one_rank_has(ranks: list[Rank]) -> None:
-    """One that took, for want of room, half of an interval: it is its own, and the next are of all ranks again."""
+    """A rank that posts one more, for want of room, logs it as its own; later logs are reduced."""
     ranks[0].log(3, loss=0.0)
-    for number, rank in enumerate(ranks):
-        rank.put(7, loss=float(number))
-        rank.post(7)
-        rank.log(9, loss=float(number))
+    for iteration in (7, 9):
+        for number, rank in enumerate(ranks):
+            rank.log(iteration, loss=float(number))
 
     look_in_turn(*ranks)
 
@@ -206,18 +193,19 @@ def test_a_log_that_only_one_rank_has(ranks: list[Rank]) -> None:
 
 
 def test_ranks_that_end_at_unlike_iterations(ranks: list[Rank]) -> None:
-    """The last log of a training is met by that of the others, whatever each still had: nobody waits."""
+    """The last logs of a training meet, whatever each rank still had; the next training is reduced."""
     for number, rank in enumerate(ranks):
-        for iteration in range(3 + number):
-            rank.log(iteration, loss=float(number))
+        rank.log(2, loss=float(number))
+    ranks[1].log(3, loss=1.0)
+    for rank in ranks:
         rank.post(LAST)
+    for number, rank in enumerate(ranks):
         rank.log(10, loss=float(number))
 
     look_in_turn(*ranks)
 
-    both = [(iteration, {"loss": 0.5}) for iteration in (0, 1, 2, 10)]
-    assert ranks[0].scalars == both
-    assert ranks[1].scalars == [*both[:3], (3, {"loss": 1.0}), both[3]]
+    assert ranks[0].scalars == [(2, {"loss": 0.5}), (10, {"loss": 0.5})]
+    assert ranks[1].scalars == [(2, {"loss": 0.5}), (3, {"loss": 1.0}), (10, {"loss": 0.5})]
 
 
 def test_a_training_that_one_rank_begins_anew(ranks: list[Rank]) -> None:
@@ -270,66 +258,34 @@ def test_values_of_unlike_places(ranks: list[Rank], iteration: int, inside: bool
 
 
 def test_values_that_not_all_ranks_put(ranks: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
-    """They stay the rank's own, which it says once, by name; what all have beside them is reduced."""
-    for iteration in range(2):
-        ranks[0].put(iteration, image_score=5.0)
+    """Every rank logs its own values of that interval, and warns once; the next interval is reduced."""
+    for iteration in range(3):
+        if iteration < 2:
+            ranks[0].put(iteration, image_score=5.0)
         for number, rank in enumerate(ranks):
             rank.log(iteration, loss=float(number))
 
     look_in_turn(*ranks)
 
-    assert ranks[0].scalars == [(iteration, {"image_score": 5.0, "loss": 0.5}) for iteration in range(2)]
-    assert ranks[1].scalars == [(iteration, {"loss": 0.5}) for iteration in range(2)]
-    assert [record.message for record in caplog.records] == [
-        "rank 0 logs its own values of image_score: not every rank put them in the same iterations"
+    own = {"image_score": 5.0, "loss": 0.0}
+    assert ranks[0].scalars == [(0, own), (1, own), (2, {"loss": 0.5})]
+    assert ranks[1].scalars == [(0, {"loss": 1.0}), (1, {"loss": 1.0}), (2, {"loss": 0.5})]
+    assert sorted(record.message for record in caplog.records) == [
+        f"rank {number} logs its own metrics up to iteration 0: not every rank put the same names in the same "
+        "iterations"
+        for number in range(2)
     ]
 
 
-def test_many_names_that_not_all_ranks_put(ranks: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
-    """Five of them are named."""
-    ranks[0].storage.put_scalars({f"own_{number}": 1.0 for number in range(6)})
-    for rank in ranks:
-        rank.log(0, loss=1.0)
-
-    look_in_turn(*ranks)
-
-    assert "its own values of own_0, own_1, own_2, own_3, own_4, …" in caplog.text
-
-
-def test_other_names_beside_the_common_ones(ranks: list[Rank]) -> None:
-    """A mapping of which one rank has an entry more is reduced by its other entries."""
-    ranks[0].storage.put_scalars({"loss": 1.0, "extra": 7.0})
-    ranks[1].storage.put_scalars({"loss": 2.0})
-    for rank in ranks:
-        rank.post(0)
-
-    look_in_turn(*ranks)
-
-    assert [rank.scalars for rank in ranks] == [[(0, {"loss": 1.5, "extra": 7.0})], [(0, {"loss": 1.5})]]
-
-
-def test_values_of_one_name_and_iteration(ranks: list[Rank]) -> None:
-    """The first is reduced with the first, the second with the second, in whatever order other names come."""
-    ranks[0].put(0, loss=1.0, other=0.0)
-    ranks[0].log(0, loss=2.0)
-    ranks[1].put(0, loss=3.0)
-    ranks[1].log(0, loss=4.0, other=0.0)
-
-    look_in_turn(*ranks)
-
-    for rank in ranks:
-        assert [scalars["loss"] for _, scalars in rank.scalars] == [2.0, 3.0]
-
-
 def test_ranks_with_other_maxima(meeting: Meeting) -> None:
-    """What one takes the maximum of, and the other the mean, is nobody's but their own."""
+    """A rank that takes the mean where another takes the maximum logs its own values."""
     ranks = [Rank(meeting, 0, ["loss"]), Rank(meeting, 1)]
     for number, rank in enumerate(ranks):
-        rank.log(0, loss=float(number), other=float(number))
+        rank.log(0, loss=float(number))
 
     look_in_turn(*ranks)
 
-    assert [rank.scalars for rank in ranks] == [[(0, {"loss": n, "other": 0.5})] for n in (0.0, 1.0)]
+    assert [rank.scalars for rank in ranks] == [[(0, {"loss": 0.0})], [(0, {"loss": 1.0})]]
 
 
 @pytest.mark.representative(2)

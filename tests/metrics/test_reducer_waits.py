@@ -9,8 +9,8 @@ from eventloop.bus import Bus
 from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
 from eventloop.metrics import reduce as reducer
+from eventloop.metrics.packet import Packet
 from eventloop.metrics.reduce import Reducer
-from eventloop.metrics.rows import Packet
 from tests.conftest import DEADLINE
 from tests.support.meeting import Meeting, Rank, look_in_turn
 

@@ -197,7 +197,7 @@ def test_a_copy_that_fails_is_read_one_by_one() -> None:
     storage.put_scalars({"a": 1.0, "z": 1.0})
     storage.put_scalars({"a": torch.tensor(3.0), "z": META})
     packet = storage.collect()
-    packet._copy = HostCopy([torch.tensor(3.0), META], PinnedPool())
+    packet.copy = HostCopy([torch.tensor(3.0), META], PinnedPool())
 
     assert scalars(packet.events()) == [(1, {"a": 2.0, "z": 1.0})]
     assert storage.unreadable == {"z": 1}

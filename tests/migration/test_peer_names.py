@@ -1,285 +1,230 @@
-"""Names of other systems: the errors that say what does that here, and that it is there."""
+"""Names of other systems: the errors name the replacement, and the replacement exists."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
-import pickle
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import eventloop
 from eventloop import Trainer, hooks, writers
-from eventloop.hooks import (
-    AmpOptimizerHook,
-    CheckpointHook,
-    EarlyStoppingHook,
-    EMAHook,
-    GradientCumulativeOptimizerHook,
-    IterationTimer,
-    LoggerHook,
-    OptimizerHook,
-    PeriodicWriter,
-    PreciseBN,
-)
-from eventloop.migration.names import ARGUMENTS, CLASSES, OF_CLASSES
+from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, LoggerHook, OptimizerHook, PreciseBN
+from eventloop.migration.tables import ARGUMENTS, ATTRIBUTES, CALLS, CLASSES
+from tests.support.trainers import MakeTrainer
 
-MakeTrainer = Callable[..., Trainer]
-
-SAID = [*CLASSES.values(), *(here for arguments in ARGUMENTS.values() for here in arguments.values())]
 PARAMETERS = set(inspect.signature(Trainer).parameters)
-OF_HOOKS = [name for name in OF_CLASSES if name != "Trainer"]
+REPLACEMENTS = [
+    text for table in (CLASSES, ATTRIBUTES, CALLS, *ARGUMENTS.values()) for text in table.values()
+]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"launcher": "pytorch"}, "instead of MMEngine's use torchrun"),
-        (
-            {"optimizer_config": {}},
-            r"instead of mmcv's use default_hooks=dict\(optimizer=dict\(grad_clip=dict\(max_norm=",
-        ),
-        ({"workflow": []}, r"instead of mmcv's use trainer\.run\("),
-        (
-            {"accumulate_grad_batches": 4},
-            r"instead of Lightning's use hooks=\[GradientCumulativeOptimizerHook\(",
-        ),
-        ({"limit_val_batches": 2}, r"instead of Lightning's use a loader of torch\.utils\.data\.Subset\("),
-        ({"callbacks": []}, r"instead of Lightning's use hooks=\[\.\.\.\]"),
-        ({"ckpt_path": "last"}, r'instead of Lightning\'s use trainer\.resume\("auto"\)'),
+        ({"launcher": "pytorch"}, "torchrun"),
+        ({"optimizer_config": {}}, r"default_hooks=dict\(optimizer=dict\(grad_clip=dict\(max_norm="),
+        ({"workflow": []}, r"trainer\.run\("),
+        ({"accumulate_grad_batches": 4}, r"hooks=\[GradientCumulativeOptimizerHook\("),
+        ({"limit_val_batches": 2}, r"a loader of torch\.utils\.data\.Subset\("),
+        ({"callbacks": []}, r"hooks=\[\.\.\.\]"),
+        ({"ckpt_path": "last"}, r'trainer\.resume\("auto"\)'),
+        ({"eval_dataset": []}, r"val_loader=DataLoader"),
     ],
 )
-def test_an_argument_of_another_system_is_explained(
+def test_an_argument_of_another_trainer_is_explained(
     make_trainer: MakeTrainer, arguments: dict[str, Any], message: str
 ) -> None:
-    """The error names the system, and what does that here."""
-    with pytest.raises(TypeError, match=f"^Trainer has no argument '{next(iter(arguments))}': {message}"):
+    """The error names the replacement."""
+    with pytest.raises(TypeError, match=f"^Trainer has no argument '{next(iter(arguments))}': use {message}"):
         make_trainer(**arguments)
 
 
 @pytest.mark.parametrize(
-    ("name", "here"),
+    ("hook", "arguments", "message"),
     [
-        ("CSVLogger", "CSVWriter$"),
-        ("SummaryWriter", "TensorBoardWriter$"),
-        ("WandbLogger", "a Writer of your own"),
+        (
+            CheckpointHook,
+            {"monitor": "val_loss", "save_top_k": 3, "mode": "min"},
+            r"CheckpointHook has no argument 'monitor': use save_best=.*\n  nor 'save_top_k': use keep_best=.*\n  nor 'mode': use rule=\"less\"",
+        ),
+        (CheckpointHook, {"n_saved": 2}, "'n_saved': use keep_best="),
+        (CheckpointHook, {"keep_bst": 2}, "^CheckpointHook has no argument 'keep_bst': did you mean 'keep_best'"),
+        (EarlyStoppingHook, {"monitor": "loss", "mode": "min"}, "'mode': use rule=\"less\""),
+        (EarlyStoppingHook, {"monitor": "loss", "early_stopping_patience": 3}, "use patience="),
+        (OptimizerHook, {"clip_grad": {}}, r"'clip_grad': use grad_clip=\.\.\., the same dict$"),
+        (PreciseBN, {"period": 100}, r"'period': use interval=\.\.\.$"),
+        (LoggerHook, {"log_every_n_steps": 50}, r"'log_every_n_steps': use interval=\.\.\.$"),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_hook_are_explained(
+    hook: Callable[..., object], arguments: dict[str, Any], message: str
+) -> None:
+    """Each unknown argument on a line of its own."""
+    with pytest.raises(TypeError, match=message):
+        hook(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"default_hooks": {"checkpoint": {"save_top_k": 3}}}, "CheckpointHook has no argument 'save_top_k': use keep_best="),
+        ({"hooks": [{"type": "AmpOptimizerHook", "gradient_clip_val": 1.0}]}, r"AmpOptimizerHook has no argument 'gradient_clip_val': use grad_clip=dict\(max_norm"),
+        ({"hooks": [{"type": "EMAHook", "decay": 0.999}]}, "ExponentialMovingAverage has no argument 'decay': use momentum=.* 1 - decay"),
+        ({"default_hooks": {"logger": {"intervall": 2}}}, "LoggerHook has no argument 'intervall': did you mean 'interval'"),
+        ({"writers": [{"type": "CSVLogger"}]}, "unknown type 'CSVLogger': use CSVWriter$"),
+        ({"writers": [{"type": "WandbLogger"}]}, "unknown type 'WandbLogger': use a Writer of your own"),
+        ({"hooks": [{"type": "ModelCheckpoint"}]}, r"unknown type 'ModelCheckpoint': use CheckpointHook\("),
+    ],
+)  # fmt: skip
+def test_names_in_a_config_are_explained(
+    make_trainer: MakeTrainer, options: dict[str, Any], message: str
+) -> None:
+    """Types, and arguments of a class or of a class that it is derived from."""
+    with pytest.raises(ValueError, match=message):
+        make_trainer(**options)
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "message"),
+    [
+        ("eventloop", "Runner", "Trainer from eventloop"),
+        ("eventloop", "build_hooks", r"hooks=\[\.\.\.\] of the Trainer"),
+        ("eventloop.hooks", "ModelCheckpoint", r"CheckpointHook\(interval=\.\.\., save_best=\.\.\.\)"),
+        ("eventloop.hooks", "EarlyStopping", r"EarlyStoppingHook\(monitor=\"\.\.\.\"\)"),
+        ("eventloop.hooks", "HookBase", "Hook from eventloop.hooks"),
+        ("eventloop.writers", "WandbLogger", "a Writer of your own"),
     ],
 )
-def test_a_logger_is_a_writer(make_trainer: MakeTrainer, name: str, here: str) -> None:
-    """Its name is near that of something else, which is not suggested."""
-    with pytest.raises(ValueError, match=f"unknown type '{name}': use {here}"):
-        make_trainer(writers=[{"type": name}])
+def test_an_import_is_explained(package: str, name: str, message: str) -> None:
+    """The statement's own error names the replacement."""
+    with pytest.raises(ImportError, match=f"^cannot import name '{name}' from '{package}': use {message}"):
+        exec(f"from {package} import {name}")
 
 
-def test_what_is_suggested_is_there() -> None:
-    """Classes of hooks and writers, and arguments of the trainer."""
-    classes = set(re.findall(r"\b[A-Z]\w+(?:Hook|Writer)\b", " ".join(SAID)))
-    arguments = {found[1] for text in SAID if (found := re.match(r"(\w+)=", text))}
+@pytest.mark.parametrize("package", ["eventloop", "eventloop.hooks", "eventloop.writers"])
+def test_any_other_absent_name_is_pythons_error(package: str) -> None:
+    """A misspelled name has Python's message, and `import *` finds every public name."""
+    module = importlib.import_module(package)
+
+    assert not hasattr(module, "nonsense")
+    with pytest.raises(AttributeError, match=rf"^module '{package}' has no attribute 'nonsense'$"):
+        _ = module.nonsense
+    with pytest.raises(ImportError, match=rf"cannot import name 'Checkpoints' from '{package}' \("):
+        exec(f"from {package} import Checkpoints")
+    there: dict[str, object] = {}
+    exec(f"from {package} import *", there)
+    assert {*module.__all__} <= {*there}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fit", r"trainer\.train\(\)"),
+        ("get_hooks_info", r"print\(trainer\.bus\)"),
+        ("build_hooks", r"hooks=\[\.\.\.\] of the Trainer"),
+        ("global_step", r"trainer\.iter$"),
+        ("runner", "the trainer itself$"),
+        ("save_checkpoint", r"hooks=\[CheckpointHook"),
+        ("logger", r"trainer\.writers for metrics"),
+        ("add_event_handler", r"trainer\.bus\.on\(event\)$"),
+    ],
+)
+def test_an_attribute_of_another_trainer_is_explained(
+    make_trainer: MakeTrainer, name: str, message: str
+) -> None:
+    """The error names the replacement; asked of the class too."""
+    for owner in (make_trainer(), Trainer):
+        with pytest.raises(AttributeError, match=f"^Trainer has no attribute '{name}': use {message}"):
+            getattr(owner, name)
+
+
+def test_a_trainer_has_none_of_these_attributes(make_trainer: MakeTrainer) -> None:
+    """Neither for `hasattr` nor for a copy, and an attribute of that name can be set."""
+    trainer: Any = make_trainer()
+
+    assert [name for name in ATTRIBUTES if hasattr(trainer, name) or hasattr(copy.copy(trainer), name)] == []
+    trainer.global_step = 3
+    assert trainer.global_step == 3
+    with pytest.raises(AttributeError, match=r"^'Trainer' object has no attribute 'itre'"):
+        trainer.itre  # noqa: B018
+
+
+@pytest.mark.parametrize("method", ["train", "val", "test"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"ckpt_path": "last"}, r'use trainer\.resume\("auto"\)'),
+        ({"val_loader": []}, r"it is an argument of Trainer\(\.\.\.\)"),
+        ({"max_epoch": 3}, r"did you mean 'max_epochs'\?"),
+    ],
+)
+def test_an_argument_of_a_call_is_explained(
+    make_trainer: MakeTrainer, method: str, arguments: dict[str, Any], message: str
+) -> None:
+    """An argument of another system's method, and one that belongs to the constructor."""
+    name = next(iter(arguments))
+    with pytest.raises(TypeError, match=f"^Trainer.{method} has no argument '{name}'(: |; ){message}"):
+        getattr(make_trainer(), method)(**arguments)
+
+
+def test_an_error_of_a_handler_is_not_hidden(make_trainer: MakeTrainer) -> None:
+    """An AttributeError of what a property of the trainer calls is not taken for a missing attribute."""
+    trainer = make_trainer()
+
+    @trainer.bus.on("stop_requested")
+    def fail(event: Any) -> None:
+        event.resaon  # noqa: B018
+
+    trainer.request_stop("enough")
+    with pytest.raises(AttributeError, match="resaon"):
+        trainer.stopping  # noqa: B018
+
+
+def test_every_replacement_exists(make_trainer: MakeTrainer) -> None:
+    """Classes of hooks and writers, attributes of the trainer, and no name of ours is explained."""
+    trainer = make_trainer()
+    classes = set(re.findall(r"\b[A-Z]\w+(?:Hook|Writer)\b", " ".join(REPLACEMENTS)))
+    chains = {chain for text in REPLACEMENTS for chain in re.findall(r"\btrainer((?:\.\w+)+)", text)}
 
     assert [name for name in classes if not hasattr(hooks, name) and not hasattr(writers, name)] == []
-    assert arguments - PARAMETERS == set()
-    assert {name for known in ARGUMENTS.values() for name in known} & PARAMETERS == set()
+    assert len(chains) > 20
+    for chain in chains:
+        found: Any = trainer
+        for name in chain[1:].split("."):
+            found = getattr(found, name)
+    assert not {*CALLS} & PARAMETERS
+
+
+@pytest.mark.parametrize("owner", ARGUMENTS)
+def test_every_suggested_argument_exists(owner: str) -> None:
+    """It is an argument of the class, or its line names the Trainer; what is explained is not an argument."""
+    parameters = set(inspect.signature(getattr(hooks, owner, Trainer)).parameters)
+    if owner == "BaseAveragedModel":  # whose arguments go through the hook's
+        parameters |= set(inspect.signature(hooks.MomentumAnnealingEMA).parameters)
+        parameters |= set(inspect.signature(EMAHook).parameters)
+
+    assert not {*ARGUMENTS[owner]} & parameters
+    for text in ARGUMENTS[owner].values():
+        if (named := re.match(r"(\w+)=", text)) and named[1] not in parameters:
+            assert named[1] in PARAMETERS, text
+            assert "of the Trainer" in text
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"default_hooks": {"optimizer": {"grad_clip": {"max_norm": 1.0}}}},
+        {"default_hooks": {"optimizer": {"grad_clip": {"max_norm": 1.0, "norm_type": 2}}}},
         {"default_hooks": {"optimizer": {"grad_clip": {"type": "value", "clip_value": 1.0}}}},
-        {"default_hooks": {"optimizer": {"type": "GradientCumulativeOptimizerHook", "cumulative_iters": 2}}},
         {"default_hooks": {"logger": {"interval": 2}}},
-        {"hooks": [GradientCumulativeOptimizerHook(cumulative_iters=2)]},
-        {"hooks": [AmpOptimizerHook(dtype="bfloat16")]},
+        {"hooks": [{"type": "GradientCumulativeOptimizerHook", "cumulative_iters": 2}]},
+        {"hooks": [{"type": "AmpOptimizerHook", "dtype": "bfloat16"}]},
     ],
-    ids=["norm", "value", "type", "logger", "accumulate", "precision"],
+    ids=["norm", "value", "logger", "accumulate", "precision"],
 )
-def test_what_is_suggested_builds(make_trainer: MakeTrainer, arguments: dict[str, Any]) -> None:
-    """As it is written in the error, with values for the dots."""
+def test_replacements_can_be_built(make_trainer: MakeTrainer, arguments: dict[str, Any]) -> None:
+    """As they are written in the error, with values for the dots."""
     make_trainer(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("hook", "arguments", "said"),
-    [
-        (
-            CheckpointHook,
-            {"monitor": "val_loss", "save_top_k": 3, "mode": "min"},
-            (
-                r"CheckpointHook has no argument 'monitor': instead of Lightning's use save_best=\"\.\.\.\", the metric\n"
-                r"  nor 'save_top_k': instead of Lightning's use keep_best=.*\n"
-                r"  nor 'mode': instead of Lightning's use rule=\"less\""
-            ),
-        ),
-        (CheckpointHook, {"n_saved": 2}, r"'n_saved': instead of ignite's use keep_best="),
-        (
-            CheckpointHook,
-            {"backend_args": None},
-            "'backend_args': instead of MMEngine's use no argument: out_dir is",
-        ),
-        (
-            CheckpointHook,
-            {"keep_bst": 2},
-            "^CheckpointHook has no argument 'keep_bst': did you mean 'keep_best'",
-        ),
-        (
-            EarlyStoppingHook,
-            {"monitor": "loss", "mode": "min"},
-            "'mode': instead of Lightning's use rule=\"less\"",
-        ),
-        (
-            EarlyStoppingHook,
-            {"monitor": "loss", "verbose": True},
-            r"'verbose': instead of Lightning's use writers=\[ConsoleWriter\(\)\] of the Trainer",
-        ),
-        (
-            OptimizerHook,
-            {"clip_grad": {}},
-            r"'clip_grad': instead of MMEngine's use grad_clip=\.\.\., the same dict$",
-        ),
-        (OptimizerHook, {"max_norm": 1.0}, r"'max_norm': instead of PyTorch's use grad_clip=dict\(max_norm="),
-        (
-            PeriodicWriter,
-            {"max_iter": 100, "display_iter": 20},
-            r"'max_iter': instead of Pet's use no argument: .*\n  nor 'display_iter': instead of Pet's use period=\.\.\., and by_epoch",
-        ),
-        (
-            IterationTimer,
-            {"max_iter": 100, "start_iter": 0},
-            r"'max_iter': instead of Pet's use no argument: .*\n  nor 'start_iter': instead of Pet's use no argument",
-        ),
-        (PreciseBN, {"period": 100}, r"'period': instead of detectron2's use interval=\.\.\.$"),
-        (PreciseBN, {"precise_bn_args": []}, r"'precise_bn_args': instead of Pet's use data_loader=\.\.\.;"),
-        (
-            LoggerHook,
-            {"log_every_n_steps": 50},
-            r"'log_every_n_steps': instead of Lightning's use interval=\.\.\.$",
-        ),
-        (
-            EarlyStoppingHook,
-            {"cumulative_delta": True},
-            "'cumulative_delta': instead of ignite's use no argument: min_delta",
-        ),
-    ],
-)
-def test_arguments_of_a_hook_are_explained(
-    hook: Callable[..., object], arguments: dict[str, Any], said: str
-) -> None:
-    """Each that it does not have, on a line of its own: whose it is, and what does that here."""
-    with pytest.raises(TypeError, match=said):
-        hook(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            {"default_hooks": {"checkpoint": {"save_top_k": 3}}},
-            r"CheckpointHook has no argument 'save_top_k': instead of Lightning's use keep_best=",
-        ),
-        (
-            {"hooks": [{"type": "EarlyStoppingHook", "monitor": "loss", "mode": "min"}]},
-            "EarlyStoppingHook has no argument 'mode': instead of Lightning's use rule=",
-        ),
-        (
-            {"hooks": [{"type": "AmpOptimizerHook", "gradient_clip_val": 1.0}]},
-            r"AmpOptimizerHook has no argument 'gradient_clip_val': instead of Lightning's use grad_clip=dict\(max_norm",
-        ),
-        (
-            {"hooks": [{"type": "EMAHook", "decay": 0.999}]},
-            "ExponentialMovingAverage has no argument 'decay': instead of Lightning's use momentum=.* 1 - decay",
-        ),
-        (
-            {"default_hooks": {"logger": {"intervall": 2}}},
-            "LoggerHook has no argument 'intervall': did you mean 'interval'",
-        ),
-    ],
-)
-def test_arguments_in_a_config_are_explained(
-    make_trainer: MakeTrainer, options: dict[str, Any], said: str
-) -> None:
-    """As where the hook is built; those that a class is derived from are asked too."""
-    with pytest.raises(ValueError, match=said):
-        make_trainer(**options)
-
-
-@pytest.mark.parametrize("owner", OF_HOOKS)
-def test_arguments_that_are_suggested_are_there(owner: str) -> None:
-    """Each is one of the hook's, or its line says whose it is; what is explained is none of them."""
-    parameters = set(inspect.signature(getattr(hooks, owner)).parameters)
-    if owner == "BaseAveragedModel":  # whose arguments go through the hook's
-        parameters |= set(inspect.signature(hooks.MomentumAnnealingEMA).parameters)
-        parameters |= set(inspect.signature(EMAHook).parameters)
-    of_trainer = {"work_dir", "val_interval", "val_begin", "max_epochs", "writers", "hooks", "schedulers"}
-
-    for arguments in OF_CLASSES[owner].values():
-        assert not set(arguments) & parameters
-        for here in arguments.values():
-            if (named := re.match(r"(\w+)=", here)) and named[1] not in parameters:
-                assert named[1] in of_trainer & PARAMETERS, here
-                assert "of the Trainer" in here
-
-
-@pytest.mark.parametrize(
-    ("statement", "here"),
-    [
-        (
-            "from eventloop.hooks import ModelCheckpoint",
-            r"CheckpointHook\(interval=\.\.\., save_best=\.\.\.\)",
-        ),
-        (
-            "from eventloop.hooks import CheckpointHook, EarlyStopping",
-            r"EarlyStoppingHook\(monitor=\"\.\.\.\"\)",
-        ),
-        ("from eventloop.writers import WandbLogger", "a Writer of your own"),
-        ("from eventloop.hooks import TrainHook", "Hook from eventloop.hooks"),
-        ("from eventloop.hooks import HookBase", "Hook from eventloop.hooks"),
-        ("from eventloop.writers import EventWriter", "Writer from eventloop.writers"),
-        ("from eventloop import Runner", "Trainer from eventloop"),
-        ("from eventloop import MessageHub", r"trainer\.metrics for numbers, and trainer\.bus\.latest"),
-        ("from eventloop import get_hooks_info", r"print\(trainer\.bus\)"),
-        ("from eventloop import build_hooks", r"hooks=\[\.\.\.\] of the Trainer"),
-        ("from eventloop import build_writers", r"writers=\[\.\.\.\] of the Trainer"),
-        ("from eventloop.hooks import PrepareTTAHook", r"val_step=\.\.\. of the Trainer"),
-    ],
-)
-def test_an_import_is_explained(statement: str, here: str) -> None:
-    """Of another system's name: the statement's own error says what does that here."""
-    name = statement.rpartition(" ")[2]
-    with pytest.raises(ImportError, match=f"^cannot import name '{name}': use {here}"):
-        exec(statement)
-
-
-def test_an_import_of_any_other_name_is_pythons() -> None:
-    """A misspelled name has Python's message, with the file."""
-    with pytest.raises(ImportError, match=r"cannot import name 'Checkpoints' from 'eventloop.hooks' \("):
-        exec("from eventloop.hooks import Checkpoints")
-
-
-def test_eventloop_itself_has_none_of_them() -> None:
-    """`hasattr` says so, and any other name has Python's message."""
-    assert not hasattr(eventloop, "Runner")
-    with pytest.raises(AttributeError, match=r"^module 'eventloop' has no attribute 'nonsense'$"):
-        _ = eventloop.nonsense
-    with pytest.raises(ImportError, match=r"cannot import name 'Trainr' from 'eventloop' \("):
-        exec("from eventloop import Trainr")
-
-
-@pytest.mark.parametrize("package", ["eventloop.hooks", "eventloop.writers"])
-def test_an_absent_name_is_absent(package: str) -> None:
-    """To `hasattr`, to `getattr` with a default, to `import *` and to pickle it is one that is not there."""
-    module = importlib.import_module(package)
-
-    assert not hasattr(module, "ModelCheckpoint")
-    assert getattr(module, "WandbLogger", None) is None
-    with pytest.raises(AttributeError, match=rf"^module '{package}' has no attribute 'ModelCheckpoint': use"):
-        _ = module.ModelCheckpoint
-    with pytest.raises(AttributeError, match=rf"^module '{package}' has no attribute 'nonsense'$"):
-        _ = module.nonsense
-    there: dict[str, object] = {}
-    exec(f"from {package} import *", there)
-    assert {*module.__all__} <= {*there}
-    for name in module.__all__:
-        assert pickle.loads(pickle.dumps(getattr(module, name))) is getattr(module, name)

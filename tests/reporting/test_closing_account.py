@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventloop.eventlog.replay import replay
-from eventloop.events import Event, StopRequested
+from eventloop.events import Event, EventsDropped, HandlerFailed, StopRequested
 from eventloop.writers import EventLogWriter
 from eventloop.writers.writer import Writer
 from tests.support.trainers import MakeTrainer, Stuck
@@ -45,15 +45,15 @@ def test_who_was_given_everything_is_not_named(
     trainer = make_trainer(writers=[EventLogWriter(), kept, Fails()], default_hooks={"checkpoint": None})
     trainer.train()
     losses = trainer.summary().partition("not everything was delivered:")[2].split("\n")
+    (failed,) = (event for event in kept.seen if isinstance(event, HandlerFailed))
+    dropped = [event for event in kept.seen if isinstance(event, EventsDropped)]
 
     assert [line.split(":")[0].strip() for line in losses if line.strip()] == ["Fails"]
-    assert [
-        name
-        for event in kept.seen
-        if (name := type(event).__struct_config__.tag) in ("handler_failed", "events_dropped")
-    ] == ["handler_failed", "events_dropped"]
+    assert (failed.handler, {event.handler for event in dropped}) == ("Fails", {"Fails"})
     (line,) = warnings_of(caplog)
-    assert line.startswith("not everything was delivered: Fails: ")
+    # told in parts when the run is slow; the reports themselves are dropped, too, and not reported
+    total = sum(event.count for event in dropped) + len(dropped)
+    assert line.startswith(f"not everything was delivered: Fails: {total} dropped, 1 failed")
 
 
 def test_what_the_run_told_its_close_does_not_repeat(
@@ -97,6 +97,7 @@ def test_a_run_that_fails_tells_once(make_trainer: MakeTrainer, caplog: pytest.L
     assert line.startswith("not everything was delivered: Fails: ")
 
 
+@pytest.mark.slow
 def test_who_waits_beside_one_that_hangs_ends_well(
     make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:

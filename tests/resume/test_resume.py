@@ -70,11 +70,6 @@ def with_noise() -> Any:
     return DataLoader(Noisy(20), 4, shuffle=True)
 
 
-def with_workers() -> Any:
-    """Read by a worker process, ahead of the training."""
-    return shuffled(5, num_workers=1)
-
-
 LOADERS = [plain, with_generator, with_sampler, with_noise]
 
 
@@ -121,70 +116,39 @@ def whole_run(make_trainer: MakeTrainer, tmp_path: Path, ends: Any) -> WholeRun:
     return run
 
 
-@pytest.mark.representative(4)
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("stop", [15, 7, 10, 1, 29], ids=lambda n: f"stop{n}")
-def test_resumed_run_equals_the_uninterrupted_one(
-    make_trainer: MakeTrainer, whole_run: WholeRun, tmp_path: Path, loader: Callable[[], Any], stop: int
-) -> None:
-    """Stopped between epochs, within one, or in an epoch's last iteration, and resumed by a new trainer, a run ends
-    with the weights, optimizer, schedulers, hooks and random state of the run that was never stopped."""
-    whole = whole_run(loader)
-    seed()
-    first = build(make_trainer, tmp_path / "parts", loader())
-    stop_after(first, stop)
-    first.train()
-    seed(99)
-    second = build(make_trainer, tmp_path / "parts", loader())
-
-    second.resume()
-    second.train()
-
-    assert (first.iter, second.iter) == (stop, 30)
-    assert_same(state_of(second), whole)
-
-
 ITERATIONS: dict[str, Any] = {"max_epochs": None, "max_iters": 13, "val_interval": 4, "save_every": 3}
+STOPS: list[tuple[int, dict[str, Any]]] = [
+    (15, {}), (5, ITERATIONS), *((stop, {}) for stop in (7, 10, 1, 29)), (4, ITERATIONS), (7, ITERATIONS),
+]  # fmt: skip
+"""Between epochs, within one, or in an epoch's last iteration; and anywhere in a run of iterations."""
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(8)
 @pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("stop", [4, 5, 7], ids=lambda n: f"stop{n}")
-def test_iteration_based_run_resumes_as_exactly(
-    make_trainer: MakeTrainer, whole_run: WholeRun, tmp_path: Path, loader: Callable[[], Any], stop: int
+@pytest.mark.parametrize(("stop", "unit"), STOPS, ids=lambda value: str(value)[:12])
+def test_resumed_run_equals_the_uninterrupted_one(
+    make_trainer: MakeTrainer,
+    whole_run: WholeRun,
+    tmp_path: Path,
+    loader: Callable[[], Any],
+    stop: int,
+    unit: Any,
 ) -> None:
-    """The same holds for a run measured in iterations, whose passes and validations fall anywhere."""
-    whole = whole_run(loader, **ITERATIONS)
+    """Stopped anywhere and resumed by a new trainer, a run ends with the weights, optimizer, schedulers, hooks and
+    random state of the run that was never stopped."""
+    whole = whole_run(loader, **unit)
     seed()
-    first = build(make_trainer, tmp_path / "parts", loader(), **ITERATIONS)
+    first = build(make_trainer, tmp_path / "parts", loader(), **unit)
     stop_after(first, stop)
     first.train()
     seed(99)
-    second = build(make_trainer, tmp_path / "parts", loader(), **ITERATIONS)
+    second = build(make_trainer, tmp_path / "parts", loader(), **unit)
 
     second.resume()
     second.train()
 
+    assert (first.iter, second.iter) == (stop, 13 if unit else 30)
     assert_same(state_of(second), whole)
-
-
-@pytest.mark.slow
-def test_resume_with_a_loader_that_reads_ahead(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """Worker processes read ahead of the training; what was read and not trained on is trained on."""
-    seed()
-    whole = build(make_trainer, tmp_path / "whole", with_workers(), max_epochs=2)
-    whole.train()
-    seed()
-    first = build(make_trainer, tmp_path / "parts", with_workers(), max_epochs=2)
-    stop_after(first, 7)
-    first.train()
-    seed(99)
-    second = build(make_trainer, tmp_path / "parts", with_workers(), max_epochs=2)
-
-    second.resume()
-    second.train()
-
-    assert_same(state_of(second), state_of(whole))
 
 
 @pytest.mark.slow
@@ -288,19 +252,6 @@ def test_resuming_a_finished_run_trains_nothing(make_trainer: MakeTrainer, tmp_p
         ("after_train", 10, 2),
         ("after_run", 10, 2),
     ]
-
-
-@pytest.mark.slow
-def test_a_finished_run_is_prolonged(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """With more epochs a finished run goes on where it ended."""
-    build(make_trainer, tmp_path, plain(), max_epochs=2).train()
-    second = build(make_trainer, tmp_path, plain(), max_epochs=3)
-    rows = record(second, "before_train_epoch")
-
-    second.resume()
-    second.train()
-
-    assert rows == [("before_train_epoch", 10, 2)]
 
 
 @pytest.mark.slow

@@ -92,6 +92,7 @@ def test_resume_within_an_epoch(run: Any, tmp_path: Path, seedable: bool) -> Non
         )
 
 
+@pytest.mark.slow
 def test_precise_statistics_beside_the_pass(run: Any, tmp_path: Path) -> None:
     """A pass in the middle of an epoch changes no batch of it, and the run is resumed as exactly."""
     plain = run("plain", seedable=False)

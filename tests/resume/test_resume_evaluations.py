@@ -46,7 +46,7 @@ def with_noise(trainer: Trainer, batch: Any) -> dict[str, Any]:
     return {"noise": torch.rand(())}
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit", [{}, {"max_epochs": None, "max_iters": 13, "val_interval": 4}], ids=["epochs", "iterations"]
 )

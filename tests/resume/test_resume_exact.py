@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from eventloop import Trainer
 from eventloop.data.index_reader import IndexReader
+from eventloop.data.loader_state import random_state
 from eventloop.data.readers import reader_of
-from eventloop.data.rng import random_state
 from eventloop.data.worker_random_state import InWorker, pack
 from tests.support.interrupted import (
     AFTER,
@@ -142,6 +142,7 @@ class Columns(Augmented):
         return [self[index] for index in indices]
 
 
+@pytest.mark.slow
 def test_dataset_that_reads_a_batch_at_once(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """One that cannot be asked for nothing goes on as well, with each worker where it was."""
     expected = in_one_pass(make_trainer, DataLoader(Columns(), BATCH, num_workers=2), tmp_path / "whole")

@@ -146,9 +146,9 @@ CASES: list[tuple[str, Hook, Hook, list[str]]] = [
         "cosine", CosineAnnealingLrUpdaterHook(min_lr_ratio=0.1),
         CosineAnnealingLrUpdaterHook(min_lr=0.0, by_epoch=False, warmup="linear", warmup_iters=2),
         [
-            "CosineAnnealingLrUpdaterHook.min_lr: None", "CosineAnnealingLrUpdaterHook.min_lr_ratio: 0.1",
             "CosineAnnealingLrUpdaterHook.by_epoch: True", "CosineAnnealingLrUpdaterHook.warmup: None",
-            "CosineAnnealingLrUpdaterHook.warmup_iters: 0",
+            "CosineAnnealingLrUpdaterHook.warmup_iters: 0", "CosineAnnealingLrUpdaterHook.min_lr: None",
+            "CosineAnnealingLrUpdaterHook.min_lr_ratio: 0.1",
         ],
     ),
     (
@@ -275,6 +275,7 @@ def test_options_are_plain(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     options = load_checkpoint(tmp_path / "run" / "iter_4")["meta"]["settings"]["hook_options"]
 
     assert options["Temperature"] == {"temperature": 0.5}
-    assert options["Halve"] == {"every": 2, "by_epoch": True}
+    assert options["Halve"].items() >= {"every": 2, "by_epoch": True}.items()
+    assert "fn" not in options["Halve"]
     assert options["optimizer"] == {"grad_clip": None, "cumulative_iters": 1}
     assert "checkpoint" not in options

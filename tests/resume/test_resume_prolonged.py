@@ -62,7 +62,7 @@ def window(kind: str, **arguments: Any) -> dict[str, Any]:
 
 
 class OwnDecay(torch_lr.LRScheduler):
-    """Of somebody's own, recursive as PyTorch's are; what it depends on is not known."""
+    """A scheduler of the user's, recursive as PyTorch's are."""
 
     def __init__(self, optimizer: Any, steps: int) -> None:
         self.steps = steps
@@ -97,6 +97,7 @@ KINDS: dict[str, Any] = {
     "epochs and iterations": lambda o, n: [
         {"type": "PolyLR", "end": n // PER_EPOCH, "eta_min": 0.02}, window("CosineAnnealingLR", end=n, eta_min=0.01)
     ],
+    "own": lambda o, n: [OwnDecay(o, n)],
     "momentum": lambda o, n: [window("PolyLR", end=n), window("LinearMomentum", start_factor=0.5, end=n)],
 }  # fmt: skip
 
@@ -178,7 +179,7 @@ def test_apply_tells_where_the_rate_goes_on(build: Build, caplog: pytest.LogCapt
         r"lr: 0\.0 by the checkpoint's schedules, 0\.0(5|49999)\d* by this trainer's",
         caplog.text,
     )
-    assert "keep it at 0" not in caplog.text
+    assert "the learning rate is 0" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "windows", "momentum"])
@@ -231,18 +232,13 @@ def test_one_that_follows_a_metric_is_scaled(build: Build) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "changed"),
-    [("linear", "keep"), ("poly", "keep"), ("own", "apply"), ("as long", "refuse")],
+    [("linear", "keep"), ("poly", "keep"), ("as long", "refuse")],
 )
-def test_a_rate_of_0_that_stays_is_told(
+def test_a_rate_of_0_is_logged(
     build: Build, caplog: pytest.LogCaptureFixture, kind: str, changed: Any
 ) -> None:
-    """Where the schedules leave it there: those of the checkpoint, those whose past cannot be known, and those that were not
-    made longer with the run."""
-    kinds = {
-        **KINDS,
-        "own": lambda o, n: [OwnDecay(o, n)],
-        "as long": lambda o, n: [torch_lr.PolynomialLR(o, SHORT * PER_EPOCH)],
-    }
+    """Where the schedules of the checkpoint have ended, or this trainer's were not made longer with the run."""
+    kinds = {**KINDS, "as long": lambda o, n: [torch_lr.PolynomialLR(o, SHORT * PER_EPOCH)]}
     build(kinds[kind], SHORT).train()
     caplog.clear()
     longer = build(kinds[kind], LONG)
@@ -250,14 +246,15 @@ def test_a_rate_of_0_that_stays_is_told(
     longer.resume(changed=changed)
 
     (told,) = [line for line in caplog.messages if "the learning rate is 0" in line]
-    assert "the schedules keep it at 0: the rest of the run trains nothing. Build them for" in told
+    assert (
+        "0: unless its schedules raise it again, the rest of the run trains nothing. Build them for" in told
+    )
 
 
-def test_a_rate_of_0_that_rises_again_is_not_told(build: Build, caplog: pytest.LogCaptureFixture) -> None:
-    """PyTorch's cosine does; nor is one told where nothing is left to train."""
+def test_a_rate_of_0_at_the_end_is_not_logged(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is left to train there."""
     build(KINDS["cosine"], SHORT).train()
 
-    build(KINDS["cosine"], LONG).resume(changed="keep")
     build(KINDS["cosine"], SHORT).resume()
 
     assert "the learning rate is 0" not in caplog.text

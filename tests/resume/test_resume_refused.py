@@ -169,7 +169,7 @@ def test_checkpoint_of_a_later_version(make_trainer: MakeTrainer, saved: Path, w
     """A schema this version does not know is refused; "auto" takes no older checkpoint in its place."""
     rewrite(saved / "epoch_2", lambda checkpoint: checkpoint["meta"].update(schema=99))
 
-    refuse(make_trainer(work_dir=saved), which, "has schema 99, this version of eventloop reads 1")
+    refuse(make_trainer(work_dir=saved), which, "has schema 99, this version of eventloop reads 2")
 
 
 def test_states_of_hooks_that_do_not_match(

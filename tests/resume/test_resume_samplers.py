@@ -1,4 +1,4 @@
-"""What decides the order of the samples beside torch's own samplers: it is put back, or the log says that it is not."""
+"""What decides the order of the samples beside torch's own samplers: it is restored, or the log says that it is not."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
     Sampler,
     get_worker_info,
 )
 
 from eventloop import Trainer
-from eventloop.data.rng import samplers_state, set_samplers, unrestorable_in
+from eventloop.data.loader_state import own_random_state, set_own_random_state
 from eventloop.hooks import CheckpointHook
 from tests.support.interrupted import seed, stop_after
 from tests.support.trainers import MakeTrainer, tiny_model
@@ -116,17 +115,6 @@ class Placed(Ordered):
         self._next = state["yielded"]
 
 
-class Counted(Ordered):
-    """Draws by a number that it counts itself, and has no state."""
-
-    def __init__(self) -> None:
-        self.passes = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.passes += 1
-        return iter(random.Random(self.passes).sample(range(COUNT), COUNT))
-
-
 class Pool(Ordered):
     """Draws as it goes, without replacement, from a global generator."""
 
@@ -208,6 +196,7 @@ OWN: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("kind", OWN)
 def test_generator_of_a_sampler_goes_on(make_trainer: MakeTrainer, tmp_path: Path, kind: str) -> None:
@@ -222,6 +211,7 @@ def test_generator_of_a_sampler_goes_on(make_trainer: MakeTrainer, tmp_path: Pat
     assert len({str(whole[i : i + PER_EPOCH]) for i in range(0, len(whole), PER_EPOCH)}) == EPOCHS
 
 
+@pytest.mark.slow
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("persistent", [False, True])
@@ -239,6 +229,7 @@ def test_generator_of_a_sampler_goes_on_with_workers(
     assert parts == whole
 
 
+@pytest.mark.slow
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampler", [Saving, Placed])
@@ -266,232 +257,82 @@ def test_sampler_whose_state_could_not_be_loaded(make_trainer: MakeTrainer, tmp_
     loader = DataLoader(Numbered(), BATCH, sampler=Strange())
 
     with pytest.raises(
-        TypeError, match=r"\['states'\]\['Strange\(0\)'\]\['passes'\] is array.*a state_dict must consist"
+        TypeError, match=r"\['samplers'\]\['sampler'\]\['passes'\] is array.*a state_dict must consist"
     ):
         run(make_trainer, loader, tmp_path, None, [])
 
 
-def test_sampler_that_cannot_be_known_is_told(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that counts its passes itself is another after a resume in a later pass, and one line of the log says so."""
-
-    def loader() -> Any:
-        return DataLoader(Numbered(), BATCH, sampler=Counted())
-
-    with caplog.at_level(logging.WARNING, "eventloop"):
-        whole, parts = whole_and_parts(make_trainer, tmp_path, loader, [PER_EPOCH + 2])
-
-    assert parts != whole
-    lines = [
-        line
-        for line in caplog.messages
-        if "the order of the samples may not be that of the interrupted run" in line
-    ]
-    assert len(lines) == 1
-    assert "cannot restore Counted(0).passes: " in lines[0]
-
-
-def test_checkpoint_from_before_samplers_were_saved(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is resumed from as it was then, and the log says what it lacks."""
-    first = make_trainer(
-        train_loader=DataLoader(Numbered(), BATCH, sampler=OwnGenerator(random.Random(3))), train_step=step,
-        work_dir=tmp_path,
-    )  # fmt: skip
-    stop_after(first, 3)
-    first.train()
-    state = first.position.state_dict()
-    del state["samplers"], state["opened_with"]["samplers"]
-    second = make_trainer(
-        train_loader=DataLoader(Numbered(), BATCH, sampler=OwnGenerator(random.Random(3))), train_step=step,
-        work_dir=tmp_path / "second", max_epochs=1,
-    )  # fmt: skip
-    second.position.load_state_dict(state)
-
-    with caplog.at_level(logging.WARNING, "eventloop"):
-        second.train()
-
-    assert second.iter == PER_EPOCH - 3
-    assert "cannot restore OwnGenerator(0).own: " in caplog.text
-
-
-def test_generator_of_another_kind_keeps_its_state(caplog: pytest.LogCaptureFixture) -> None:
-    """A sampler that draws from something else than it did is not given what it cannot take."""
-    saved = samplers_state(DataLoader(Numbered(), sampler=OwnGenerator(np.random.default_rng(3))))
+def test_generator_of_another_kind_keeps_its_state() -> None:
+    """A sampler that draws from another kind of generator is not given a state that it cannot load."""
+    saved = own_random_state(DataLoader(Numbered(), sampler=OwnGenerator(np.random.default_rng(3))))
     loader = DataLoader(Numbered(), sampler=OwnGenerator(random.Random(5)))
-    before = samplers_state(loader)
+    before = own_random_state(loader)
 
-    set_samplers(loader, saved, opening=True)
+    set_own_random_state(loader, saved, opening=True)
 
-    assert str(samplers_state(loader)) == str(before)
-    assert unrestorable_in(loader, saved) == ["OwnGenerator(0).own"]
+    assert str(own_random_state(loader)) == str(before)
+
+
+def test_a_generator_without_a_saved_state_is_logged(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A resume names the generator of which the checkpoint has nothing."""
+    for kind in (random.Random(3), np.random.default_rng(3)):
+        run(make_trainer, DataLoader(Numbered(), BATCH, sampler=OwnGenerator(kind)), tmp_path, 3, [])
+
+    (line,) = [line for line in caplog.messages if "the checkpoint has no state of" in line]
+    assert "no state of sampler.own: resume with the loader of that run" in line
 
 
 def test_generator_without_a_state_is_left_alone() -> None:
     """The system's source of randomness has none to save."""
     loader = DataLoader(Numbered(), sampler=OwnGenerator(random.SystemRandom()))
 
-    assert samplers_state(loader)["generators"] == {}
+    assert own_random_state(loader)["generators"] == {}
 
 
-class SavesItself(DataLoader[Any]):
-    """Finds its place by drawing again, as torchdata's StatefulDataLoader does."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sampler", "told"),
-    [
-        (lambda: OwnGenerator(random.Random(3)), [r"OwnGenerator(0).own"]),
-        (lambda: RandomSampler(range(COUNT), generator=torch.Generator().manual_seed(3)), ["RandomSampler"]),
-        (lambda: RandomSampler(range(COUNT)), []),
-    ],
-    ids=["own", "torch", "none"],
-)
-def test_generator_that_a_loader_with_a_state_forgets_is_told(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, sampler: Any, told: list[str]
-) -> None:
-    """A loader that saves its own state draws from the sampler as it stands, and one line says what that leaves out."""
-    with caplog.at_level(logging.WARNING, "eventloop"):
-        whole_and_parts(
-            make_trainer, tmp_path, lambda: SavesItself(Numbered(), BATCH, sampler=sampler()), [3]
-        )
-
-    lines = [line for line in caplog.messages if "the state of the SavesItself does not contain" in line]
-    assert [f"the generator of {name}; use shuffle=True" in line for line, name in zip(lines, told, strict=True)] \
-        == [True] * len(told)  # fmt: skip
-
-
-# --- samplers that draw as the pass goes --------------------------------------------------------------------
-
-
-def warnings_of_order(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the log says of an order that cannot be had by drawing the indices alone."""
-    return [line for line in caplog.messages if "during the pass" in line]
-
-
-@pytest.mark.representative(2)
-@pytest.mark.parametrize("stop", STOPS)
-def test_samples_are_read_again_where_they_share_the_samplers_generator(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, stop: int
-) -> None:
-    """Where reading draws from the generator that the sampler draws from between batches, only reading finds the order
-    again: it is done, told, and exact."""
-    with caplog.at_level(logging.WARNING, "eventloop"):
-        whole, parts = whole_and_parts(
-            make_trainer, tmp_path, lambda: DataLoader(Numbered(), BATCH, sampler=Pool()), [stop]
-        )
-
-    assert parts == whole
-    again = (
-        "read again and dropped: the sampler draws from the global generator of python during the pass, and"
-    )
-    assert [again in line for line in warnings_of_order(caplog)] == ([True] if stop in (3, 8) else [])
-
-
-def test_nothing_is_read_again_for_a_sampler_that_draws_alone(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where nobody else draws from its generator, drawing the indices finds the order, and nothing is told."""
-    with caplog.at_level(logging.WARNING, "eventloop"):
-        whole, parts = whole_and_parts(
-            make_trainer, tmp_path, lambda: DataLoader(Numbered(noise=False), BATCH, sampler=Pool()), STOPS
-        )
-
-    assert parts == whole
-    assert warnings_of_order(caplog) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_order_that_training_has_a_part_in_is_told(
+def test_a_sampler_that_draws_during_the_pass_is_logged(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, workers: int
 ) -> None:
-    """A sampler that draws between the masks of a dropout cannot be followed, and the log says so."""
-    with caplog.at_level(logging.WARNING, "eventloop"):
-        whole_and_parts(
-            make_trainer, tmp_path, lambda: DataLoader(Numbered(), BATCH, sampler=Pool(of_torch), num_workers=workers),
-            [PER_EPOCH + 4],
-        )  # fmt: skip
-
-    told = [
-        line for line in warnings_of_order(caplog) if line.startswith("the order of the samples is not that")
-    ]
-    assert len(told) == 1
-    assert "draws from the global generator of torch during the pass, and so does the training" in told[0]
-
-
-# --- streams whose workers persist --------------------------------------------------------------------------
-
-
-@pytest.mark.representative(2)
-@pytest.mark.parametrize("stops", [[3], [PER_EPOCH], [PER_EPOCH + 3], STOPS], ids=str)
-@pytest.mark.parametrize("batch", [BATCH, None])
-def test_workers_of_a_stream_go_on(
-    make_trainer: MakeTrainer, tmp_path: Path, stops: list[int], batch: int | None
-) -> None:
-    """Workers that persist over an IterableDataset go on in any pass, with their seeds and their random states."""
+    """The order of a sampler that draws from a global generator between batches may depend on the training."""
 
     def loader() -> Any:
-        return DataLoader(Stream(), batch, num_workers=2, persistent_workers=True)
+        return DataLoader(Numbered(), BATCH, sampler=Pool(of_torch), num_workers=workers)
 
-    whole, parts = whole_and_parts(make_trainer, tmp_path, loader, stops)
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        whole_and_parts(make_trainer, tmp_path, loader, [PER_EPOCH + 4])
+
+    (line,) = [line for line in caplog.messages if "the order of the samples may not be" in line]
+    assert "the sampler draws from the global generator of torch during the pass; let it draw when" in line
+
+
+# --- streams ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.representative(2)
+@pytest.mark.parametrize("stops", [[3], [PER_EPOCH], [PER_EPOCH + 3], STOPS], ids=str)
+def test_workers_of_a_stream_go_on(make_trainer: MakeTrainer, tmp_path: Path, stops: list[int]) -> None:
+    """Workers over an IterableDataset that start in each pass read what they would have read."""
+    whole, parts = whole_and_parts(
+        make_trainer, tmp_path, lambda: DataLoader(Stream(), BATCH, num_workers=2), stops
+    )
 
     assert parts == whole
 
 
-def test_stream_goes_on_without_a_file(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """`train()` called again after a stop in a later pass goes on with the workers' states."""
-    whole: list[Any] = []
-    seed()
-    loader = DataLoader(Stream(), BATCH, num_workers=2, persistent_workers=True)
-    run(make_trainer, loader, tmp_path / "whole", None, whole)
-    seed()
-    loader = DataLoader(Stream(), BATCH, num_workers=2, persistent_workers=True)
-    trainer = make_trainer(
-        train_loader=loader, train_step=step, max_epochs=EPOCHS, work_dir=tmp_path / "parts"
-    )
-    seen: list[Any] = []
-    trainer.bus.subscribe(lambda trainer, event: seen.append(values(trainer.batch)), "before_train_iter")
-    stop_after(trainer, PER_EPOCH + 3)
-
-    trainer.train()
-    trainer.train()
-
-    assert seen == whole
-
-
-class Sub(DataLoader[Any]):
-    """A loader that may do anything."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [3, PER_EPOCH + 3])
-def test_workers_that_cannot_go_on_are_told(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, stop: int
+def test_persistent_workers_of_a_stream_are_logged(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Workers that persist in a loader that is not rebuilt are exact in the pass that began them, and after that the
-    log says why they are not."""
-    with caplog.at_level(logging.WARNING, "eventloop"):
-        whole, parts = whole_and_parts(
-            make_trainer,
-            tmp_path,
-            lambda: Sub(Stream(), BATCH, num_workers=2, persistent_workers=True),
-            [stop],
-        )
+    """The random states of such workers are not saved, and the log says what helps."""
 
-    lines = [
-        line
-        for line in caplog.messages
-        if line.startswith("the loader's persistent workers were started in an earlier pass")
-    ]
-    assert (parts == whole) == (stop == 3)
-    assert ["random numbers differ from here on" in line for line in lines] == [True] * (stop != 3)
+    def loader() -> Any:
+        return DataLoader(Stream(), BATCH, num_workers=2, persistent_workers=True)
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        whole, parts = whole_and_parts(make_trainer, tmp_path, loader, [PER_EPOCH + 3])
+
+    assert [batch[0] for batch in parts[: PER_EPOCH + 3]] == [batch[0] for batch in whole[: PER_EPOCH + 3]]
+    (line,) = [line for line in caplog.messages if "persistent workers" in line]
+    assert "is an IterableDataset, whose samples have no indices: use persistent_workers=False" in line

@@ -10,6 +10,8 @@ import pytest
 from tests.ranks import run_ranks
 from tests.stops.agreement_script import TRIALS
 
+pytestmark = pytest.mark.slow
+
 Ranks = list[dict[str, Any]]
 PER_EPOCH = 4
 
@@ -32,6 +34,7 @@ def told(rank: int, reason: str, asked: int) -> str:
     return reason if rank == asked else f"rank {asked} asked to stop: {reason}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("iteration", "asked"), TRIALS)
 def test_a_signal_to_one_rank(ranks: Ranks, iteration: int, asked: int) -> None:
     """Both stop after the next iteration, or at the end of the epoch if that comes before; rank 0 saves; each says why."""
@@ -50,6 +53,7 @@ def test_a_signal_to_one_rank(ranks: Ranks, iteration: int, asked: int) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "at"),
     [("by iteration", [4, 0]), ("edge", [4, 1]), ("uneven", [3, 0]), ("stop of one", [3, 0]), ("own loop", [6, 1])],

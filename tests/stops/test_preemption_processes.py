@@ -79,6 +79,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
             process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CASES])
 def test_exit_codes(ended: dict[str, tuple[int, list[str], Path]], name: str) -> None:
     """128 + the signal's number; a loop that was left dies of the signal. Nothing of the script after it is run."""
@@ -88,6 +89,7 @@ def test_exit_codes(ended: dict[str, tuple[int, list[str], Path]], name: str) ->
     assert "went on" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_the_checkpoint_is_there(ended: dict[str, tuple[int, list[str], Path]], name: str) -> None:
     """Closed with the signal's reason, and saved."""

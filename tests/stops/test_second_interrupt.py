@@ -162,6 +162,7 @@ def test_a_writer_that_hangs_is_left(
     assert (kept.seen[-1], kept.closed) == ("AfterRun", True)
 
 
+@pytest.mark.slow
 def test_while_writers_are_waited_for(
     make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -179,6 +180,7 @@ def test_while_writers_are_waited_for(
     assert kept.closed
 
 
+@pytest.mark.slow
 def test_while_a_failed_run_is_closed(
     make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:

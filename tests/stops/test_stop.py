@@ -315,6 +315,7 @@ def test_first_sigint_stops_cleanly(start: Any) -> None:
     assert (process.returncode, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_second_sigint_ends_at_once(start: Any) -> None:
     """The second Ctrl-C raises KeyboardInterrupt where the program is, also where it would wait for ever."""
     process = start("stuck")

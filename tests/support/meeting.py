@@ -20,7 +20,6 @@ Tensors = Sequence[torch.Tensor]
 OPERATIONS: dict[str, Callable[[Tensors], Tensors]] = {
     "total": lambda tensors: [sum(tensors, torch.zeros_like(tensors[0]))],
     "largest": lambda tensors: [reduce(torch.fmax, tensors)],  # it leaves out a NaN, as gloo's may
-    "gather": lambda tensors: tensors,
 }
 
 
@@ -98,18 +97,9 @@ class Present:
         self.size = meeting.size
         self._meeting, self._rank = meeting, rank
 
-    def total(self, tensor: torch.Tensor) -> Collective:
-        """See `Ranks`."""
-        return self._meeting.begin(self._rank, "total", tensor, [tensor])
-
-    def largest(self, tensor: torch.Tensor) -> Collective:
-        """See `Ranks`."""
-        return self._meeting.begin(self._rank, "largest", tensor, [tensor])
-
-    def gather(self, tensor: torch.Tensor) -> tuple[list[torch.Tensor], Collective]:
-        """See `Ranks`."""
-        gathered = [torch.empty_like(tensor) for _ in range(self.size)]
-        return gathered, self._meeting.begin(self._rank, "gather", tensor, gathered)
+    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> Collective:
+        """Come to the next collective of the meeting."""
+        return self._meeting.begin(self._rank, "largest" if maximum else "total", tensor, [tensor])
 
 
 class Rank:

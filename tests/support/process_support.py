@@ -35,7 +35,7 @@ def waits_long(subscription: Subscription) -> None:
     assert subscription.lane is not None
     assert 0.0 < subscription.lane.waited <= 0.2
     began, _ = subscription.lane._under_way()
-    subscription.lane._in_vain.add(began, DEADLINE)
+    subscription.lane._in_vain = began, DEADLINE
 
 
 def lane_of(subscription: Subscription) -> ProcessLane:

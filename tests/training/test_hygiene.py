@@ -265,7 +265,7 @@ trainer.train()
 }
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [*ENDINGS])
 def test_a_program_that_ends_delivers_what_was_logged(python: Any, tmp_path: Path, how: str) -> None:
     """However a program ends that never closes its trainer: every line that was due is written, also by a writer

@@ -75,6 +75,7 @@ def test_a_file_of_lines_is_whole(python: Run, tmp_path: Path, writer: str) -> N
     assert len(lines) - (writer == "CSVWriter()") == (30 if writer.startswith("Console") else 300)
 
 
+@pytest.mark.slow
 def test_a_tensorboard_file_is_whole(python: Run, tmp_path: Path) -> None:
     """Every scalar is there."""
     program = (

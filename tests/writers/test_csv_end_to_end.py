@@ -130,6 +130,7 @@ def test_what_is_put_at_the_very_end_is_there(run: Path) -> None:
     assert [value for (_, _, name), value in in_csv(run).items() if name == "final"] == [42.0]
 
 
+@pytest.mark.slow
 def test_an_interrupted_and_resumed_run_has_the_same_rows(run: Path, tmp_path: Path) -> None:
     """No row is lost or doubled by a failure between two checkpoints, and each value is that of the whole run."""
     broken = make_trainer(tmp_path, fail_at=18)

@@ -128,6 +128,7 @@ def test_what_was_emitted_gets_to_the_files(killed: tuple[Path, list[dict[str, A
             assert found["emitted"] <= len(kept) <= found["begun"]
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_one_torn_tail_at_most(killed: tuple[Path, list[dict[str, Any]]]) -> None:
     """Nothing before it is damaged, and the next run's opening removes it."""
     _, rounds = killed
@@ -137,6 +138,7 @@ def test_a_kill_leaves_one_torn_tail_at_most(killed: tuple[Path, list[dict[str, 
         assert found["torn_lines"] <= 1
 
 
+@pytest.mark.slow
 def test_the_sequence_goes_on_over_all_kills(killed: tuple[Path, list[dict[str, Any]]]) -> None:
     """No number is missing, or there twice."""
     directory, _ = killed

@@ -1,4 +1,4 @@
-"""A log that another run goes on with: what is whole stays, whatever it holds, and a long one takes no longer."""
+"""A log that another run goes on with: what is whole stays, whatever it holds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,9 @@ import msgspec
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.eventlog.format import (
-    BLOCK,
-    FRAME,
-    HEADER,
-    PLACE_EVERY,
-    LogEnd,
-    find_end,
-    pack,
-    payload_at,
-    place_record,
-)
+from eventloop.eventlog.format import BLOCK, FRAME, HEADER, LogEnd, find_end, pack, payload_at
 from eventloop.eventlog.reader import read_events
-from eventloop.events import Event, ImageLogged, ScalarsLogged, TextLogged
+from eventloop.events import Event, ImageLogged, ScalarsLogged
 from eventloop.writers.event_log_writer import EventLogWriter
 
 Attach = Callable[..., Bus]
@@ -67,11 +57,6 @@ def scalars(*steps: int) -> list[Event]:
     return [ScalarsLogged(step=step, iter=step - 1, scalars={"loss": 1 / step}) for step in steps]
 
 
-def texts(size: int) -> list[Event]:
-    """Of so many bytes in all, 8 KiB each."""
-    return [TextLogged(step=step, text="x" * 8192) for step in range(size // 8192)]
-
-
 def frame(*record: object) -> bytes:
     payload = msgspec.msgpack.encode(record)
     return pack(payload) + payload
@@ -86,21 +71,10 @@ def frames_of(path: Path) -> Iterator[tuple[int, str]]:
     assert at == len(data)
 
 
-class Counted(FileIO):
-    """Knows how many bytes were read of it."""
-
-    count = 0
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(size)
-        self.count += len(data)
-        return data
-
-
-def end_of(path: Path) -> tuple[LogEnd, int]:
-    """Where it is gone on with, and how many bytes are read to find that."""
-    with Counted(path) as file:
-        return find_end(file, path.stat().st_size), file.count
+def end_of(path: Path) -> LogEnd:
+    """The end at which another run goes on."""
+    with FileIO(path) as file:
+        return find_end(file, path.stat().st_size)
 
 
 # --- what an event holds -----------------------------------------------------------------------------------
@@ -112,8 +86,6 @@ LOGS: dict[str, Callable[[bytes], bytes]] = {
     "a log behind something": lambda log: bytes(1000) + log,
     "a log several times": lambda log: log * 3,
     "a mark": lambda log: log[len(HEADER) : len(HEADER) + 4],
-    "a place": lambda log: place_record(12, 900, 1.5, 0),
-    "what looks like a place": lambda log: frame("$place", 900, 1.5, 0, "here"),
 }
 
 
@@ -140,28 +112,6 @@ def test_an_intact_log_is_never_changed(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("event", [image, blob])
-def test_a_long_log_in_a_long_log(
-    write: Write, path: Path, event: Callable[[bytes], Event], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The places in the one do not lie where they say any more once it is in the other."""
-    events = texts(3 * PLACE_EVERY)
-    write(*events)
-    events.append(event(path.read_bytes()))
-    write(events[-1])
-    before = path.read_bytes()
-    events.append(event(before))
-    write(events[-1])
-
-    write(*scalars(1))
-
-    assert [(record.sequence, record.event) for record in read_events(path)] == [
-        *enumerate([*events, *scalars(1)])
-    ]
-    assert path.read_bytes().startswith(before)
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("cut", [1, 100, 5000])
 def test_a_torn_event_behind_one_that_holds_a_log(write: Write, path: Path, cut: int) -> None:
     """It is removed, and the one before stays."""
@@ -172,7 +122,7 @@ def test_a_torn_event_behind_one_that_holds_a_log(write: Write, path: Path, cut:
     write(*scalars(3))
     with path.open("ab") as file:
         file.write(pack(bytes(6000)) + bytes(6000)[:-cut])
-    end, _ = end_of(path)
+    end = end_of(path)
 
     write(*scalars(4))
 
@@ -180,124 +130,38 @@ def test_a_torn_event_behind_one_that_holds_a_log(write: Write, path: Path, cut:
     assert [record.event for record in read_events(path)] == [*scalars(1, 2), held, *scalars(3, 4)]
 
 
-# --- places ------------------------------------------------------------------------------------------------
+# --- damage ------------------------------------------------------------------------------------------------
 
 
-def test_places_lie_where_they_say(write: Write, path: Path) -> None:
-    """There is one in each `PLACE_EVERY` bytes, over several runs; none in a short log."""
-    for _ in range(3):
-        write(*texts(3 * PLACE_EVERY // 2))
-
-    data = path.read_bytes()
-    places = [at for at, tag in frames_of(path) if tag == "$place"]
-
-    assert all(msgspec.msgpack.decode(payload_at(data, at) or b"")[4] == at for at in places)
-    gaps = [b - a for a, b in zip([len(HEADER), *places], [*places, len(data)], strict=True)]
-    assert all(PLACE_EVERY <= gap < PLACE_EVERY + 2 * EventLogWriter.batch * 8192 for gap in gaps[:-1])
-    assert len(places) >= 2
-    path.unlink()
-    write(*scalars(1, 2))
-    assert [tag for _, tag in frames_of(path)] == ["$run", "scalars_logged", "scalars_logged"]
-
-
-def test_readers_do_not_see_places(write: Write, path: Path) -> None:
-    """They are no events: none is unknown, left out, or in the sequence."""
-    events = texts(3 * PLACE_EVERY)
-    write(*events)
-    assert "$place" in {tag for _, tag in frames_of(path)}
-
-    for only in (None, "text_logged"):
-        reader = read_events(path, only=only)
-        assert [(record.sequence, record.event) for record in reader] == [*enumerate(events)]
-        assert (reader.unknown, reader.unreadable, reader.left_out, reader.damaged) == ({}, {}, 0, 0)
-
-
-def test_a_long_log_is_read_from_its_last_place(write: Write, path: Path) -> None:
-    """What is before is not read, however much it is."""
-    counts = []
-    for megabytes in (4, 16):
-        write(*texts(megabytes * PLACE_EVERY))
-        end, count = end_of(path)
-        counts.append(count)
-        assert end.offset == path.stat().st_size
-
-    assert end.sequence == 20 * PLACE_EVERY // 8192
-    assert max(counts) < 5 * PLACE_EVERY  # to the place and back again; a batch of these events is a MiB too
-
-
-@pytest.mark.parametrize("shift", range(FRAME.size + 12))
-def test_a_place_is_found_anywhere(path: Path, shift: int) -> None:
-    """Also across two of the stretches it is looked for in, and before what only looks like one."""
-    first = frame("text_logged", 0, 1.5, 0, {})
-    at = len(HEADER) + len(first)
-    place, false = place_record(at, 1, 1.5, 0), place_record(len(HEADER), 9, 1.5, 0)
-    around = len(frame("blob_kept", 1, 1.5, 0, {"data": bytes(BLOCK)})) - BLOCK
-    data = bytes(PLACE_EVERY + shift - len(place) - around - len(false)) + false
-    path.write_bytes(HEADER + first + place + frame("blob_kept", 1, 1.5, 0, {"data": data}))
-
-    end, _ = end_of(path)
-
-    assert end == (at + shift + PLACE_EVERY, 2, at)
-
-
-def test_a_log_without_places_is_read_whole_once(write: Write, path: Path) -> None:
-    """One that was written by hand, say; the next run leaves a place at its own beginning."""
-    log = bytearray(HEADER)
-    for sequence, event in enumerate(texts(8 * PLACE_EVERY)):
-        log += frame("text_logged", sequence, 1.5, 0, msgspec.structs.asdict(event))
-    path.write_bytes(log)
-    assert end_of(path)[0] == (len(log), 1024, len(HEADER))
-
+def test_records_of_another_version_are_skipped(write: Write, path: Path) -> None:
+    """A `$` record that this version does not know is neither an event nor in the sequence."""
     write(*scalars(1))
+    with path.open("ab") as file:
+        file.write(frame("$place", 1, 1.5, 0, 12))
 
-    end, count = end_of(path)
-    assert (end.offset, end.sequence) == (path.stat().st_size, 1025)
-    assert count < 2 * PLACE_EVERY
+    write(*scalars(2))
 
-
-def test_a_log_that_ends_anywhere_in_a_place(write: Write, path: Path) -> None:
-    """It is a torn record as any other, and the sequence does not notice."""
-    write(*texts(PLACE_EVERY + 2 * 8192))
-    data = path.read_bytes()
-    (start,) = (at for at, tag in frames_of(path) if tag == "$place")
-    rest = data[start:]
-    length = FRAME.size + FRAME.unpack_from(rest)[1]
-    before = sum(tag == "text_logged" for at, tag in frames_of(path) if at < start)
-
-    for cut in range(length + 1):
-        path.write_bytes(data[: start + cut])
-        end, _ = end_of(path)
-        assert end.offset == start + (length if cut == length else 0)
-        assert (end.sequence, end.place) == (before, start if cut == length else len(HEADER))
+    reader = read_events(path)
+    assert [(record.sequence, record.event) for record in reader] == [*enumerate(scalars(1, 2))]
+    assert (reader.unknown, reader.unreadable, reader.left_out, reader.damaged) == ({}, {}, 0, 0)
 
 
-@pytest.mark.parametrize("where", ["before the place", "the place", "behind the place"])
-def test_damage_is_not_the_end(write: Write, path: Path, where: str) -> None:
-    """No run removes the records behind damaged bytes, wherever these are."""
-    write(*texts(2 * PLACE_EVERY))
+def test_damage_is_not_the_end(write: Write, path: Path) -> None:
+    """No run removes the records behind damaged bytes."""
     write(*scalars(1, 2, 3))
     data = bytearray(path.read_bytes())
-    offsets = [(at, tag) for at, tag in frames_of(path)]
-    place = max(at for at, tag in offsets if tag == "$place")
-    hit = {
-        "before the place": max(at for at, tag in offsets if at < place),
-        "the place": place,
-        "behind the place": min(at for at, tag in offsets if tag == "scalars_logged"),
-    }[where]
-    data[hit + 20] ^= 0x10
+    data[[at for at, tag in frames_of(path) if tag == "scalars_logged"][1] + 20] ^= 0x10
     path.write_bytes(data)
 
     write(*scalars(4))
 
     assert path.read_bytes().startswith(data)
-    sequence = [record.sequence for record in read_events(path, on_torn="ignore")]
-    assert sequence[-1] == 2 * PLACE_EVERY // 8192 + 3
-    assert len(sequence) == sequence[-1] + 1 - (where != "the place")
+    assert [record.sequence for record in read_events(path, on_torn="ignore")] == [0, 2, 3]
 
 
 def test_a_mark_across_two_blocks(write: Write, path: Path) -> None:
     """The first whole record behind damaged bytes is found wherever it begins."""
     for shift in range(-4, 4):
         path.write_bytes(HEADER + bytes(BLOCK + shift) + frame("text_logged", 5, 1.5, 0, {}))
-        end, _ = end_of(path)
+        end = end_of(path)
         assert (end.offset, end.sequence) == (path.stat().st_size, 6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,11 +207,3 @@ def test_a_failed_write_leaves_no_half_file(
 
     assert files(tmp_path) == []
     assert "No space left on device" in account(bus).error
-
-
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error comes when the writer is built, and says what to install."""
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-
-    with pytest.raises(ImportError, match=r"needs Pillow: pip install 'torch-eventloop\[demo\]'"):
-        ImageFileWriter()

@@ -141,6 +141,7 @@ def test_tensorboard_in_a_process_survives_a_death(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_images_in_a_process(attach: Attach, account: Account, tmp_path: Path) -> None:
     """The same files as of a thread."""
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)

@@ -41,11 +41,6 @@ def write(bus: Bus, *events: Event) -> None:
     bus.close()
 
 
-def on_thread(**options: Any) -> TensorBoardWriter:
-    """Records are the same in a process, which test_tensorboard_process has."""
-    return TensorBoardWriter(offload="thread", **options)
-
-
 def image(array: Array, step: int = 1) -> ImageLogged:
     return ImageLogged(name="cat", step=step, data=array.tobytes(), shape=array.shape, dtype=str(array.dtype))
 
@@ -71,7 +66,7 @@ def test_images_come_back(attach: Attach, folder: Path, channels: int) -> None:
         np.random.default_rng(step).integers(0, 256, (6, 4, channels), dtype=np.uint8) for step in range(3)
     ]
 
-    write(attach(on_thread()), *(image(array, step) for step, array in enumerate(arrays)))
+    write(attach(TensorBoardWriter()), *(image(array, step) for step, array in enumerate(arrays)))
 
     found = read(folder).Images("train/cat")
     assert [(entry.step, entry.height, entry.width) for entry in found] == [(step, 6, 4) for step in range(3)]
@@ -82,11 +77,39 @@ def test_images_come_back(attach: Attach, folder: Path, channels: int) -> None:
 
 def test_what_is_no_image_is_named(attach: Attach, account: Account) -> None:
     """The account says which one and why."""
-    bus = attach(on_thread())
+    bus = attach(TensorBoardWriter())
 
     write(bus, image(np.zeros((3, 8, 8), np.float32)))
 
     assert "image 'cat' must have the shape (height, width, channels)" in account(bus).error
+
+
+def test_a_bad_image_fails_alone(attach: Attach, account: Account, folder: Path) -> None:
+    """The events that are written with it in one batch are there."""
+    bus = attach(TensorBoardWriter())
+    good = np.zeros((2, 2, 3), np.uint8)
+
+    write(bus, image(good, 1), image(np.zeros((3, 8, 8), np.float32), 2), image(good, 3))
+
+    assert (account(bus).delivered, account(bus).failed) == (2, 1)
+    reader = EventAccumulator(str(folder), size_guidance={"images": 0})
+    reader.Reload()
+    assert [found.step for found in reader.Images("train/cat")] == [1, 3]
+
+
+def test_own_write_of_a_subclass_is_called(attach: Attach, folder: Path) -> None:
+    """Also with those of a batch."""
+    seen: list[Event] = []
+
+    class Mine(TensorBoardWriter):
+        def write(self, event: Event) -> None:
+            seen.append(event)
+            super().write(event)
+
+    events = [image(np.zeros((2, 2, 3), np.uint8), step) for step in (1, 2)]
+    write(attach(Mine()), *events)
+
+    assert seen == events
 
 
 # --- histograms --------------------------------------------------------------------------------------------
@@ -109,7 +132,7 @@ def test_histograms_are_those_of_summary_writer(
     bins = SummaryWriter(tmp_path / "theirs").default_bins
     theirs = make_histogram(array.astype(np.float64), np.array(bins))
 
-    write(attach(on_thread()), histogram(array, step=9))
+    write(attach(TensorBoardWriter()), histogram(array, step=9))
 
     (found,) = read(folder).Histograms("train/weight")
     ours = found.histogram_value
@@ -122,7 +145,7 @@ def test_histograms_are_those_of_summary_writer(
 
 def test_the_number_of_bins_can_be_chosen(attach: Attach, folder: Path) -> None:
     """They are then as wide as each other, from the least value to the greatest."""
-    write(attach(on_thread(bins=4)), histogram(np.array([0.0, 1.0, 1.5, 4.0])))
+    write(attach(TensorBoardWriter(bins=4)), histogram(np.array([0.0, 1.0, 1.5, 4.0])))
 
     (found,) = read(folder).Histograms("train/weight")
     assert list(found.histogram_value.bucket) == [0, 1, 2, 0, 1]
@@ -134,7 +157,7 @@ def test_what_is_not_finite_is_counted(attach: Attach, folder: Path) -> None:
     diverged = np.array([1.0, np.nan, 2.0, np.inf, -np.inf])
 
     write(
-        attach(on_thread()),
+        attach(TensorBoardWriter()),
         histogram(np.ones(5)), histogram(diverged, 2), histogram(np.full(5, np.nan), 3),
     )  # fmt: skip
 
@@ -145,7 +168,7 @@ def test_what_is_not_finite_is_counted(attach: Attach, folder: Path) -> None:
 
 def test_values_beyond_all_bins_are_counted(attach: Attach, folder: Path) -> None:
     """In the outermost ones; no value is left out."""
-    write(attach(on_thread()), histogram(np.array([1e30, -1e30, 0.0])))
+    write(attach(TensorBoardWriter()), histogram(np.array([1e30, -1e30, 0.0])))
 
     (found,) = read(folder).Histograms("train/weight")
     assert sum(found.histogram_value.bucket) == 3
@@ -154,7 +177,7 @@ def test_values_beyond_all_bins_are_counted(attach: Attach, folder: Path) -> Non
 
 def test_an_empty_histogram_ends_nothing(attach: Attach, account: Account) -> None:
     """No values, no histogram, no error."""
-    bus = attach(on_thread())
+    bus = attach(TensorBoardWriter())
 
     write(bus, histogram(np.zeros(0, np.float32)), ScalarsLogged(step=1, scalars={"loss": 1.0}))
 
@@ -167,9 +190,9 @@ def test_an_empty_histogram_ends_nothing(attach: Attach, account: Account) -> No
 def test_training_that_goes_on_replaces_later_images_too(attach: Attach, folder: Path) -> None:
     """Of every kind TensorBoard forgets the steps that are run again."""
     array = np.zeros((1, 1, 1), np.uint8)
-    write(attach(on_thread()), *(image(array, step) for step in (10, 20, 30)))
+    write(attach(TensorBoardWriter()), *(image(array, step) for step in (10, 20, 30)))
 
-    write(attach(on_thread()), BeforeTrain(iter=20), image(array, 25))
+    write(attach(TensorBoardWriter()), BeforeTrain(iter=20), image(array, 25))
 
     assert [entry.step for entry in read(folder).Images("train/cat")] == [10, 20, 25]
 
@@ -177,10 +200,10 @@ def test_training_that_goes_on_replaces_later_images_too(attach: Attach, folder:
 def test_an_evaluation_of_an_older_checkpoint_takes_nothing_away(attach: Attach, folder: Path) -> None:
     """Only training makes TensorBoard forget."""
     steps = (10, 20, 30)
-    write(attach(on_thread()), *(ScalarsLogged(step=s, scalars={"loss": 1.0}) for s in steps))
+    write(attach(TensorBoardWriter()), *(ScalarsLogged(step=s, scalars={"loss": 1.0}) for s in steps))
 
     test = ScalarsLogged(mode="test", step=20, scalars={"acc": 1.0})
-    write(attach(on_thread(), start_iter=20), test)
+    write(attach(TensorBoardWriter(), start_iter=20), test)
 
     assert [point.step for point in read(folder).Scalars("train/loss")] == [10, 20, 30]
 
@@ -203,7 +226,7 @@ def test_hparams_are_found_with_their_types(attach: Attach, folder: Path) -> Non
         "optimizer": "SGD",
     }
 
-    write(attach(on_thread(hparams=chosen)), ScalarsLogged(step=1))
+    write(attach(TensorBoardWriter(hparams=chosen)), ScalarsLogged(step=1))
 
     values = content(folder, metadata.SESSION_START_INFO_TAG).session_start_info.hparams
     assert (values["lr"].number_value, values["layers"].number_value) == (0.5, 18)
@@ -213,7 +236,7 @@ def test_hparams_are_found_with_their_types(attach: Attach, folder: Path) -> Non
 def test_metrics_of_hparams_name_their_curves(attach: Attach, folder: Path) -> None:
     """The experiment lists the settings, and the tags that are compared."""
     write(
-        attach(on_thread(hparams={"lr": 0.5}, metrics=["val/accuracy"])),
+        attach(TensorBoardWriter(hparams={"lr": 0.5}, metrics=["val/accuracy"])),
         ScalarsLogged(mode="val", step=1, scalars={"accuracy": 0.75}),
     )
 
@@ -226,7 +249,7 @@ def test_metrics_of_hparams_name_their_curves(attach: Attach, folder: Path) -> N
 @pytest.mark.parametrize(("error", "status"), [(None, "SUCCESS"), ("ValueError: no", "FAILURE")])
 def test_hparams_say_how_the_run_ended(attach: Attach, folder: Path, error: str | None, status: str) -> None:
     """A run that failed is marked in the table."""
-    write(attach(on_thread(hparams={"lr": 0.5})), AfterRun(error=error))
+    write(attach(TensorBoardWriter(hparams={"lr": 0.5})), AfterRun(error=error))
 
     end = content(folder, metadata.SESSION_END_INFO_TAG).session_end_info
     assert api_pb2.Status.Name(end.status) == f"STATUS_{status}"
@@ -234,7 +257,7 @@ def test_hparams_say_how_the_run_ended(attach: Attach, folder: Path, error: str 
 
 def test_without_hparams_there_is_no_session(attach: Attach, folder: Path) -> None:
     """The tab stays empty for runs that were given none."""
-    write(attach(on_thread()), AfterRun())
+    write(attach(TensorBoardWriter()), AfterRun())
 
     assert metadata.SESSION_END_INFO_TAG not in read(folder).summary_metadata
 
@@ -256,7 +279,7 @@ class Net(torch.nn.Module):
 
 def test_the_graph_is_found(attach: Attach, folder: Path) -> None:
     """Every module of the model is a part of it."""
-    write(attach(on_thread(graph=trace_graph(Net(), torch.zeros(1, 3)))), ScalarsLogged(step=1))
+    write(attach(TensorBoardWriter(graph=trace_graph(Net(), torch.zeros(1, 3)))), ScalarsLogged(step=1))
 
     names = " ".join(node.name for node in read(folder).Graph().node)
     assert all(part in names for part in ("Net/BatchNorm1d[norm]", "Net/Linear[head]"))

@@ -118,6 +118,7 @@ def test_modes_share_a_panel(attach: Attach, make: Make, server: Server, env: st
     assert server.windows(env)["loss"]["title"] == "loss"
 
 
+@pytest.mark.slow
 def test_only_interested_keys_are_drawn(attach: Attach, make: Make, server: Server, env: str) -> None:
     """A key names a metric in every mode, or in one."""
     scalars = {"loss": 1.0, "accuracy": 0.5, "lr": 0.1}
@@ -138,6 +139,7 @@ def test_a_key_that_never_came_is_named(attach: Attach, make: Make, caplog: pyte
     assert "interested_keys never logged: 'acuracy'; expected names of metrics, or mode/name" in caplog.text
 
 
+@pytest.mark.slow
 def test_training_values_are_medians_of_the_window(
     attach: Attach, make: Make, server: Server, env: str
 ) -> None:
@@ -155,6 +157,7 @@ def test_training_values_are_medians_of_the_window(
     assert server.curve(env, "f1", "val") == [(1, 0.25), (2, 0.5), (3, 0.75)]
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_is_a_gap(attach: Attach, make: Make, server: Server, env: str) -> None:
     """NaN and infinities have their step, and no height; the values around them are unharmed, smoothed ones too."""
     events = [
@@ -167,6 +170,7 @@ def test_what_is_not_finite_is_a_gap(attach: Attach, make: Make, server: Server,
     assert server.curve(env, "loss") == [(1, 2.0), (2, None), (3, None), (4, 3.0)]
 
 
+@pytest.mark.slow
 def test_a_late_value_takes_its_place(attach: Attach, make: Make, server: Server, env: str) -> None:
     """A curve never goes back, in whatever order its values come."""
     bus = attach(make())
@@ -191,6 +195,7 @@ def test_a_resumed_run_replaces_the_steps_it_runs_again(
     assert server.curve(env, "loss") == [(10, 1.0), (20, 1.0), (25, 2.0), (35, 2.0)]
 
 
+@pytest.mark.slow
 def test_the_environment_can_be_chosen(attach: Attach, make: Make, server: Server, env: str) -> None:
     """Runs may share one."""
     write(attach(make(env=f"{env}-shared")), *train(1))
@@ -198,6 +203,7 @@ def test_the_environment_can_be_chosen(attach: Attach, make: Make, server: Serve
     assert server.curve(f"{env}-shared", "loss") == [(1, 0.5)]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_named(attach: Attach, account: Account) -> None:
     """emit goes on as before, and the account says whom nobody could reach."""
     port = free_port()
@@ -211,6 +217,7 @@ def test_a_server_that_is_not_there_is_named(attach: Attach, account: Account) -
     assert "refused" in stats.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offload", ["thread", "process"])
 def test_a_server_that_is_not_there_is_one_warning(
     attach: Attach, account: Account, caplog: pytest.LogCaptureFixture, offload: str
@@ -236,6 +243,7 @@ def test_a_server_that_is_not_there_is_one_warning(
     assert account(bus).error == f"[error] UnavailableError: {missing}"
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_is_given_up(attach: Attach, account: Account) -> None:
     """A connection that is taken and never answered costs one timeout, not the run."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -247,6 +255,7 @@ def test_a_server_that_never_answers_is_given_up(attach: Attach, account: Accoun
     assert "timed out" in account(bus).error.lower()
 
 
+@pytest.mark.slow
 def test_points_wait_for_a_server_that_comes_back(attach: Attach, server: Server, env: str) -> None:
     """What was logged while the server was away is drawn when it is there again, once."""
     relay = Relay(0, server)
@@ -265,6 +274,7 @@ def test_points_wait_for_a_server_that_comes_back(attach: Attach, server: Server
     assert server.curve(env, "loss") == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.5)]
 
 
+@pytest.mark.slow
 def test_a_server_that_forgot_is_drawn_on_again(attach: Attach, server: Server, env: str, make: Make) -> None:
     """A panel that somebody closed, or that a restarted server does not have, is made anew."""
     bus = attach(make())
@@ -277,6 +287,7 @@ def test_a_server_that_forgot_is_drawn_on_again(attach: Attach, server: Server, 
     assert server.curve(env, "loss") == [(2, 0.5)]
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_away_is_an_error_at_the_end(
     attach: Attach, account: Account, server: Server
 ) -> None:
@@ -292,6 +303,7 @@ def test_a_server_that_stays_away_is_an_error_at_the_end(
     assert "3 points were not drawn: no visdom server answers" in account(bus).error
 
 
+@pytest.mark.slow
 def test_a_full_backlog_ends_the_writer(attach: Attach, account: Account, server: Server) -> None:
     """It is bounded, and what does not fit fails loudly."""
     relay = Relay(0, server)
@@ -309,6 +321,7 @@ def test_a_full_backlog_ends_the_writer(attach: Attach, account: Account, server
     assert "[error] ConnectionError: 3 points were not drawn" in stats.error
 
 
+@pytest.mark.slow
 def test_another_kind_of_server_is_refused(attach: Attach, account: Account, tmp_path: Path) -> None:
     """An error page is no success."""
     program = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.SimpleHTTPRequestHandler);"
@@ -363,6 +376,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         VisdomWriter()
 
 
+@pytest.mark.slow
 def test_it_runs_in_a_process(attach: Attach, account: Account, make: Make, server: Server, env: str) -> None:
     """Unless a thread is asked for."""
     places = []
@@ -384,6 +398,7 @@ def test_class_that_no_process_can_import_runs_on_a_thread(attach: Attach, accou
     assert account(attach(Mine())).runs_on == "thread"
 
 
+@pytest.mark.slow
 def test_process_that_is_killed_is_replaced(attach: Attach, make: Make, server: Server, env: str) -> None:
     """The curve is whole: the next one goes on where it ended."""
     bus = attach(make())
@@ -398,6 +413,7 @@ def test_process_that_is_killed_is_replaced(attach: Attach, make: Make, server: 
     assert server.curve(env, "loss") == [(step, 0.5) for step in (1, 2, 3, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
 def test_its_process_has_no_torch(attach: Attach, make: Make) -> None:
     """Though visdom imports it where it can: nothing that is drawn is a tensor."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import HistogramLogged, ScalarsLogged
+from eventloop.events import ScalarsLogged
 from eventloop.registry import build
-from eventloop.writers import JSONLWriter, TensorBoardWriter, Writer
+from eventloop.writers import JSONLWriter, Writer
 from tests.conftest import DEADLINE
 from tests.writers.conftest import Attach
 
@@ -61,18 +60,6 @@ def test_a_writer_over_its_budget_is_named(attach: Attach, caplog: pytest.LogCap
     told = [r.getMessage() for r in caplog.records if "budget_us=0.001" in r.getMessage()]
     assert len(told) == 1
     assert "JSONLWriter" in told[0]
-
-
-@pytest.mark.slow
-def test_a_writer_that_moves_to_a_process_keeps_it(attach: Attach, tmp_path: Path) -> None:
-    """Both of its subscriptions have the budget."""
-    bus = attach(with_budget(TensorBoardWriter(), 99_000))
-    bus.emit(ScalarsLogged(step=1, scalars={"loss": 0.5}))
-    bus.emit(HistogramLogged(name="w", step=1, data=np.ones(9, np.float32).tobytes(), shape=(9,)))
-    assert bus.flush(DEADLINE)
-
-    assert budgets(bus) == [99_000, 99_000]
-    assert bus.close(DEADLINE)
 
 
 @pytest.mark.parametrize("budget_us", [0, -1, float("nan"), float("inf")])

@@ -15,7 +15,6 @@ from eventloop.bus import Bus
 from eventloop.events import AfterRun, AfterTrainIter, Event, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.writers import JSONLWriter, TensorBoardWriter, Writer
-from eventloop.writers.handover import Handover
 from tests.conftest import DEADLINE
 from tests.support.trainers import build_trainer
 from tests.writers.conftest import Account, Attach
@@ -273,19 +272,6 @@ def test_on_error_of_a_writer_is_honoured(
     bus.emit(ScalarsLogged())
     with pytest.raises(OSError, match="no luck"):
         bus.close()
-
-
-@pytest.mark.slow
-def test_a_writer_that_moves_to_a_process_takes_them_with_it() -> None:
-    """What was set on it since it was made, too."""
-    writer = TensorBoardWriter()
-    writer.stall_timeout, writer.on_error = 7.0, "log"
-    with Bus() as bus:
-        before = writer.attach(bus, lambda: Run(work_dir="run"))
-        after = writer.go_on_in_process(bus, Handover(bus, writer))
-
-    lanes = [subscription.options.lane for subscription in (before, after)]
-    assert [(lane.stall_timeout, lane.on_error) for lane in lanes] == [(7.0, "log")] * 2
 
 
 @pytest.mark.parametrize(

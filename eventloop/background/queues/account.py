@@ -1,16 +1,40 @@
-"""Account for a background subscriber's events.
+"""Account for the events of one background subscriber.
 
-At any moment `accepted == delivered + failed + dropped + queued`; `queued` includes the delivery under way
-and the events in the spill file.
+One lock guards the counters, and is never held during foreign code or a disk operation.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from eventloop.background.queues.options import LaneOptions
+from eventloop.background.queues.spill import Spill
 from eventloop.events import Event, EventsDropped
+from eventloop.events.deferred import Pending, Stamped
 from eventloop.events.encoding_errors import bad_events
+from eventloop.events.filters import Passes
+from eventloop.util.waiting import Latch
+
+Incoming = Event | Stamped | Pending
+
+
+@dataclass(slots=True)
+class Route:
+    """The interest of a subscriber in one type of event.
+
+    Args:
+        early: the test of `every=` and `start=`, applied at the emit.
+        late: the test of `when=` and `once=`, applied on the subscriber's own thread.
+    """
+
+    early: Passes | None
+    late: Passes | None
 
 
 class Account(NamedTuple):
@@ -26,58 +50,117 @@ class Account(NamedTuple):
     spilled: int
 
 
-class LaneAccount:
-    """The counters of a queue; its lock is held while more than one of them changes."""
+class SubscriberAccount(ABC):
+    """The counters of a subscriber, and the list to which emits append its events.
 
-    def __init__(self, name: str) -> None:
+    At any moment `emitted == delivered + failed + dropped + queued`, because `queued` is the difference.
+    """
+
+    def __init__(self, name: str, options: LaneOptions) -> None:
         self.name = name
-        self.accepted = self.delivered = self.failed = self.dropped = self.calls = self.peak = 0
+        self.options = options
+        self.incoming: deque[Incoming] = deque()
+        self.routes: dict[type[Event], Route] = {}
+        self.ended_by = ""  # why it takes no more events: "error", "stalled", "cancelled", "closed"
+        self.closed = Latch()  # set after `on_close`
+        self.received = self.delivered = self.failed = self.dropped = self.calls = self.peak = 0
         self.seconds = 0.0
-        self._turned_away = 0  # dropped, or failed in the filter, although older events stay in the queue
-        self._account = threading.Lock()
+        self._lock = threading.RLock()  # reentrant, as a filter may look at the account
+        self._turned_away = 0  # dropped although older events stay in the queue
+        self._has_posts = False  # whether deferred events were ever posted to it
         self._losses_told = 0, 0  # dropped and failed
         self._drops_told = 0
         self._drops_told_at = float("-inf")
-
-    @property
-    def spilled(self) -> int:
-        """Return how many events exceeded the queue's capacity and waited encoded."""
-        return 0
-
-    @property
-    def queued(self) -> int:
-        """Return how many accepted events are not yet delivered, failed or dropped."""
-        return self.accepted - self.delivered - self.failed - self.dropped
-
-    @property
-    def routed(self) -> int:
-        """Return how many events have come, except those turned away before older ones were delivered."""
-        return self.accepted - self._turned_away
-
-    @property
-    def handled(self) -> int:
-        """Return how many of the `routed` events are delivered, failed or dropped."""
-        return self.delivered + self.failed + self.dropped - self._turned_away
+        self._spill = Spill(name, options.capacity)
+        self._in_flight = 0  # events that were taken out, and are not accounted for
+        self._progress = [0]  # how many of them are delivered; a list of its own for each run of deliveries
 
     @property
     def account(self) -> Account:
-        """Return a copy of the counters."""
-        with self._account:
+        """Return a copy of the counters, exact at the moment of the call."""
+        self._bring_up_to_date()
+        with self._lock:
+            self._drop_late()
+            queued, delivered = self._queued(), self.delivered + self._progress[0]
+            self.peak = max(self.peak, queued - self._in_flight)
             return Account(
-                self.calls, self.seconds, self.delivered, self.dropped, self.failed, self.queued, self.peak,
-                self.spilled,
+                self.calls, self.seconds, delivered, self.dropped, self.failed, queued, self.peak,
+                self._spill.total,
             )  # fmt: skip
 
-    def go_on_from(self, former: LaneAccount) -> None:
-        """Continue the account of a subscriber that has ended.
+    @property
+    def queued(self) -> int:
+        """Return how many emitted events are not yet delivered, failed or dropped."""
+        return self.account.queued
 
-        Its undelivered events count as dropped and are not logged again.
-        """
-        with former._account:
-            self.accepted, self.delivered, self.failed = former.accepted, former.delivered, former.failed
-            self.calls, self.seconds, self.peak = former.calls, former.seconds, former.peak
-            self.dropped = former.dropped + former.queued
-            self._turned_away = former._turned_away
+    @property
+    def emitted(self) -> int:
+        """Return how many events were emitted for this subscriber."""
+        with self._lock:
+            return self.received + self._waiting_outside()
+
+    @property
+    def done(self) -> bool:
+        """Return whether the queue takes no more events."""
+        return bool(self.ended_by) or self.closed.is_set()
+
+    def _queued(self) -> int:
+        settled = self.delivered + self._progress[0] + self.failed + self.dropped
+        return self.received + self._waiting_outside() - settled
+
+    def _waiting_outside(self) -> int:
+        """Return the number of events in `incoming`, without deferred ones: they are not emitted yet."""
+        if not self._has_posts:
+            return len(self.incoming)
+        while True:
+            with suppress(RuntimeError):  # a thread has emitted meanwhile
+                return sum(
+                    len(item.events or ()) if isinstance(item, Pending) else 1 for item in self.incoming
+                )
+
+    def _drop_late(self) -> None:
+        """Count events as dropped that were emitted after the subscriber ended."""
+        if self.done:
+            while self.incoming:
+                item = self._pop_incoming(dropped=True)
+                if isinstance(item, Pending):
+                    self._drop_pending(item)
+
+    def _drop_pending(self, pending: Pending) -> None:
+        """Count deferred events as dropped; one of each type if they were never created."""
+        events = pending.events
+        for event_type in pending.types if events is None else map(type, events):
+            if event_type in self.routes:
+                self.received += 1
+                self._turn_away(event_type, 1)
+
+    def _pop_incoming(self, *, dropped: bool = False) -> Incoming:
+        item = self.incoming.popleft()
+        if isinstance(item, Pending):
+            return item
+        self.received += 1
+        if dropped:
+            self._turn_away(type_of(item), 1)
+        return item
+
+    def _turn_away(self, event_type: type[Event], count: int) -> None:
+        self.dropped += count
+        self._turned_away += count
+        if event_type is EventsDropped:  # a report of these drops would be dropped here again, for ever
+            self._drops_told += count
+
+    def go_on_from(self, former: SubscriberAccount) -> None:
+        """Continue the account of a subscriber that has ended; its undelivered events count as dropped."""
+        now = former.account
+        self.received = now.delivered + now.failed + now.dropped + now.queued
+        self.calls, self.seconds, self.delivered, self.failed = (
+            now.calls,
+            now.seconds,
+            now.delivered,
+            now.failed,
+        )
+        self.dropped, self.peak, self._spill.total = now.dropped + now.queued, now.peak, now.spilled
+        self._turned_away = former._turned_away
         self._drops_told, self._losses_told = self.dropped, (self.dropped, self.failed)
 
     def new_losses(self) -> str:
@@ -88,24 +171,28 @@ class LaneAccount:
         came = now.delivered + now.dropped + now.failed + now.queued
         return "" if lost == told else f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {came:,}"
 
-    def lose_many(self, event_type: type[Event | None], count: int) -> None:
-        """Count `count` wanted events of a type as dropped before they reached the queue."""
-        with self._account:
-            self.accepted += count
-            self._turn_away(event_type, count)
-
-    def _turn_away(self, event_type: type[Event | None], count: int) -> None:
-        self.dropped += count
-        self._turned_away += count
-        if event_type is EventsDropped:  # a report of these drops would be dropped here again, for ever
+    def new_drops(self, now: float, every: float) -> int:
+        """Return the number of events dropped since the last report, 0 within `every` seconds after it."""
+        with self._lock:
+            self._drop_late()
+            count = self.dropped - self._drops_told
+            if not count or now - self._drops_told_at < every:
+                return 0
             self._drops_told += count
+            self._drops_told_at = now
+            return count
 
-    def _charge_failure(self) -> None:
-        """Count an event as failed before it reached the queue; a flush of older events still waits."""
-        with self._account:
-            self.accepted += 1
-            self.failed += 1
-            self._turned_away += 1
+    def lose_each(self, event_types: Iterable[type[Event]]) -> None:
+        """Count one event of each wanted type as dropped."""
+        for event_type in event_types:
+            if event_type in self.routes:
+                self.lose(event_type)
+
+    def lose(self, event_type: type[Event]) -> None:
+        """Count one event of a type as dropped before it reached the queue."""
+        with self._lock:
+            self.received += 1
+            self._turn_away(event_type, 1)
 
     def _charge(self, error: BaseException, count: int) -> None:
         """Count a failed delivery of `count` events.
@@ -116,12 +203,10 @@ class LaneAccount:
         self.failed += failed
         self.delivered += count - failed
 
-    def new_drops(self, now: float, every: float) -> int:
-        """Return the number of events dropped since the last report, 0 within `every` seconds after it."""
-        with self._account:
-            count = self.dropped - self._drops_told
-            if not count or now - self._drops_told_at < every:
-                return 0
-            self._drops_told += count
-            self._drops_told_at = now
-            return count
+    @abstractmethod
+    def _bring_up_to_date(self) -> None:
+        """Apply filters and the overflow policy to what was emitted, as far as this does not take long."""
+
+
+def type_of(item: Incoming) -> type[Event]:
+    return type(item.event if isinstance(item, Stamped) else item)  # type: ignore[return-value]

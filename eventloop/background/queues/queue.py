@@ -1,232 +1,350 @@
-"""Hold the events that wait for a background subscriber, up to the capacity of its queue.
+"""Hold the events of one background subscriber, and account for each of them.
 
-When the queue is full, the overflow policy decides. `eventloop.background.queues.subscriber` builds on it.
+`emit` appends an event to `incoming` and returns. The subscriber's own thread or task moves events from there
+into `buffer`, which has the capacity that the user asked for; while a delivery keeps it busy, the keeper
+(`eventloop.background.background`) does so.
 """
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from time import perf_counter
 
-from eventloop.background.queues.account import LaneAccount
-from eventloop.background.queues.filter_watchdog import Asking, is_signal
+from eventloop.background.queues.account import Route, SubscriberAccount, type_of
+from eventloop.background.queues.filter_thread import HANGS_SECONDS, FilterThread
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.spill import Spill
-from eventloop.costs.sampling import Waits
+from eventloop.costs.sampling import Timing
 from eventloop.events import Event
+from eventloop.events.deferred import Pending, Stamped
 from eventloop.events.filters import Passes
-from eventloop.util.waiting import Bell, Latch
+from eventloop.util.waiting import Bell
 
+INCOMING_LIMIT = 1_048_576
+"""The largest number of events in `incoming`; beyond it the oldest are dropped, and counted.
+
+Only a program that emits faster than it delivers for seconds reaches it.
+"""
+HELD_SECONDS = 0.1
+"""From so long a delivery on, the events beyond the capacity of a queue go to the spill file."""
+FILTER_SECONDS = 0.2
+"""The longest time that a look at an account waits for `when=` to be asked about the last events."""
 _LOOK_SECONDS = 0.05
 """How often a thread that waits for room checks whether there will ever be any."""
 
 Delivery = Event | list[Event]
 
 
-class LaneQueue(LaneAccount, ABC):
-    """The bounded queue of a subscriber, with its spill file and account.
+class SubscriberQueue(SubscriberAccount):
+    """The bounded queue of a subscriber, with its spill file.
 
-    The router, or with overflow="block" the emitting thread, puts events in; the delivering side takes them
-    out.
+    With a `when=` a thread of its own asks about each event; a rejected one leaves the account.
     """
 
     def __init__(self, name: str, options: LaneOptions) -> None:
-        super().__init__(name)
-        self.options = options
-        self.buffer: deque[Event] = deque()
-        self.waits = Waits()  # of sampled events, from their emit to the begin of their delivery
-        self.paused = False
-        self.ended_by = ""  # why it takes no more events: "error", "stalled", "cancelled", "closed"
-        self.closed = Latch()  # set after `on_close`
+        super().__init__(name, options)
+        self.buffer: deque[Event | Stamped] = deque()
+        self.waits = Timing()  # of sampled events, from their emit until they are taken out
         self._capacity = options.capacity
-        self._most = options.most
-        self._began = 0.0  # when the delivery, or the callback, under way began; 0.0 when there is none
-        self._item: Delivery | None = None  # what is being delivered
-        self._in_flight = 0  # how many of its events are not accounted for
-        self._asking = Asking()
-        self._mute = False  # its filter hung: it is asked no more
-        self._spill = Spill(name, self._capacity, self._account)  # stays empty with another policy
         self._spills = options.overflow == "spill"
-        self._feeding = threading.Lock()
+        self._caught_up = True  # whether `incoming` was empty since the keeper looked
+        self._began = 0.0  # when the delivery, or the callback, under way began; 0.0 without one
+        self._asking: tuple[float, Event] | None = None  # the call of `when=` under way, and its begin
+        self._filter: FilterThread | None = None  # with a `when=`; then only it moves events into the queue
+        self._taken = self._asked = 0  # events that it has taken, and asked about
+        self._feeding = threading.Lock()  # held by the thread that moves events into the queue
         self._room = Bell()
 
-    @property
-    def spilled(self) -> int:
-        """Return how many events exceeded the queue's capacity and waited encoded."""
-        return self._spill.total
+    def _bring_up_to_date(self) -> None:
+        if self._filter is not None:
+            self.catch_up(FILTER_SECONDS)
+        elif self.incoming and (not self._spills or self.held):
+            self.take_in(own=False)
 
     @property
-    def done(self) -> bool:
-        """Return whether the queue takes no more events."""
-        return bool(self.ended_by) or self.closed.is_set()
+    def held(self) -> bool:
+        """Return whether one delivery keeps the subscriber for long."""
+        return bool(self._began) and perf_counter() - self._began > HELD_SECONDS
 
-    # --- putting in: the router, or with overflow="block" the emitting thread ------------------------------
+    def set_routes(self, routes: dict[type[Event], Route]) -> None:
+        """Set the types of events that the subscriber wants, with their filters."""
+        self.routes = routes
+        if self._filter is None and any(route.late is not None for route in routes.values()):
+            self._filter = FilterThread(self.name, self._ask_all, lambda: self.done)
 
-    def put(self, event: Event, passes: Passes | None, emitted: float = 0.0) -> None:
-        """Accept an event, applying the filter and the overflow policy, without waiting for the subscriber.
+    # --- putting in (the emitting thread) ------------------------------------------------------------------
 
-        `emitted` is the time of the emit by `perf_counter`, for an event whose wait is measured.
+    def feeds(self, event_type: type[Event]) -> tuple[Callable[[Event], None], Callable[[Event], None]]:
+        """Return the functions that hand an event over: without, and with the time of its emit."""
+        append, early = self.incoming.append, self.routes[event_type].early
+
+        def feed(event: Event) -> None:
+            if early is None or early(event):
+                append(event)
+
+        def stamp(event: Event) -> None:
+            if early is None or early(event):
+                append(Stamped(event, perf_counter()))
+
+        return (append if early is None else feed), stamp
+
+    def feed(self, event: Event) -> None:
+        """Hand over an event that the background creates."""
+        if self._wants(event):
+            self.incoming.append(event)
+
+    def post(self, types: tuple[type[Event], ...]) -> Pending:
+        """Keep a place for events that are created later."""
+        self._has_posts = True
+        pending = Pending(types)
+        self.incoming.append(pending)
+        return pending
+
+    def fill(self, pending: Pending, events: list[Event]) -> None:
+        """Put the created events into their place."""
+        wanted = [event for event in events if self._wants(event)]
+        with self._lock:
+            if pending.events is None:
+                pending.events = wanted
+
+    def wants_now(self, passes: Passes, event: Event) -> bool:
+        """Ask `when=` at the emit, for overflow="block"; its error is a failed event.
+
+        A signal may end any line of the main thread, so what it raises is not the filter's error.
         """
-        if self._asked(event, passes):
-            self._accept(event, emitted)
-
-    def put_many(self, events: list[Event]) -> bool:
-        """Accept events without a filter in their order, locking the account once.
-
-        Returns False if there is no room for all of them: then each has to be `put`, which may wait for a
-        disk.
-        """
-        if self.paused:
-            return True
-        with self._feeding, self._account:  # see `_accept`
-            waiting = len(self.buffer) + len(events)
-            if waiting <= self._capacity and not self._spill.count and not self.done:
-                self.accepted += len(events)
-                self.buffer.extend(events)
-                self.peak = max(self.peak, waiting)
-                return True
-        return False
-
-    def _accept(self, event: Event, emitted: float = 0.0) -> None:
-        if not self._spills:
-            self._enter(event, emitted)
-            return
-        with self._feeding:  # not the account's lock: readers of the account must not wait for a disk
-            with self._account:  # else a refill might move the last events from the file while this looks
-                full = self._full()
-            frame = self._spill.frame(event) if full and not self.done else None
-            self._enter(event, emitted, frame)
-            if frame:
-                self._spill.write_out()
-
-    def _enter(self, event: Event, emitted: float, frame: bytes | None = None) -> None:
-        with self._account:
-            self.accepted += 1
-            full = self._full()
-            if self.done or (full and not (frame or self._make_room())):
-                self._turn_away(type(event), 1)
-                return
-            if full and frame:
-                self._spill.add(frame, event)
-            else:
-                self.buffer.append(event)
-            waiting = len(self.buffer) + self._spill.count
-            self.peak = max(self.peak, waiting)
-            if emitted:
-                self.waits.begin(emitted, waiting - 1)
-
-    def lose(self, event: Event | None = None, passes: Passes | None = None) -> bool:
-        """Count an event as dropped before it reached the queue; return False if the filter rejects it."""
-        if event is not None and not self._asked(event, passes):
-            return False
-        self.lose_many(type(event), 1)
-        return True
-
-    @property
-    def being_fed(self) -> bool:
-        """Return whether a thread is putting an event in, which may wait for the disk of the spill file."""
-        return self._feeding.locked()
-
-    @property
-    def hangs_in_filter(self) -> bool:
-        """Return whether a thread is in a filter that may never return."""
-        return self._asking.hangs()
-
-    def _asked(self, event: Event, passes: Passes | None) -> bool:
-        """Return whether the filter accepts an event, under the watch for filters that hang.
-
-        While a call of the filter hangs, other events count as dropped without a call, wanted or not.
-        """
-        if self.paused or passes is None:
-            return not self.paused
-        if self._mute or (self._asking.asked and self._asking.hangs()):
-            self.lose()
-            return False
-        answer = self._asking.ask(passes, event)
-        if isinstance(answer, BaseException):
-            self._filter_failed(answer, event)
-        return answer is True
-
-    def _concerned(self, event: Event, passes: Passes | None) -> bool:
-        """Return whether the filter accepts an event, on the emitting thread, without watching the call."""
-        if self.paused or passes is None:
-            return not self.paused
         try:
             return bool(passes(event))
         except BaseException as error:
-            if is_signal(error):
+            in_main = threading.current_thread() is threading.main_thread()
+            if isinstance(error, KeyboardInterrupt | SystemExit) and in_main:
                 raise
-            self._filter_failed(error, event)
+            with self._lock:
+                self.received += 1
+                self.failed += 1
+            self._failure(error, event, 0.0)
             return False
 
-    def _filter_failed(self, error: BaseException, event: Event) -> None:
-        self._charge_failure()
-        self._failure(error, event, 0.0)
+    def would_want(self, event: Event) -> bool:
+        """Ask all filters about an event that is emitted after the end.
+
+        Without an answer it counts as wanted.
+        """
+        route = self.routes[type(event)]
+        tests = [route.early] if self._asking is not None else [route.early, route.late]
+        try:
+            return all(test is None or test(event) for test in tests)
+        except Exception:
+            return True
+
+    def wait_for_room(self) -> None:
+        """Wait while the queue is full and open, for overflow="block"."""
+        if self._has_room():
+            return
+        self.wake()
+        while not self._room.wait_for(self._has_room, _LOOK_SECONDS):
+            self.wake()
+
+    def _has_room(self) -> bool:
+        return self.done or self.queued < self._capacity
+
+    def keep_bounded(self) -> None:
+        """Drop the oldest events beyond `INCOMING_LIMIT`; an emitting thread calls it now and then."""
+        if len(self.incoming) <= INCOMING_LIMIT:
+            return
+        with self._lock:
+            while len(self.incoming) > INCOMING_LIMIT:
+                self._pop_incoming(dropped=True)
+
+    # --- moving into the queue (the subscriber's own thread or task, or the keeper) -------------------------
+
+    def take_in(self, *, own: bool) -> None:
+        """Move events from `incoming` into the queue, up to one whose values have not left the device.
+
+        Args:
+            own: whether this is the subscriber's own thread, which delivers next: it leaves in `incoming`
+                what would be spilled.
+        """
+        if self._filter is not None:
+            self._filter.wake()
+            return
+        with self._feeding:
+            while self.incoming:
+                with self._lock:
+                    event = self._move(own=own)
+                if event is None:
+                    return
+                self._store(event)
+
+    def _move(self, *, own: bool) -> Event | None:
+        """Move events into the queue; return the first that is to be spilled, None if there is none."""
+        if self.done:
+            self._drop_late()
+        while (item := self._next_incoming()) is not None:
+            full = self._spills and self._full()
+            if full and own:
+                self.incoming.appendleft(item)
+                return None
+            self.received += 1
+            if full:
+                return item.event if type(item) is Stamped else item  # type: ignore[return-value]
+            self._enter(item)
+        return None
+
+    def _store(self, event: Event) -> None:
+        """Put an event into the queue, or the spill file."""
+        if not (self._spills and self._full()):
+            with self._lock:
+                self._enter(event)
+        elif not self._spill.add(event):
+            with self._lock:
+                self._turn_away(type(event), 1)
+
+    def _next_incoming(self) -> Event | Stamped | None:
+        """Remove and return the next item of `incoming`.
+
+        None if there is none, or its values have not left the device.
+        """
+        while self.incoming:
+            item = self.incoming.popleft()
+            if not isinstance(item, Pending):
+                return item
+            if item.events is None:
+                self.incoming.appendleft(item)
+                return None
+            self.incoming.extendleft(reversed(item.events))
+        return None
+
+    def _wants(self, event: Event) -> bool:
+        route = self.routes.get(type(event))
+        return route is not None and (route.early is None or self.wants_now(route.early, event))
 
     def _full(self) -> bool:
         return len(self.buffer) >= self._capacity or self._spill.count > 0
 
-    def _make_room(self) -> bool:
-        if self.options.overflow in ("drop_newest", "spill"):
-            return False
-        if self.options.overflow != "block":  # there the producer has waited already
+    def _enter(self, item: Event | Stamped) -> None:
+        """Put an event into the queue, or apply the policy of a queue that does not spill."""
+        overflow = self.options.overflow
+        if self.done or (overflow == "drop_newest" and self._full()):
+            self._turn_away(type_of(item), 1)
+            return
+        self.buffer.append(item)
+        if len(self.buffer) > self._capacity and overflow in ("drop_oldest", "latest"):
             self.buffer.popleft()
             self.dropped += 1
-            self.waits.lost(1)
-        return True
 
-    def put_or_wait(
-        self, event: Event, passes: Passes | None, wake: Callable[[], None], look: Callable[[], None]
-    ) -> None:
-        """Accept an event once there is room for it; called on the emitting thread with overflow="block"."""
-        if self._concerned(event, passes):
-            emitted = perf_counter()
-            self.wait_for_room(wake, look)
-            self._accept(event, emitted)
+    def catch_up(self, timeout: float, *, patient: bool = False) -> bool:
+        """Wait until `when=` was asked about each event emitted so far; return False on a timeout.
 
-    def wait_for_room(self, wake: Callable[[], None], look: Callable[[], None]) -> None:
-        """Wait while the queue is full and open, calling `look` meanwhile to end stalled subscribers."""
-        if self._has_room():
-            return
-        wake()
-        while not self._room.wait_for(self._has_room, _LOOK_SECONDS):
-            look()
+        A call that hangs is waited for only if `patient`.
+        """
+        thread = self._filter
+        if thread is None or thread.is_here():
+            return True
+        with self._lock:
+            target = self._taken + self._waiting_outside()
+        asking = self._asking
+        if self._asked >= target or self.done:
+            return True
+        if not patient and asking is not None and perf_counter() - asking[0] > HANGS_SECONDS:
+            return False
+        thread.wake()
+        return thread.asked.wait_for(lambda: self._asked >= target or self.done, timeout)
 
-    def _has_room(self) -> bool:
-        return self.queued < self._capacity or self.done
+    def _ask_all(self) -> None:
+        """Ask `when=` about the events of `incoming`, and move the wanted ones into the queue."""
+        with self._feeding:
+            while True:
+                with self._lock:
+                    if self.done or (item := self._next_incoming()) is None:
+                        return
+                    self.received += 1
+                    self._taken += 1
+                    event: Event = item.event if type(item) is Stamped else item  # type: ignore[assignment]
+                    asking = self._asking = perf_counter(), event
+                if self._passes(asking):
+                    self._store(event)
+                    self.wake()
+                self._asked += 1
 
-    # --- taking out: the lane's own side -------------------------------------------------------------------
+    def _passes(self, asking: tuple[float, Event]) -> bool:
+        """Ask `when=`, and take a rejected event out of the account; its error is a failed event.
 
-    def _take(self) -> Delivery | None:
-        """Return the next delivery, None if there is nothing to deliver."""
-        while self._spill.count and not self.buffer and not self.ended_by:
-            lost = self._spill.refill(self.buffer)
-            with self._account:
+        If the call has hung, or the subscriber has ended meanwhile, the event is counted already.
+        """
+        event = asking[1]
+        route = self.routes.get(type(event))
+        failure: BaseException | None = None
+        try:
+            passes = route is None or route.late is None or bool(route.late(event))
+        except BaseException as error:
+            passes, failure = False, error
+        with self._lock:
+            given_up, self._asking = self._asking is not asking, None
+            if given_up or self.ended_by:
+                return False
+            self.failed += failure is not None
+            self.received -= not passes and failure is None
+        if failure is not None:
+            self._failure(failure, event, 0.0)
+        return passes
+
+    # --- taking out (the subscriber's own thread or task) --------------------------------------------------
+
+    def _take(self, most: int = 1) -> list[Event]:
+        """Remove and return the next events, at most `most`; none if there are none."""
+        most = min(most, self._capacity)
+        direct = self._spills and self._filter is None and not (self.buffer or self._spill.count)
+        if not direct:
+            self._refill()
+        with self._lock:
+            if self.ended_by:
+                return []
+            events = self._take_directly(most) if direct else self._take_queued(most)
+            self._in_flight += len(events)
+        return events
+
+    def _take_queued(self, most: int) -> list[Event]:
+        events = []
+        for _ in range(min(most, len(self.buffer))):
+            item = self.buffer.popleft()
+            events.append(self._unstamped(item) if type(item) is Stamped else item)
+        return events  # type: ignore[return-value]
+
+    def _take_directly(self, most: int) -> list[Event]:
+        """Take events from `incoming`, past the empty queue of a subscriber that spills: it has caught up."""
+        if self._has_posts:
+            found = list(islice(iter(self._next_incoming, None), most))
+        else:
+            popleft = self.incoming.popleft  # one by one, as other threads append meanwhile
+            found = [popleft() for _ in range(min(most, len(self.incoming)))]
+        self.received += len(found)
+        if Stamped in map(type, found):
+            found = [self._unstamped(item) if type(item) is Stamped else item for item in found]
+        events: list[Event] = found  # type: ignore[assignment]  # no deferred is left
+        self._caught_up = self._caught_up or not self.incoming
+        return events
+
+    def _unstamped(self, item: Stamped) -> Event:
+        self.waits.add(perf_counter() - item.emitted)
+        return item.event
+
+    def _refill(self) -> None:
+        """Fill the queue from the spill file, or else from `incoming`."""
+        if self._spill.count and not self.buffer:
+            events, lost = self._spill.read(self._capacity)
+            with self._lock:
                 self.dropped += lost
-                self.waits.lost(lost)
-        with self._account:
-            if not self.buffer or self.ended_by:
-                return None
-            if self._most:
-                self._item = self._next_batch()
-                self._in_flight = len(self._item)
-            else:
-                self._item = self.buffer.popleft()
-                self._in_flight = 1
-            self._began = perf_counter()
-            self.waits.taken(self._in_flight, self._began)
-            return self._item
+                if not self.ended_by:
+                    self.buffer.extend(events)
+        elif self.incoming:
+            self.take_in(own=True)
 
-    def _next_batch(self) -> list[Event]:
-        buffer = self.buffer
-        if len(buffer) > self._most:
-            return [buffer.popleft() for _ in range(self._most)]
-        batch = list(buffer)
-        buffer.clear()
-        return batch
+    @abstractmethod
+    def wake(self) -> None:
+        """Make the delivering side look at the queue; safe from any thread."""
 
     @abstractmethod
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:

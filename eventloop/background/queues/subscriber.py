@@ -6,67 +6,74 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any
 
-from eventloop.background.queues.filter_watchdog import HANGS_SECONDS
-from eventloop.background.queues.flush_tokens import Flushes, InVain
+from eventloop.background.queues.failures import FailingQueue, Report
+from eventloop.background.queues.filter_thread import HANGS_SECONDS
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.queue import Delivery, LaneQueue
-from eventloop.background.queues.wakeup import Doorbell
+from eventloop.background.queues.queue import Delivery
 from eventloop.costs.counting import DELIVERY_PERIOD, WARM_UP
-from eventloop.costs.records import RunsOn
 from eventloop.costs.sampling import Budget, Timing
 from eventloop.costs.spans import SpanRecorder
-from eventloop.events import Event
-from eventloop.events.encoding_errors import BadEvent, Unencodable, bad_events
-from eventloop.events.filters import Passes
-from eventloop.util.text import UnavailableError, error_text
+from eventloop.events.deferred import Pending
+from eventloop.util.text import error_text
+from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
 
+BEHIND_SECONDS = 1.0
+"""A subscriber that has not caught up for so long puts the events beyond its capacity into a file."""
+BURST = 262_144
+"""Events that may wait in memory at a subscriber that is about to deliver them, about 90 MB."""
 STUCK_SECONDS = 1.0
 """A delivery of so many seconds that a thread has waited for in vain is logged as stuck."""
 
 
-class Lane(LaneQueue, ABC):
-    """The queue of a subscriber, its account, and its deliveries; subclasses take the events out."""
+class Flush:
+    """One flush of a subscriber: a point in its queue, and whether it was reached.
 
-    runs_on: ClassVar[RunsOn]
+    Args:
+        after: the number of events to be handled first.
+        calls: whether to call `on_flush` then.
+    """
+
+    def __init__(self, after: int, *, calls: bool) -> None:
+        self.after = after
+        self.calls = calls
+        self.made = Latch()
+
+
+class Lane(FailingQueue):
+    """The queue of a subscriber, and its deliveries; subclasses add the thread, task or process."""
 
     def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
-        super().__init__(name, options)
+        super().__init__(name, options, report)
         self.busy = Timing()  # of sampled deliveries; the longest is that of all
         self.budget: Budget | None = None
         self.recorder: SpanRecorder | None = None
-        self.doorbell = Doorbell()  # of the background that it is in, once there is one
-        self.last_error = ""
         self._fn = fn
-        self._report = report
+        self._item: Delivery | None = None  # what is being delivered
         self._calling = ""  # the callback under way, unless it was told that it stalled
         self._closing = False  # somebody waits for its end
         self._no_more = False  # nothing comes any more: with an empty queue it ends
-        self._flushes = Flushes()
-        self._in_vain = InVain()
-        self._named: set[tuple[str, str]] = set()  # kinds of events that cannot be encoded, which the log has
+        self._flushes: deque[Flush] = deque()
+        self._in_vain = 0.0, 0.0  # the begin of a delivery, and how long callers waited for it
+        self._behind_since = perf_counter()  # when the keeper last saw that it had caught up
 
     def succeed(self, former: Lane) -> None:
         """Continue the account and the timings of a subscriber that has ended, before the first delivery."""
         self.go_on_from(former)
-        self._spill.total = former.spilled
-        self.busy, self.waits.timing, self.budget = former.busy, former.waits.timing, former.budget
-        self.paused, self.last_error = former.paused, former.last_error
+        self.busy, self.waits, self.budget = former.busy, former.waits, former.budget
+        self.last_error = former.last_error
+        self.set_routes(former.routes)
 
     def leave_out(self, why: str) -> None:
         """Exclude this subscriber from the reopened bus."""
         self.ended_by, self.last_error = "stalled", why
-
-    @property
-    def idle(self) -> bool:
-        """Return whether nothing is queued or under way."""
-        return self.done or not (self.queued or self._calling)
 
     @property
     def blocked_by_caller(self) -> bool:
@@ -78,26 +85,42 @@ class Lane(LaneQueue, ABC):
         """Return whether a close need not wait for it any more."""
         return self.ended_by == "stalled" or self.closed.is_set()
 
-    # --- draining and ending -------------------------------------------------------------------------------
+    # --- flushing (any thread) -----------------------------------------------------------------------------
 
-    def flush_soon(self, *, calls: bool = True) -> int:
-        """Ask for a flush once everything accepted so far is out of the queue; return its number.
+    def flush_soon(self, *, calls: bool = True) -> Flush:
+        """Ask for a flush once everything emitted so far is handled.
 
         Args:
             calls: whether to call `on_flush`; else the flush only marks that point.
         """
-        with self._account:
-            number = self._flushes.ask(self.routed, calls=calls)
+        with self._lock:
+            after = self.received + self._waiting_outside() - self._turned_away
+            flush = Flush(after, calls=calls)
+            self._flushes.append(flush)
+        if self.done:
+            flush.made.set()
         self.wake()
-        return number
+        return flush
 
-    def wait_flushed(self, timeout: float, number: int | None = None) -> bool:
-        """Wait for a flush, by default the last one; return False on a timeout."""
-        wanted = self._flushes.asked if number is None else number
-        return self._flushes.wait(wanted, lambda: self.done, timeout)
+    def _flush_if_due(self) -> None:
+        """Make the flushes whose events are handled; called by the subscriber's own thread or task."""
+        while self._flushes:
+            with self._lock:
+                handled = self.delivered + self._progress[0] + self.failed + self.dropped - self._turned_away
+                due = not self._queued() or handled >= self._flushes[0].after
+            if not due:
+                return
+            self._flush(self._flushes.popleft())
+
+    def _flush(self, flush: Flush) -> None:
+        if flush.calls:
+            self._call_back(self.options.on_flush, "on_flush")
+        flush.made.set()
+
+    # --- ending (any thread) -------------------------------------------------------------------------------
 
     def hurry(self) -> None:
-        """Deliver without pauses, and wake the loop whenever the queue is empty: a close waits."""
+        """Deliver without pauses: a close waits."""
         self._closing = True
         self.wake()
 
@@ -106,17 +129,21 @@ class Lane(LaneQueue, ABC):
         self._closing = self._no_more = True
         self.wake()
 
+    def wait_closed(self, timeout: float) -> bool:
+        """Wait until the queue is empty and `on_close` has run; a stalled subscriber is not waited for."""
+        return self.ended or self.closed.wait(timeout)
+
     def waited_in_vain(self, seconds: float) -> None:
         """Note that a caller waited so many seconds for the delivery under way, and gave up."""
         began, took = self._under_way()
         if began:
-            self._in_vain.add(began, min(took, seconds))
+            self._in_vain = began, self.waited + min(took, seconds)
 
     @property
     def waited(self) -> float:
         """Return how many seconds callers waited in vain for the delivery still under way."""
         began, _ = self._under_way()
-        return self._in_vain.waited(began) if began else 0.0
+        return self._in_vain[1] if began and began == self._in_vain[0] else 0.0
 
     @property
     def stuck(self) -> str:
@@ -131,78 +158,115 @@ class Lane(LaneQueue, ABC):
         began = self._began
         return (began, perf_counter() - began) if began else (0.0, 0.0)
 
-    def wait_closed(self, timeout: float) -> bool:
-        """Wait until the queue is empty and `on_close` has run; a stalled subscriber is not waited for."""
-        return self.ended or self.closed.wait(timeout)
-
     def abandon(self) -> None:
         """Stop at the deadline of a close; queued events stay in the account as left."""
-        if not self.done:
+        with self._lock:
+            if self.done:
+                return
+            while self.incoming:
+                item = self._pop_incoming()
+                if isinstance(item, Pending):
+                    self._leave_pending(item)
             self.ended_by = "closed"
-            self._notify()
-        with self._account:
-            self._spill.discard()
-        self.release()
+        self._spill.discard()
+        self._notify()
 
-    def release(self) -> None:
-        """Close the spill file of a subscriber that has ended."""
-        if self.done:
-            self._spill.release()
+    def _leave_pending(self, pending: Pending) -> None:
+        """Count deferred events as left; those that were never created are dropped."""
+        if pending.events is None:
+            self._drop_pending(pending)
+        else:
+            self.received += len(pending.events)
 
     def give_up(self, reason: str) -> None:
         """Take no more events, count queued ones as dropped, and release all waiting threads."""
-        with self._account:
+        with self._lock:
             if self.ended_by:
                 return
             self.ended_by = reason
-            self.dropped += len(self.buffer) + self._spill.count
+            self._drop_late()
+            self.dropped += self._queued() - self._in_flight + self._progress[0]
             self.buffer.clear()
-            self._spill.discard()
+        self._spill.discard()
         self._notify()
+
+    def _notify(self) -> None:
+        for flush in tuple(self._flushes):
+            flush.made.set()
+        self._room.ring()
+        self.wake()
+
+    def keep(self) -> None:
+        """Apply the overflow policy in place of a subscriber that is behind, and wake it if events wait.
+
+        The keeper calls this at each look. Events of a subscriber that spills go to its file once it is in
+        one delivery for long, has not caught up for a second, or has very many waiting: a file costs more
+        than the memory of a short burst.
+        """
+        if self.done:
+            with self._lock:
+                self._drop_late()
+            return
+        now = perf_counter()
+        self._behind_since = now if self._caught_up else self._behind_since
+        self._caught_up = not self.incoming
+        if not (self.incoming or self.buffer):
+            return
+        behind = now - self._behind_since > BEHIND_SECONDS or len(self.incoming) > BURST
+        if not self._spills or self.held or behind:
+            self.take_in(own=False)
+        self.wake()
 
     def check(self, now: float) -> None:
         """Give up the subscriber if its code has run longer than its `stall_timeout`.
 
-        That may be a delivery, `on_flush`, `on_close`, or the filter, in which another thread hangs.
+        That may be a delivery, `on_flush`, `on_close` or `when=`.
         """
         limit = self.options.stall_timeout
-        for took, event in self._asking.give_up(now, limit):
-            self._filter_hangs(event, took, f"spent more than stall_timeout={limit:g} s in its when=")
-            self.give_up("error")  # its own thread does not hang, and may come to its end
+        if self._end_asking(now - limit, f"spent more than stall_timeout={limit:g} s in its when="):
+            self.give_up("stalled")
         self.check_stall(now)
 
     def end_asking(self) -> None:
-        """Report a filter that has not returned at the end of a close, and do not call it again."""
-        for took, event in self._asking.give_up(perf_counter(), HANGS_SECONDS):
-            self._filter_hangs(event, took, f"was still in its when= when the bus closed, after {took:.2g} s")
+        """Report a `when=` that has not returned by the end of a close."""
+        what = f"was still in its when= when the bus closed, after more than {HANGS_SECONDS:g} s"
+        self._end_asking(perf_counter() - HANGS_SECONDS, what)
 
-    def _filter_hangs(self, event: Event, took: float, what: str) -> None:
-        self._mute = True
-        self._charge_failure()
-        self._stalled_in(f"subscriber {self.name} {what}; the filter is not called again", event, took)
+    def _end_asking(self, since: float, what: str) -> bool:
+        """Count a call of `when=` that began before `since` as failed; return whether there was one."""
+        with self._lock:
+            asking = self._asking
+            if asking is None or asking[0] > since:
+                return False
+            self._asking = None
+            self.failed += 1
+        self._stalled_in(what, asking[1], perf_counter() - asking[0])
+        return True
 
     def check_stall(self, now: float) -> None:
         """Give up a subscriber whose delivery or callback has lasted longer than its `stall_timeout`."""
         began, limit = self._began, self.options.stall_timeout
         if not began or now - began <= limit or (self.ended_by and not self._calling):
             return
-        with self._account:
+        with self._lock:
             calling = self._calling
             if self._began != began or not (self._in_flight or calling):
                 return  # it ended, or another thread saw the same stall
-            self.failed += self._in_flight
+            done, self._progress = self._progress[0], [0]
+            waiting = self._in_flight - done  # of a run of single events, the first is under way
+            self.delivered += done
+            self.failed += waiting if self.options.most else min(1, waiting)
+            self.dropped += 0 if self.options.most else max(0, waiting - 1)
             self._in_flight, self._calling = 0, ""
             item = self._item
-        self._stalled_in(
-            f"subscriber {self.name} spent more than stall_timeout={limit:g} s "
-            f"{f'in {calling}' if calling else 'on one delivery'}; it is no longer waited for",
-            item, now - began,
-        )  # fmt: skip
+        what = f"in {calling}" if calling else "on one delivery"
+        self._stalled_in(f"spent more than stall_timeout={limit:g} s {what}", item, now - began)
         self.give_up("stalled")
         if calling:
             self.ended_by = "stalled"  # also of one that had failed, or was cancelled, and comes to no end
 
-    def _stalled_in(self, text: str, item: Delivery | None, took: float) -> None:
+    def _stalled_in(self, what: str, item: Delivery | None, took: float) -> None:
+        text = f"subscriber {self.name} {what}; it is no longer waited for"
         self.last_error = text
         logger.error("%s", text)
         self._report(self, TimeoutError(text), item, took)
@@ -210,7 +274,7 @@ class Lane(LaneQueue, ABC):
     def break_off(self, error: BaseException) -> None:
         """End the subscriber because delivering itself failed, e.g. over an error that cannot be printed."""
         logger.error("background subscriber %s cannot go on; please report this", self.name, exc_info=error)
-        with self._account:
+        with self._lock:
             self.failed += self._in_flight
             self._in_flight = 0
         failure = RuntimeError(f"its deliveries ended with a {type(error).__name__}")
@@ -219,20 +283,27 @@ class Lane(LaneQueue, ABC):
         self.give_up("error")
         self._finish()
 
+    def forget(self) -> None:
+        """Note, in a forked child, that the thread or task is the parent's."""
+
     @abstractmethod
-    def wake(self) -> None:
-        """Make the delivering side look at the queue; safe from any thread."""
+    def start(self) -> None:
+        """Start the thread or task that delivers."""
 
-    def _notify(self) -> None:
-        self._flushes.let_go()
-        self._room.ring()
-        self.wake()
+    # --- the subscriber's own thread or task ---------------------------------------------------------------
 
-    # --- the lane's own side -------------------------------------------------------------------------------
+    def _next_delivery(self) -> Delivery | None:
+        """Take the next delivery out of the queue, and note its begin; None if there is none."""
+        events = self._take(self.options.most or 1)
+        if not events:
+            return None
+        self._item = item = events if self.options.most else events[0]
+        self._began = perf_counter()
+        return item
 
     def _delivered(self, error: BaseException | None) -> float:
         """Account for the delivery that just ended, and return its seconds."""
-        with self._account:
+        with self._lock:
             began, took = self._began, perf_counter() - self._began
             count, self._in_flight, self._began = self._in_flight, 0, 0.0
             item, self._item = self._item, None
@@ -263,7 +334,7 @@ class Lane(LaneQueue, ABC):
 
     def tell_under_way(self, recorder: SpanRecorder, now: float) -> None:
         """Record a delivery that has not ended."""
-        with self._account:
+        with self._lock:
             began, item = self._began, self._item
         if began and item is not None:
             recorder.delivered(self.name, self.runs_on, item, began, now - began, "(under way)")
@@ -274,99 +345,24 @@ class Lane(LaneQueue, ABC):
         if self.budget is not None:
             self.budget.look(seconds, self.busy)
 
-    def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
-        self.last_error = error_text(error)
-        if bad := bad_events(error, len(item) if isinstance(item, list) else 1):
-            # no fault of the subscriber: it goes on, whatever `on_error` says
-            if new := self._name(bad):
-                self._report(self, Unencodable(new, len(new)), item, took)
-            return
-        disable, failures = self.options.on_error == "disable", self.failed
-        if disable or failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
-            self._tell(error, failures, disable=disable)
-        self._report(self, error, item, took)  # first: who waits for the lane to end finds the report
-        if disable:
-            self.give_up("error")
-
-    def _tell(self, error: BaseException, failures: int, *, disable: bool) -> None:
-        what = "and is disabled" if disable else f"({failures} failures so far)"
-        if not isinstance(error, UnavailableError):
-            logger.error("background subscriber %s failed %s", self.name, what, exc_info=error)
-            return
-        rest = "; the run goes on without it, and its events count as failed or dropped" if disable else ""
-        logger.warning("background subscriber %s failed %s: %s%s", self.name, what, error, rest)
-
-    def _name(self, events: list[BadEvent]) -> list[BadEvent]:
-        """Log each kind of event and field once, and return those that are new."""
-        new = [bad for bad in events if (bad.event, bad.field) not in self._named]
-        for bad in new:
-            if (bad.event, bad.field) not in self._named:
-                self._named.add((bad.event, bad.field))
-                logger.error(
-                    "%s: %s. This event failed, and others like it will; all others are delivered. Give the "
-                    "event plain fields: numbers, texts, bytes, and lists and mappings of them",
-                    self.name, bad,
-                )  # fmt: skip
-        return new
-
-    def _flush_if_due(self) -> None:
-        if self._flushes:
-            with self._account:  # what is turned away is entered in two steps
-                number, calls = self._flushes.take(self.handled)
-            if number:
-                self._flush(number, calls=calls)
-
-    def _flush(self, number: int, *, calls: bool) -> None:
-        if calls:
-            self._call_back(self.options.on_flush, "on_flush")
-        self._flushes.made(number)
-
     def _finish(self) -> None:
         if self.ended_by != "stalled":
             self._call_back(self.options.on_close, "on_close")
-        self._spill.release()  # before who waits for the end looks
         self.closed.set()
-        self._flushes.let_go()
-        self.release()
-        if self._closing:
-            self.doorbell.ring()
+        self._notify()
 
     def _call_back(self, callback: Callable[[], object] | None, what: str) -> None:
         if callback is None:
             return
         failure: BaseException | None = None
-        before = self.doorbell.newest()
-        with self._account:
+        with self._lock:
             self._began, self._calling = perf_counter(), what
         try:
             callback()
         except BaseException as error:  # a SystemExit in a subscriber is its own affair
             failure = error
-        self.doorbell.look(before)
-        with self._account:
+        with self._lock:
             stalled = not self._calling
             self._began, self._calling = 0.0, ""
         if failure is not None and not stalled:  # else it was told when it stalled
             self.complain(failure, what)
-
-    def complain(self, error: BaseException, what: str) -> None:
-        """Report an error of a callback, which no event caused."""
-        self.last_error = f"{error_text(error)} (in {what})"
-        if self.options.on_error == "raise":
-            error.add_note(f"raised by background subscriber {self.name} ({self.runs_on}) in {what}")
-        logger.error("background subscriber %s failed in %s", self.name, what, exc_info=error)
-        self._report(self, error, None, 0.0)
-
-
-Report = Callable[[Lane, BaseException, Delivery | None, float], None]
-"""Called for each failure with the subscriber's queue, the error, the delivery and its seconds."""
-
-
-class Route:
-    """The interest of one subscriber in one type of event."""
-
-    __slots__ = ("lane", "passes")
-
-    def __init__(self, lane: Lane, passes: Passes | None) -> None:
-        self.lane = lane
-        self.passes = passes

@@ -12,9 +12,10 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from eventloop.background.queues.failures import Report
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery
-from eventloop.background.queues.subscriber import Lane, Report
+from eventloop.background.queues.subscriber import Flush, Lane
 from eventloop.background.workers.in_flight import Flights
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
@@ -64,7 +65,7 @@ class SupervisedLane(Lane):
         self._since = 0.0  # when what this worker is at began
         self._in_a_row = 0
         self._start_at = 0.0
-        self._unflushed: deque[int] = deque()  # flushes that the worker was asked for and has not answered
+        self._unflushed: deque[Flush] = deque()  # flushes that the worker was asked for and has not answered
         self._worker_ready = Latch()
 
     @property
@@ -103,8 +104,9 @@ class SupervisedLane(Lane):
             "process was killed"
         )
         self._land(len(flight))
-        with self._account:
+        with self._lock:
             self.failed += len(flight)
+            self._in_flight -= len(flight)
             self.calls += 1
             self.seconds += took
         if self.options.on_error == "disable":
@@ -124,8 +126,8 @@ class SupervisedLane(Lane):
         self.worker = None
         if self._unflushed:
             self._complain_of_death(how, "on_flush")
-            self._flushes.made(self._unflushed.pop())
-            self._unflushed.clear()
+            while self._unflushed:
+                self._unflushed.popleft().made.set()
         if self._close_sent and not self._flights.waiting:
             self._complain_of_death(how, "on_close")
             self._finished = True
@@ -163,8 +165,9 @@ class SupervisedLane(Lane):
         error = ChildProcessError(
             f"its worker process died {times}{over} (the last: {how}); {len(lost) + waited} events lost"
         )
-        with self._account:
+        with self._lock:
             self.failed += len(lost)
+            self._in_flight -= len(lost)
         self._in_a_row = 0
         self._flights.suspects = self._flights.events - len(lost)
         if last:
@@ -186,8 +189,9 @@ class SupervisedLane(Lane):
 
     def _drop_flights(self) -> None:
         """Count the unacknowledged events as dropped."""
-        with self._account:
+        with self._lock:
             self.dropped += self._flights.events
+            self._in_flight -= self._flights.events
         self._flights.clear()
         self._moved()
 

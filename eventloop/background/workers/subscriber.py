@@ -27,12 +27,12 @@ from typing import Any
 
 import msgspec
 
+from eventloop.background.queues.failures import Report
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.subscriber import Report
+from eventloop.background.queues.subscriber import Flush
 from eventloop.background.workers.importable import owner_of, pack
 from eventloop.background.workers.protocol import EventEncoder, Progress, Setup, unpack_error
 from eventloop.background.workers.restarts import SupervisedLane
-from eventloop.events import Event
 from eventloop.events.encoding_errors import Unencodable, bad_events
 from eventloop.processes.channel import Frame, Kind, frame
 from eventloop.processes.child import END_SECONDS, WorkerProcess
@@ -125,8 +125,6 @@ class ProcessLane(SupervisedLane):
             self._hear(message)
         if self._finished or self._abandoned:  # what `abandon` has killed leaves is not dropped
             return
-        if self._closing and not self._no_more and not self.queued:
-            self.doorbell.ring()
         if self.worker.gone:
             self._lost(self.worker.end(END_SECONDS))
         elif self._overdue() <= 0:
@@ -182,14 +180,7 @@ class ProcessLane(SupervisedLane):
         if self._flights.unsent:
             return True
         room = self._limit - self._flights.events
-        flight: list[Event] = []
-        while len(flight) < min(room, self._together or 1):
-            item = self._take()
-            if item is None:
-                break
-            flight.append(item)  # type: ignore[arg-type]  # the lane was told that it is no batch
-        with self._account:  # a delivery is timed in the worker
-            self._item, self._in_flight, self._began = None, 0, 0.0
+        flight = self._take(min(room, self._together or 1)) if room > 0 else []
         if flight:
             self._flights.waiting.append(flight)
         return bool(flight)
@@ -208,8 +199,9 @@ class ProcessLane(SupervisedLane):
                 self._encoder.encode(event, frames)
                 flight.append(event)
             except Unencodable as error:
-                with self._account:
+                with self._lock:
                     self.failed += 1
+                    self._in_flight -= 1
                 self._failure(error, event, 0.0)
         if self._together and flight:
             frames.insert(head, frame(Kind.BATCH, len(flight)))
@@ -220,12 +212,12 @@ class ProcessLane(SupervisedLane):
             worker.push(*frames)
             self._flights.forget_next()
 
-    def _flush(self, number: int, *, calls: bool) -> None:
-        if self.worker is None or not (calls or self._unflushed):  # what it waited for is acknowledged
-            self._flushes.made(number)
+    def _flush(self, flush: Flush) -> None:
+        if self.worker is None or not (flush.calls or self._unflushed):  # what it waited for is acknowledged
+            flush.made.set()
         else:
             self._ask(frame(Kind.FLUSH))
-            self._unflushed.append(number)
+            self._unflushed.append(flush)
 
     def _ask(self, *messages: bytes) -> None:
         assert self.worker is not None
@@ -262,8 +254,9 @@ class ProcessLane(SupervisedLane):
         if self.recorder is not None:
             self._record_spans(self.recorder, count, self._told.spans)
         self._land(count)
-        with self._account:
+        with self._lock:
             self.delivered += count
+            self._in_flight -= count
             self.calls += self._told.calls - told.calls
             self.seconds += self._told.seconds - told.seconds
         for seconds, weight in self._told.sampled:
@@ -277,8 +270,9 @@ class ProcessLane(SupervisedLane):
             self._record(self.recorder, self._item_of(flight), perf_counter() - seconds, seconds)
         self._acknowledged += len(flight)
         self._land(len(flight))
-        with self._account:
+        with self._lock:
             self._charge(error, len(flight))
+            self._in_flight -= len(flight)
             self.calls += 1
             self.seconds += seconds
         if self.options.on_error == "disable" and not bad_events(
@@ -290,7 +284,7 @@ class ProcessLane(SupervisedLane):
 
     def _flushed_by_worker(self) -> None:
         self._since = monotonic()
-        self._flushes.made(self._unflushed.popleft())
+        self._unflushed.popleft().made.set()
 
     def _tell_of(self, body: bytes, what: str) -> None:
         if body:

@@ -1,6 +1,6 @@
 """Find the checkpoint that a name or a path means, or list the existing ones in the error.
 
-`Trainer.resume`, `Trainer.load_checkpoint` and the command line use it.
+`state` uses it, for `Trainer.resume` and `Trainer.load_checkpoint`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,304 @@
+"""Keep the background subscribers of a bus: add and remove them, hand events over, and look after them.
+
+The emitting thread appends an event to the queue of each of its subscribers and returns: no lock, no wake-up,
+no I/O. A thread, the keeper, looks at the queues every `POLL_SECONDS`, or at once during a flush: it wakes
+the subscribers that have events, moves the events of busy ones into their bounded queues or spill files,
+creates deferred events once their values have left the device, and finds subscribers that hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+from eventloop.background.closing import Closing, Posted
+from eventloop.background.coroutine_loop import CoroutineLoop
+from eventloop.background.gil_scheduler import Pace
+from eventloop.background.queues.account import Route
+from eventloop.background.queues.options import LaneOptions, Offload
+from eventloop.background.queues.subscriber import Lane
+from eventloop.background.runners import CallersLane, TaskLane, ThreadLane
+from eventloop.background.workers.subscriber import ProcessLane
+from eventloop.costs.spans import SpanRecorder
+from eventloop.events import Event
+from eventloop.events.deferred import Deferred, Stamped
+from eventloop.processes.dry_run import plan_file
+from eventloop.util.waiting import Latch
+
+logger = logging.getLogger("eventloop")
+
+POLL_SECONDS = 0.2
+"""How often the keeper looks at the queues without being woken."""
+DEVICE_POLL_SECONDS = 0.002
+"""How often it checks whether a value has left the device."""
+MANY = 8192
+"""Events that wait for a subscriber from which on an emitting thread wakes the keeper."""
+DROP_REPORT_SECONDS = 1.0
+
+
+class Background(Closing):
+    """The background subscribers of one bus, and the keeper's thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest = self.health.latest  # the last event of each type that the background creates
+        self.never_waits = plan_file() is not None
+        """True once emits no longer wait for a blocking subscriber; a full queue exceeds its limit."""
+        self.inert = False
+        """True in a forked child, which has none of the threads."""
+        self.recorder: SpanRecorder | None = None
+        self._pace = Pace()
+        self._looked: Callable[[], None] | None = None
+        self._coroutines: CoroutineLoop | None = None
+        self._ending = False
+        self._woken = Latch()
+
+    # --- subscribing (any thread) --------------------------------------------------------------------------
+
+    def add_lane(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        offload: Offload | None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Lane:
+        """Start the queue and the runner of a subscriber; the first subscriber starts the keeper.
+
+        Args:
+            loop: an event loop of the caller, which runs a coroutine function in place of the bus's loop.
+
+        Raises:
+            TypeError: offload="process", and a worker process could not import the subscriber.
+            RuntimeError: the background side is closed, or no thread can be started, as at the exit of Python
+                3.12.
+        """
+        closed = RuntimeError(
+            f"cannot subscribe {name}: the bus is closed and delivers no more; bus.reopen() opens it again"
+        )
+        if self.closed:
+            raise closed
+        self.start()
+        lane = self.make_lane(name, fn, options, offload, loop)
+        lane.recorder = self.recorder
+        if plan_file() is None:
+            lane.start()
+        self.lanes.append(lane)
+        if self.closed:  # another thread has just done so, perhaps without this lane
+            self.remove_lane(lane)
+            raise closed
+        return lane
+
+    def make_lane(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        options: LaneOptions,
+        offload: Offload | None,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> Lane:
+        """Create the queue and the runner of a subscriber without starting it."""
+        report = self.health.report
+        if loop is not None:
+            return CallersLane(name, fn, options, report, loop)
+        if offload == "process":
+            return ProcessLane(name, fn, options, report)
+        if offload == "thread":
+            return ThreadLane(name, fn, options, report, self._pace)
+        if plan_file() is not None:
+            return TaskLane(name, fn, options, report, None)
+        with self._starting:
+            coroutines = self._coroutines or CoroutineLoop()
+            task = TaskLane(name, fn, options, report, coroutines.loop)
+            self._coroutines = coroutines  # now that it runs
+        return task
+
+    def remove_lane(self, lane: Lane) -> None:
+        """End the queue of a subscriber whose subscription was cancelled."""
+        lane.give_up("cancelled")
+        self.health.tell_drops([lane])  # the keeper looks at it no more
+        with suppress(ValueError):  # closed, it has let go of its lanes
+            self.lanes.remove(lane)
+
+    def set_routes(self, routes: dict[Lane, dict[type[Event], Route]]) -> None:
+        """Replace the interests of each subscriber, for the events that the background creates."""
+        by_type: dict[type[Event], list[Lane]] = {}
+        for lane, interests in routes.items():
+            lane.set_routes(interests)
+            for event_type in interests:
+                by_type.setdefault(event_type, []).append(lane)
+        self._listening = by_type
+
+    # --- recording (any thread) ----------------------------------------------------------------------------
+
+    def record(self, recorder: SpanRecorder | None, looked: Callable[[], None] | None = None) -> None:
+        """Record deliveries and queue depths with `recorder`, or stop with None.
+
+        Args:
+            looked: called each time the keeper has looked at the queues.
+        """
+        self.recorder, self._looked = recorder, looked
+        for lane in self.lanes:
+            lane.recorder = recorder
+
+    # --- handing over (the emitting thread) ----------------------------------------------------------------
+
+    def gates(self, lane: Lane, event_type: type[Event]) -> tuple[Callable[[Event], None], ...]:
+        """Return the functions that feed a subscriber with overflow="block": they wait for room in the queue.
+
+        The second notes the time of the emit. They do not wait on a thread of the background.
+        """
+        passes = lane.routes[event_type].early
+
+        def has_room(event: Event) -> bool:
+            wanted = passes is None or lane.wants_now(passes, event)
+            if wanted and not (self.never_waits or self.on_background_thread()):
+                lane.wait_for_room()
+            return wanted
+
+        def feed(event: Event) -> None:
+            if has_room(event):
+                lane.incoming.append(event)
+
+        def stamp(event: Event) -> None:
+            emitted = perf_counter()
+            if has_room(event):
+                lane.incoming.append(Stamped(event, emitted))
+
+        return feed, stamp
+
+    def noted(self, feed: Callable[[Event], None]) -> Callable[[Event], None]:
+        """Return `feed`, counting the events that background subscribers emit, for a flush."""
+
+        def count(event: Event) -> None:
+            feed(event)
+            if self.on_background_thread():
+                self.emissions += 1
+
+        return count
+
+    def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
+        """Hand over events that are created later, when their values are ready.
+
+        Waits for room in the queue of each blocking subscriber to one of `types`.
+        """
+        types = tuple(types)
+        lanes = dict.fromkeys(lane for kind in types for lane in self._listening.get(kind, ()))
+        for lane in lanes:
+            if lane.options.overflow == "block" and not (self.never_waits or self.on_background_thread()):
+                lane.wait_for_room()
+        if not self.closed:  # also where there is no subscriber: the keeper reads the values
+            self.start()
+        self._posted.append(Posted(deferred, [(lane, lane.post(types)) for lane in lanes]))
+
+    def relieve(self) -> None:
+        """Keep the queues bounded; an emitting thread calls it now and then."""
+        for lane in self.lanes:
+            if len(lane.incoming) > MANY:
+                self.wake()
+                lane.keep_bounded()
+
+    def wake(self) -> None:
+        """Make the keeper look at the queues now; safe from any thread."""
+        self._woken.set()
+
+    # --- at the edges of a process --------------------------------------------------------------------------
+
+    def become_inert(self) -> None:
+        """In a forked child, where the threads are missing, forget all events and subscribers."""
+        for lane in self.lanes:
+            lane.forget()
+        vars(self).update(vars(Background()), closed=True, finished=True, inert=True)
+
+    def end_soon(self) -> None:
+        """Deliver the rest, then end, without making a thread wait.
+
+        Called when the last reference to the bus is gone.
+        """
+        if self._thread is None:
+            self.closed = self.finished = True
+        else:
+            self._ending = True
+            self.wake()
+
+    # --- the keeper's thread -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the keeper; safe from any thread.
+
+        Does nothing if it runs, if the bus is closed, or in a dry run.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        if self._thread is not None or plan_file() is not None:
+            return
+        with self._starting:
+            if self._thread is None and not self.finished:
+                thread = threading.Thread(target=self._keep, name="eventloop background", daemon=True)
+                self._thread = thread
+                try:  # known by then: a Ctrl-C may come when it runs already
+                    thread.start()
+                except RuntimeError:
+                    self._thread = None  # so that a close has nothing to wait for
+                    raise
+
+    def _keep(self) -> None:
+        while not self._stopping:
+            self._woken.clear()
+            try:
+                self._look()
+            except BaseException:
+                logger.exception("the keeper of the background failed and goes on; please report this")
+            self._woken.wait(DEVICE_POLL_SECONDS if self._posted else POLL_SECONDS)
+
+    def _look(self) -> None:
+        self._make_posted()
+        now = perf_counter()
+        for lane in tuple(self.lanes):
+            lane.check(now)
+            lane.keep()
+        if not self.closed:
+            self.health.tell_drops(self.lanes, DROP_REPORT_SECONDS)
+        if self._looked is not None:
+            self._looked()
+        if self._ending:
+            self._end_if_empty()
+
+    def _make_posted(self) -> None:
+        """Create the events of deferreds whose values are ready, in the order of the posts."""
+        while self._posted:
+            posted = self._posted[0]
+            try:
+                if not posted.deferred.ready():
+                    return
+                self._fill(posted, list(posted.deferred.events()))
+            except BaseException:  # a SystemExit of foreign code would end the keeper
+                logger.exception("events could not be made: %r", posted.deferred)
+                self._fill(posted, [])
+                for lane, pending in posted.places:
+                    lane.lose_each(pending.types)
+            self._posted.popleft()
+            posted.made.set()
+
+    def _fill(self, posted: Posted, events: list[Event]) -> None:
+        for event in events:
+            self.latest[type(event)] = event
+        for lane, pending in posted.places:
+            lane.fill(pending, events)
+
+    def _end_if_empty(self) -> None:
+        for lane in self.lanes:
+            lane.close_soon()
+        if all(lane.done for lane in self.lanes) and not self._posted:
+            self.closed = True
+            self._complete = not any(lane.queued for lane in self.lanes)  # a close may have been interrupted
+            self._tell_losses()
+            self._stop()
+            self._let_go()
+            self.finished = True

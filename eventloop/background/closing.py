@@ -1,0 +1,294 @@
+"""Flush and close the background side: wait, on any thread except its own, for what was emitted.
+
+`eventloop.background.background` builds on it. A wait ends at its deadline, whatever a subscriber does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from time import monotonic
+
+from eventloop.background.coroutine_loop import CoroutineLoop
+from eventloop.background.health import Health
+from eventloop.background.overtime import Overtime, advice
+from eventloop.background.queues.failures import FailingQueue
+from eventloop.background.queues.subscriber import Lane
+from eventloop.events import Event, EventsDropped, HandlerFailed
+from eventloop.events.deferred import Deferred, Pending
+from eventloop.util.waiting import Latch
+
+logger = logging.getLogger("eventloop")
+
+SLICE_SECONDS = 0.2
+"""The longest a thread waits at a time; then it checks whether the subscriber hangs."""
+GRACE_SECONDS = 0.5
+"""How long a close still waits for a delivery that a flush has waited for as long as the close would."""
+SPARE_SECONDS = 0.5
+"""Time that a close reserves for ending idle subscribers while another one still delivers.
+
+As much again is reserved for the subscribers to failures. It is at most a quarter of the timeout.
+"""
+
+
+class Posted:
+    """Events that are created later, and their places in the queues of their subscribers."""
+
+    def __init__(self, deferred: Deferred, places: list[tuple[Lane, Pending]]) -> None:
+        self.deferred = deferred
+        self.places = places
+        self.made = Latch()
+
+
+class Closing(ABC):
+    """The subscribers' queues, with flush and close; `Background` feeds them."""
+
+    def __init__(self) -> None:
+        self.lanes: list[Lane] = []
+        self.health = Health(self._hand_over)
+        self.closed = False  # it takes no more subscribers
+        self.finished = False  # it delivers no more: `close` has come to its end
+        self.emissions = 0
+        """Events that subscribers and health reports emit, counted during a flush."""
+        self.tells_losses = True
+        """Whether a close logs what was lost; False while its caller logs it."""
+        self._listening: dict[type[Event], list[Lane]] = {}
+        self._posted: deque[Posted] = deque()
+        self._thread: threading.Thread | None = None  # the keeper's
+        self._coroutines: CoroutineLoop | None = None
+        self._starting = threading.RLock()
+        self._closer = threading.RLock()  # of the thread that is closing; released by nobody else
+        self._complete = True  # what a close returned
+        self._stopping = False
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Make the keeper look at the queues now; safe from any thread."""
+
+    def on_background_thread(self) -> bool:
+        """Return whether this is a subscriber's thread or the keeper's; such a thread must not wait here."""
+        return threading.current_thread().name.startswith("eventloop ")
+
+    def _hand_over(self, event: Event, but: FailingQueue | None) -> None:
+        """Hand a health event to its subscribers, except one; safe from any thread."""
+        for lane in self._listening.get(type(event), ()):
+            if lane is not but:
+                self.emissions += 1
+                lane.feed(event)
+                lane.wake()
+
+    # --- flush ---------------------------------------------------------------------------------------------
+
+    def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
+        """Wait until everything emitted so far is delivered and flushed; return False on a timeout.
+
+        Waits also for what subscribers emit meanwhile, and not for what other threads do.
+
+        Args:
+            noting: while it is entered, `emissions` counts the events that subscribers emit.
+        """
+        deadline = monotonic() + timeout
+        flushed = {lane: lane.emitted for lane in self.lanes}
+        complete = self._flush_lanes(deadline, timeout, calls=True)
+        told = self.health.tell_drops(self.lanes)
+        if complete and (told or self._fed_since(flushed)):
+            with noting:  # which costs a change of routes
+                # once more, but not for ever: two whose `on_flush` fails would hear of each other
+                if self._settle(deadline, timeout, lambda: self.emissions):
+                    self._flush_lanes(deadline, timeout, calls=True, lanes=self._fed_since(flushed))
+                    self._settle(deadline, timeout, lambda: self.emissions)
+        return complete
+
+    def _fed_since(self, flushed: dict[Lane, int]) -> list[Lane]:
+        return [lane for lane in self.lanes if lane.emitted != flushed.get(lane, 0)]
+
+    def flush_while_delivering(
+        self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
+    ) -> bool:
+        """Repeat `flush` as long as fewer events are left each time, and return whether all were delivered.
+
+        Args:
+            noting: makes the context for `flush`.
+            allowed: whether there is time to go on.
+        """
+        overtime = Overtime(self.lanes, timeout, allowed)
+        complete = self.flush(timeout, noting())
+        while not complete and (more := overtime.extension()):
+            complete = self.flush(more, noting())
+        if not complete and (text := advice(self.lanes)):
+            logger.warning("not everything was delivered in time: %s. %s", _names(self.lanes), text)
+        return complete
+
+    def _settle(self, deadline: float, timeout: float, emitted: Callable[[], int]) -> bool:
+        """Wait until nothing more is emitted; return False after the deadline."""
+        while True:
+            before = emitted()
+            if not self._flush_lanes(deadline, timeout, calls=False) or monotonic() >= deadline:
+                return False
+            if emitted() == before and not self._posted:
+                return True
+
+    def _emitted(self) -> int:
+        return sum(lane.emitted for lane in self.lanes)
+
+    def _flush_lanes(
+        self, deadline: float, timeout: float, *, calls: bool, lanes: Iterable[Lane] | None = None
+    ) -> bool:
+        """Wait until each queue has handled what was emitted for it so far."""
+        complete = self._wait_posted(deadline)
+        waiting = []
+        for lane in tuple(self.lanes if lanes is None else lanes):
+            if lane.done:
+                continue
+            if lane.blocked_by_caller:
+                complete = complete and not lane.queued
+            else:
+                complete = lane.catch_up(max(0.0, deadline - monotonic()), patient=True) and complete
+                waiting.append((lane, lane.flush_soon(calls=calls)))
+        for lane, flush in waiting:
+            while not flush.made.wait(max(0.0, min(SLICE_SECONDS, deadline - monotonic()))):
+                if lane.done:
+                    break
+                if monotonic() >= deadline:
+                    lane.waited_in_vain(timeout)
+                    complete = False
+                    break
+        return complete
+
+    def _wait_posted(self, deadline: float) -> bool:
+        """Wait until deferred events that were posted so far are created; return False on a timeout."""
+        with suppress(IndexError):
+            last = self._posted[-1]
+            self.wake()
+            return last.made.wait(max(0.0, deadline - monotonic()))
+        return True
+
+    # --- close ---------------------------------------------------------------------------------------------
+
+    def close(
+        self, timeout: float, allowed: Callable[[], bool] = lambda: False, *, advises: bool = False
+    ) -> bool:
+        """Deliver what was handed over, close every queue and stop the threads; return False on a timeout.
+
+        If a signal interrupted a call, the next call continues it. A call during another thread's call waits
+        for that one.
+
+        Args:
+            allowed: whether the deadline may move while fewer and fewer events are left.
+            advises: whether to log what would have got the rest delivered.
+        """
+        deadline = monotonic() + timeout
+        self.closed = True
+        if not self._closer.acquire(timeout=max(0.0, timeout)):
+            return False
+        try:
+            if not self.finished:
+                with self._starting:  # the keeper is being started, or never will be
+                    self.finished = self._thread is None
+            if not self.finished:
+                self._close(deadline, timeout, allowed, advises=advises)
+            return self._complete
+        finally:
+            self._closer.release()
+
+    def _close(self, deadline: float, timeout: float, allowed: Callable[[], bool], *, advises: bool) -> None:
+        """Close the queues; a signal may interrupt this anywhere, and repeating a step does no harm."""
+        self._complete = False  # until it is known
+        began = monotonic()
+        lanes = list(self.lanes)
+        for lane in lanes:
+            lane.hurry()
+        spare = min(SPARE_SECONDS, timeout / 4)
+        overtime = Overtime(lanes, timeout, allowed)
+        quiet = self._settle(self._until(lanes, deadline - 2 * spare, timeout), timeout, self._emitted)
+        while not quiet and (more := overtime.extension()):
+            deadline = monotonic() + more
+            quiet = self._settle(deadline - 2 * spare, more, self._emitted)
+        last = {lane for kind in (HandlerFailed, EventsDropped) for lane in self._listening.get(kind, ())}
+        ended = self._end([lane for lane in lanes if lane not in last], deadline - spare, timeout)
+        for lane in lanes:
+            lane.end_asking()
+        self.health.tell_drops(lanes)
+        self._flush_lanes(deadline - spare / 2, timeout, calls=False, lanes=last)
+        ended = self._end([lane for lane in lanes if lane in last], deadline, timeout) and ended
+        for lane in lanes:
+            lane.abandon()
+        self._complete = quiet and ended and not any(lane.queued for lane in lanes)
+        if not self._complete:
+            took = monotonic() - began
+            _tell_end(
+                lanes, timeout if abs(took - timeout) < 1 else round(took, 1), quiet=quiet, advises=advises
+            )
+        self._tell_losses()
+        self._stop()
+        self._let_go()
+        self.finished = True
+
+    def _until(self, lanes: Iterable[Lane], deadline: float, timeout: float) -> float:
+        """Return the deadline, less what was waited in vain for deliveries that are still under way."""
+        waited = max((lane.waited for lane in lanes), default=0.0)
+        return deadline - timeout + max(GRACE_SECONDS, timeout - waited) if waited else deadline
+
+    def _end(self, lanes: list[Lane], deadline: float, timeout: float) -> bool:
+        """End each queue once it is empty; return False if one has not ended by its deadline."""
+        for lane in lanes:
+            lane.close_soon()
+        ended = True
+        for lane in lanes:
+            if lane.blocked_by_caller:
+                ended = ended and not lane.queued
+                continue
+            until = self._until([lane], deadline, timeout)
+            while not lane.wait_closed(max(0.0, min(SLICE_SECONDS, until - monotonic()))):
+                if monotonic() >= until:
+                    lane.waited_in_vain(timeout)
+                    ended = False
+                    break
+        return ended
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self.wake()
+        if self._coroutines is not None:
+            self._coroutines.stop()
+
+    def _tell_losses(self) -> None:
+        losses = [text for lane in self.lanes if (text := lane.new_losses())]
+        if losses and self.tells_losses:
+            logger.warning(
+                "the bus is closed, and not everything was delivered: %s. bus.stats() has the details",
+                "; ".join(losses),
+            )
+
+    def forget_losses(self) -> None:
+        """Do not log the losses so far again: the caller has logged them."""
+        for lane in list(self.lanes):
+            lane.new_losses()
+
+    def _let_go(self) -> None:
+        self.lanes, self._listening = [], {}  # a subscriber may well hold the bus, which this outlives
+
+
+def _tell_end(lanes: list[Lane], seconds: float, *, quiet: bool, advises: bool) -> None:
+    names, text = _names(lanes), advice(lanes) if advises else ""
+    if not quiet and not names:
+        logger.warning(
+            "closed after %g s; events that had not reached their subscribers by then were dropped: "
+            "subscribers or other threads went on emitting", seconds,
+        )  # fmt: skip
+        return
+    more = f". {text}" if text else ""
+    logger.warning("closed after %g s; events left undelivered: %s%s", seconds, names or "none", more)
+
+
+def _names(lanes: list[Lane]) -> str:
+    """List the subscribers with events left, how many, and where they are stuck."""
+    return ", ".join(
+        f"{lane.name} ({lane.queued})" + (f", {lane.stuck}" if lane.stuck else "")
+        for lane in lanes
+        if lane.queued
+    )

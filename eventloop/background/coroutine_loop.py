@@ -1,0 +1,59 @@
+"""Run the event loop of a bus, for its coroutine subscribers, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import anyio
+
+from eventloop.util.waiting import Latch
+
+
+class CoroutineLoop:
+    """An asyncio event loop on a daemon thread.
+
+    Raises:
+        RuntimeError: no thread, or no loop, can be started.
+    """
+
+    def __init__(self) -> None:
+        self._began = Latch()
+        self._refusal: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: anyio.Event | None = None
+        self.thread = threading.Thread(target=self._run, name="eventloop coroutines", daemon=True)
+        self.thread.start()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, once it runs.
+
+        Raises:
+            RuntimeError: it could not be started.
+        """
+        self._began.wait()
+        if self._loop is None:
+            raise RuntimeError(f"the background loop could not be started: {self._refusal!r}")
+        return self._loop
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._main)
+        except BaseException as error:
+            if self._loop is not None:
+                raise
+            self._refusal = error  # there are no more descriptors, say
+        finally:
+            self._began.set()
+
+    async def _main(self) -> None:
+        self._stop = anyio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._began.set()
+        await self._stop.wait()
+
+    def stop(self) -> None:
+        """Cancel what still runs, and end the thread; safe from any thread."""
+        if self._loop is not None and self._stop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)

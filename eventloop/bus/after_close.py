@@ -1,0 +1,42 @@
+"""Count events as dropped for background subscribers of a closed bus."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from eventloop.background.queues.subscriber import Lane
+from eventloop.events import Event
+from eventloop.events.base import event_name
+
+logger = logging.getLogger("eventloop")
+
+
+class AfterClose:
+    """Count events as dropped in place of handing them over, and warn about the first."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def refuse_posted(self, lanes: Iterable[Lane], event_types: Iterable[type[Event]]) -> None:
+        """Count one event of each type as dropped, for a posted deferred that will not be created."""
+        for event_type in event_types:
+            for lane in lanes:
+                if event_type in lane.routes:
+                    lane.lose(event_type)
+                    self._warn_once(event_type, lane.name)
+
+    def refuse(self, lane: Lane, event: Event) -> None:
+        """Count an event as dropped if the subscriber's filters let it pass."""
+        if lane.would_want(event):
+            lane.lose(type(event))
+            self._warn_once(type(event), lane.name)
+
+    def _warn_once(self, event_type: type[Event], name: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s was emitted after the bus was closed: it is dropped and counted for %s, as are all later "
+                "events. Close the bus after the last event, or check bus.closed before emitting",
+                event_name(event_type), name,
+            )  # fmt: skip

@@ -1,0 +1,159 @@
+"""Save and restore what decides the order of a loader's next pass, besides the global generators.
+
+`position`, the readers and the evaluations use it. The state has two parts, each by place:
+
+- `generators`: those of Python, NumPy and torch that are attributes of the loader, of its sampler, of its
+  batch sampler or of its dataset; not of their parts, such as transforms or datasets of datasets;
+- `samplers`: the states of samplers with `state_dict` and `load_state_dict`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from eventloop.data.rng import (
+    check_states,
+    generators_in,
+    put_states,
+    rng_state,
+    set_rng_state,
+    states_of,
+)
+
+_errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # results of `state_dict_error`
+
+
+def samplers_of(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """Return a loader's sampler, its batch sampler's sampler, and its batch sampler, each once, by place."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    found: dict[str, Any] = {}
+    for place, sampler in (
+        ("sampler", getattr(loader, "sampler", None)),
+        ("batch_sampler.sampler", getattr(batch_sampler, "sampler", None)),
+        ("batch_sampler", batch_sampler),
+    ):
+        if sampler is not None and all(sampler is not other for other in found.values()):
+            found[place] = sampler
+    return found
+
+
+def random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """Return the state of everything that a pass over a loader may draw from in this process."""
+    return {"rng": rng_state(), **own_random_state(loader)}
+
+
+def own_random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """Return the state of a loader's own generators and samplers, without the global generators."""
+    # a sampler may return its live state
+    states = {place: copy.deepcopy(each.state_dict()) for place, each in _with_state(loader).items()}
+    return {"generators": states_of(_generators(loader)), "samplers": states}
+
+
+def set_random_state(
+    loader: Iterable[Any] | None, state: Mapping[str, Any], *, opening: bool = False
+) -> None:
+    """Restore the global generators and a loader's own state from a state that `random_state` returned.
+
+    Args:
+        opening: whether a pass is opened next; then samplers with a `state_dict` are restored too. Otherwise
+            they keep the position to which drawing has brought them: a restored sampler would begin its next
+            pass there.
+    """
+    set_rng_state(state["rng"])
+    set_own_random_state(loader, state, opening=opening)
+
+
+def set_own_random_state(loader: Iterable[Any] | None, state: Mapping[str, Any], *, opening: bool) -> None:
+    """Restore a loader's own generators, and its samplers if `opening`; not the global generators."""
+    if opening:
+        set_samplers(loader, state["samplers"])
+    set_generators(loader, state["generators"])
+
+
+def set_samplers(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> None:
+    """Restore a loader's samplers that have a state, before a pass is opened."""
+    for place, sampler in _with_state(loader).items():
+        if place in states:
+            _load_sampler(sampler, states[place])
+
+
+def set_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> None:
+    """Restore a loader's own generators that have a state at their place and of their kind."""
+    put_states(_generators(loader), states)
+
+
+def lost_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> list[str]:
+    """Return the places of a loader's generators that `set_generators` does not restore."""
+    own = states_of(_generators(loader))
+    return [place for place, state in own.items() if states.get(place, [None])[0] != state[0]]
+
+
+def check_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> None:
+    """Check the states of a loader's own generators by loading them into temporary ones, which raise."""
+    check_states(_generators(loader), states)
+
+
+def saves_itself(loader: Any) -> bool:
+    """Return whether a loader saves its own position: `state_dict` works, and `load_state_dict` exists."""
+    return has_state_dict(loader) and not state_dict_error(loader)
+
+
+def has_state_dict(owner: object) -> bool:
+    """Return whether an object has the methods `state_dict` and `load_state_dict`."""
+    return all(callable(getattr(owner, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def state_dict_error(loader: Any) -> str:
+    """Return the error that the `state_dict` of a loader raises, as accelerate's does, or "".
+
+    `state_dict` is called once for each loader. It is not called for torchdata's loaders, where it would
+    begin a pass.
+    """
+    if any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__):
+        return ""
+    try:
+        known = _errors.get(loader)
+    except TypeError:  # the loader is not hashable
+        return _ask(loader)
+    if known is None:
+        known = _errors[loader] = _ask(loader)
+    return known
+
+
+def _ask(loader: Any) -> str:
+    now = rng_state()
+    try:
+        loader.state_dict()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        set_rng_state(now)
+    return ""
+
+
+def _generators(loader: Iterable[Any] | None) -> dict[str, Any]:
+    owners = {"loader": loader, **samplers_of(loader), "dataset": getattr(loader, "dataset", None)}
+    return generators_in(owners)
+
+
+def _with_state(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """Return the samplers with a state; none for a loader that saves its own, which includes theirs."""
+    samplers = {place: each for place, each in samplers_of(loader).items() if has_state_dict(each)}
+    return {} if samplers and saves_itself(loader) else samplers
+
+
+def _load_sampler(sampler: Any, state: Any) -> None:
+    """Restore a sampler to its state at the opening of a pass.
+
+    For some samplers, such as torchdata's, the state is a position within a pass, and before a pass begins it
+    is the end of the pass before. Such a sampler is iterated, finds nothing left, and begins its next pass at
+    the beginning.
+    """
+    sampler.load_state_dict(copy.deepcopy(state))  # the sampler may keep and change it
+    now = rng_state()
+    if next(iter(sampler), None) is not None:
+        sampler.load_state_dict(copy.deepcopy(state))
+    set_rng_state(now)

@@ -1,0 +1,225 @@
+"""Tables of names of other systems with their replacements in eventloop, for error messages.
+
+The systems are Lightning, MMEngine, mmcv, ignite, detectron2 and Transformers. A row has one or several
+names, separated by spaces, and one replacement: a noun phrase that follows "use". `eventloop.migration.names`
+reads the tables.
+"""
+
+from __future__ import annotations
+
+
+def _table(*rows: tuple[str, str]) -> dict[str, str]:
+    return {name: replacement for names, replacement in rows for name in names.split()}
+
+
+_TORCHRUN = "torchrun to run the script, and DistributedDataParallel(model) as the model"
+_SUBSET = "a loader of torch.utils.data.Subset(data, range(n))"
+_ACCUMULATE = "hooks=[GradientCumulativeOptimizerHook(cumulative_iters=...)] of the Trainer"
+_AMP = 'hooks=[AmpOptimizerHook(dtype="bfloat16")] of the Trainer'
+_NORM = "grad_clip=dict(max_norm=..., norm_type=2)"
+_VALUE = 'grad_clip=dict(type="value", clip_value=...)'
+_RULE = 'rule="less" for "min", "greater" for "max"; the default depends on the metric\'s name'
+_FILENAME = 'filename_tmpl="step_{}", with only the number; `eventloop checkpoints` lists the scores'
+_DIRECTORY = "work_dir=... of the Trainer; or out_dir=..., which gets a folder with the name of work_dir"
+_SCORE = 'save_best="...", a metric of the validation'
+_VERBOSE = "writers=[ConsoleWriter()] of the Trainer, which prints it"
+_ANNEALED = 'ema_type="MomentumAnnealingEMA", gamma=...'
+
+ARGUMENTS = {
+    "Trainer": _table(
+        # MMEngine's and mmcv's Runners
+        ("train_dataloader", "train_loader=..., a loader"),
+        ("val_dataloader", "val_loader=..., a loader"),
+        ("test_dataloader", "test_loader=..., a loader"),
+        ("train_cfg", "max_epochs or max_iters, val_interval, val_begin and dynamic_intervals"),
+        ("val_cfg evaluation", "val_loader=..., and val_interval"),
+        ("test_cfg", "test_loader=..."),
+        ("optim_wrapper", "optimizer=..., an object, and OptimizerHook or its subclasses"),
+        ("param_scheduler", "schedulers=..., with the same configs"),
+        ("val_evaluator test_evaluator compute_metrics", "evaluator=..., a function or an object"),
+        ("visualizer vis_backends logger report_to", "writers=[...]"),
+        ("resume ckpt_path", 'trainer.resume("auto") or trainer.resume(path), before trainer.train()'),
+        ("load_from", "trainer.load_checkpoint(path)"),
+        ("launcher model_wrapper_cfg devices num_nodes strategy", _TORCHRUN),
+        ("randomness seed", "torch.manual_seed(seed) in the script, before the model is built"),
+        ("log_config log_every_n_steps logging_steps", "default_hooks=dict(logger=dict(interval=...))"),
+        ("log_processor", "default_hooks=dict(logger=dict(interval=..., custom_cfg=[...]))"),
+        ("checkpoint_config enable_checkpointing save_steps", "hooks=[CheckpointHook(interval=...)]"),
+        ("optimizer_config", f"default_hooks=dict(optimizer=dict({_NORM}))"),
+        ("lr_config", "hooks=[StepLrUpdaterHook(...)] or another policy, or schedulers=[...]"),
+        ("momentum_config", "hooks=[StepMomentumUpdaterHook(...)], or the hook of another policy"),
+        ("workflow", 'trainer.run([("train", 2), ("val", 1)])'),
+        ("batch_processor", "train_step=..., a function of the trainer and a batch"),
+        # Lightning's and Transformers' Trainers
+        ("accumulate_grad_batches gradient_accumulation_steps", _ACCUMULATE),
+        ("gradient_clip_val max_grad_norm", f"default_hooks=dict(optimizer=dict({_NORM}))"),
+        ("gradient_clip_algorithm", f"default_hooks=dict(optimizer=dict({_VALUE}))"),
+        ("precision bf16 fp16", _AMP),
+        ("callbacks", "hooks=[...]"),
+        ("enable_progress_bar", "writers=[ConsoleWriter()], the default on a terminal, or writers=[]"),
+        ("default_root_dir output_dir experiment_name", "work_dir=..., the directory of the run"),
+        ("max_steps", "max_iters=..."),
+        ("num_train_epochs", "max_epochs=..."),
+        ("check_val_every_n_epoch val_check_interval eval_steps", "val_interval=..., in the unit of the run"),
+        ("num_sanity_val_steps", "sanity_val=..., in batches"),
+        ("limit_train_batches limit_val_batches limit_test_batches overfit_batches", _SUBSET),
+        ("fast_dev_run", "max_iters=..., with a work_dir of its own"),
+        ("accelerator", "device=..."),
+        ("deterministic", "torch.use_deterministic_algorithms(True) in the script"),
+        ("profiler", "hooks=[ProfilerHook(...)], or `eventloop report` for the costs of a run"),
+        ("args", "arguments of the Trainer in place of TrainingArguments"),
+        ("train_dataset data_collator", "train_loader=DataLoader(data, collate_fn=...)"),
+        ("eval_dataset", "val_loader=DataLoader(data, collate_fn=...)"),
+    ),
+    "CheckpointHook": _table(
+        ("monitor val_metric score_name score_function", _SCORE),
+        ("mode", _RULE),
+        ("save_top_k n_saved", "keep_best=... with save_best, or max_keep_ckpts=... for the newest"),
+        ("max_to_keep save_total_limit", "max_keep_ckpts=..."),
+        ("every_n_epochs period", "interval=..."),
+        ("every_n_train_steps save_steps", "interval=..., by_epoch=False"),
+        ("train_time_interval", "interval=..., in epochs or, with by_epoch=False, in iterations"),
+        ("eval_period", "val_interval=... of the Trainer"),
+        ("dirpath dirname", _DIRECTORY),
+        ("filename filename_prefix filename_pattern file_prefix auto_insert_metric_name", _FILENAME),
+        ("save_weights_only", 'published_keys="state_dict" for the end, or save_optimizer=False'),
+        ("save_on_train_epoch_end", "interval=..., which saves before the validation of the epoch"),
+        ("file_client_args backend_args", "out_dir=..., on a mounted file system"),
+        ("create_symlink", 'trainer.resume("auto"), which finds the newest checkpoint'),
+        ("sync_buffer", "hooks=[SyncBuffersHook()] of the Trainer"),
+        ("to_save", "the state_dict of a hook; the whole state of the trainer is saved"),
+        ("verbose", _VERBOSE),
+    ),
+    "EarlyStoppingHook": _table(
+        ("mode", _RULE),
+        ("score_function", 'monitor="...", a metric of the validation'),
+        ("early_stopping_patience", "patience=..."),
+        ("early_stopping_threshold", "min_delta=..."),
+        ("min_delta_mode", "delta_mode=..."),
+        ("cumulative_delta", "min_delta=..., which is relative to the best score"),
+        ("divergence_threshold", "check_finite=True, or a handler that calls trainer.stop(reason)"),
+        ("trainer", "hooks=[EarlyStoppingHook(...)] of the Trainer"),
+        ("verbose", _VERBOSE),
+    ),
+    "OptimizerHook": _table(
+        ("clip_grad", "grad_clip=..., the same dict"),
+        ("gradient_clip_val max_norm norm_type max_grad_norm", _NORM),
+        ("gradient_clip_algorithm clip_value", _VALUE),
+        ("accumulative_counts cumulative_iters accumulate_grad_batches", _ACCUMULATE),
+        ("loss_scale dtype precision", _AMP),
+    ),
+    "LoggerHook": _table(
+        ("log_every_n_steps logging_steps period", "interval=..."),
+        ("window_size", 'custom_cfg=[dict(data_src="loss", window_size=...)], or interval=...'),
+        ("by_epoch", "max_epochs or max_iters of the Trainer"),
+        ("file_client_args backend_args", "out_dir=..., on a mounted file system"),
+    ),
+    "PreciseBN": _table(("period", "interval=...")),
+    "BaseAveragedModel": _table(
+        ("decay", "momentum=..., the share of the newest weights, which is 1 - decay"),
+        ("use_buffers handle_buffers", "update_buffers=..."),
+        ("avg_fn multi_avg_fn", "ema_type=..., a class derived from BaseAveragedModel"),
+        ("update_every_n_steps", "interval=..."),
+        ("update_starting_at_step", "begin_iter=..."),
+        ("update_starting_at_epoch", "begin_epoch=..."),
+        ("swa_epoch_start", 'begin_epoch=..., ema_type="StochasticWeightAverage"'),
+        ("momentum_warmup warmup_iters warm_up", _ANNEALED),
+    ),
+}  # fmt: skip
+"""By class of eventloop: arguments of the other systems' classes for the same purpose."""
+
+_TRAINS = "trainer.train(), or a loop of your own over trainer.epochs() and trainer.batches(loader)"
+_SAVES = "hooks=[CheckpointHook(interval=..., save_best=...)] of the Trainer, which saves"
+_NUMBERS = "trainer.metrics, with latest() for the newest values"
+
+ATTRIBUTES = _table(
+    ("runner lightning_trainer", "the trainer itself"),
+    ("fit train_loop fit_loop", _TRAINS),
+    ("val_loop validate evaluate", "trainer.val()"),
+    ("test_loop", "trainer.test()"),
+    ("predict", "model.eval(), and model(inputs) for each batch under torch.no_grad(), in the script"),
+    ("train_dataloader", "trainer.train_loader"),
+    ("val_dataloader val_dataloaders", "trainer.val_loader"),
+    ("test_dataloader test_dataloaders", "trainer.test_loader"),
+    ("data_loader", "trainer.loader"),
+    ("data_batch", "trainer.batch"),
+    ("lightning_module", "trainer.model"),
+    ("optim_wrapper optimizers", "trainer.optimizer, one or a mapping of several"),
+    ("param_schedulers lr_scheduler", "trainer.schedulers"),
+    ("message_hub log_buffer callback_metrics logged_metrics storage", _NUMBERS),
+    ("log", "trainer.metrics.put_scalar(name, value)"),
+    ("log_dict", "trainer.metrics.put_scalars(values)"),
+    ("visualizer", "trainer.metrics.put_image(name, image), which goes to all of trainer.writers"),
+    ("logger", 'trainer.writers for metrics, or logging.getLogger("eventloop") for messages'),
+    ("loggers", "trainer.writers"),
+    ("global_step", "trainer.iter"),
+    ("current_epoch", "trainer.epoch"),
+    ("inner_iter", "trainer.batch_idx"),
+    ("max_steps max_iter estimated_stepping_batches", "trainer.max_iters"),
+    ("num_training_batches", "len(trainer.train_loader)"),
+    ("callbacks", "trainer.hooks"),
+    ("register_hook register_hooks build_hooks add_callback", "hooks=[...] of the Trainer"),
+    ("build_writers", "writers=[...] of the Trainer"),
+    ("get_hooks_info", "print(trainer.bus), which shows every handler in its order"),
+    ("add_event_handler on", "trainer.bus.on(event)"),
+    ("call_hook fire_event", "trainer.bus.emit(event)"),
+    ("from_cfg", "Trainer(...), where hooks, writers and schedulers may be configs"),
+    ("load_or_resume resume_or_load", 'trainer.resume("auto"), or trainer.load_checkpoint(path)'),
+    ("ckpt_path", 'trainer.resume("auto") or trainer.resume(path)'),
+    ("save_checkpoint save_model save_state checkpointer checkpoint_callback", _SAVES),
+    ("should_stop terminate", "trainer.stop(reason), after which trainer.asked_to_stop is True"),
+    ("global_rank", "trainer.rank"),
+    ("is_global_zero", "trainer.rank == 0"),
+    ("log_dir default_root_dir experiment_name", "trainer.work_dir"),
+)  # fmt: skip
+"""Attributes and methods of the other systems' trainers."""
+
+CALLS = _table(
+    ("ckpt_path resume_from_checkpoint", 'trainer.resume("auto") or trainer.resume(path) before it'),
+    ("dataloaders train_dataloaders val_dataloaders datamodule data_loaders",
+     "an argument of the Trainer: train_loader, val_loader or test_loader"),
+)  # fmt: skip
+"""Arguments of train, val, test and run in other systems."""
+
+_OWN = "a Writer of your own, about twenty lines: see `eventloop.writers.Writer`"
+CLASSES = _table(
+    ("HookBase TrainerCallback TrainHook", "Hook from eventloop.hooks, with methods (self, trainer, event)"),
+    ("Runner EpochBasedRunner IterBasedRunner DefaultTrainer SimpleTrainer Engine", "Trainer from eventloop"),
+    ("EventWriter", "Writer from eventloop.writers, whose write takes (self, event)"),
+    ("MessageHub", "trainer.metrics for numbers, and trainer.bus.latest(event) for facts about the run"),
+    ("get_hooks_info", "print(trainer.bus), which shows every handler in its order"),
+    ("build_hooks", "hooks=[...] of the Trainer, where a hook may be a config"),
+    ("build_writers", "writers=[...] of the Trainer, where a writer may be a config"),
+    ("PrepareTTAHook", "val_step=... of the Trainer, which averages the outputs over augmentations"),
+    ("EvalHook DistEvalHook", "val_loader=..., val_interval=... of the Trainer, which validates"),
+    ("ModelCheckpoint Checkpoint PeriodicCheckpointer", "CheckpointHook(interval=..., save_best=...)"),
+    ("BestCheckpointer", 'CheckpointHook(save_best="...")'),
+    ("EarlyStopping EarlyStoppingCallback", 'EarlyStoppingHook(monitor="...")'),
+    ("TerminateOnNan", "CheckInvalidLossHook()"),
+    ("GradientAccumulationScheduler", "GradientCumulativeOptimizerHook(cumulative_iters=...)"),
+    ("WeightAveraging EMAWeightAveraging EMAHandler", "EMAHook(momentum=...), whose momentum is 1 - decay"),
+    ("StochasticWeightAveraging", 'EMAHook(ema_type="StochasticWeightAverage", begin_epoch=...)'),
+    ("LearningRateMonitor", "LRScheduler, for the rates of every iteration; each log has the newest"),
+    ("AutogradProfiler PyTorchProfiler TorchProfiler", "ProfilerHook"),
+    ("TorchMemoryStats DeviceStatsMonitor", "MemoryHook"),
+    ("Timer", "a handler that calls trainer.stop(reason)"),
+    ("TextLoggerHook CommonMetricPrinter RichProgressBar TQDMProgressBar ProgressBar",
+     "ConsoleWriter, with the interval of LoggerHook"),
+    ("SummaryWriter TensorBoardLogger TensorboardLogger TensorboardLoggerHook TensorboardVisBackend",
+     "TensorBoardWriter"),
+    ("LocalVisBackend", "JSONLWriter for scalars, ImageFileWriter for images"),
+    ("JSONWriter", "JSONLWriter"),
+    ("CSVLogger", "CSVWriter"),
+    ("VisdomLogger VisdomVisBackend", "VisdomWriter"),
+    ("WandbLogger WandBLogger WandbLoggerHook WandbVisBackend CometLogger NeptuneLogger", _OWN),
+    ("ClearMLLogger ClearMLLoggerHook MLFlowLogger MlflowLoggerHook MLflowVisBackend", _OWN),
+)  # fmt: skip
+"""Classes and functions of the other systems."""
+
+METHODS = _table(
+    ("on_save_checkpoint", "before_save_checkpoint"),
+    ("on_load_checkpoint", "after_load_checkpoint"),
+    ("on_step_begin before_train_batch", "before_train_iter"),
+    ("on_step_end after_train_batch", "after_train_iter"),
+)
+"""Methods of callbacks that `point_meant` cannot translate by rule."""
