@@ -19,6 +19,7 @@ import torch
 
 from eventloop import SkipIteration
 from eventloop.costs.spans import SpanRecorder
+from eventloop.events import Event
 from eventloop.hooks import CheckpointHook, Hook, TraceHook
 from eventloop.training.device_clock import DeviceClock
 from eventloop.training.trainer import Trainer
@@ -124,8 +125,12 @@ def test_a_checkpoint_is_recorded(make_trainer: Make) -> None:
     trainer = make_trainer(
         batches=50,
         default_hooks={"checkpoint": None},
-        hooks=[CheckpointHook(1, by_epoch=False, when_busy="wait")],
+        hooks=[CheckpointHook(25, by_epoch=False)],
     )
+
+    @trainer.bus.on("after_train_iter", priority=100, start=24, once=True)
+    def durable_within_the_window(event: Event) -> None:
+        until(lambda: (trainer.work_dir / "iter_25").is_dir())
 
     trainer.train()
 
