@@ -146,10 +146,10 @@ def test_priority_and_name_are_set_on_the_object() -> None:
     assert (hook.priority, hook.name) == ("VERY_LOW", "mine")
 
 
-def test_the_name_of_a_config_is_the_name_of_its_state(make_trainer: MakeTrainer) -> None:
+def test_the_name_of_a_config_is_the_name_of_its_state(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Two hooks of one class with a state are told apart by the names in their configs."""
     configs = [
-        {"type": CheckpointHook, "name": name, "filename_tmpl": f"{name}_{{}}"}
+        {"type": CheckpointHook, "name": name, "out_dir": tmp_path / name}
         for name in ("often", "seldom")
     ]
 

@@ -122,15 +122,12 @@ def test_an_evaluation_is_recorded(make_trainer: Make, make_batches: Callable[[i
 
 def test_a_checkpoint_is_recorded(make_trainer: Make) -> None:
     """What its saver took, on a track of its own, besides the hook that began it."""
-    trainer = make_trainer(
-        batches=50,
-        default_hooks={"checkpoint": None},
-        hooks=[CheckpointHook(25, by_epoch=False)],
-    )
+    hook = CheckpointHook(25, by_epoch=False)
+    trainer = make_trainer(batches=50, default_hooks={"checkpoint": None}, hooks=[hook])
 
     @trainer.bus.on("after_train_iter", priority=100, start=24, once=True)
     def durable_within_the_window(event: Event) -> None:
-        until(lambda: (trainer.work_dir / "iter_25").is_dir())
+        until(lambda: hook.saves.saver is not None and not hook.saves.saver.busy)
 
     trainer.train()
 

@@ -326,12 +326,16 @@ def test_persistent_workers_of_a_stream_are_logged(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The random states of such workers are not saved, and the log says what helps."""
+    loaders: list[Any] = []
 
     def loader() -> Any:
-        return DataLoader(Stream(), BATCH, num_workers=2, persistent_workers=True)
+        loaders.append(DataLoader(Stream(), BATCH, num_workers=2, persistent_workers=True))
+        return loaders[-1]
 
     with caplog.at_level(logging.WARNING, "eventloop"):
         whole, parts = whole_and_parts(make_trainer, tmp_path, loader, [PER_EPOCH + 3])
+    for each in loaders:  # ends the workers; the garbage collector would wait 5 s for each of them, as for any cycle
+        each._iterator = None
 
     assert [batch[0] for batch in parts[: PER_EPOCH + 3]] == [batch[0] for batch in whole[: PER_EPOCH + 3]]
     (line,) = [line for line in caplog.messages if "persistent workers" in line]
