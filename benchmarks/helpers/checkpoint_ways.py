@@ -176,8 +176,7 @@ class Ours(Way):
 
     def done(self) -> bool:
         """Whether the saver has answered."""
-        saver = self.hook.saves.saver
-        return saver is None or not saver.busy
+        return not self.hook.saves.busy
 
 
 class _OnDemand(CheckpointHook):

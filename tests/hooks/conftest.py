@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         "hooks.iter_timer",
         "hooks.optimizer",
         "hooks.checkpoint",
-        "checkpoint.commit",
+        "checkpoint.saving.saver",
     ):
         monkeypatch.setattr(f"eventloop.{module}.perf_counter", clock)
     return clock

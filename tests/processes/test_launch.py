@@ -49,8 +49,8 @@ assert bus.close(60)
 SAVER = """
 from eventloop.checkpoint.saving.saver_client import SaverProcess
 process = SaverProcess()
-print(process.commit([], 60) == [])
-process.end()
+print(process.wait_ready(60))
+process.close()
 """
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
