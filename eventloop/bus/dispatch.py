@@ -32,7 +32,7 @@ and `clocked`, which differs in that it clocks each handler:
             took0(now() - began, sampled)
 
 In a training loop each event is clocked. The bare lines are for tight loops, in which the clock would take
-longer than the handlers; `count` begins anew with each clocked event, because Python makes no new object for
+longer than the handlers; `count` restarts at each clocked event, because Python makes no new object for
 an int below 257 (`benchmarks.hook_overhead`).
 """
 
