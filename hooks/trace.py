@@ -206,18 +206,14 @@ class TraceHook(Hook):
             try:
                 write_trace(run, facts, recorder)
             except Exception as error:
-                warn(error)
+                logger.warning("the trace was not written to %s: %s", trace_path(run, facts), error)
             finally:
                 done.set()
 
-        def warn(error: Exception) -> None:
-            logger.warning("the trace was not written to %s: %s", trace_path(run, facts), error)
-
         try:
             threading.Thread(target=write, name="eventloop trace", daemon=True).start()
-        except RuntimeError as error:  # Python 3.12 starts no thread once the main thread has ended
-            warn(error)
-            done.set()
+        except RuntimeError:  # Python 3.12 starts no thread once the main thread has ended
+            write()
 
     def _end_run(self, trainer: Trainer) -> None:
         """Wait for the files after everything was delivered."""
