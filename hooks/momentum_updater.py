@@ -1,4 +1,4 @@
-"""mmcv's momentum policies, with the formulas of the learning rate policies."""
+"""Hooks that change the momentum during training by one of mmcv's policies, such as cosine or cyclic."""
 
 from __future__ import annotations
 

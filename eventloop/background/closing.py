@@ -226,13 +226,13 @@ class Closing(ABC):
             )
         self._tell_losses()
         for lane in lanes:
-            lane.hand_left(self.keep_left)
+            lane.pass_left_events(self.keep_left)
         self._stop()
         self._let_go()
         self.finished = True
 
     def _until(self, lanes: Iterable[Lane], deadline: float, timeout: float) -> float:
-        """Return the deadline, less what was waited in vain for deliveries that are still under way."""
+        """Return an earlier deadline if a flush has already waited for a delivery that is still under way."""
         waited = max((lane.waited for lane in lanes), default=0.0)
         return deadline - timeout + max(GRACE_SECONDS, timeout - waited) if waited else deadline
 

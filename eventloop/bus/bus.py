@@ -451,7 +451,7 @@ class Bus:
         return DrainReport(complete, self._subscribers.stats())
 
     def keep_left(self, keep: KeepLeft) -> None:
-        """Call `keep(name, events)` at the end of each close for each subscriber with events left."""
+        """Call `keep(name, events)` at each close for each subscriber with events left. Errors are logged."""
         self._background.keep_left = keep
 
     def never_wait(self) -> None:

@@ -147,7 +147,7 @@ class Plan:
     def _failed(
         self, error: BaseException, index: int, event: Event, trainer: Any, seconds: float | None = None
     ) -> None:
-        """Account for a handler that raised, after so many seconds if they are known, and for the others."""
+        """Charge a failed handler with its seconds if it was clocked, and uncount the handlers after it."""
         if seconds is not None and index >= 0 and not self.handlers[index].filtered:
             self.handlers[index].timing.add(seconds)
         if self._on_failure(error, self.handlers, index, event, trainer):

@@ -60,7 +60,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to those of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay", help="deliver the events that a run's end left, or write its log with another writer",
-        description="Without --to, deliver the events that the run's writers had not received at its end. "
+        description="Without --to, deliver the events that the run's writers had not received at its end; "
+        "only for a run that you trust, because its folder says with which arguments each writer is made. "
         "With --to, write the events of the run's event log with another writer.", epilog=EXIT_CODES,
         usage="%(prog)s [-h] RUN [--to TARGET] [--only EVENT [EVENT ...]] [--import MODULE] [--out DIR] "
         "[--traceback]",
@@ -140,9 +141,7 @@ def _deliver_left(options: argparse.Namespace) -> int:
         except Exception as error:  # of a writer; the next one may well succeed
             code = _failed(options, type(error)(f"{left.recipe.name}: {error}; {left.log} stays"), 1)
         else:
-            told = report.describe(unknown=f"{IMPORT} them").replace(
-                "replayed", f"delivered to {left.recipe.name}"
-            )
+            told = report.describe(into=left.recipe.name, unknown=f"{IMPORT} them")
             sys.stderr.write(f"eventloop: {on_a_line(told)}\n")
     return code
 

@@ -41,7 +41,7 @@ def samplers_of(loader: Iterable[Any] | None) -> dict[str, Any]:
 
 
 def random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """Return the state of everything that a pass over a loader may draw from in this process."""
+    """Return the states of the global random generators, and of the loader's own generators and samplers."""
     return {"rng": rng_state(), **own_random_state(loader)}
 
 

@@ -58,7 +58,7 @@ class PlainReader:
         return {}
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
-        """Warn if the loader's workers have random states, which the checkpoint does not have."""
+        """Warn if the loader has persistent workers, because no checkpoint holds their random states."""
         if persists(loader):
             logger.warning(
                 "the loader's persistent workers start with other random numbers than those of the "

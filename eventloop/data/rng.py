@@ -126,7 +126,7 @@ def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def put_states(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Restore the generators that have a saved state at their place and of their kind."""
+    """Restore each generator for which a state of the same kind was saved under the same place."""
     for generator, state in _matching(generators, saved):
         _put(generator, state)
 

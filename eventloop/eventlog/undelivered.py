@@ -59,25 +59,32 @@ class _Undelivered:
     def __init__(self, facts: CurrentRun, writers: list[Any]) -> None:
         self._facts = facts
         self._writers = writers
+        self._logs: set[str] = set()
 
     def keep(self, name: str, events: Iterable[Event]) -> None:
-        """Write the events of the subscriber `name`; an error is logged."""
+        """Write the events of the subscriber `name`, and first how to make its writer.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
         run = self._facts.run
-        folder = Path(run.work_dir, FOLDER)
-        rank = f"rank{run.rank}_" if run.rank else ""
-        path = folder / f"{rank}{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.evl"
-        try:
-            folder.mkdir(exist_ok=True)
-            count = _write(path, run, events)
-            recipe = msgspec.json.format(msgspec.json.encode(self._recipe(name)), indent=1)
-            path.with_suffix(".json").write_bytes(recipe + b"\n")
-        except OSError as error:
-            logger.error("%s: the events that it was not given cannot be kept: %s", name, error)
-        else:
-            logger.warning(
-                "%s: %d events that it was not given are kept; `eventloop replay %s` delivers them",
-                name, count, run.work_dir,
-            )  # fmt: skip
+        log = Path(run.work_dir, FOLDER, f"{self._new_stem(name, run.rank)}.evl")
+        log.parent.mkdir(exist_ok=True)
+        with replacing(log.with_suffix(".json")) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self._recipe(name)), indent=1) + b"\n")
+        count = _write(log, run, events)
+        logger.warning(
+            "%s: %d events that it was not given are kept; `eventloop replay %s` delivers them",
+            name, count, run.work_dir,
+        )  # fmt: skip
+
+    def _new_stem(self, name: str, rank: int) -> str:
+        """Return the name of a log without its suffix; two subscribers never share one."""
+        stem = f"rank{rank}_" * bool(rank) + re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+        while stem in self._logs:
+            stem += "_"
+        self._logs.add(stem)
+        return stem
 
     def _recipe(self, name: str) -> Recipe:
         for writer in self._writers:
@@ -172,9 +179,10 @@ def _write(path: Path, run: Run, events: Iterable[Event]) -> int:
         for event in events:
             if not count:
                 # as after the death of a worker: a writer removes what it has from this step on
-                step = getattr(event, "step", getattr(event, "iter", run.start_iter))
-                facts = msgspec.structs.replace(run, start_iter=max(run.start_iter, step))
-                file.write(HEADER + _record(encode((RUN_TAG, 0, time.time(), run.rank, facts))))
+                step = getattr(event, "step", getattr(event, "iter", None))
+                start = max(run.start_iter, step) if isinstance(step, int) else run.start_iter
+                facts = msgspec.structs.replace(run, start_iter=start)
+                file.write(HEADER + _record(_encoded(encode, (RUN_TAG, 0, time.time(), run.rank, facts))))
             kind = event_name(type(event))
             try:
                 file.write(_record(_encoded(encode, (kind, count, time.time(), run.rank, event))))

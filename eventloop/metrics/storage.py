@@ -388,7 +388,7 @@ class EventStorage:
         self._checked = len(self._rows)
 
     def _drop_oldest(self) -> None:
-        """Remove the older half of the rows, after entering them into the histories."""
+        """Enter all waiting values into the histories, and remove the older half of them."""
         if not self._dropped:
             self._dropped = True
             logger.warning(

@@ -11,12 +11,14 @@ from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts, Subsc
 from eventloop.reporting.report import Report, outdated
 from eventloop.util.formatting import duration, share, three_digits
 
-OUTSIDE_HANDLERS = "(outside of handlers: events, dispatch, hand-over)"
+OUTSIDE_HANDLERS = "(outside of handlers: loop, events, dispatch)"
 """The row of the time in the hooks phase that no handler took."""
+_OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
+"""The events whose handlers fill the hooks phase."""
 NEGLIGIBLE = 0.02
 """Share of the hooks phase outside of handlers below which it has no row."""
 ESTIMATED = "~"
-"""The mark of a time that contains estimates."""
+"""Precedes a time in a table if some of its calls were not clocked, but estimated."""
 
 
 class Fact(NamedTuple):
@@ -133,7 +135,10 @@ def _event_facts(costs: RunCosts) -> list[Fact]:
 def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:
     """Return the seconds of the hooks phase outside of handlers, 0.0 if they are at most 2 % of it.
 
-    The phases that a handler runs itself are no part of the hooks phase.
+    The phases that a handler runs itself are no part of the hooks phase, and handlers of the events between
+    them, such as `after_backward`, are part of that handler's time.
     """
-    rest = phases.hooks - sum(cost.seconds for cost in costs if cost.in_iteration and not cost.includes)
+    handlers = sum(cost.seconds for cost in costs if cost.event in _OUTERMOST)
+    apart = {phase for cost in costs for phase in cost.includes}
+    rest = phases.hooks - (handlers - sum(getattr(phases, phase) for phase in apart))
     return rest if rest > NEGLIGIBLE * phases.hooks else 0.0

@@ -238,7 +238,7 @@ assert os.waitpid(child, 0)[1] == 0
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_fork_with_a_full_inbox_and_locks_held(python: Run) -> None:
+def test_fork_with_full_queues_and_locks_held(python: Run) -> None:
     """A child forked while the loop is held and a lane is mid-delivery neither hangs nor reports for the parent."""
     program = (
         SETUP

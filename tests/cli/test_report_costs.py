@@ -191,17 +191,18 @@ def test_a_rare_call_has_its_own_mean() -> None:
 
 
 def test_the_time_outside_of_handlers_is_the_first_row() -> None:
-    """Hooks have taken 10 ms, and the rows 2.5 ms: 75 µs an iteration are left. Handlers of events within the
-    optimizer's hook are in the sum, that hook, which is but the other phases, is not."""
-    optimizer = handler("OptimizerHook.after_train_iter", seconds=9.9, includes=["backward", "optimizer"])
+    """Of 10 ms of hooks the handlers took 4.5 ms: the optimizer's hook 2 ms beside the phases that it runs.
+
+    A handler of an event within that hook is part of its time.
+    """
+    optimizer = handler("OptimizerHook.after_train_iter", seconds=0.252, includes=["backward", "optimizer"])
     clip = handler("clip", event="after_backward", seconds=1e-3, over_budget=True)
 
-    one = handlers_table(costs(handlers=[optimizer, handler(), outside(seconds=7.0)]))
-    two = handlers_table(costs(handlers=[optimizer, handler(), clip]))
+    for nested in ([], [clip]):
+        table = handlers_table(costs(handlers=[optimizer, handler(), outside(seconds=7.0), *nested]))
 
-    assert (one.rows[0][0], one.rows[0][5]) == (OUTSIDE_HANDLERS, "75.0")
-    assert two.rows[0][5] == "65.0"
-    assert [two.rows[i][0] for i in two.bad] == ["clip"]
+        assert (table.rows[0][0], table.rows[0][5]) == (OUTSIDE_HANDLERS, "55.0")
+        assert [table.rows[i][0] for i in table.bad] == [cost.name for cost in nested]
 
 
 @pytest.mark.parametrize("seconds", [0.0099, 0.0100, 0.0150])
@@ -268,7 +269,7 @@ def test_a_row_with_other_phases_in_it_says_so(tmp_path: Path) -> None:
     run = load_report(make_run(tmp_path / "run"))
     name = "OptimizerHook.after_train_iter (backward, optimizer in it)"
 
-    assert handlers_table(costs()).rows[1][0] == name
+    assert name in [row[0] for row in handlers_table(costs()).rows]
     assert [row[0] for table in comparison_tables([run, run], ["a", "b"]) for row in table.rows].count(
         name
     ) == 1

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,11 @@ from eventloop import Bus, Trainer
 def main():
     model = torch.nn.Linear(2, 1)
     trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=lambda out, batch: out.square().mean(),
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_step=lambda trainer, batch: {"loss": model(batch).square().mean()},
         train_loader=[torch.ones(1, 2)] * 60, max_epochs=1, work_dir=sys.argv[1], bus=Bus(drain_timeout=0.3),
         writers=[slow_lines.SlowLines("lines.txt", fails=True)], default_hooks=dict(checkpoint=None),
     )
-    trainer.train_step = lambda batch: {"loss": trainer.model(batch).square().mean()}
     trainer.train()
 
 main()
@@ -139,7 +139,7 @@ def test_a_writer_gets_the_rest_later(
     assert "HeldLines: disk full" in capsys.readouterr().err
     monkeypatch.setattr(held_lines, "fails", -1)
     assert main(["replay", run]) == 0
-    assert f"{trainer.iter - 2} events delivered to HeldLines" in capsys.readouterr().err
+    assert f"{trainer.iter - 2} events replayed into HeldLines" in capsys.readouterr().err
 
     assert lines.read_text().split() == [str(i) for i in range(trainer.iter)]
     assert not (trainer.work_dir / "undelivered").exists()
@@ -239,6 +239,60 @@ def test_what_is_not_a_writer_is_kept_too(
     assert main(["replay", str(trainer.work_dir)]) == 1
     assert "my handler, which cannot be made again" in capsys.readouterr().err
     assert log.is_file()
+
+
+class TextStep(Event, frozen=True):
+    """An event of a user, whose `step` is no number."""
+
+    step: str
+
+
+def test_each_subscriber_has_a_log_of_its_own(make_trainer: MakeTrainer) -> None:
+    """Also if two names differ only in characters that no file name has, and whatever fields an event has."""
+    go_on = threading.Event()
+    trainer = make_trainer(bus=Bus(drain_timeout=0.1), default_hooks={"checkpoint": None})
+    names = ["a b", "a:b", "a_b"]
+    for name in names:
+        trainer.bus.subscribe(lambda event: go_on.wait(20.0), TextStep, offload="thread", name=name)
+
+    @trainer.bus.on("after_train_iter")
+    def emit(event: Event) -> None:
+        trainer.bus.emit(TextStep(step=f"epoch \udcff {len(names)}"))
+
+    trainer.train()
+    trainer.close()
+    go_on.set()
+
+    logs = sorted((trainer.work_dir / "undelivered").glob("*.evl"))
+    told = [json.loads(log.with_suffix(".json").read_text())["name"] for log in logs]
+    assert sorted(told) == names
+    for log in logs:
+        steps = {record.event.step for record in read_events(log)}  # type: ignore[attr-defined]
+        assert steps == {"epoch \\udcff 3"}
+
+
+def test_an_error_in_keeping_them_ends_no_close(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged with the subscriber's name, and the next subscriber's events are kept."""
+    go_on = threading.Event()
+    kept = []
+
+    def keep(name: str, events: Iterable[Event]) -> None:
+        if name == "first":
+            raise OSError("disk full")
+        kept.append((name, len([*events])))
+
+    bus = Bus(drain_timeout=0.1)
+    bus.keep_left(keep)
+    for name in ("first", "second"):
+        bus.subscribe(lambda event: go_on.wait(20.0), "after_train_iter", offload="thread", name=name)
+    bus.emit(AfterTrainIter())
+    try:
+        assert not bus.close().ok
+    finally:
+        go_on.set()
+
+    assert kept == [("second", 1)]
+    assert "first: the events that it was not given cannot be kept: OSError: disk full" in caplog.text
 
 
 def test_a_later_run_sets_the_rest_aside(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:

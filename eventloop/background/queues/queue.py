@@ -54,7 +54,7 @@ class SubscriberQueue(SubscriberAccount):
         self._began = 0.0  # when the delivery, or the callback, under way began; 0.0 without one
         self._asking: tuple[float, Event] | None = None  # the call of `when=` under way, and its begin
         self._filter: FilterThread | None = None  # with a `when=`; then only it moves events into the queue
-        self._out: list[Event] = []  # taken out last
+        self._last_taken: list[Event] = []
         self._taken = self._asked = 0  # events that it has taken, and asked about
         self._feeding = threading.Lock()  # held by the thread that moves events into the queue
         self._room = Bell()
@@ -305,7 +305,7 @@ class SubscriberQueue(SubscriberAccount):
                 return []
             events = self._take_directly(most) if direct else self._take_queued(most)
             self._in_flight += len(events)
-            self._out = events
+            self._last_taken = events
         return events
 
     def _take_queued(self, most: int) -> list[Event]:

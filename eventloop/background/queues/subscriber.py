@@ -180,11 +180,19 @@ class Lane(FailingQueue):
         self._left = chain(first, self._spilled(), last)
         self._notify()
 
-    def hand_left(self, keep: KeepLeft | None) -> None:
-        """Pass the events that a close has left to `keep`, with those of the delivery under way."""
+    def pass_left_events(self, keep: KeepLeft | None) -> None:
+        """Pass the events that a close has left to `keep`, with those of the delivery under way.
+
+        An error of `keep` is logged, because the close must go on.
+        """
         first = next(self._left, None)
         if keep is not None and first is not None:
-            keep(self.name, chain((first,), self._left))
+            try:
+                keep(self.name, chain((first,), self._left))
+            except Exception as error:
+                logger.error(
+                    "%s: the events that it was not given cannot be kept: %s", self.name, error_text(error)
+                )
         self._left = iter(())
         self._spill.discard()
 
@@ -208,7 +216,7 @@ class Lane(FailingQueue):
     def _under_way_events(self) -> list[Event]:
         """Return the events that are taken out, and not accounted for."""
         count = self._in_flight - self._progress[0]
-        return self._out[-count:] if count > 0 else []
+        return self._last_taken[-count:] if count > 0 else []
 
     def give_up(self, reason: str) -> None:
         """Take no more events, count queued ones as dropped, and release all waiting threads."""
