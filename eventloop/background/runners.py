@@ -1,6 +1,6 @@
 """Take events out of a queue and deliver them: in a task of an event loop, or on a thread.
 
-`eventloop.background.loop` makes one for each subscriber.
+`eventloop.background.background` makes one for each subscriber.
 """
 
 from __future__ import annotations
