@@ -149,8 +149,7 @@ def test_priority_and_name_are_set_on_the_object() -> None:
 def test_the_name_of_a_config_is_the_name_of_its_state(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Two hooks of one class with a state are told apart by the names in their configs."""
     configs = [
-        {"type": CheckpointHook, "name": name, "out_dir": tmp_path / name}
-        for name in ("often", "seldom")
+        {"type": CheckpointHook, "name": name, "out_dir": tmp_path / name} for name in ("often", "seldom")
     ]
 
     trainer = make_trainer(hooks=configs)

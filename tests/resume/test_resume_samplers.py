@@ -334,7 +334,9 @@ def test_persistent_workers_of_a_stream_are_logged(
 
     with caplog.at_level(logging.WARNING, "eventloop"):
         whole, parts = whole_and_parts(make_trainer, tmp_path, loader, [PER_EPOCH + 3])
-    for each in loaders:  # ends the workers; the garbage collector would wait 5 s for each of them, as for any cycle
+    for (
+        each
+    ) in loaders:  # ends the workers; the garbage collector would wait 5 s for each of them, as for any cycle
         each._iterator = None
 
     assert [batch[0] for batch in parts[: PER_EPOCH + 3]] == [batch[0] for batch in whole[: PER_EPOCH + 3]]
