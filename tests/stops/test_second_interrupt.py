@@ -30,6 +30,7 @@ from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
 from eventloop.writers.writer import Writer
 from tests.forked import ROOT, Forked
+from tests.support.process_support import until
 from tests.support.saving import Writes
 from tests.support.trainers import DEADLINE, MakeTrainer, Stuck, collect
 
@@ -260,8 +261,11 @@ def test_every_further_one_is_raised_too(make_trainer: MakeTrainer) -> None:
 
 
 def checkpointed(make_trainer: MakeTrainer, **changes: Any) -> Trainer:
-    """A trainer that saves every second iteration."""
-    return make_trainer(max_iters=20, hooks=[CheckpointHook(interval=2)], **changes)
+    """A trainer that saves every second iteration, and whose first checkpoint is durable before the second is due."""
+    trainer = make_trainer(max_iters=20, hooks=[CheckpointHook(interval=2)], **changes)
+    first = trainer.work_dir / "iter_2"
+    trainer.bus.subscribe(lambda event: until(first.exists), "before_train_iter", start=3, once=True)
+    return trainer
 
 
 def test_a_save_under_way_is_given_up(
