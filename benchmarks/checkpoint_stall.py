@@ -46,8 +46,8 @@ from benchmarks.helpers.in_short import section
 from benchmarks.helpers.timing import command_line, environment, markdown_table, publish, yes_no
 from eventloop import Trainer
 from eventloop.checkpoint import find_checkpoints, save_checkpoint
+from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.checkpoint.disk import DISK
-from eventloop.checkpoint.store import PAYLOAD
 
 GOAL_COLUMNS = ("goal", "wanted", "measured", "met")
 WIDTH, DEPTH = 2048, 12
@@ -175,7 +175,6 @@ def bandwidth(options: argparse.Namespace, directory: Path) -> dict[str, float]:
     """Bytes a second of `dd`, and of a save as the saver's process makes it, taking turns."""
     state = {"state_dict": {"w": torch.randn(options.width * options.width * DEPTH * 2)}}
     size = state["state_dict"]["w"].nbytes
-    torch.serialization.set_crc32_options(False)
     taken: dict[str, list[float]] = defaultdict(list)
     command = ["dd", "if=/dev/zero", f"of={directory / 'dd'}", "bs=4M", f"count={size >> 22}", "conv=fsync"]
     ways: list[tuple[str, Path, Callable[[], object]]] = [

@@ -10,23 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from eventloop.checkpoint import save_checkpoint
-from eventloop.checkpoint.cleanup import remove_dead
-from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.prune import remove_dead
 from eventloop.checkpoint.retention.best import Best, BestMetrics, Rule, file_part
-from eventloop.checkpoint.retention.bests import Bests, Values
-from eventloop.checkpoint.retention.kept import Going, Kept
-from eventloop.checkpoint.retention.labels import Labels, note_where_it_went_back, warn_of_another_run
-from eventloop.checkpoint.retention.pending import Saves, Saving
-from eventloop.checkpoint.retention.shared_directory import (
-    has_more,
+from eventloop.checkpoint.retention.pending import Saves
+from eventloop.checkpoint.retention.retention import Replaced, Retention, Values
+from eventloop.checkpoint.retention.run_directory import (
+    note_where_it_went_back,
     note_where_to_resume,
-    refuse_twin,
-    sequences,
+    warn_of_another_run,
     where_to_resume,
 )
 from eventloop.checkpoint.saving.publish import PublishedFormat, Publisher
-from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.weights import unwrap
 from eventloop.events import (
@@ -67,14 +61,14 @@ class CheckpointHook(Hook):
 
     A checkpoint is a directory with `state.pth`, which plain `torch.load(weights_only=True)` reads, and
     `manifest.json`; see `eventloop.checkpoint`. State that only an optimizer's step changes is copied during
-    the next forward and backward pass, everything else at once. A thread writes the copy; in a longer run a
-    process does. `checkpoint_saved` is emitted in the first iteration after the bytes are durable,
+    the next forward and backward pass, everything else at once. A process of the lowest priority writes the
+    copy. `checkpoint_saved` is emitted in the first iteration after the bytes are durable,
     `checkpoint_failed` after a failed save. The training thread waits for a best checkpoint and for the one
     at the end of a run. After a second Ctrl-C the saving process finishes alone, or the save is given up. No
     checkpoint is removed before its successor is durable.
 
-    Several such hooks, each with its own `filename_tmpl` or `out_dir`, save one after the other, and `resume`
-    searches the directories of all of them. A model that is sharded over ranks, by FSDP or as DTensors, is
+    Several such hooks, each with its own `out_dir`, save one after the other, and `resume` searches the
+    directories of all of them. A model that is sharded over ranks, by FSDP or as DTensors, is
     refused when the trainer is built; `default_hooks=dict(checkpoint=None)` trains it without checkpoints.
 
     Args:
@@ -109,10 +103,11 @@ class CheckpointHook(Hook):
             neither run before this hook nor call `trainer.copying.join()`. A change without either makes the
             save fail if it is detected. Changes through `.data`, and by a replayed CUDA graph that contains
             the optimizer's step, are not detected.
-        when_busy: what to do when a checkpoint of the interval is due while the previous one is being
-            written: "wait", "skip" the new one, or "replace" the waiting one, which takes the memory of a
-            second copy. `checkpoint_failed` reports each skipped or replaced checkpoint. Best and last
-            checkpoints are never skipped or replaced.
+        when_busy: what to do when a checkpoint of the interval is due while earlier ones are being written
+            and there is no room for another: "wait", "skip" the new one, or "replace" the waiting ones, which
+            takes the memory of a second copy. There is room for 64 MB, and always for one checkpoint.
+            `checkpoint_failed` reports each skipped or replaced checkpoint. Best and last checkpoints are
+            never skipped or replaced.
 
     Raises:
         TypeError, ValueError: an option is of the wrong type, out of range, or contradicts another one.
@@ -151,9 +146,9 @@ class CheckpointHook(Hook):
             save_last=save_last, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler
         )
         self._interval, self._by_epoch, self._begin = interval, by_epoch, save_begin
-        self._save_last, self._kept = save_last, Kept(max_keep_ckpts)
+        self._save_last = save_last
         self._watched = BestMetrics(save_best, rule, greater_keys, less_keys)
-        self._bests = Bests(self._watched, keep_best)
+        self.retention = Retention(self._watched, max_keep_ckpts, keep_best)
         self._publisher = Publisher(published_keys, published_format)
         kept = {"optimizer": save_optimizer, "param_schedulers": save_param_scheduler}
         self._left_out = [key for key, is_kept in kept.items() if not is_kept]
@@ -161,24 +156,22 @@ class CheckpointHook(Hook):
         self._template = folder_template(filename_tmpl)
         self._overlap, self._when_busy = overlap, when_busy
         self.directory = Path()
-        self.naming = self._template, by_epoch
         self.can_be_resumed = not self._left_out
         self._training = False
         self._resumed = False  # from a state of a hook that watched the same several metrics
         self._validated: list[tuple[Mapping[str, float], int]] = []  # of weights that may not be saved yet
         self._passed_iter = self._passed_epoch = -1  # the last ones whose end this hook has seen
-        self.labels = Labels(keep_best)
-        self.saves = Saves(self._new_saver, self._saved, self._failed)
+        self.saves = Saves(self.retention.done, self.retention.failed)
 
     @property
     def bests(self) -> dict[str, Best]:
         """The best score of each metric."""
-        return self._bests.first()
+        return self.retention.first()
 
     @property
     def best(self) -> Best:
         """The best score of the first metric of `save_best`."""
-        return self._bests.of_first_metric()
+        return self.retention.of_first_metric()
 
     def check(self, trainer: Trainer) -> None:
         """Choose the unit and the directory, and refuse a trainer that the hook cannot serve.
@@ -192,9 +185,8 @@ class CheckpointHook(Hook):
         self._by_epoch = unit_of(trainer, self._by_epoch)
         work_dir = trainer.work_dir
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
-        self.naming = self._template, self._by_epoch
         trainer.state.saves_in(self.directory, self._watched.metrics)
-        refuse_twin(self, _checkpoint_hooks(trainer))
+        _refuse_shared_directory(self, _checkpoint_hooks(trainer))
         self._publisher.check(trainer.model)
         if self._watched and trainer.val_loader is None:
             raise ValueError(
@@ -240,19 +232,19 @@ class CheckpointHook(Hook):
         if trainer.rank == 0:
             self._inspect_directory(trainer)
         resumed, self._resumed = self._resumed, False
-        if resumed and (last := self.labels.last) is not None and last[1] == trainer.iter:
+        if resumed and (last := self.retention.last) is not None and last[1] == trainer.iter:
             # after a kill, some best checkpoints of one validation may be missing
             self._validated.insert(0, last)
         self._save_validated(trainer)
 
     def _inspect_directory(self, trainer: Trainer) -> None:
         remove_dead(self.directory)
-        found = self.labels.look_around(self.directory)
-        self._kept.only([path.name for path in found.manifests])
+        found = self.retention.look_around(self.directory)
+        self.retention.only([path.name for path in found.manifests])
         newest = next(iter(found.newest_first()), None)
         if newest is not None and newest.absolute() == trainer.state.resumed_from:
             # a run that is already complete saves nothing
-            self._kept.resumed_from(found.manifests[newest].iter)
+            self.retention.resumed_from(found.manifests[newest].iter)
         resumed, trainer.state.went_back_to = trainer.state.went_back_to, None
         if resumed is not None:
             note_where_it_went_back(trainer.state.directories, resumed)
@@ -306,17 +298,17 @@ class CheckpointHook(Hook):
         """Record each waiting validation, and save if it has one of the best scores."""
         validated, self._validated = self._validated, []
         for metrics, iteration in validated:
-            self.labels.validated(metrics, iteration)
+            self.retention.validated(metrics, iteration)
             if not self._watched:
                 continue
             self._watched.settle(metrics)
             names = {metric: self._best_name(trainer, metric) for metric in self._watched.metrics}
-            due = _from_rank_0(trainer, self._bests.due(metrics, names))
+            due = _from_rank_0(trainer, self.retention.due(metrics, names))
             for metric in due:
                 self._save(trainer, names[metric], within=trainer.within, best=metric, score=metrics[metric])
             self.saves.finish(trainer)  # scores must not be compared with a best one whose save failed
             if due:
-                self._bests.record = _from_rank_0(trainer, self._bests.record)
+                self.retention.bests = _from_rank_0(trainer, self.retention.bests)
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
         by_epoch = bool(self._by_epoch)
@@ -329,24 +321,20 @@ class CheckpointHook(Hook):
         if ends_at_once(trainer):
             return
         at_end = self._save_last and event.reason not in (ERROR, LEFT) and trainer.iter > 0
-        if at_end and trainer.stop_signal is not None and trainer.iter != self._kept.saved_at:
-            self.saves.supersede()
         for hook in _checkpoint_hooks(trainer):  # the newest checkpoint is known when all saves are done
             hook.saves.finish(trainer)  # a save that failed is retried once
         if event.reason == ERROR and trainer.rank == 0:
-            note_where_to_resume(trainer.failure, _checkpoint_hooks(trainer))
-        if at_end and _from_rank_0(trainer, trainer.iter != self._kept.saved_at):
+            note_where_to_resume(trainer.failure, *_usable(trainer))
+        if at_end and _from_rank_0(trainer, trainer.iter != self.retention.saved_at):
             whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
-            name = self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
-            if not _from_rank_0(
-                trainer, has_more(_checkpoint_hooks(trainer), self, self.directory / name, trainer.iter)
-            ):
-                self._save(trainer, name)
+            self._save(
+                trainer, self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
+            )
         self.saves.finish(trainer)
         if event.reason != ERROR and self.saves.newest is not None and self.can_be_resumed:
-            trainer.where_to_resume = where_to_resume(_checkpoint_hooks(trainer))
+            trainer.where_to_resume = where_to_resume(_usable(trainer)[0])
         if self._publisher and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
-            names = dict.fromkeys([*self._kept.names[-1:], *(best.name for best in self.bests.values())])
+            names = dict.fromkeys([*self.retention.names[-1:], *(best.name for best in self.bests.values())])
             self._publisher.publish_all(self._paths([*names]), trainer.model)
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
@@ -371,38 +359,30 @@ class CheckpointHook(Hook):
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
             return
-        former, going = self._bests.record, Going()
+        replaced: Replaced
         if best:  # the checkpoint's own state must list it as one of the best
-            self._bests.add(Best(score, name, best))
+            replaced = self.retention.begin_best(Best(score, name, best))
         else:
-            going = self._kept.begin(name, trainer.iter + (within == "iter"))
+            replaced = self.retention.begin(name, trainer.iter + (within == "iter"))
         try:
             state = trainer.state.gather(str(path), within=within)
         except BaseException:
-            self._forget(name, former if best else None)
+            self.retention.failed(name)
             raise
         for key in self._left_out:
             del state[key]
         if skips:  # the other ranks do not know this, and have called the collectives of `gather`
-            self._forget(name, None)
+            self.retention.failed(name)
             self.saves.skip(trainer, path)
         elif trainer.rank == 0:
-            replaces = [*going.surely, *(self._bests.outdone(former) if best else ())]
+            sequences = [hook.sequence() for hook in _checkpoint_hooks(trainer)]
             job = Job(
-                path, self._label(trainer, best), self._paths(replaces), awaited=bool(best) or not within
-            )
-            self.saves.begin(
-                trainer, state, job, bests=former if best else None, if_former=self._paths(going.if_former),
-                overlap=self._overlap, began=began,
+                path, self.retention.label(sequences, best), self._paths(replaced.names), replaced.spares,
+                awaited=bool(best) or not within,
             )  # fmt: skip
-        elif not best:
-            self._kept.done(name)  # only rank 0 learns whether the save succeeds
-
-    def _new_saver(self) -> Saver:
-        return Saver(
-            lambda state, job, given_up: save_checkpoint(state, job.path, job.label, given_up=given_up),
-            spare=self._when_busy == "replace",
-        )
+            self.saves.begin(trainer, state, job, best=bool(best), overlap=self._overlap, began=began)
+        else:
+            self.retention.done(name)  # only rank 0 learns whether the save succeeds
 
     def _is_end(self, trainer: Trainer, within: Within) -> bool:
         """Return True when a save at the interval is also the last one of the run."""
@@ -411,33 +391,23 @@ class CheckpointHook(Hook):
 
     def _make_room(self, trainer: Trainer, *, must: bool) -> bool:
         """Make room for a due save while others are in progress; return True when it must be skipped."""
-        if must or self._when_busy == "wait":
+        if must:
             self.saves.finish(trainer)
-        elif self._when_busy == "replace":
+        elif self._when_busy == "wait":
+            self.saves.make_room(trainer)
+        elif self._when_busy == "replace" and self.saves.full:
             self.saves.drop_waiting(trainer)
-        return self.saves.busy and self._when_busy == "skip"
+        return self.saves.full and self._when_busy == "skip"
 
-    def _label(self, trainer: Trainer, best: str) -> Label:
-        rules = {best: self._watched.rule_of(best)} if best else {}
-        return self.labels.make(sequences(_checkpoint_hooks(trainer)), rules)
-
-    def _saved(self, saving: Saving) -> None:
-        if saving.bests is None:
-            self._kept.done(saving.path.name)
-
-    def _failed(self, saving: Saving) -> None:
-        self._forget(saving.path.name, saving.bests)
-
-    def _forget(self, name: str, bests: dict[str, Best] | None) -> None:
-        """Remove a failed save from the records: restore the former best ones, or drop it from those kept."""
-        if bests is None:
-            self._kept.failed(name)
-        else:
-            self._bests.record = bests
+    def sequence(self) -> int:
+        """Return the last sequence in the hook's directory, which is scanned unless the hook has started."""
+        if self.retention.sequence < 0:
+            self.retention.look_around(self.directory)
+        return self.retention.sequence
 
     def known(self) -> list[Path]:
         """Return the checkpoints that this hook has saved and keeps, also in the run that was resumed."""
-        return [*self._paths(self._kept.durable), *self._paths([*self._bests.record])]
+        return [*self._paths(self.retention.durable), *self._paths([*self.retention.bests])]
 
     def _paths(self, names: Sequence[str]) -> tuple[Path, ...]:
         return tuple(self.directory / name for name in names)
@@ -448,12 +418,7 @@ class CheckpointHook(Hook):
     def state_dict(self) -> dict[str, Any]:
         """Return the files it keeps, the best ones, the last validation, and several metrics' names."""
         several = {"watched": list(self._watched.metrics)} if len(self._watched.metrics) > 1 else {}
-        return {
-            **several,
-            **self.labels.state_dict(),
-            "kept": self._kept.names,
-            **self._bests.state_dict(),
-        }
+        return {**several, **self.retention.state_dict()}
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
         """Check a saved list of checkpoints and scores; scores of unwatched metrics are dropped.
@@ -466,9 +431,9 @@ class CheckpointHook(Hook):
         check_names(state, self.directory)
 
         def take() -> None:
-            self._kept = Kept(self._kept.limit, saved.kept)  # saves in progress belong to the former run
-            self.labels.load(saved.metrics, saved.validated_at)
-            self._bests.load(saved.bests, saved.bests_behind)
+            self.retention.load(
+                saved.kept, saved.bests, saved.bests_behind, saved.metrics, saved.validated_at
+            )
             self._resumed = saved.watched == self._watched.metrics
 
         return take
@@ -485,6 +450,25 @@ class _State(msgspec.Struct):
 
 def _checkpoint_hooks(trainer: Trainer) -> list[CheckpointHook]:
     return [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
+
+
+def _refuse_shared_directory(own: CheckpointHook, hooks: Sequence[CheckpointHook]) -> None:
+    """Refuse a hook that saves in the directory of another one.
+
+    Raises:
+        ValueError: the message has the directory.
+    """
+    if any(hook is not own and hook.directory.resolve() == own.directory.resolve() for hook in hooks):
+        raise ValueError(
+            f"two CheckpointHooks save in {own.directory}, and would remove each other's checkpoints: "
+            "expected one hook for each directory; give one of them another out_dir"
+        )
+
+
+def _usable(trainer: Trainer) -> tuple[list[Path], list[Path]]:
+    """Return the checkpoints that can be resumed from, of all hooks, and the directories for such."""
+    hooks = [hook for hook in _checkpoint_hooks(trainer) if hook.can_be_resumed]
+    return [path for hook in hooks for path in hook.known()], [hook.directory for hook in hooks]
 
 
 def _from_rank_0(trainer: Trainer, own: T) -> T:

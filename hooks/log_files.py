@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from eventloop.checkpoint.manifest import MANIFEST
+from eventloop.checkpoint.commit import MANIFEST
 
 logger = logging.getLogger("eventloop")
 

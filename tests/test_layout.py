@@ -20,9 +20,8 @@ STILL_LONGER = {
     "eventloop/bus/bus.py": 578,
     "eventloop/bus/subscribers.py": 410,
     "eventloop/bus/subscription.py": 432,
-    "eventloop/checkpoint/saving/saver.py": 428,
     "eventloop/training/trainer.py": 532,
-    "hooks/checkpoint.py": 496,
+    "hooks/checkpoint.py": 480,
     "hooks/gradient_cumulative.py": 402,
 }
 """Modules that exceed the limit today: these numbers may fall, and nothing may be added."""

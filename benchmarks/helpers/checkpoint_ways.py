@@ -176,7 +176,8 @@ class Ours(Way):
 
     def done(self) -> bool:
         """Whether the saver has answered."""
-        return not self.hook.saves.busy
+        saver = self.hook.saves.saver
+        return saver is None or not saver.busy
 
 
 class _OnDemand(CheckpointHook):

@@ -9,60 +9,20 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, temporary_path
 from eventloop.checkpoint.disk import DISK, Disk
 from eventloop.checkpoint.lineage import LINE, StepBack, lineage_filter, read_steps_back, write_steps_back
-from eventloop.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from eventloop.checkpoint.manifest import Manifest, read_manifest
 from eventloop.util.errors import CheckpointError
 
-PAYLOAD = "state.pth"
 SUFFIXES = (".pth", ".pt", ".ckpt")
 """The suffixes of single files that are read as checkpoints."""
 LOOKS = 10
 """Times that a directory is scanned again while a run removes what was found; two usually do."""
-_ASIDE = re.compile(r"^\..+\.(?P<process>\d+)-\d+\.(tmp|old)$")
-_numbers = itertools.count(1)
-
-
-def temporary_path(path: Path, why: str) -> Path:
-    """Return an unused hidden name in the folder of `path`, with this process's id in it.
-
-    In a container every run may be process 1, so a name that exists is skipped: a killed run may have left
-    it.
-    """
-    names = (path.with_name(f".{path.name}.{os.getpid()}-{number}.{why}") for number in _numbers)
-    return next(name for name in names if not name.exists())
-
-
-def remove_checkpoint(path: Path, disk: Disk = DISK) -> None:
-    """Remove a checkpoint; rename it durably first, so that a scan never finds a half of it.
-
-    Raises:
-        OSError: the checkpoint cannot be removed.
-    """
-    if not path.is_dir():
-        disk.remove(path)
-        return
-    nameless = temporary_path(path, "old")
-    disk.rename(path, nameless)
-    disk.sync_directory(path.parent)
-    disk.remove(nameless)
-
-
-def leftovers(directory: Path, process: int | None = None) -> list[Path]:
-    """Return the hidden paths that killed or running saves have in a directory: of one process, or of all."""
-    found = [(p, writer_of(p)) for p in directory.glob(".*")]
-    return [p for p, writer in found if writer is not None and process in (None, writer)]
-
-
-def writer_of(path: Path) -> int | None:
-    """Return the id of the process that a name of `temporary_path` contains; None for any other name."""
-    match = _ASIDE.match(path.name)
-    return int(match["process"]) if match else None
 
 
 class Found(NamedTuple):

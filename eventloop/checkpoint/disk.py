@@ -1,7 +1,8 @@
 """Write files durably: the single file operations, and a file that is hashed while it is written.
 
-`store`, `lineage` and publishing use it, and decide the order of the syncs. All operations go through one
+`commit`, `lineage` and publishing use it, and decide the order of the syncs. All operations go through one
 `Disk` object, so that a test can replace it by an object that fails at the n-th call, or records all calls.
+The saver's process runs this module, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from eventloop.checkpoint.manifest import FileEntry
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 PIECE = 8 << 20
 """Bytes written between two checks of the cancel event, and between two requests to write back."""
@@ -30,6 +32,13 @@ CACHED = 256 << 10
 
 class SaveGivenUp(RuntimeError):
     """The save was cancelled by its caller."""
+
+
+class FileHash(NamedTuple):
+    """The size of a file and the SHA-256 of its bytes."""
+
+    bytes: int
+    sha256: str
 
 
 class Disk:
@@ -116,9 +125,9 @@ class Sink:
     def flush(self) -> None:
         """Do nothing: the file has no buffer."""
 
-    def entry(self) -> FileEntry:
+    def entry(self) -> FileHash:
         """Return the size and hash of the written bytes, for the manifest."""
-        return FileEntry(bytes=self.size, sha256=self._hash.hexdigest())
+        return FileHash(self.size, self._hash.hexdigest())
 
     def close(self) -> None:
         """End the hashing thread."""
@@ -133,6 +142,8 @@ class Sink:
         """Write and hash a piece at the same time, and wait for both at the end only."""
         failed = threading.Event()
         try:
+            from concurrent.futures import ThreadPoolExecutor  # 10 ms, not needed for small files
+
             self._hasher = self._hasher or ThreadPoolExecutor(1, "eventloop checkpoint hash")
             hashed = self._hasher.submit(partial(self._hash_pieces, failed), view)
         except RuntimeError:  # the main thread has ended: executors take no more, 3.12 starts no thread
@@ -194,7 +205,7 @@ def start_writing_back(file: FileIO, start: int, size: int) -> None:
 
 def write_file(
     path: Path, write: Callable[[Sink], object], *, disk: Disk = DISK, given_up: threading.Event | None = None
-) -> FileEntry:
+) -> FileHash:
     """Write a new file durably, and return its size and hash.
 
     The name of the file is durable only after `sync_directory`.

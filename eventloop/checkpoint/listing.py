@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from eventloop.checkpoint.directory import Found, leftovers, scan, writer_of
+from eventloop.checkpoint.commit import leftovers, writer_of
+from eventloop.checkpoint.directory import Found, scan
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.verify import SAFETENSORS, check_sizes, verify_checkpoint, verify_published
 from eventloop.state.keys import NEEDED

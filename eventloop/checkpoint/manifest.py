@@ -18,10 +18,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from eventloop.checkpoint.commit import MANIFEST, seal
+from eventloop.checkpoint.disk import FileHash
 from eventloop.util.errors import CheckpointError
 from eventloop.util.file_names import is_plain_name
 
-MANIFEST = "manifest.json"
 SCHEMA = 1
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 """The errors of a decoder for bytes of another format, nested too deep, or with a number too long."""
@@ -122,7 +123,17 @@ class _Versioned(msgspec.Struct):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the bytes of `manifest.json`, checked by decoding them.
+    """Return the bytes of `manifest.json`.
+
+    Raises:
+        CheckpointError: a value in it has a type that could not be decoded again.
+    """
+    files = {name: FileHash(entry.bytes, entry.sha256) for name, entry in manifest.files.items()}
+    return seal(encode_body(msgspec.structs.replace(manifest, files={})), files)
+
+
+def encode_body(manifest: Manifest) -> bytes:
+    """Return a manifest without files as JSON, checked by decoding it; `commit.seal` adds the files.
 
     Raises:
         CheckpointError: a value in it, which a handler may have put into the state, has a type that could not
@@ -136,7 +147,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             f"the {MANIFEST} of this checkpoint could not be read again, so the checkpoint is not saved: "
             f"{error}; it consists of the state's names, its 'meta' and the label: check the handlers' values"
         ) from error
-    return msgspec.json.encode(_Envelope(hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
+    return body
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -202,17 +213,13 @@ def score(value: float) -> float | str:
 
 def tensor_table(value: Any, name: str = "") -> Iterator[TensorEntry]:
     """Yield the description of each tensor in a nested state, in order."""
-    if type(value) in _ATOMS:
-        return
     if hasattr(value, "is_nested"):  # a tensor; this module imports no torch
         shape = _sizes(value) if value.is_nested else tuple(value.shape)
         yield TensorEntry(name, str(value.dtype).removeprefix("torch."), shape)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from tensor_table(item, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from tensor_table(item, f"{name}.{index}")
+    elif isinstance(value, Mapping | list | tuple):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            if type(item) not in _ATOMS:  # most items are atoms
+                yield from tensor_table(item, f"{name}.{key}" if name else str(key))
 
 
 def _sizes(nested: Any) -> tuple[int, ...]:

@@ -1,19 +1,22 @@
 """Remove superfluous checkpoints and the leftovers of killed saves from a directory.
 
 The command `eventloop checkpoints --prune` uses it: `make_plan` first, then `carry_out`. A checkpoint that is
-damaged, a link or a single file is never removed. This module imports no torch.
+damaged, a link or a single file is never removed. `CheckpointHook` and the saver use `remove_dead` and
+`remove_unfinished`. This module imports no torch.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from eventloop.checkpoint.directory import remove_checkpoint, writer_of
+from eventloop.checkpoint.commit import leftovers, remove_checkpoint, under_way, writer_of
 from eventloop.checkpoint.disk import DISK
 from eventloop.checkpoint.listing import Stock, is_alive, list_leftovers
 
@@ -93,3 +96,25 @@ def _remove_leftovers(directory: Path, names: Iterable[str]) -> list[str]:
         except OSError as error:
             failed.append(f"{directory / name} was not removed: {error}")
     return failed
+
+
+def remove_dead(directory: Path) -> None:
+    """Remove the leftovers of killed saves from a directory.
+
+    A leftover with this process's id belongs to an earlier run (in a container each run may have the same
+    id), unless another trainer of this process is writing it.
+    """
+    for left in leftovers(directory):
+        writer = writer_of(left)
+        former = writer == os.getpid() and left.name not in under_way
+        if writer is not None and (former or not is_alive(writer)):
+            with suppress(OSError):
+                DISK.remove(left)
+
+
+def remove_unfinished(path: Path, process: int) -> None:
+    """Remove the incomplete files of one checkpoint that a process was writing."""
+    for left in leftovers(path.parent, process):
+        if left.name.startswith(f".{path.name}."):
+            with suppress(OSError):
+                DISK.remove(left)

@@ -12,38 +12,21 @@ are found by reading the manifests, so no pointer file can be wrong.
 
 from __future__ import annotations
 
-import io
-import itertools
 import logging
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from eventloop._version import __version__
-from eventloop.checkpoint.directory import (
-    LOOKS,
-    PAYLOAD,
-    SUFFIXES,
-    Found,
-    find_checkpoints,
-    leftovers,
-    remove_checkpoint,
-    scan,
-    temporary_path,
-)
-from eventloop.checkpoint.disk import DISK, Disk, Sink, make_directories, write_file
+from eventloop.checkpoint.commit import PAYLOAD, commit, leftovers, remove_checkpoint
+from eventloop.checkpoint.directory import LOOKS, SUFFIXES, Found, find_checkpoints, scan
+from eventloop.checkpoint.disk import DISK, Disk
 from eventloop.checkpoint.external_weights import as_checkpoint, read_safetensors
-from eventloop.checkpoint.manifest import MANIFEST, Label, Manifest, encode_manifest, tensor_table
+from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.serialize import serialize
 from eventloop.checkpoint.verify import SAFETENSORS, open_verified
-from eventloop.state.sharded import NO_SHARDED_SAVES, refuse_sharded
-from eventloop.state.tensors import tensors_of
 from eventloop.util.errors import CheckpointError
 from eventloop.util.suggest import suggest
 
@@ -52,7 +35,6 @@ __all__ = [
     "SUFFIXES",
     "CheckpointError",
     "Found",
-    "Serialized",
     "find_checkpoints",
     "latest_checkpoint",
     "leftovers",
@@ -66,168 +48,34 @@ __all__ = [
 
 logger = logging.getLogger("eventloop")
 
-under_way: set[str] = set()
-"""The temporary names that saves of this process are using now."""
 _NO_LABEL = Label()
 _CHECKED_ANYWAY = "Validating sparse tensor invariants"
 """The beginning of a warning of torch 2.15 for each sparse tensor read with `weights_only=True`."""
 
 
-class Serialized:
-    """A state serialised by `torch.save`, with the description of its tensors for a manifest.
-
-    Raises:
-        TypeError: a tensor of the state is sharded over ranks.
-    """
-
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        self.contents = describe(state)
-        memory = io.BytesIO()
-        torch.save(dict(state), memory)
-        # getvalue() does not copy. getbuffer() would make Python 3.13 print an error of the stream when both
-        # are collected as garbage, for example after a failed save
-        self.bytes = memory.getvalue()
-
-
-def describe(state: Mapping[str, Any]) -> Manifest:
-    """Return the part of a manifest that follows from a state.
-
-    Raises:
-        TypeError: a tensor in it is sharded over ranks.
-    """
-    tensors = tuple(tensor_table(state))
-    for entry, tensor in zip(tensors, tensors_of(state), strict=False):
-        refuse_sharded(f"the checkpoint's {entry.name}", tensor, NO_SHARDED_SAVES)
-    meta = state.get("meta", {})
-    position = meta.get("position", {})
-    return Manifest(
-        iter=meta.get("iter", 0), epoch=meta.get("epoch", 0), batch_idx=position.get("batch_idx", 0),
-        max_iters=meta.get("max_iters"), max_epochs=meta.get("max_epochs"),
-        time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), eventloop=__version__, torch=str(torch.__version__),
-        keys=tuple(map(str, state)), tensors=tensors,
-    )  # fmt: skip
-
-
 def save_checkpoint(
-    state: Mapping[str, Any] | Serialized,
-    path: str | Path,
-    label: Label = _NO_LABEL,
-    *,
-    disk: Disk = DISK,
-    given_up: threading.Event | None = None,
+    state: Mapping[str, Any], path: str | Path, label: Label = _NO_LABEL, *, disk: Disk = DISK
 ) -> int:
     """Write a checkpoint durably and return the size of its payload in bytes.
 
-    All files are written into a new directory with a temporary name and synced, the manifest last. Then the
-    directory is renamed to `path`, and the new name is synced. A crash before the rename leaves the former
-    contents of the folder, a crash after it leaves the new checkpoint. If `path` exists, the former
-    checkpoint stays until the new one is durable under another name. After an error the new files are
-    removed, and a retry starts with new ones, because a system that failed to sync a file does not know which
-    of its bytes are on the disk.
+    `eventloop.checkpoint.commit` describes the order of the operations. If `path` exists, the former
+    checkpoint stays until the new one is durable under another name.
 
     Args:
         label: the fields of the manifest that do not follow from the state.
         disk: the file operations, which tests replace.
-        given_up: cancels the save when it is set.
 
     Raises:
         OSError: the disk is full, the directory cannot be written, or another error of the file system.
         TypeError: a tensor of the state is sharded over ranks.
-        SaveGivenUp: `given_up` was set.
+        CheckpointError: the manifest could not be read again.
     """
-    path = Path(path)
-    make_directories(path.parent, disk)
-    work = temporary_path(path, "tmp")
-    with _registered(work.name):
-        disk.make_directory(work)
-        try:
-            size = _fill(work, state, label, disk, given_up)
-            _take_name(work, path, disk)
-        except BaseException:
-            with suppress(OSError):  # a scan skips the rest, which has a temporary name
-                disk.remove(work)
-            raise
-        return size
-
-
-@contextmanager
-def _registered(name: str) -> Iterator[None]:
-    """List a temporary name in `under_way` for the time of the block."""
-    under_way.add(name)
-    try:
-        yield
-    finally:
-        under_way.discard(name)
-
-
-def _fill(
-    work: Path,
-    state: Mapping[str, Any] | Serialized,
-    label: Label,
-    disk: Disk,
-    given_up: threading.Event | None,
-) -> int:
-    contents = state.contents if isinstance(state, Serialized) else describe(state)
-    payload = write_file(work / PAYLOAD, partial(_write_state, state), disk=disk, given_up=given_up)
-    manifest = _manifest(contents, label, payload)
-    write_file(work / MANIFEST, lambda sink: sink.write(manifest), disk=disk, given_up=given_up)
-    disk.sync_directory(work)
-    return payload.bytes
-
-
-def _write_state(state: Mapping[str, Any] | Serialized, sink: Sink) -> None:
-    if isinstance(state, Serialized):
-        sink.write(state.bytes)
-        return
-    try:  # into an open file: torch.save to a path holds the GIL longer
-        torch.save(dict(state), sink)  # type: ignore[arg-type]
-    except RuntimeError:
-        if sink.failure is not None:  # torch reports only that its file is too short
-            raise sink.failure from None
-        raise
-
-
-def _manifest(contents: Manifest, label: Label, payload: Any) -> bytes:
-    fields = {name: getattr(contents, name) for name in contents.__struct_fields__}
-    labelled = {name: getattr(label, name) for name in label.__struct_fields__}
-    return encode_manifest(Manifest(**{**fields, **labelled, "files": {PAYLOAD: payload}}))
-
-
-def _take_name(work: Path, path: Path, disk: Disk) -> None:
-    """Rename a complete checkpoint to its final name, durably; remove the renamed one after an error."""
-    name = path
-    if path.exists():
-        name = next(p for n in itertools.count(1) if not (p := path.with_name(f"{path.name}-{n}")).exists())
-    try:
-        disk.rename(work, name)
-        disk.sync_directory(path.parent)
-        if name != path:
-            _replace(name, path, disk)
-    except BaseException:
-        moved = not work.exists()  # else another program has made a checkpoint of that name
-        if moved and (name == path or path.exists()):
-            with suppress(OSError):
-                remove_checkpoint(name, disk)
-        raise
-
-
-def _replace(durable: Path, path: Path, disk: Disk) -> None:
-    """Replace the checkpoint at `path` by a durable one; restore the former one after an error."""
-    former = temporary_path(path, "old")
-    try:
-        with suppress(FileNotFoundError):  # removed meanwhile
-            disk.rename(path, former)
-        disk.rename(durable, path)
-        disk.sync_directory(path.parent)
-        disk.remove(former)
-    except OSError as error:
-        if durable.exists():
-            if former.exists() and not path.exists():
-                disk.rename(former, path)
-            raise
-        logger.warning(
-            "%s is saved, but the former checkpoint of that name could not be removed: %s", path, error
-        )
+    (outcome,) = commit([serialize(state, Path(path), label)], disk)
+    for warning in outcome.warnings:
+        logger.warning("%s", warning)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.bytes
 
 
 def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:

@@ -77,8 +77,8 @@ def _check_something(stock: Stock) -> None:
     Raises:
         ValueError: it is a checkpoint itself, or holds none.
     """
-    from eventloop.checkpoint.directory import find_checkpoints, leftovers
-    from eventloop.checkpoint.manifest import MANIFEST
+    from eventloop.checkpoint.commit import MANIFEST, leftovers
+    from eventloop.checkpoint.directory import find_checkpoints
 
     run = stock.directory
     if (run / MANIFEST).is_file():

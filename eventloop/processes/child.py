@@ -1,6 +1,7 @@
-"""Start a worker process, send it messages, read its answers and end it, without waiting for its work.
+"""Start a child process, send it messages, read its answers and end it, without waiting for its work.
 
-The thread of a subscriber with `offload="process"` owns one (`eventloop.background.workers`).
+The thread of a subscriber with `offload="process"` owns one (`eventloop.background.workers`), and so does the
+thread that saves checkpoints (`eventloop.checkpoint.saving`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import select
 import signal
 import subprocess
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from weakref import WeakSet
 
@@ -23,20 +25,21 @@ END_SECONDS = 2.0
 _PIECES = 64
 
 
-class WorkerProcess:
+class ChildProcess:
     """A child process and the two pipes to it.
 
     The child starts in a new interpreter: it is not a fork, does not run the program's main script, and knows
     only the messages it receives. One thread calls all methods, except `kill`, which is safe from any thread.
 
     Args:
-        home: module path and working directory of the child.
+        command: makes the command line, given the descriptor that the child writes its answers to.
+        cwd: the working directory of the child; by default this process's own.
 
     Raises:
         OSError: the process could not be started.
     """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, command: Callable[[int], list[str]], cwd: str | None = None) -> None:
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
         os.set_blocking(self._commands, False)
@@ -44,9 +47,8 @@ class WorkerProcess:
         try:
             with signals_held():
                 self._process = subprocess.Popen(
-                    command("eventloop.background.workers.worker", home, str(answers), str(os.getpid())),
-                    stdin=commands, pass_fds=[answers], cwd=home.cwd,
-                )  # fmt: skip
+                    command(answers), stdin=commands, pass_fds=[answers], cwd=cwd
+                )
         except BaseException:
             os.close(self._commands)
             os.close(self._answers)
@@ -72,24 +74,25 @@ class WorkerProcess:
             self.backlog += len(message)
         self._write()
 
-    def exchange(self, seconds: float | None, wake: int) -> list[Frame]:
+    def exchange(self, seconds: float | None, wake: int | None = None) -> list[Frame]:
         """Wait for an answer, for room in the pipe, or for a byte on `wake`, and return the answers.
 
         Sets `gone` when no more answers will come.
 
         Args:
             seconds: the longest wait, None for no limit.
-            wake: a file descriptor; its bytes are read and dropped.
+            wake: a file descriptor, if any; its bytes are read and dropped.
         """
         dead = self._process.poll() is not None  # then all its answers are in the pipe
         poll = select.poll()  # unlike select, for any descriptor; unlike epoll, not shared with a fork
-        poll.register(wake, select.POLLIN)
+        if wake is not None:
+            poll.register(wake, select.POLLIN)
         poll.register(self._answers, select.POLLIN)
         if self._out:
             poll.register(self._commands, select.POLLOUT)
         ready = dict(poll.poll(None if seconds is None else max(0, int(seconds * 1e3) + 1)))
         self._write()
-        if wake in ready:
+        if wake is not None and wake in ready:
             os.read(wake, 4096)
         if self._answers not in ready:
             # a process that the handler forked may still hold the pipe of a dead worker
@@ -154,7 +157,22 @@ class WorkerProcess:
             count -= len(piece)
 
 
-_live: WeakSet[WorkerProcess] = WeakSet()
+class WorkerProcess(ChildProcess):
+    """A child process that runs the handler of a background subscriber.
+
+    Args:
+        home: module path and working directory of the child.
+
+    Raises:
+        OSError: the process could not be started.
+    """
+
+    def __init__(self, home: Home) -> None:
+        worker, parent = "eventloop.background.workers.worker", str(os.getpid())
+        super().__init__(lambda answers: command(worker, home, str(answers), parent), home.cwd)
+
+
+_live: WeakSet[ChildProcess] = WeakSet()
 
 
 def _leave_all() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from eventloop.checkpoint.manifest import MANIFEST
+from eventloop.checkpoint.commit import MANIFEST
 from eventloop.costs.records import FILE as COSTS
 from eventloop.costs.records import RunCosts, read_costs
 from eventloop.eventlog.format import FILE_NAME as EVENTS

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from eventloop.checkpoint import CheckpointError, load_best, load_checkpoint, load_newest
-from eventloop.checkpoint.resolve_path import place_of, what_else
 from eventloop.checkpoint.store import Check
 from eventloop.checkpoint.weights import OWN, check_model_state, load_model_state, prepare_model_state, unwrap
 from eventloop.data.plain_values import plain
@@ -41,6 +40,7 @@ from eventloop.resume.fast_forward import check_scheduler_state, optimizers_at_z
 from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, gather_on_rank_0, own_buffers, several, state_of_rank
+from eventloop.resume.resolve_path import place_of, what_else
 from eventloop.resume.setting_changes import Change, Changed, change_lines, check_changed, refusal
 from eventloop.resume.settings import Settings
 from eventloop.state.rollback import Rollback

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from eventloop.checkpoint import find_checkpoints, latest_checkpoint, load_best, load_newest, save_checkpoint
-from eventloop.checkpoint.directory import LOOKS, remove_checkpoint
-from eventloop.checkpoint.manifest import MANIFEST, Label
-from eventloop.checkpoint.store import PAYLOAD, scan
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, remove_checkpoint
+from eventloop.checkpoint.directory import LOOKS
+from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.store import scan
 from eventloop.util.errors import CheckpointError
 
 

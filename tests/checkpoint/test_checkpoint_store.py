@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from eventloop.checkpoint import CheckpointError, find_checkpoints, load_checkpoint, save_checkpoint
-from eventloop.checkpoint.directory import PAYLOAD
+from eventloop.checkpoint.commit import PAYLOAD, commit, leftovers, remove_checkpoint
 from eventloop.checkpoint.disk import SaveGivenUp
-from eventloop.checkpoint.store import Serialized, leftovers, remove_checkpoint
+from eventloop.checkpoint.serialize import serialize
 from eventloop.checkpoint.verify import verify_checkpoint
 from tests.support.recording_disk import RecordingDisk
 
@@ -27,8 +27,8 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 OLD, NEW = {"state_dict": {"w": torch.zeros(3)}}, {"state_dict": {"w": torch.ones(3)}}
 OPERATIONS_OF_A_NEW_NAME = [
     "make .a.tmp",
-    "create .a.tmp/state.pth", "write .a.tmp/state.pth", "sync .a.tmp/state.pth",
-    "create .a.tmp/manifest.json", "write .a.tmp/manifest.json", "sync .a.tmp/manifest.json",
+    "create .a.tmp/state.pth", "write .a.tmp/state.pth", "create .a.tmp/manifest.json", "write .a.tmp/manifest.json",
+    "sync .a.tmp/state.pth", "sync .a.tmp/manifest.json",
     "sync directory .a.tmp",
     "rename .a.tmp -> a",
     "sync directory .",
@@ -55,10 +55,9 @@ def listing(directory: Path) -> list[str]:
 # --- saving ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", [NEW, Serialized(NEW)], ids=["mapping", "bytes"])
-def test_round_trip(tmp_path: Path, state: Any) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     """What was saved is read again, and the size that is returned is the payload's."""
-    size = save_checkpoint(state, tmp_path / "a")
+    size = save_checkpoint(NEW, tmp_path / "a")
 
     assert weights(tmp_path / "a") == [1.0] * 3
     assert size == (tmp_path / "a" / PAYLOAD).stat().st_size
@@ -75,8 +74,8 @@ def test_plain_torch_reads_the_payload(tmp_path: Path) -> None:
 
 
 def test_durable_before_it_has_its_name(tmp_path: Path) -> None:
-    """Each file is synced, the manifest after the payload, then the directory they are in; then it is renamed, and
-    the directory it is in is synced."""
+    """Each file is synced, then the directory they are in; then it is renamed, and the directory it is in is
+    synced."""
     disk = RecordingDisk(tmp_path)
     save_checkpoint(NEW, tmp_path / "a", disk=disk)
 
@@ -213,31 +212,6 @@ def test_a_state_that_cannot_be_written(tmp_path: Path) -> None:
     assert listing(tmp_path) == []
 
 
-GARBAGE = """
-import gc, torch
-from eventloop.checkpoint.store import Serialized
-kept = [Serialized({"state_dict": {"w": torch.ones(3)}})]
-kept.append(kept)
-del kept
-gc.collect()
-"""
-
-
-@pytest.mark.slow
-def test_bytes_that_are_garbage_go_without_a_word(python: Run) -> None:
-    """As after a save that failed: its error, what the frames of it hold, and the bytes are a cycle."""
-    ran = python(GARBAGE, PYTHONDEVMODE="1")  # which prints what 3.13 always does
-
-    assert (ran.returncode, [line for line in ran.stderr.splitlines() if "BytesIO" in line]) == (0, [])
-
-
-def test_the_error_of_the_disk_is_not_hidden_by_torch(tmp_path: Path) -> None:
-    """Where the disk fails in the middle of `torch.save`, which would say that its file is too short, the disk's own
-    error is raised."""
-    with pytest.raises(OSError, match="No space left on device"):
-        save_checkpoint(NEW, tmp_path / "a", disk=RecordingDisk(tmp_path, 2))
-
-
 def test_given_up(tmp_path: Path) -> None:
     """`given_up` ends a save in the middle, and nothing of it is left."""
     given_up = threading.Event()
@@ -246,10 +220,41 @@ def test_given_up(tmp_path: Path) -> None:
     large = {"state_dict": {"w": torch.zeros(5 << 20)}}
 
     with pytest.raises(SaveGivenUp, match="the save was given up"):
-        save_checkpoint(large, tmp_path / "a", disk=disk, given_up=given_up)
+        raise commit([serialize(large, tmp_path / "a")], disk, given_up)[0].error or AssertionError
 
     assert disk.calls[-1] == "remove .a.tmp"
     assert listing(tmp_path) == []
+
+
+def test_a_group_is_synced_together(tmp_path: Path) -> None:
+    """Everything is written before the first sync, and the new names are synced once; the names come in order."""
+    disk = RecordingDisk(tmp_path)
+    commit([serialize(NEW, tmp_path / name) for name in "ab"], disk)
+
+    kinds = [
+        call.split()[0]
+        for call in disk.calls
+        if not call.startswith(("create", "sync directory .a", "sync directory .b"))
+    ]
+    assert kinds == ["make", "write", "write"] * 2 + ["sync"] * 4 + ["rename"] * 2 + ["sync"]
+    assert [call for call in disk.calls if call.startswith("rename")] == [
+        "rename .a.tmp -> a",
+        "rename .b.tmp -> b",
+    ]
+    assert [weights(tmp_path / name) for name in "ab"] == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize("number", range(len(OPERATIONS_OF_A_NEW_NAME) * 2 - 1))
+def test_a_failure_in_a_group(tmp_path: Path, number: int) -> None:
+    """Whichever operation fails, a save is complete or has an error and left nothing."""
+    disk = RecordingDisk(tmp_path, number)
+    outcomes = commit([serialize(NEW, tmp_path / name) for name in "ab"], disk)
+
+    durable = [name for name, outcome in zip("ab", outcomes, strict=True) if outcome.error is None]
+    assert len(durable) < 2
+    assert listing(tmp_path) == durable
+    for name in durable:
+        verify_checkpoint(tmp_path / name)
 
 
 # --- leftovers ---------------------------------------------------------------------------------------------

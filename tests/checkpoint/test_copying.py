@@ -343,10 +343,13 @@ def test_an_average_is_swapped_in_after_the_copy(
 def test_weights_are_loaded_after_the_copy(make_trainer: MakeTrainer, late_equals_sync: Check) -> None:
     """So it is with weights that a handler loads in the middle."""
 
+    other = make_trainer(max_iters=1, hooks=[CheckpointHook(interval=1, overlap=False)])
+    other.train()
+
     class Back(Hook):
         def before_train_iter(self, trainer: Trainer, event: Any) -> None:
             if event.iter == 2:
-                trainer.load_checkpoint(trainer.work_dir / "iter_1")
+                trainer.load_checkpoint(other.work_dir / "iter_1")
 
     def build(hook: Hook, **options: Any) -> Trainer:
         return make_trainer(hooks=[hook, Back()], max_iters=3, **options)

@@ -17,8 +17,8 @@ import torch
 
 from eventloop import __version__
 from eventloop.checkpoint import CheckpointError, save_checkpoint
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
 from eventloop.checkpoint.manifest import (
-    MANIFEST,
     FileEntry,
     Label,
     Manifest,
@@ -28,7 +28,6 @@ from eventloop.checkpoint.manifest import (
     score,
     tensor_table,
 )
-from eventloop.checkpoint.store import PAYLOAD, Serialized
 from eventloop.hooks import CheckpointHook
 from tests.support.trainers import MakeTrainer
 
@@ -89,17 +88,6 @@ def test_it_is_json(saved: Path) -> None:
     assert said["manifest"]["tensors"] == [{"name": "state_dict.w", "dtype": "float32", "shape": [2]}]
     body = raw.split(b'"manifest":', 1)[1][:-1]
     assert hashlib.sha256(body).hexdigest() == said["sha256"]
-
-
-def test_bytes_and_mappings_say_the_same(tmp_path: Path) -> None:
-    """A state that was serialised before has the manifest of the state itself."""
-    state = {"meta": {"iter": 3}, "state_dict": {"w": torch.zeros(2, dtype=torch.bfloat16)}}
-    save_checkpoint(state, tmp_path / "a")
-    save_checkpoint(Serialized(state), tmp_path / "b")
-
-    one, other = (read_manifest(tmp_path / name) for name in "ab")
-    assert (one.iter, one.keys, one.tensors) == (other.iter, other.keys, other.tensors)
-    assert one.tensors == (TensorEntry("state_dict.w", "bfloat16", (2,)),)
 
 
 def test_a_label_is_kept(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""The saver: a thread at first, a process in a longer run, and nothing lost between them."""
+"""The saver: copies of the moment, written in order, and nothing lost."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,28 +11,34 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint.commit import leftovers
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.manifest import Label, TensorEntry, read_manifest
-from eventloop.checkpoint.saving.saver import FEW, ReplacedIfDurable, Saver, SaveReplacedError, State
+from eventloop.checkpoint.saving.saver import FEW, QUEUE_BYTES, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError
-from eventloop.checkpoint.store import Serialized, leftovers
 from tests import no_threads
-from tests.support.saving import DEADLINE, Gate, Late, a_state, assert_same, nothing_is_small, pointers, write
+from tests.support.saving import (
+    DEADLINE,
+    Gate,
+    Late,
+    Writes,
+    a_state,
+    assert_same,
+    nothing_is_small,
+    pointers,
+)
 
 Make = Callable[..., Saver]
 
 
-# --- a thread ----------------------------------------------------------------------------------------------
+# --- what is written ---------------------------------------------------------------------------------------
 
 
-def test_young_saver_writes_on_a_thread(tmp_path: Path) -> None:
-    """A run that has just begun starts no process; size and time are those of the bytes that are durable."""
-    saver = Saver(write)
-    written = saver.save(a_state(1.0), Job(tmp_path / "a", Label(sequence=4))).result(DEADLINE)
-    saver.close()
+def test_size_and_label(make_saver: Make, tmp_path: Path) -> None:
+    """The size is that of the durable bytes, the manifest has the label."""
+    written = make_saver().save(a_state(1.0), Job(tmp_path / "a", Label(sequence=4))).result(DEADLINE)
 
-    assert saver.process is None
     assert written.bytes == read_manifest(tmp_path / "a").files["state.pth"].bytes
     assert read_manifest(tmp_path / "a").sequence == 4
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
@@ -43,7 +48,7 @@ def test_young_saver_writes_on_a_thread(tmp_path: Path) -> None:
 def test_without_a_thread_the_caller_writes(
     make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    """As once the main thread has ended in Python 3.12; also what a thread would have copied beside the next step."""
+    """As once the main thread has ended in Python 3.12; also what a thread would have copied later."""
     no_threads.refuse(monkeypatch)
     if not small:
         nothing_is_small(monkeypatch)
@@ -53,50 +58,47 @@ def test_without_a_thread_the_caller_writes(
         written = saver.save(state, Job(tmp_path / name), later=lambda: pointers(state))
         assert written.done()
         assert_same(load_checkpoint(tmp_path / name), 1.0)
-    assert saver.abandon() == ""
+    assert saver.abandon() == []
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_a_thread_writes_what_the_state_was(
+def test_the_state_of_the_call_is_written(
     make_saver: Make, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    """The state at the call is written, whatever is done to it meanwhile: a small one as bytes, a large one copied."""
+    """Whatever is done to it meanwhile."""
     if not small:
-        monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
+        nothing_is_small(monkeypatch)
     state = a_state(1.0)
-    written = make_saver(gate.write).save(state, Job(tmp_path / "a"))
+    written = make_saver(gate).save(state, Job(tmp_path / "a"))
+    assert gate.entered.wait(DEADLINE)
     state["state_dict"]["w"].fill_(-1.0)
     gate.open.set()
     written.result(DEADLINE)
 
-    assert isinstance(gate.states[0], Serialized) == small
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
 @pytest.mark.parametrize("count", [FEW, FEW + 1])
-def test_many_tensors_are_not_serialised_on_the_training_thread(
-    make_saver: Make, gate: Gate, tmp_path: Path, count: int
-) -> None:
-    """However small they are: torch takes ten times as long to serialise one as it takes to copy it."""
-    saver = make_saver(gate.write)
-    gate.open.set()
-    saver.save({"w": {str(i): torch.ones(2) for i in range(count)}}, Job(tmp_path / "a")).result(DEADLINE)
+def test_many_tensors(make_saver: Make, tmp_path: Path, count: int) -> None:
+    """Many small tensors are encoded on a thread; all of them are saved."""
+    state = {"state_dict": {str(i): torch.full((2,), float(i)) for i in range(count)}}
+    make_saver().save(state, Job(tmp_path / "a")).result(DEADLINE)
 
-    assert isinstance(gate.states[0], Serialized) is (count <= FEW)
     assert len(read_manifest(tmp_path / "a").tensors) == count
+    assert load_checkpoint(tmp_path / "a")["state_dict"][str(count - 1)].tolist() == [count - 1.0] * 2
 
 
+@pytest.mark.parametrize("process", [False, True])
 @pytest.mark.parametrize("small", [True, False])
 def test_a_sparse_tensor_is_saved(
-    make_saver: Make, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
+    make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool, process: bool
 ) -> None:
     """As it was at the call, whatever is done to it meanwhile; its manifest names it."""
     if not small:
         nothing_is_small(monkeypatch)
     state = {"meta": {}, "state_dict": {"s": torch.eye(4).to_sparse().coalesce(), "w": torch.ones(3)}}
-    written = make_saver(gate.write).save(state, Job(tmp_path / "a"))
+    written = make_saver(process=process).save(state, Job(tmp_path / "a"))
     state["state_dict"]["s"].values().zero_()
-    gate.open.set()
     written.result(DEADLINE)
 
     loaded = load_checkpoint(tmp_path / "a")["state_dict"]
@@ -106,13 +108,16 @@ def test_a_sparse_tensor_is_saved(
     assert TensorEntry("state_dict.s", "float32", (4, 4)) in read_manifest(tmp_path / "a").tensors
 
 
-def test_what_is_replaced_goes_when_the_new_one_is_durable(
+# --- what is removed ---------------------------------------------------------------------------------------
+
+
+def test_the_replaced_one_is_removed_when_the_new_one_is_durable(
     make_saver: Make, gate: Gate, tmp_path: Path
 ) -> None:
-    """Not before; what is not there any more is nothing to speak of."""
+    """Not before; a name that does not exist is ignored."""
     save_checkpoint(a_state(1.0), tmp_path / "old")
     job = Job(tmp_path / "new", replaces=(tmp_path / "old", tmp_path / "gone"))
-    written = make_saver(gate.write).save(a_state(2.0), job)
+    written = make_saver(gate).save(a_state(2.0), job)
     assert gate.entered.wait(DEADLINE)
     while_written = os.listdir(tmp_path)
     gate.open.set()
@@ -121,15 +126,35 @@ def test_what_is_replaced_goes_when_the_new_one_is_durable(
     assert (while_written, os.listdir(tmp_path)) == (["old"], ["new"])
 
 
-def test_what_cannot_be_removed(
+@pytest.mark.parametrize("fails", [True, False])
+def test_spares_are_counted_when_the_save_is_durable(make_saver: Make, tmp_path: Path, fails: bool) -> None:
+    """Of those to replace the last ones that exist stay: a save before that failed is not one of them."""
+
+    def before(path: Path) -> None:
+        if fails and path.name == "a":
+            raise OSError("input/output error")
+
+    for name in ("older", "old"):
+        save_checkpoint(a_state(0.0), tmp_path / name)
+    saver = make_saver(Writes(before))
+    older = tmp_path / "older", tmp_path / "old"
+    saver.save(a_state(1.0), Job(tmp_path / "a", replaces=older, spares=2)).exception(DEADLINE)
+    saver.save(a_state(2.0), Job(tmp_path / "b", replaces=(*older, tmp_path / "a"), spares=1)).result(
+        DEADLINE
+    )
+
+    assert sorted(os.listdir(tmp_path)) == (["b", "old"] if fails else ["a", "b"])
+
+
+def test_a_failed_removal_is_logged(
     make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The new one is durable, so that is no failed save: it is said in the log."""
+    """The new checkpoint is durable, so the save has not failed."""
 
-    def fail(path: Path) -> None:
+    def fail(path: Path, disk: object) -> None:
         raise OSError("input/output error")
 
-    monkeypatch.setattr("eventloop.checkpoint.cleanup.remove_checkpoint", fail)
+    monkeypatch.setattr("eventloop.checkpoint.commit.remove_checkpoint", fail)
     save_checkpoint(a_state(1.0), tmp_path / "old")
     make_saver().save(a_state(2.0), Job(tmp_path / "new", replaces=(tmp_path / "old",))).result(DEADLINE)
 
@@ -137,165 +162,103 @@ def test_what_cannot_be_removed(
     assert_same(load_checkpoint(tmp_path / "new"), 2.0)
 
 
-def test_what_somebody_else_removes_meanwhile(
-    make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """That is what was to be done, and no failure: of that nothing is said, and the others go."""
-
-    def gone(path: Path) -> None:
-        shutil.rmtree(path)
-        if path.name == "pruned":
-            raise FileNotFoundError(path)
-
-    monkeypatch.setattr("eventloop.checkpoint.cleanup.remove_checkpoint", gone)
-    former = (tmp_path / "pruned", tmp_path / "old")
-    for path in former:
-        save_checkpoint(a_state(1.0), path)
-    make_saver().save(a_state(2.0), Job(tmp_path / "new", replaces=former)).result(DEADLINE)
-
-    assert not caplog.records
-    assert os.listdir(tmp_path) == ["new"]
-
-
 def test_a_save_that_fails_replaces_nothing(make_saver: Make, tmp_path: Path) -> None:
-    """Its error is the future's, and what was to be replaced is there."""
+    """Its error is that of the promise, and the one to replace is still there."""
 
-    def fail(state: State, job: Job, given_up: threading.Event) -> int:
+    def fail(path: Path) -> None:
         raise OSError("input/output error")
 
     save_checkpoint(a_state(1.0), tmp_path / "old")
-    written = make_saver(fail).save(a_state(2.0), Job(tmp_path / "new", replaces=(tmp_path / "old",)))
+    written = make_saver(Writes(fail)).save(a_state(2.0), Job(tmp_path / "new", replaces=(tmp_path / "old",)))
 
     with pytest.raises(OSError, match="input/output error"):
         written.result(DEADLINE)
     assert os.listdir(tmp_path) == ["old"]
 
 
-def test_busy(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
-    """While one is under way another one is refused: there is nowhere to copy it to."""
-    saver = make_saver(gate.write)
-    before = saver.busy
-    written = saver.save(a_state(1.0), Job(tmp_path / "a"))
+# --- the queue ---------------------------------------------------------------------------------------------
 
-    assert (before, saver.busy) == (False, True)
-    with pytest.raises(
-        RuntimeError, match="a save is running: wait for its promise, or make the Saver with spare=True"
-    ):
-        saver.save(a_state(2.0), Job(tmp_path / "b"))
+
+def test_small_saves_wait_in_a_queue_and_are_written_together(make_saver: Make, tmp_path: Path) -> None:
+    """While one is written the next ones arrive; each is complete, and they are durable in order."""
+    groups: list[int] = []
+    gate = Gate()
+
+    def write(saves: list, given_up: threading.Event) -> list:  # type: ignore[type-arg]
+        groups.append(len(saves))
+        return gate(saves, given_up)
+
+    saver = make_saver(write)
+    written = [saver.save(a_state(float(number)), Job(tmp_path / f"{number}")) for number in range(1)]
+    assert gate.entered.wait(DEADLINE)
+    written += [saver.save(a_state(float(number)), Job(tmp_path / f"{number}")) for number in range(1, 6)]
     gate.open.set()
-    written.result(DEADLINE)
-    assert not saver.busy
-    saver.save(a_state(2.0), Job(tmp_path / "b")).result(DEADLINE)
+    times = [each.result(DEADLINE).at for each in written]
+
+    assert groups == [1, 5]
+    assert times == sorted(times)
+    for number in range(6):
+        assert_same(load_checkpoint(tmp_path / f"{number}"), float(number))
 
 
-def test_a_saver_that_is_closed_has_written(
-    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`close` lets a save end that is being written, also one that is still being copied."""
+def test_one_that_fails_in_a_group_leaves_the_others(make_saver: Make, tmp_path: Path) -> None:
+    """Its neighbours become durable."""
+    gate = Gate()
+    saver = make_saver(gate)
+    (tmp_path / "file").touch()
+    first = saver.save(a_state(0.0), Job(tmp_path / "0"))
+    assert gate.entered.wait(DEADLINE)
+    later = [saver.save(a_state(1.0), Job(tmp_path / name)) for name in ("1", "file/2", "3")]
+    gate.open.set()
+
+    errors = [each.exception(DEADLINE) for each in (first, *later)]
+    assert [type(error) for error in errors] == [type(None), type(None), FileExistsError, type(None)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "3", "file"]
+
+
+def test_full(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
+    """One state always fits; a second one only if both are within the limit of bytes."""
+    saver = make_saver(gate)
+    large = {"w": torch.zeros(QUEUE_BYTES // 8 + 1)}
+    seen = [saver.full]
+    saver.save(a_state(1.0), Job(tmp_path / "a"))
+    seen.append(saver.full)
+    saver.save(large, Job(tmp_path / "b"))
+    seen.append(saver.full)
+    gate.open.set()
+    saver.close()
+
+    assert seen == [False, False, True]
+
+
+def test_waiting_saves_are_dropped(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
+    """The one that is being written is not; a newer one is saved after that."""
+    saver = make_saver(gate)
+    saver.drop_waiting()
+    first = saver.save(a_state(1.0), Job(tmp_path / "a"))
+    assert gate.entered.wait(DEADLINE)
+    waiting = [saver.save(a_state(2.0), Job(tmp_path / name)) for name in ("b", "c")]
+    saver.drop_waiting()
+    last = saver.save(a_state(3.0), Job(tmp_path / "d"))
+    gate.open.set()
+
+    assert [type(each.exception(DEADLINE)) for each in waiting] == [SaveReplacedError] * 2
+    first.result(DEADLINE)
+    last.result(DEADLINE)
+    assert sorted(os.listdir(tmp_path)) == ["a", "d"]
+    assert_same(load_checkpoint(tmp_path / "d"), 3.0)
+
+
+def test_a_closed_saver_has_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`close` waits for a save, also for one that is still being copied, and ends the threads."""
     nothing_is_small(monkeypatch)
-    saver, state = Saver(write, start_after=None), a_state(1.0)
-    saver.save(state, Job(tmp_path / "a"), later=lambda: {state["state_dict"]["w"].data_ptr()})
+    saver, state = Saver(), a_state(1.0)
+    saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
     saver.close()
 
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
     names = {thread.name for thread in threading.enumerate()}
     assert names.isdisjoint({"eventloop checkpoint", "eventloop checkpoint copy"})
-
-
-# --- spare buffers -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("small", [True, False])
-def test_a_newer_state_takes_the_place_of_one_that_waits(
-    make_saver: Make, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
-) -> None:
-    """The first is being written, the second waits, the third replaces it."""
-    if not small:
-        monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
-    saver = make_saver(gate.write, spare=True)
-    first = saver.save(a_state(1.0), Job(tmp_path / "a"))
-    assert gate.entered.wait(DEADLINE)
-    second = saver.save(a_state(2.0), Job(tmp_path / "b"))
-    third = saver.save(a_state(3.0), Job(tmp_path / "c"))
-
-    with pytest.raises(SaveReplacedError, match="a newer state was to be saved"):
-        second.result(DEADLINE)
-    gate.open.set()
-    first.result(DEADLINE)
-    third.result(DEADLINE)
-    assert sorted(os.listdir(tmp_path)) == ["a", "c"]
-    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
-    assert_same(load_checkpoint(tmp_path / "c"), 3.0)
-
-
-def test_one_that_waits_is_dropped(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
-    """`drop_waiting` does that without a newer one, and leaves the one that is being written."""
-    saver = make_saver(gate.write, spare=True)
-    saver.drop_waiting()
-    first = saver.save(a_state(1.0), Job(tmp_path / "a"))
-    assert gate.entered.wait(DEADLINE)
-    second = saver.save(a_state(2.0), Job(tmp_path / "b"))
-    saver.drop_waiting()
-    gate.open.set()
-
-    assert isinstance(second.exception(DEADLINE), SaveReplacedError)
-    first.result(DEADLINE)
-    saver.close()
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def test_one_that_is_begun_meanwhile_is_waited_for(
-    make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It waited for its turn when `drop_waiting` looked, and is being written when its turn to go comes."""
-    gates = {"a": Gate(), "b": Gate()}
-    saver = make_saver(
-        lambda state, job, given_up: gates[job.path.name].write(state, job, given_up), spare=True
-    )
-    first = saver.save(a_state(1.0), Job(tmp_path / "a"))
-    assert gates["a"].entered.wait(DEADLINE)
-    second = saver.save(a_state(2.0), Job(tmp_path / "b"))
-    join, wait = saver.join, second.wait
-
-    def meanwhile() -> None:
-        gates["a"].open.set()
-        assert gates["b"].entered.wait(DEADLINE)
-        join()
-
-    def waited_for(timeout: float | None = None) -> bool:
-        gates["b"].open.set()
-        return wait(timeout)
-
-    monkeypatch.setattr(saver, "join", meanwhile)
-    monkeypatch.setattr(second, "wait", waited_for)
-    saver.drop_waiting()
-
-    assert (first.done(), second.done()) == (True, True)
-    assert_same(load_checkpoint(tmp_path / "b"), 2.0)
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_what_goes_if_the_save_before_is_durable(make_saver: Make, tmp_path: Path, fails: bool) -> None:
-    """Stays if that failed: what a save replaces besides is settled when it is written."""
-    go = threading.Event()
-
-    def first_waits(state: State, job: Job, given_up: threading.Event) -> int:
-        if job.path.name == "a":
-            assert go.wait(DEADLINE)
-            if fails:
-                raise OSError("input/output error")
-        return write(state, job, given_up)
-
-    for name in ("old", "older"):
-        save_checkpoint(a_state(0.0), tmp_path / name)
-    saver = make_saver(first_waits, spare=True)
-    first = saver.save(a_state(1.0), Job(tmp_path / "a"))
-    job = Job(tmp_path / "b", replaces=(tmp_path / "older",))
-    second = saver.save(a_state(2.0), job, also=ReplacedIfDurable(first, (tmp_path / "old",)))
-    go.set()
-    second.result(DEADLINE)
-
-    assert sorted(os.listdir(tmp_path)) == (["b", "old"] if fails else ["a", "b"])
 
 
 # --- copies that come later --------------------------------------------------------------------------------
@@ -350,26 +313,24 @@ def test_a_change_without_join_is_an_error(make_saver: Make, late: Late, tmp_pat
 
 def test_abandoned_while_it_is_copied(late: Late, tmp_path: Path) -> None:
     """A save that has nothing to write yet is given up, and is not written when its copy is there."""
-    saver, state = Saver(write, start_after=None), a_state(1.0)
-    saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
+    saver, state = Saver(process=False), a_state(1.0)
+    written = saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
     assert late.entered.wait(DEADLINE)
 
-    assert saver.abandon() == "given up"
-    copier = saver._copier
-    assert copier is not None
+    assert saver.abandon() == []
     late.go.set()
-    copier.end(DEADLINE)
+    assert isinstance(written.exception(DEADLINE), SaveGivenUp)
     assert os.listdir(tmp_path) == []
 
 
 def test_abandoned_before_it_was_begun(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
     """A save that waits for its turn is given up too."""
-    saver = Saver(gate.write, start_after=None, spare=True)
+    saver = Saver(gate, process=False)
     saver.save(a_state(1.0), Job(tmp_path / "a"))
     assert gate.entered.wait(DEADLINE)
     second = saver.save(a_state(2.0), Job(tmp_path / "b"))
 
-    assert saver.abandon() == "given up"
+    assert saver.abandon() == []
     gate.open.set()
     assert isinstance(second.exception(DEADLINE), SaveGivenUp)
     assert str(second.exception()) == f"{tmp_path / 'b'} was given up"

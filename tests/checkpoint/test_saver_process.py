@@ -1,12 +1,13 @@
-"""The process that writes checkpoints in a longer run."""
+"""The process that writes checkpoints: it needs no torch, and no save is lost when it cannot go on."""
 
 from __future__ import annotations
 
-import functools
 import os
 import select
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,44 +15,43 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint
+from eventloop.checkpoint.commit import Outcome, Save
 from eventloop.checkpoint.manifest import Label, read_manifest
-from eventloop.checkpoint.saving.saver import Saver, SaveReplacedError
-from eventloop.checkpoint.saving.saver_client import Job, ProcessGoneError, SaverProcess
-from eventloop.checkpoint.saving.snapshot import Snapshot
+from eventloop.checkpoint.saving import saver
+from eventloop.checkpoint.saving.saver import STARTS, Saver
+from eventloop.checkpoint.saving.saver_client import Job, SaverProcess
+from eventloop.checkpoint.serialize import serialize
 from eventloop.hooks.preemption import KNOWN
+from eventloop.processes.launch import bare_command
 from tests import forked
-from tests.support.saving import DEADLINE, Gate, Late, a_state, assert_same, nothing_is_small, pointers, write
+from tests.support.saving import DEADLINE, Late, a_state, assert_same, nothing_is_small, pointers
 
-needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
 
 Make = Callable[..., Saver]
 
 
-@pytest.fixture(scope="module")
-def ready() -> Iterator[SaverProcess]:
-    """One for all tests that leave it as it was."""
-    process = SaverProcess()
-    assert process.wait_ready(DEADLINE)
-    yield process
-    process.close()
+def no_thread(saves: Sequence[Save], given_up: object = None) -> list[Outcome]:
+    """Refuse to write in place of the process."""
+    return [Outcome(error=AssertionError("the thread wrote"))] * len(saves)
 
 
-@pytest.fixture
-def with_process(
-    monkeypatch: pytest.MonkeyPatch, ready: SaverProcess, make_saver: Make
-) -> Callable[..., Saver]:
-    """Make a saver that is given that process, and does not end it."""
-    monkeypatch.setattr("eventloop.checkpoint.saving.saver.SaverProcess", lambda: ready)
-    monkeypatch.setattr(ready, "close", lambda: None)
-    return functools.partial(make_saver, process=True)
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings so far."""
+    return [record.getMessage() for record in caplog.records if record.name == "eventloop"]
 
 
-@pytest.mark.slow
-@needs_shared_memory
-def test_process_writes_what_the_state_was(with_process: Make, tmp_path: Path) -> None:
-    """The checkpoint holds the state at the call, whatever is done to it while the process writes; the process
-    removes what it replaces."""
-    saver = with_process(lambda state, job, given_up: pytest.fail("the thread wrote"))
+# --- writing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_the_process_writes_the_state_of_the_call(
+    make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """From the first save on, sent or mapped; the process removes what each save replaces."""
+    if not small:
+        nothing_is_small(monkeypatch)
+    saver = make_saver(no_thread, process=True)
     replaces: tuple[Path, ...] = ()
     for value in (1.0, 2.0, 3.0):
         state, path = a_state(value), tmp_path / f"{value}"
@@ -66,11 +66,9 @@ def test_process_writes_what_the_state_was(with_process: Make, tmp_path: Path) -
         assert os.listdir(tmp_path) == [path.name]
 
 
-@pytest.mark.slow
-@needs_shared_memory
-def test_process_writes_what_was_copied_later(with_process: Make, late: Late, tmp_path: Path) -> None:
+def test_the_process_writes_what_was_copied_later(make_saver: Make, late: Late, tmp_path: Path) -> None:
     """It is given the state when all of it is there."""
-    saver, state = with_process(), a_state(1.0)
+    saver, state = make_saver(no_thread, process=True), a_state(1.0)
     written = saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
     assert late.entered.wait(DEADLINE)
     late.go.set()
@@ -81,150 +79,58 @@ def test_process_writes_what_was_copied_later(with_process: Make, late: Late, tm
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
-@needs_shared_memory
-def test_killed_process_loses_no_save(
-    make_saver: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """When the process is killed, the save it was given and the next ones are written by the thread, and what it had
-    begun is removed."""
-    saver = make_saver(process=True)
-    assert saver.process is not None
-    os.kill(saver.process.pid, signal.SIGSTOP)
-    begun = tmp_path / f".first.{saver.process.pid}-1.tmp"
-    begun.mkdir()
-    first = saver.save(a_state(1.0), Job(tmp_path / "first"))
-    os.kill(saver.process.pid, signal.SIGKILL)
+def test_a_message_larger_than_a_pipe(make_saver: Make, tmp_path: Path) -> None:
+    """Is sent in pieces."""
+    text = "x" * (1 << 22)
+    saver = make_saver(no_thread, process=True)
+    saver.save({"meta": {}, "state_dict": {}, "text": text}, Job(tmp_path / "a")).result(DEADLINE)
 
-    first.result(DEADLINE)
-    saver.save(a_state(2.0), Job(tmp_path / "second")).result(DEADLINE)
-
-    assert "a checkpoint is written by a thread, because the process could not: it " in caplog.text
-    assert not begun.exists()
-    assert_same(load_checkpoint(tmp_path / "first"), 1.0)
-    assert_same(load_checkpoint(tmp_path / "second"), 2.0)
+    assert load_checkpoint(tmp_path / "a")["text"] == text
 
 
 @pytest.mark.slow
-@needs_shared_memory
-def test_error_of_the_process_is_the_error_of_the_save(with_process: Make, tmp_path: Path) -> None:
-    """What neither the process nor the thread can write is an error, and the next save works."""
-    saver = with_process()
-    (tmp_path / "file").touch()
+def test_many_descriptors(make_saver: Make, tmp_path: Path) -> None:
+    """Loaders that share tensors by descriptors hold thousands of them: the pipes get greater numbers."""
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        saver = make_saver(no_thread, process=True)
+        saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
+    finally:
+        for file in files:
+            os.close(file)
 
-    with pytest.raises(OSError, match="file"):
-        saver.save(a_state(1.0), Job(tmp_path / "file" / "a")).result(DEADLINE)
-    saver.save(a_state(2.0), Job(tmp_path / "b")).result(DEADLINE)
-
-    assert_same(load_checkpoint(tmp_path / "b"), 2.0)
-
-
-def test_a_young_process_is_not_waited_for() -> None:
-    """A run that ends while the process is still importing torch ends it at once: it was given nothing."""
-    process = SaverProcess()
-
-    process.close()
-
-    assert process.exit_code == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_a_process_that_is_done_exits_well() -> None:
-    """One that was ready ends by itself when it is told to."""
-    process = SaverProcess()
-    assert process.wait_ready(DEADLINE)
-
-    process.close()
-
-    assert process.exit_code == 0
-
-
-@pytest.mark.slow
-def test_process_outlives_ctrl_c_and_ends_with_its_parent() -> None:
-    """What a run may be told to end by reaches the group, and does not end it, from its first moment on; the end of its
-    input does."""
-    process = SaverProcess()
-    for _ in ("while it imports", "when it is ready"):
-        for name in KNOWN:
-            os.kill(process.pid, getattr(signal, name))
-        assert process.wait_ready(DEADLINE)
-
-    process.close()
-
-    assert process.exit_code == 0
-
-
-@pytest.mark.slow
-@needs_shared_memory
-def test_a_process_that_is_gone(make_saver: Make, tmp_path: Path) -> None:
-    """Asked to save it says that it is gone, or that it died over it."""
-    saver = make_saver(process=True)
-    process = saver.process
-    assert process is not None
-    os.kill(process.pid, signal.SIGKILL)
-    packed = Snapshot(shared=True).pack(a_state(1.0))
-
-    with pytest.raises(ProcessGoneError, match=r"^it (died|has ended)$"):
-        process.save(packed, Job(tmp_path / "a"))
-
-
-@pytest.mark.slow
-@needs_shared_memory
-def test_process_writes_a_sparse_tensor(with_process: Make, tmp_path: Path) -> None:
-    """It is no part of the shared memory, and comes with what is said of it."""
-    saver = with_process(lambda state, job, given_up: pytest.fail("the thread wrote"))
-    state = {"meta": {}, "state_dict": {"s": torch.eye(4).to_sparse().coalesce(), "w": torch.ones(3)}}
-    written = saver.save(state, Job(tmp_path / "a"))
-    state["state_dict"]["s"].values().zero_()
-    written.result(DEADLINE)
-
-    loaded = load_checkpoint(tmp_path / "a")["state_dict"]
-    assert torch.equal(loaded["s"].to_dense(), torch.eye(4))
-    assert torch.equal(loaded["w"], torch.ones(3))
-
-
-@needs_shared_memory
-def test_an_old_saver_starts_its_process(tmp_path: Path) -> None:
-    """A save of a run that has lasted a while starts it, and does not wait for it."""
-    saver = Saver(write, start_after=0.0)
-    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
-    process = saver.process
-    saver.close()
-
-    assert process is not None
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
-@pytest.mark.slow
-@needs_shared_memory
-def test_it_starts_while_a_save_is_under_way(
-    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a slow disk and spare buffers there may be one at any time. The one being written keeps its buffers."""
-    monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
-    saver = Saver(gate.write, start_after=None, spare=True)
-    first = saver.save(a_state(1.0), Job(tmp_path / "a"))
-    assert gate.entered.wait(DEADLINE)
-    saver._start_after = 0.0  # it is old now
+def test_an_awaited_save_starts_no_process(make_saver: Make, tmp_path: Path) -> None:
+    """The process has the lowest priority, and the training waits: a thread writes."""
+    saver = make_saver(process=True)
+    saver.save(a_state(1.0), Job(tmp_path / "a", awaited=True)).result(DEADLINE)
 
-    second = saver.save(a_state(2.0), Job(tmp_path / "b"))
-
-    process = saver.process
-    assert process is not None
-    assert process.wait_ready(60)
-    third = saver.save(a_state(3.0), Job(tmp_path / "c"))  # the process can see this one's buffers
-    gate.open.set()
-    for written in (first, third):
-        written.result(DEADLINE)
-    assert isinstance(second.exception(), SaveReplacedError)
-    saver.close()
+    assert saver.process is None
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
-    assert_same(load_checkpoint(tmp_path / "c"), 3.0)
+
+
+# --- its needs ---------------------------------------------------------------------------------------------
+
+
+def test_it_imports_only_the_standard_library() -> None:
+    """No torch, no msgspec and no package of the program: so it starts in a twentieth of a second."""
+    python, *rest = bare_command("eventloop.checkpoint.saving.saver_process", "1")
+    ran = subprocess.run(
+        [python, "-X", "importtime", *rest],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ran.stderr.splitlines()[1:]}
+    assert "eventloop" in imported
+    assert imported - {*sys.stdlib_module_names, "org"} == {"eventloop"}  # pickle looks for Jython's "org"
 
 
 def test_without_shared_memory_there_is_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a process could not see the copies, the thread writes for good."""
+    """Where a process could not see the copies, a thread writes."""
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    saver = Saver(write, start_after=0.0)
+    saver = Saver()
     saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
     saver.close()
 
@@ -232,83 +138,49 @@ def test_without_shared_memory_there_is_no_process(tmp_path: Path, monkeypatch: 
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
-@pytest.mark.slow
-@needs_shared_memory
-def test_a_save_that_is_waited_for_is_written_here(with_process: Make, tmp_path: Path) -> None:
-    """The process takes only time that nobody else wants, and who waits may not have so much of it."""
-    saver = with_process()
-    assert saver.process is not None
-    os.kill(saver.process.pid, signal.SIGSTOP)
+@pytest.mark.parametrize(
+    ("attribute", "value"), [("sys.executable", ""), ("sys.executable", None), ("sys.frozen", True)]
+)
+def test_a_program_without_an_interpreter_has_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attribute: str, value: object
+) -> None:
+    """Python within another program knows none; the executable of a frozen program is the training."""
+    monkeypatch.setattr(attribute, value, raising=False)
+    saver = Saver()
+    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
+    saver.close()
 
-    saver.save(a_state(1.0), Job(tmp_path / "a", awaited=True)).result(DEADLINE)
-
-    os.kill(saver.process.pid, signal.SIGCONT)
-    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
-
-
-# --- what cannot be had ------------------------------------------------------------------------------------
+    assert saver.process is None
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The warnings so far."""
-    return [record.getMessage() for record in caplog.records if record.name == "eventloop"]
-
-
-@needs_shared_memory
 def test_a_process_that_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A limit of processes, or a sandbox, costs neither the save nor the training: a thread writes, which the log says at
-    each of a few tries; no descriptor is left open."""
-    monkeypatch.setattr("eventloop.checkpoint.saving.saver.STARTS", 2)
-    saver = Saver(write, start_after=0.0)
+    """A thread writes, which the log says at each of a few tries; no descriptor is left open."""
     descriptors: list[int] = []
 
     def refused(*arguments: object, **options: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("eventloop.checkpoint.saving.saver_client.subprocess.Popen", refused)
-    for value in (1.0, 2.0, 3.0):
-        saver.save(a_state(value), Job(tmp_path / f"{value}")).result(DEADLINE)
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    saver = Saver()
+    for value in range(STARTS + 1):
+        saver.save(a_state(float(value)), Job(tmp_path / f"{value}")).result(DEADLINE)
         descriptors.append(len(os.listdir("/proc/self/fd")))
     saver.close()
 
     assert len({*descriptors}) == 1
-    assert_same(load_checkpoint(tmp_path / "3.0"), 3.0)
+    assert_same(load_checkpoint(tmp_path / "3"), 3.0)
     why = "no process could be started: [Errno 11] Resource temporarily unavailable"
-    assert told(caplog) == [f"a checkpoint is written by a thread, because {why}"] * 2
+    assert warned(caplog) == [f"a checkpoint is written by a thread, because {why}"] * STARTS
 
 
-@pytest.mark.parametrize("executable", ["", None])
-def test_a_program_without_an_interpreter_has_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executable: str | None
-) -> None:
-    """Python within another program knows of none that could be started."""
-    monkeypatch.setattr("sys.executable", executable)
-    saver = Saver(write, start_after=0.0)
-    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
-    saver.close()
-
-    assert saver.process is None
-
-
-def test_a_frozen_program_is_not_started_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its executable is no interpreter, but the program that trains."""
-    monkeypatch.setattr("sys.frozen", True, raising=False)
-    saver = Saver(write, start_after=0.0)
-    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
-    saver.close()
-
-    assert saver.process is None
-
-
-@needs_shared_memory
 def test_without_memory_to_share_a_thread_writes(
-    with_process: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A limit of files' sizes counts for it too. It is said once; what is saved from then on lies in memory of the
-    training's own."""
-    saver = with_process()
+    """A limit of files' sizes counts for shared memory too. The log says it once."""
+    nothing_is_small(monkeypatch)
+    saver = make_saver(process=True)
 
     def refused(descriptor: int, size: int) -> None:
         raise OSError(27, "File too large")
@@ -319,18 +191,16 @@ def test_without_memory_to_share_a_thread_writes(
 
     assert_same(load_checkpoint(tmp_path / "2.0"), 2.0)
     why = "no memory could be shared with a process: OSError: [Errno 27] File too large"
-    assert told(caplog) == [f"checkpoints are written by a thread, as {why}"]
+    assert warned(caplog) == [f"checkpoints are written by a thread, as {why}"]
 
 
-@pytest.mark.slow
-@needs_shared_memory
 @pytest.mark.parametrize("process", [False, True])
 def test_a_state_that_cannot_be_copied_is_a_failed_save(
-    with_process: Make, make_saver: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, process: bool
+    make_saver: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, process: bool
 ) -> None:
-    """The training goes on, and so does the saver, with its process if it has one."""
+    """The training goes on, and so does the saver."""
     nothing_is_small(monkeypatch)
-    saver = with_process() if process else make_saver()
+    saver = make_saver(process=process)
 
     def copies_nothing(views: object, sources: object, *, non_blocking: bool) -> None:
         raise NotImplementedError("could not run 'aten::_foreach_copy_'")
@@ -341,35 +211,132 @@ def test_a_state_that_cannot_be_copied_is_a_failed_save(
 
     with pytest.raises(NotImplementedError, match="could not run 'aten::_foreach_copy_'"):
         failed.result(DEADLINE)
-
     saver.save(a_state(1.0), Job(tmp_path / "b")).result(DEADLINE)
     assert_same(load_checkpoint(tmp_path / "b"), 1.0)
-    assert saver._shared is process
 
 
-# --- its surroundings --------------------------------------------------------------------------------------
+# --- its end -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(make_saver: Make, tmp_path: Path) -> Iterator[tuple[Saver, SaverProcess]]:
+    """A saver whose process has written once, and is stopped."""
+    saver = make_saver(process=True)
+    saver.save(a_state(0.0), Job(tmp_path / "zero")).result(DEADLINE)
+    assert saver.process is not None
+    process = saver.process
+    os.kill(process.pid, signal.SIGSTOP)
+    yield saver, process
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_killed_process_loses_no_save(
+    stopped: tuple[Saver, SaverProcess],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    small: bool,
+) -> None:
+    """A thread repeats its save and removes what it had begun; the next save is given to another process."""
+    if not small:
+        nothing_is_small(monkeypatch)
+    saver, process = stopped
+    begun = [tmp_path / f".{name}.{process.pid}-1.{end}" for name, end in (("a", "tmp"), ("zero", "old"))]
+    for path in begun:
+        path.mkdir()
+    first = saver.save(a_state(1.0), Job(tmp_path / "a", replaces=(tmp_path / "zero",)))
+    os.kill(process.pid, signal.SIGKILL)
+    first.result(DEADLINE)
+    saver.save(a_state(2.0), Job(tmp_path / "b")).result(DEADLINE)
+
+    assert warned(caplog) == [
+        "a checkpoint is written by a thread, because the process could not: it ended: killed by SIGKILL"
+    ]
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+    assert saver.process is not None
+    assert saver.process.pid != process.pid
+
+
+def test_a_stopped_process_is_ended_after_the_time_limit(
+    stopped: tuple[Saver, SaverProcess],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread repeats its save, also one of more bytes than the pipe takes."""
+    monkeypatch.setattr(saver, "TIMEOUT_SECONDS", 0.1)
+    own, process = stopped
+    state = {**a_state(1.0), "text": "x" * (1 << 22)}
+    own.save(state, Job(tmp_path / "a")).result(DEADLINE)
+
+    assert "the process could not: it had not answered after 0.1 s, and was killed" in caplog.text
+    assert not Path(f"/proc/{process.pid}").exists()
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+
+
+def test_a_process_that_always_dies_is_started_a_few_times(tmp_path: Path) -> None:
+    """Each start costs, and a thread writes as well."""
+    saver = Saver()
+    seen = set()
+    for number in range(STARTS + 2):
+        saver.save(a_state(float(number)), Job(tmp_path / f"{number}")).result(DEADLINE)
+        if saver.process is not None:
+            seen.add(saver.process.pid)
+            os.kill(saver.process.pid, signal.SIGKILL)
+    saver.close()
+
+    assert len(seen) <= STARTS
+    assert_same(load_checkpoint(tmp_path / f"{STARTS + 1}"), STARTS + 1.0)
+
+
+def test_an_error_of_the_process_is_the_error_of_the_save(make_saver: Make, tmp_path: Path) -> None:
+    """Neither the process nor the thread can write it; the next save works."""
+    saver = make_saver(process=True)
+    (tmp_path / "file").touch()
+
+    with pytest.raises(OSError, match="file"):
+        saver.save(a_state(1.0), Job(tmp_path / "file" / "a")).result(DEADLINE)
+    saver.save(a_state(2.0), Job(tmp_path / "b")).result(DEADLINE)
+
+    assert_same(load_checkpoint(tmp_path / "b"), 2.0)
+
+
+@pytest.mark.parametrize("moment", ["while it starts", "when it runs"])
+def test_it_ignores_what_ends_a_process_group(moment: str, tmp_path: Path) -> None:
+    """Ctrl-C and a scheduler's signals reach the group, from its first moment on: the training decides."""
+    process = SaverProcess()
+    save = serialize(a_state(1.0), tmp_path / "a").with_own_bytes()
+    if moment == "when it runs":
+        assert process.commit([save], DEADLINE)[0].error is None
+    for name in KNOWN:
+        os.kill(process.pid, getattr(signal, name))
+
+    (outcome,) = process.commit([save._replace(path=tmp_path / "b")], DEADLINE)
+    assert outcome.error is None
+    assert process.end(DEADLINE) == "exit code 0"
+    assert_same(load_checkpoint(tmp_path / "b"), 1.0)
+
 
 WITHOUT_STREAMS = """
-import os
+import os, sys
+from pathlib import Path
 from eventloop.checkpoint.saving.saver_client import SaverProcess
 
 for number in (0, 1, 2):
     os.close(number)
 process = SaverProcess()
-ready = process.wait_ready(60)
-process.close()
-os._exit(0 if ready and process.exit_code == 0 else 1)
+done = process.commit([], 60) == []
+os._exit(0 if done and process.end(60) == "exit code 0" else 1)
 """
 
 
 @pytest.mark.slow
-def test_what_is_printed_at_its_start_is_no_answer(tmp_path: Path) -> None:
-    """A sitecustomize, or a plug-in of torch's, may print before any code of ours runs; and a program may have closed its
-    standard streams."""
-    (tmp_path / "sitecustomize.py").write_text("print('welcome to the cluster')\n", encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), forked.ROOT])}
-
-    ran = forked.run(["-c", WITHOUT_STREAMS], cwd=tmp_path, env=environment)
+def test_a_program_may_have_closed_its_standard_streams(tmp_path: Path) -> None:
+    """The pipes then get their numbers."""
+    ran = forked.run(["-c", WITHOUT_STREAMS], cwd=tmp_path)
 
     assert ran.returncode == 0
 
@@ -380,7 +347,7 @@ from eventloop.checkpoint.saving.saver_client import SaverProcess
 
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 process = SaverProcess()
-assert process.wait_ready(60)
+assert process.commit([], 60) == []
 fork = os.fork()
 if fork:
     print(process.pid, fork, flush=True)
@@ -393,13 +360,13 @@ while True:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfd_open")
-def test_a_fork_that_outlives_the_training_holds_no_process(tmp_path: Path) -> None:
-    """The fork has the pipe too, so that no end of it tells the process that the training is gone."""
+def test_it_ends_with_the_training_though_a_fork_lives_on(tmp_path: Path) -> None:
+    """The fork has closed its copies of the pipes."""
     ran = forked.run(["-c", LEAVES_A_FORK], cwd=tmp_path)
 
     process, fork = map(int, ran.stdout.split())
     try:
-        with suppress(ProcessLookupError):  # it is gone by now
+        with suppress(ProcessLookupError):  # it has ended already
             descriptor = os.pidfd_open(process)
             try:
                 assert select.select([descriptor], [], [], DEADLINE)[0]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from eventloop.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from eventloop.checkpoint.manifest import MANIFEST, read_manifest
-from eventloop.checkpoint.store import PAYLOAD
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
+from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.verify import open_verified, verify_checkpoint
 
 

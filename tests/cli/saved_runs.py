@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eventloop import cli
-from eventloop.checkpoint.directory import leftovers
+from eventloop.checkpoint.commit import leftovers
 from eventloop.checkpoint.disk import Disk
 from eventloop.checkpoint.manifest import Label
 from tests.cli.conftest import ENVIRONMENT

@@ -14,9 +14,10 @@ import torch
 
 from eventloop import __version__
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.checkpoint.directory import PAYLOAD, go_back, remove_checkpoint, scan
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, remove_checkpoint
+from eventloop.checkpoint.directory import go_back, scan
 from eventloop.checkpoint.listing import Stock, list_leftovers
-from eventloop.checkpoint.manifest import MANIFEST, read_manifest
+from eventloop.checkpoint.manifest import read_manifest
 from eventloop.cli import listing_text as inventory_text
 from eventloop.cli.listing_text import size_text
 from tests.cli.conftest import ENVIRONMENT, train

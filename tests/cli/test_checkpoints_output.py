@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.checkpoint.directory import PAYLOAD
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
 from eventloop.checkpoint.lineage import LINE
-from eventloop.checkpoint.manifest import MANIFEST
 from eventloop.util.terminal import OutputError, say
 from tests.cli.conftest import ENVIRONMENT
 from tests.cli.saved_runs import ALL, checkpoints, names

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_checkpoint, load_newest, save_checkpoint
-from eventloop.checkpoint.directory import PAYLOAD
+from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.checkpoint.manifest import read_manifest
 from tests.cli.saved_runs import ALL, During, checkpoints, flip, kill_a_save, label_of, names
 

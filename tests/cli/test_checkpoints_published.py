@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.checkpoint.directory import PAYLOAD, remove_checkpoint
+from eventloop.checkpoint.commit import PAYLOAD, remove_checkpoint
 from eventloop.checkpoint.listing import Stock
 from eventloop.checkpoint.verify import check_sizes
 from tests.cli.conftest import train

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from eventloop import cli
 from eventloop.checkpoint import save_checkpoint
-from eventloop.checkpoint.store import PAYLOAD
+from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.cli import demo as program
 from eventloop.cli.demo import free_name, newest_run, prepare

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from eventloop.checkpoint import find_checkpoints, load_checkpoint
-from eventloop.checkpoint.store import leftovers
+from eventloop.checkpoint.commit import leftovers
 from tests.cli.conftest import Start, wait_until
 
 HINT = "Ctrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once.\n"

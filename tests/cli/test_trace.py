@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from eventloop import Trainer, cli
 from eventloop.costs.spans import SAVER, Span, SpanRecorder
 from eventloop.events import AfterTrainIter
-from eventloop.hooks import TraceHook
+from eventloop.hooks import CheckpointHook, TraceHook
 from eventloop.tracing.chrome import WindowFacts, chrome_trace, nested_rows
 from tests.cli.traced_runs import traced
 from tests.support.trainers import batches, tiny_model
@@ -37,6 +37,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("run")
     trainer = traced(directory, (2, 4), (10, 20))
     trainer.bus.subscribe(look, AfterTrainIter)
+    (hook,) = (hook for hook in trainer.hooks if isinstance(hook, CheckpointHook))
+
+    @trainer.bus.on("after_train_iter", priority="LOWEST")
+    def wait(trainer: Trainer, event: AfterTrainIter) -> None:
+        """Wait until the save is durable, so that no two overlap."""
+        for saving in hook.saves.under_way:
+            saving.written.result(60.0)
+
     trainer.train()
     trainer.close()
     return directory

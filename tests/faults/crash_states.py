@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventloop.checkpoint import disk, load_best, load_newest, save_checkpoint
-from eventloop.checkpoint.cleanup import remove_dead, remove_replaced
+from eventloop.checkpoint.commit import leftovers, remove_replaced
 from eventloop.checkpoint.manifest import Label
-from eventloop.checkpoint.store import Serialized, leftovers, scan
+from eventloop.checkpoint.prune import remove_dead
+from eventloop.checkpoint.store import scan
 from tests.faults.operations import state, value_of, values
 from tests.faults.shim import Operation, shimmed
 
@@ -223,7 +224,7 @@ SCENARIOS = {
 def _save(directory: Path, save: Save) -> None:
     best = Label(best={"acc": "greater"}, metrics={"acc": float(save.value)}) if save.best else Label()
     label = Label(sequence=save.value, best=best.best, metrics=best.metrics)
-    save_checkpoint(Serialized(state(save.value)), directory / save.name, label)
+    save_checkpoint(state(save.value), directory / save.name, label)
 
 
 class Crash(NamedTuple):

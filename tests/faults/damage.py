@@ -19,8 +19,7 @@ import torch
 
 from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError, load_checkpoint
-from eventloop.checkpoint.directory import PAYLOAD
-from eventloop.checkpoint.manifest import MANIFEST
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
 from tests.faults.operations import said
 from tests.faults.training import expected, make_trainer, same, weights
 

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from eventloop.checkpoint import disk, load_checkpoint, load_newest, save_checkpoint
-from eventloop.checkpoint.cleanup import remove_replaced
+from eventloop.checkpoint.commit import remove_replaced
 from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.manifest import Label
-from eventloop.checkpoint.store import Serialized
 from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.events import CheckpointFailed
 from tests.faults.shim import Operation, Record, shimmed
@@ -32,10 +31,9 @@ def state(value: int) -> dict[str, Any]:
     return {"meta": {"iter": value}, "state_dict": {"w": torch.full((50,), float(value))}}
 
 
-def save(path: Path, value: int, *, in_pieces: bool = False) -> None:
-    """Save that state; the later one has the greater value. torch writes it in dozens of pieces."""
-    saved = state(value)
-    save_checkpoint(saved if in_pieces else Serialized(saved), path, Label(sequence=value))
+def save(path: Path, value: int) -> None:
+    """Save that state; the later one has the greater value."""
+    save_checkpoint(state(value), path, Label(sequence=value))
 
 
 def value_of(path: Path) -> int:
@@ -103,13 +101,11 @@ class Case(NamedTuple):
     removed: tuple[str, ...] = ()
     within: str = ""
     """A directory that is not there yet."""
-    in_pieces: bool = False
 
 
 CASES = {
     "first": Case({}, "iter_1", within="new/deep"),
     "second": Case({"iter_1": 1}, "iter_2"),
-    "in pieces": Case({}, "iter_1", in_pieces=True),
     "same name": Case({"iter_1": 1, "iter_2": 2}, "iter_2"),
     "pruning": Case({"iter_1": 1, "iter_2": 2}, "iter_3", removed=("iter_1",)),
 }
@@ -144,10 +140,11 @@ def _commit(directory: Path, name: str, record: Record) -> bool:
     disk._durable.clear()  # what is known of the directories above would shift the numbers
     with shimmed(record):
         try:
-            save(where / case.name, 9, in_pieces=case.in_pieces)
+            save(where / case.name, 9)
         except OSError:
             return False
-        remove_replaced([where / each for each in case.removed])
+        for warning in remove_replaced([where / each for each in case.removed]):
+            logging.getLogger("eventloop").warning("%s", warning)
     return True
 
 

@@ -22,7 +22,7 @@ NAMES = frozenset({
 COPIES = frozenset({"copy", "clone", "deepcopy"})
 """Those that are asked for what they return."""
 
-_SAVER = (*COPY, "tests/checkpoint/test_saver_patience.py", "tests/stops/test_second_interrupt.py")
+_SAVER = (*COPY, "tests/checkpoint/test_saver_process.py", "tests/stops/test_second_interrupt.py")
 BY_VALUE = "tests/faults/test_by_value.py"
 _RESUMED = (
     BY_VALUE, "tests/resume/test_resume_refused.py", "tests/resume/test_resume_settings.py",
@@ -47,7 +47,6 @@ TESTS = {
     "checkpoint/lineage.py": LINE,
     "checkpoint/manifest.py": STORE,
     "optim/optimizers.py": _RESUMED,
-    "checkpoint/saving/save_timeout.py": ("tests/faults/test_waits.py", *_SAVER[-2:]),
     "data/loader_state.py": (BY_VALUE, "tests/resume/test_resume_samplers.py"),
     "checkpoint/prune.py": ("tests/cli/test_checkpoints_prune.py",),
     "resume/ranks.py": ("tests/resume/test_resume_ranks.py",),
@@ -61,7 +60,9 @@ TESTS = {
     "checkpoint/directory.py": STORE,
     "checkpoint/saving/snapshot.py": (BY_VALUE, *COPY[:3], "tests/metrics/test_cuda_path.py"),
     "state/rollback.py": _RESUMED,
-    "checkpoint/cleanup.py": STORE,
+    "checkpoint/archive.py": STORE,
+    "checkpoint/commit.py": STORE,
+    "checkpoint/serialize.py": STORE,
     "checkpoint/verify.py": STORE,
     "checkpoint/weights.py": (*_RESUMED, "tests/checkpoint/test_weights_refused.py"),
 }

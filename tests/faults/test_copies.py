@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from eventloop import Trainer
+from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.saving.saver import Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.saving.snapshot import Rest
 from eventloop.hooks import CheckpointHook
 from tests.faults.training import ITERATIONS, check_whole, expected, make_trainer, same, weights
+from tests.support.saving import Writes
 
 OVERDUE = 5.0
 """Seconds after which a copy is made though nobody waits for it; while all is well none is."""
@@ -91,7 +93,7 @@ def test_a_step_waits_for_the_copy(directory: Path, late: Late, when_busy: str) 
 
 def test_the_next_save_waits_for_the_copy(directory: Path, late: Late) -> None:
     """Who is asked for his state may change parameters for a moment; the copy of the save before is made by then."""
-    another = CheckpointHook(interval=1, filename_tmpl="again_iter_{}", when_busy="replace")
+    another = CheckpointHook(interval=1, out_dir=directory.parent / "again", when_busy="replace")
     trainer = make_trainer(directory, [another], max_keep_ckpts=-1, save_best=None, when_busy="replace")
     failed: list[Any] = []
     trainer.bus.subscribe(failed.append, "checkpoint_failed")
@@ -139,29 +141,38 @@ def all_of_it(state: dict[str, Any]) -> set[int]:
     return {tensor.data_ptr() for tensor in state["state_dict"].values()}
 
 
+def weights_of(path: Path) -> float:
+    """The value of all weights of a checkpoint."""
+    (value,) = set(load_checkpoint(path)["state_dict"]["w"].tolist())
+    return float(value)
+
+
 def test_buffers_are_free_before_they_are_used_again(directory: Path, late: Late) -> None:
     """A save that waits for its turn gives up its buffers to a newer one, once nothing is copied into them."""
-    entered, gate, written = threading.Event(), threading.Event(), []
+    entered, gate = threading.Event(), threading.Event()
 
-    def write(state: Any, job: Job, given_up: threading.Event) -> int:
+    def before(path: Path) -> None:
         entered.set()
         gate.wait(OVERDUE)
-        written.append((job.path.name, {float(value) for value in state["state_dict"]["w"]}))
-        return 0
 
-    saver = Saver(write, start_after=None, spare=True)
+    saver = Saver(Writes(before), process=False)
     first, replaced, newest = (a_state(float(number)) for number in range(3))
     saver.save(first, Job(directory / "first"), later=lambda: all_of_it(first))
     saver.join()
     assert entered.wait(OVERDUE)
     given_way = saver.save(replaced, Job(directory / "replaced"), later=lambda: all_of_it(replaced))
+    saver.drop_waiting()
     saver.save(newest, Job(directory / "newest"))
     saver.join()
     gate.set()
     saver.close()
 
     assert not late.overdue
-    assert written == [("first", {0.0}), ("newest", {2.0})]
+    assert {name: weights_of(directory / name) for name in ("first", "newest")} == {
+        "first": 0.0,
+        "newest": 2.0,
+    }
+    assert not (directory / "replaced").exists()
     assert isinstance(given_way.exception(), SaveReplacedError)
 
 
@@ -176,12 +187,8 @@ def test_what_a_device_copies_is_waited_for(
         wait(rest)
         seen.append("there")
 
-    def write(state: Any, job: Job, given_up: threading.Event) -> int:
-        seen.append("written")
-        return 0
-
     monkeypatch.setattr(Rest, "wait", note)
-    saver = Saver(write, start_after=None)
+    saver = Saver(Writes(lambda path: seen.append("written")), process=False)
     state = a_state(1.0)
     saver.save(state, Job(directory / "one"), later=lambda: all_of_it(state))
     saver.join()

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_newest
-from eventloop.checkpoint.cleanup import remove_dead
-from eventloop.checkpoint.directory import go_back, leftovers, scan
+from eventloop.checkpoint.commit import leftovers
+from eventloop.checkpoint.directory import go_back, scan
 from eventloop.checkpoint.lineage import read_steps_back
+from eventloop.checkpoint.prune import remove_dead
 from tests.faults.crash_states import Model, write_tree
 from tests.faults.operations import FAULTS, faults_of, save, value_of, values
 from tests.faults.shim import Operation, Record, shimmed

@@ -22,8 +22,8 @@ TRIED = (
 
 
 NO_CHECKPOINTS = {
-    "util/append_file.py", "costs/records.py", "eventlog/undelivered.py", "cli/output_file.py", "tracing/files.py", "writers/csv_table.py",
-    "writers/event_log_writer.py",
+    "util/append_file.py", "costs/records.py", "cli/output_file.py", "tracing/files.py", "writers/csv_table.py",
+    "writers/event_log_writer.py", "eventlog/undelivered.py",
 }  # fmt: skip
 """What syncs or renames files of another kind."""
 

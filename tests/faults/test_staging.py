@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def test_any_call_of_the_staging_may_fail(
     """The training goes on to its end, it is told, whatever is taken for a checkpoint is whole, and it can be gone on
     with; a save that succeeds later is as good as any."""
     monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
-    defaults = {**(Saver.__init__.__kwdefaults__ or {}), "start_after": 0.0 if call != "allocate" else None}
-    monkeypatch.setattr(Saver.__init__, "__kwdefaults__", defaults)
+    made = partial(Saver, process=call != "allocate")
+    monkeypatch.setattr("eventloop.checkpoint.retention.pending.Saver", made)
     trainer = make_trainer(directory, save_best=None)
     failing = Failing(getattr(*CALLS[call]), lasting=lasting)
     told: list[Any] = []

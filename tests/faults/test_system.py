@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from eventloop.checkpoint.commit import commit
 from eventloop.checkpoint.disk import BESIDE, DISK, Sink
-from eventloop.checkpoint.saving import saver_process
-from eventloop.checkpoint.saving.saver_client import Job
+from eventloop.checkpoint.serialize import serialize
 from tests.faults.operations import save, state, value_of, values
 from tests.faults.shim import Operation, shimmed
 
@@ -127,23 +127,24 @@ def test_what_another_run_has_saved_is_not_removed(directory: Path) -> None:
     assert values(directory) == {"iter_1": 7}
 
 
-def test_the_process_removes_nothing_for_a_save_that_fails(directory: Path) -> None:
+def test_nothing_is_removed_for_a_save_that_fails(directory: Path) -> None:
     """What it was to replace is there until it is durable."""
     save(directory / "iter_1", 1)
-    job = Job(directory / "iter_2", replaces=(directory / "iter_1",))
+    replaces = (directory / "iter_1",)
+    saving = serialize(state(2), directory / "iter_2")._replace(replaces=replaces)
 
     def full(operation: Operation) -> Any:
         if operation.name == "write":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return operation.do()
 
-    with shimmed(full), pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-        saver_process._save(state(2), job)
-
+    with shimmed(full):
+        (outcome,) = commit([saving])
+    assert isinstance(outcome.error, OSError)
+    assert outcome.error.errno == errno.ENOSPC
     assert values(directory) == {"iter_1": 1}
 
-    saver_process._save(state(2), job)
-
+    commit([saving])
     assert values(directory) == {"iter_2": 2}
 
 
@@ -156,7 +157,7 @@ def test_a_killed_save_of_the_same_process_number_is_in_nobodys_way(
         left = directory / f".iter_1.{os.getpid()}-{number}.tmp"
         left.mkdir()
         (left / "state.pth").write_bytes(b"half")
-    monkeypatch.setattr("eventloop.checkpoint.directory._numbers", iter(range(1, 9)))
+    monkeypatch.setattr("eventloop.checkpoint.commit._numbers", iter(range(1, 9)))
 
     save(path, 1)
 

@@ -15,23 +15,25 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import torch
 
 from eventloop import Trainer
-from eventloop.checkpoint import directory as shelf
+from eventloop.checkpoint import commit as shelf
 from eventloop.checkpoint import load_best
 from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.manifest import read_manifest
-from eventloop.checkpoint.saving.saver import Saver, _open
+from eventloop.checkpoint.retention import pending
+from eventloop.checkpoint.saving.saver import Saver
 from eventloop.events import CheckpointSaved
 from tests.faults.shim import Kill, install
 from tests.faults.training import check_whole, expected, finish, make_trainer
 
+_PYTHON = sys.executable
 DEADLINE = 60.0
 """Seconds against hangs."""
 
@@ -146,9 +148,6 @@ def _arm(trial: Trial, point: Point | None) -> None:
                 str(Path(trial.directory, "saver killed").absolute()),
             ]
         )
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            [str(Path(__file__).parent / "in_saver"), os.environ.get("PYTHONPATH", "")]
-        )
     elif point is not None and point.name != "random":
         install(Kill(point.name, point.when, point.hit))
 
@@ -163,21 +162,13 @@ def _prepare(trial: Trial, trainer: Trainer, *, by_process: bool) -> None:
         os.write(journal, msgspec.json.encode(Said(Path(event.path).name, manifest.sequence, score)) + b"\n")
 
     trainer.bus.subscribe(note, "checkpoint_saved")
-    known: set[int] = set()
-
-    def wait(event: Any) -> None:
-        processes = [saver.process for saver in _open if saver.process is not None]
-        for process in [process for process in processes if process.pid not in known]:
-            known.add(process.pid)
-            with Path(trial.directory, "savers").open("a") as file:
-                file.write(f"{process.pid}\n")
-            process.wait_ready(DEADLINE)
-
+    pending.Saver = partial(Saver, process=by_process)  # type: ignore[attr-defined,assignment]
     if by_process:
-        defaults = Saver.__init__.__kwdefaults__
-        assert defaults is not None
-        defaults["start_after"] = 0.0
-        trainer.bus.subscribe(wait, "before_train_iter")
+        os.environ["EVENTLOOP_TESTS_SAVERS"] = str(Path(trial.directory, "savers").absolute())
+        interpreter = Path(trial.directory, "python").absolute()
+        interpreter.write_text(f'#!/bin/sh\nexec {_PYTHON} {Path(__file__).with_name("in_saver.py")} "$@"\n')
+        interpreter.chmod(0o755)
+        sys.executable = str(interpreter)
 
 
 def check_announced(trial: Trial) -> None:

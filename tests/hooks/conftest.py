@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         "hooks.iter_timer",
         "hooks.optimizer",
         "hooks.checkpoint",
-        "checkpoint.saving.saver",
+        "checkpoint.commit",
     ):
         monkeypatch.setattr(f"eventloop.{module}.perf_counter", clock)
     return clock

@@ -14,19 +14,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eventloop.checkpoint import find_checkpoints, load_checkpoint, save_checkpoint
+from eventloop.checkpoint import find_checkpoints, load_checkpoint
+from eventloop.checkpoint.commit import PAYLOAD, leftovers
 from eventloop.checkpoint.disk import Disk
-from eventloop.checkpoint.manifest import Label
-from eventloop.checkpoint.store import PAYLOAD, leftovers
 from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.events import CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.training.trainer import Trainer
+from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]
 Files = Callable[..., list[str]]
-
-WRITE = "eventloop.hooks.checkpoint.save_checkpoint"
 
 
 class StopAt(Hook):
@@ -149,9 +147,8 @@ def test_save_under_way_is_finished_after_an_error(
     """What was being written when the run crashed is waited for, and reported."""
     crashed = threading.Event()
 
-    def slow(state: Any, path: Path, label: Label, **options: Any) -> int:
+    def slow(path: Path) -> None:
         assert crashed.wait(20)
-        return save_checkpoint(state, path, label, **options)
 
     class Crash(Hook):
         priority = "LOWEST"
@@ -160,7 +157,7 @@ def test_save_under_way_is_finished_after_an_error(
             crashed.set()
             raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setattr(WRITE, slow)
+    Writes.of_hooks(monkeypatch, slow)
     trainer = make_trainer(max_iters=9, hooks=[CheckpointHook(interval=1), Crash()])
 
     with trainer.bus.capture("checkpoint_saved") as saved, pytest.raises(ZeroDivisionError):
@@ -192,9 +189,8 @@ def test_state_is_that_of_the_moment(
     later = threading.Event()
     weights: list[torch.Tensor] = []
 
-    def held(state: Any, path: Path, label: Label, **options: Any) -> int:
+    def held(path: Path) -> None:
         assert later.wait(20)
-        return save_checkpoint(state, path, label, **options)
 
     class Watch(Hook):
         priority = "LOWEST"
@@ -204,7 +200,7 @@ def test_state_is_that_of_the_moment(
             if event.iter == 3:
                 later.set()
 
-    monkeypatch.setattr(WRITE, held)
+    Writes.of_hooks(monkeypatch, held)
     hook = CheckpointHook(interval=1, save_begin=1, save_last=False)
     hook.every_n_train_iters = lambda trainer, n, start=0: trainer.iter == 0  # type: ignore[method-assign]
     make_trainer(max_iters=5, hooks=[hook, Watch()]).train()
@@ -233,24 +229,19 @@ def test_seconds_end_when_the_bytes_are_durable(
     make_trainer: Make, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time until somebody asks for the outcome is no part of `seconds`."""
-    written = threading.Event()
 
-    def two_seconds(state: Any, path: Path, label: Label, **options: Any) -> int:
-        size = save_checkpoint(state, path, label, **options)
+    def two_seconds(path: Path) -> None:
         clock.advance(2.0)
-        written.set()
-        return size
 
     class Slow(Hook):
         priority = "LOWEST"
 
         def after_train_iter(self, trainer: Trainer, event: Any) -> None:
             if event.iter == 0:
-                written.wait(20)
                 hook.saves.under_way[0].written.result()
                 clock.advance(64.0)
 
-    monkeypatch.setattr(WRITE, two_seconds)
+    Writes.of_hooks(monkeypatch, two_seconds)
     hook = CheckpointHook(interval=9, save_begin=1, save_last=False)
     trainer = make_trainer(max_iters=3, hooks=[hook, Slow()])
 
@@ -294,11 +285,7 @@ def test_older_is_removed_only_after_its_successor_is_durable(
     """While a checkpoint is being written, the one it replaces is still there; there is always a whole one."""
     before_write: list[list[str]] = []
 
-    def watched(state: Any, path: Path, label: Label, **options: Any) -> int:
-        before_write.append(files())
-        return save_checkpoint(state, path, label, **options)
-
-    monkeypatch.setattr(WRITE, watched)
+    Writes.of_hooks(monkeypatch, lambda path: before_write.append(files()))
     make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=1)]).train()
 
     assert before_write == [[], epochs(1), epochs(2)]
@@ -349,6 +336,7 @@ def test_what_another_trainer_of_the_process_is_writing_is_left_alone(
         os.rename(source, target)
 
     monkeypatch.setattr(Disk, "rename", held)
+    Writes.of_hooks(monkeypatch, lambda path: None)
     slow = make_trainer(max_epochs=1, hooks=[CheckpointHook(interval=1, filename_tmpl="a_{}")])
     training = threading.Thread(target=slow.train)
     training.start()

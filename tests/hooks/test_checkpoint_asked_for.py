@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint.store import PAYLOAD
+from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeTrainIter, Event
 from eventloop.events.priority import Priority
 from eventloop.hooks import CheckpointHook

@@ -122,12 +122,12 @@ def test_the_first_hooks_directory_is_the_trainers(run: Run, tmp_path: Path) -> 
     assert trainer.state.directories == [tmp_path / "run", tmp_path / "archive" / "run"]
 
 
-def test_a_directory_under_two_names_is_one(run: Run, tmp_path: Path) -> None:
-    """What lies in it is looked at once."""
-    out_dir = tmp_path / "archive" / ".."
-    trainer = run({"interval": 2, "out_dir": out_dir, "filename_tmpl": "second_{}"})
-
-    assert trainer.state.directories == [tmp_path / "run"]
+def test_a_directory_of_two_hooks_is_refused(run: Run, tmp_path: Path) -> None:
+    """Each would count and remove the other's checkpoints; another name of the directory makes no difference."""
+    with pytest.raises(
+        ValueError, match=r"two CheckpointHooks save in .*run.*expected one hook for each.*out_dir"
+    ):
+        run({"interval": 2, "out_dir": tmp_path / "archive" / "..", "filename_tmpl": "second_{}"})
 
 
 def test_a_name_is_looked_for_in_all(run: Run, tmp_path: Path) -> None:
@@ -210,26 +210,6 @@ def test_a_hook_alone_goes_on_with_the_line(run: Run, tmp_path: Path) -> None:
 
     assert load_newest(tmp_path / "run")[0].name == "epoch_2"
     assert run(archive).resume("auto") == tmp_path / "run" / "epoch_2"
-
-
-def test_weights_alone_do_not_take_the_place_of_what_can_be_resumed(
-    make_trainer: Make, tmp_path: Path
-) -> None:
-    """A run that is stopped within an epoch is `iter_{n}` to both hooks of a directory: the state stays."""
-
-    def hooks() -> list[CheckpointHook]:
-        return [
-            CheckpointHook(interval=1),
-            CheckpointHook(interval=2, by_epoch=False, max_keep_ckpts=1, save_optimizer=False),
-        ]
-
-    for own in (hooks(), hooks()[::-1]):
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        trainer = make_trainer(batches=4, max_epochs=2, hooks=own)
-        trainer.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "after_train_iter", start=6)
-        trainer.train()
-
-        assert make_trainer(max_epochs=2, hooks=hooks()).resume("auto") == tmp_path / "run" / "iter_7"
 
 
 def test_none_was_saved(run: Run, tmp_path: Path) -> None:

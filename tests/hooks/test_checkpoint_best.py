@@ -16,6 +16,7 @@ from eventloop.checkpoint.store import scan
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
 from eventloop.util.errors import CheckpointError
+from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
@@ -159,11 +160,7 @@ def test_old_best_is_removed_only_after_the_new_one_is_durable(
     """While the new best is being written, the old one is still there."""
     before_write: list[list[str]] = []
 
-    def watched(state: Any, path: Path, label: Label, **options: Any) -> int:
-        before_write.append(files())
-        return save_checkpoint(state, path, label, **options)
-
-    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", watched)
+    Writes.of_hooks(monkeypatch, lambda path: before_write.append(files()))
     best_of(0.25, 0.5, 0.75)
 
     assert before_write == [[], ["best_acc_epoch_1"], ["best_acc_epoch_2"]]
@@ -364,30 +361,6 @@ def test_the_sequence_goes_on_after_a_resume(make_trainer: Make, tmp_path: Path)
 
     manifests = scan(tmp_path / "run").manifests
     assert {p.name: m.sequence for p, m in manifests.items()} == {"epoch_1": 1, "epoch_2": 3, "epoch_3": 4}
-
-
-def test_two_hooks_in_one_directory_count_together(make_trainer: Make, tmp_path: Path) -> None:
-    """The newest is the one saved last, whichever hook saved it."""
-    make_trainer(
-        batches=5,
-        max_epochs=2,
-        hooks=[
-            CheckpointHook(interval=2, by_epoch=False, save_last=False),
-            CheckpointHook(interval=1, by_epoch=True, filename_tmpl="whole_{}", save_last=False),
-        ],
-    ).train()
-
-    manifests = scan(tmp_path / "run").manifests
-    order = sorted(manifests, key=lambda path: manifests[path].sequence)
-    assert [path.name for path in order] == [
-        "iter_2",
-        "iter_4",
-        "whole_1",
-        "iter_6",
-        "iter_8",
-        "iter_10",
-        "whole_2",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.retention.pending import Saves
-from eventloop.checkpoint.saving.saver import Saver
 from eventloop.events import CheckpointFailed, CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.training.trainer import Trainer
 from tests.checkpoints import rewrite
+from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
@@ -33,47 +32,62 @@ class Slow:
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names, self.entered, self.go = names, threading.Event(), threading.Event()
 
-    def write(self, state: Any, path: Path, label: Label, **options: Any) -> int:
+    def before(self, path: Path) -> None:
+        """Wait, if it is one of them."""
         if path.name in self.names:
             self.entered.set()
             assert self.go.wait(DEADLINE)
-        return save_checkpoint(state, path, label, **options)
+
+
+@pytest.fixture(autouse=True)
+def one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be room for one checkpoint."""
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.QUEUE_BYTES", 0)
 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Slow]]:
     """Hold the writes of some checkpoints."""
     made: list[Slow] = []
-    finish = Saves.finish
+    finish, make_room = Saves.finish, Saves.make_room
 
     def hold(*names: str) -> Slow:
         made.append(Slow(names))
-        monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", made[-1].write)
+        Writes.of_hooks(monkeypatch, made[-1].before)
         return made[-1]
 
-    def waits(saves: Saves, trainer: Trainer) -> None:
+    def let_go(saves: Saves) -> None:
         if saves.under_way:
             for each in made:
                 each.go.set()
+
+    def finished(saves: Saves, trainer: Trainer) -> None:
+        let_go(saves)
         finish(saves, trainer)
 
-    monkeypatch.setattr(Saves, "finish", waits)
+    def made_room(saves: Saves, trainer: Trainer) -> None:
+        let_go(saves)
+        make_room(saves, trainer)
+
+    monkeypatch.setattr(Saves, "finish", finished)
+    monkeypatch.setattr(Saves, "make_room", made_room)
     yield hold
     for each in made:
         each.go.set()
 
 
 class LetGo(Hook):
-    """Lets a write go at the end of an iteration, and waits until it is done; before, that it has begun."""
+    """Waits from the iteration `since` on until a write has begun; lets it go, and waits until it is done."""
 
     priority = "LOWEST"
 
-    def __init__(self, slow: Slow, iteration: int, hook: CheckpointHook) -> None:
-        self.slow, self.iteration, self.hook = slow, iteration, hook
+    def __init__(self, slow: Slow, iteration: int, hook: CheckpointHook, since: int = 0) -> None:
+        self.slow, self.iteration, self.hook, self.since = slow, iteration, hook, since
 
     def after_train_iter(self, trainer: Trainer, event: Any) -> None:
         """Do that."""
-        assert self.slow.entered.wait(DEADLINE)
+        if event.iter >= self.since:
+            assert self.slow.entered.wait(DEADLINE)
         if event.iter == self.iteration:
             self.slow.go.set()
             for saving in list(self.hook.saves.under_way):
@@ -191,11 +205,8 @@ def test_one_that_was_replaced_is_not_counted(
         def before_train_iter(self, trainer: Trainer, event: Any) -> None:
             if event.iter == 1:  # the first is durable
                 hook.saves.under_way[0].written.result(DEADLINE)
-                held.names = ("iter_2",)
 
-    let_go = LetGo(held, 3, hook)
-    held.entered.set()
-    seen = outcomes(hook, Begin(), let_go, max_iters=4)
+    seen = outcomes(hook, Begin(), LetGo(held, 3, hook, since=1), max_iters=4)
 
     assert seen == ["iter_1", f"iter_3 {REPLACED}", "iter_2", "iter_4"]
     assert files() == ["iter_2", "iter_4"]
@@ -226,14 +237,15 @@ class Fails:
     """A write of this name that fails, once it is let go."""
 
     def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.name, self.go = name, threading.Event()
-        monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", self.write)
+        self.name, self.entered, self.go = name, threading.Event(), threading.Event()
+        Writes.of_hooks(monkeypatch, self.before)
 
-    def write(self, state: Any, path: Path, label: Label, **options: Any) -> int:
+    def before(self, path: Path) -> None:
+        """Wait and fail, if it is the one."""
         if path.name == self.name:
+            self.entered.set()
             assert self.go.wait(DEADLINE)
             raise OSError("input/output error")
-        return save_checkpoint(state, path, label, **options)
 
 
 def test_a_failed_write_does_not_touch_the_one_that_waits(
@@ -246,6 +258,7 @@ def test_a_failed_write_does_not_touch_the_one_that_waits(
         priority = "LOWEST"
 
         def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+            assert first.entered.wait(DEADLINE)
             if event.iter == 1:
                 first.go.set()
 
@@ -271,6 +284,8 @@ def test_a_failed_one_is_not_counted(
             if event.iter < 2:  # durable before the third begins
                 for saving in hook.saves.under_way:
                     saving.written.result(DEADLINE)
+            if event.iter == 2:  # it is being written when the fourth is due
+                assert third.entered.wait(DEADLINE)
             if event.iter == 3:
                 third.go.set()
 
@@ -298,39 +313,34 @@ def test_a_resumed_run_counts_what_is_there(
     assert files() == ["iter_3", "iter_4"]
 
 
-@pytest.mark.parametrize(
-    ("signum", "at", "superseded"), [(signal.SIGTERM, 3, [True]), (signal.SIGTERM, 2, []), (None, 3, [])]
-)
-def test_a_preempted_run_hurries_to_its_last_state(
-    make_trainer: Make,
-    scripted: Scripted,
-    slow: Callable[..., Slow],
-    monkeypatch: pytest.MonkeyPatch,
-    signum: int | None,
-    at: int,
-    superseded: list[bool],
+@pytest.mark.parametrize("when_busy", ["wait", "skip", "replace"])
+def test_small_checkpoints_wait_in_a_queue(
+    slow: Callable[..., Slow], outcomes: Outcomes, monkeypatch: pytest.MonkeyPatch, when_busy: Any
 ) -> None:
-    """An older state under way is superseded, of which a process may take too long; not one that is the last itself, nor
-    where the time is not short."""
-    held, seen = slow("iter_2"), []
-    supersede = Saver.supersede
+    """While there is room none is waited for, skipped or replaced."""
+    monkeypatch.setattr("eventloop.checkpoint.saving.saver.QUEUE_BYTES", 1 << 20)
+    held, hook = slow("iter_1"), CheckpointHook(interval=1, when_busy=when_busy, save_last=False)
 
-    def spy(saver: Saver) -> None:
-        seen.append(saver.busy)
-        supersede(saver)
+    seen = outcomes(hook, LetGo(held, 4, hook), max_iters=5)
 
-    monkeypatch.setattr(Saver, "supersede", spy)
+    assert seen == [f"iter_{number}" for number in range(1, 6)]
+
+
+def test_a_preempted_run_saves_its_last_state(
+    make_trainer: Make, scripted: Scripted, slow: Callable[..., Slow]
+) -> None:
+    """After the ones that are being written."""
+    held = slow("iter_2")
     trainer = make_trainer(
         **scripted(), max_iters=8, default_hooks={"checkpoint": None}, hooks=[CheckpointHook(interval=2)]
     )
 
-    @trainer.bus.on("after_train_iter", priority="LOWEST", start=at - 1, once=True)
+    @trainer.bus.on("after_train_iter", priority="LOWEST", start=2, once=True)
     def ends(trainer: Trainer, event: Any) -> None:
         assert held.entered.wait(DEADLINE)
-        trainer.request_stop("the time is over", signum=signum)
+        trainer.request_stop("the time is over", signum=signal.SIGTERM)
 
     with contextlib.suppress(SystemExit):
         trainer.train()
 
-    assert seen == superseded
-    assert load_checkpoint(trainer.work_dir / f"iter_{at}")["meta"]["iter"] == at
+    assert load_checkpoint(trainer.work_dir / "iter_3")["meta"]["iter"] == 3

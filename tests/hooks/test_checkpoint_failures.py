@@ -5,18 +5,16 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.checkpoint.disk import DISK, Disk
-from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint import load_checkpoint
 from eventloop.events import CheckpointFailed
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
+from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
@@ -28,15 +26,11 @@ def fail_on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let the saves of these names fail as on a full disk."""
 
     def fail(*names: str) -> None:
-        class Full(Disk):
-            def sync(self, file: FileIO) -> None:
+        def full(path: Path) -> None:
+            if path.name in names:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-        def write(state: Any, path: Path, label: Label, **options: Any) -> int:
-            disk = Full() if path.name in names else DISK
-            return save_checkpoint(state, path, label, disk=disk, **options)
-
-        monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", write)
+        Writes.of_hooks(monkeypatch, full)
 
     return fail
 
@@ -125,13 +119,12 @@ def test_failed_epoch_save_is_tried_again_at_the_end(
     """The last epoch's checkpoint, when it failed at its interval, is saved by `save_last`."""
     writes: list[str] = []
 
-    def first_fails(state: Any, path: Path, label: Label, **options: Any) -> int:
+    def first_fails(path: Path) -> None:
         writes.append(path.name)
         if writes.count(path.name) == 1 and path.name == "epoch_2":
             raise OSError(errno.ENOSPC, "No space left on device")
-        return save_checkpoint(state, path, label, **options)
 
-    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", first_fails)
+    Writes.of_hooks(monkeypatch, first_fails)
     make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)]).train()
 
     assert writes == ["epoch_1", "epoch_2", "epoch_2"]

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from io import FileIO
 from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.checkpoint.disk import DISK, Disk
-from eventloop.checkpoint.manifest import Label, read_manifest
+from eventloop.checkpoint import load_checkpoint
+from eventloop.checkpoint.manifest import read_manifest
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
 from tests.ranks import run_ranks
+from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
@@ -93,11 +92,7 @@ def test_the_outdone_one_is_there_until_the_new_one_is_durable(
     """While one of the best is being written, all of those before are there."""
     before_write: list[list[str]] = []
 
-    def watched(state: Any, path: Path, label: Label, **options: Any) -> int:
-        before_write.append(files())
-        return save_checkpoint(state, path, label, **options)
-
-    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", watched)
+    Writes.of_hooks(monkeypatch, lambda path: before_write.append(files()))
     train(0.25, 0.5, 0.75, keep_best=2)
 
     assert before_write == [[], ["best_acc_epoch_1"], ["best_acc_epoch_1", "best_acc_epoch_2"]]
@@ -109,15 +104,11 @@ def test_one_that_was_not_saved_is_not_compared_with(
 ) -> None:
     """A save that fails outdoes nothing, and a lower score takes its place."""
 
-    class Full(Disk):
-        def sync(self, file: FileIO) -> None:
+    def full(path: Path) -> None:
+        if path.name == "best_acc_epoch_3":
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    def write(state: Any, path: Path, label: Label, **options: Any) -> int:
-        disk = Full() if path.name == "best_acc_epoch_3" else DISK
-        return save_checkpoint(state, path, label, disk=disk, **options)
-
-    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", write)
+    Writes.of_hooks(monkeypatch, full)
     hook = train(0.25, 0.5, 0.875, 0.375, keep_best=2)
 
     assert files() == ["best_acc_epoch_2", "best_acc_epoch_4"]
@@ -220,16 +211,19 @@ def test_the_best_of_each_is_published(train: Train, files: Files) -> None:
     assert [name.rpartition("-")[0] for name in files() if name.endswith(".pth")] == ["best_acc_epoch_2"]
 
 
-def test_two_hooks_keep_their_own(make_trainer: Make, scripted: Scripted, files: Files) -> None:
-    """Each the best few of its number, under names of its own."""
+def test_two_hooks_keep_their_own(
+    make_trainer: Make, scripted: Scripted, files: Files, tmp_path: Path
+) -> None:
+    """Each the best few of its number, in a directory of its own."""
     few, more = (
-        CheckpointHook(save_best="acc", keep_best=number, save_last=False, filename_tmpl=f"{name}_{{}}")
-        for number, name in ((1, "few"), (2, "more"))
+        CheckpointHook(save_best="acc", keep_best=number, save_last=False, out_dir=out_dir)
+        for number, out_dir in ((1, None), (2, tmp_path / "more"))
     )
     few.name = "few"
     make_trainer(max_epochs=3, hooks=[few, more], **scripted(0.25, 0.75, 0.5)).train()
 
-    assert files() == ["best_acc_few_2", "best_acc_more_2", "best_acc_more_3"]
+    assert files() == ["best_acc_epoch_2"]
+    assert files("more/run") == ["best_acc_epoch_2", "best_acc_epoch_3"]
 
 
 def test_of_validations_of_one_name_the_best_stays(
@@ -249,8 +243,8 @@ def test_of_validations_of_one_name_the_best_stays(
 PROGRAM = """
 import json, sys
 from pathlib import Path
-import torch, torch.distributed as dist
-import eventloop.hooks.checkpoint
+import pytest, torch, torch.distributed as dist
+from tests.support.saving import Writes, Writes
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook
 
@@ -258,14 +252,12 @@ rank, meeting = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
 model = torch.nn.Linear(1, 1)
 left = iter([0.25, 0.75, 0.5, 0.375])
-save = eventloop.hooks.checkpoint.save_checkpoint
 
-def fail_once(state, path, label, **options):
+def fail_once(path):
     if path.name == "best_acc_epoch_2":
         raise OSError("full")
-    return save(state, path, label, **options)
 
-eventloop.hooks.checkpoint.save_checkpoint = fail_once
+Writes.of_hooks(pytest.MonkeyPatch(), fail_once)
 hook = CheckpointHook(save_best="acc", keep_best=2, save_last=False)
 trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=torch.nn.functional.mse_loss,
                   train_loader=[(torch.ones(1, 1), torch.ones(1, 1))], val_loader=[torch.ones(1)],

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_newest
+from eventloop.checkpoint.commit import remove_checkpoint
 from eventloop.checkpoint.lineage import LINE, StepBack, read_steps_back
-from eventloop.checkpoint.store import remove_checkpoint, scan
+from eventloop.checkpoint.store import scan
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
 
@@ -109,24 +110,6 @@ def test_one_of_another_directory(run: Run, tmp_path: Path) -> None:
     killed(second)
 
     assert not (tmp_path / "run" / LINE).exists()
-
-
-def test_the_first_of_two_hooks_notes_it(make_trainer: Make, tmp_path: Path) -> None:
-    """Two hooks in one directory have one line."""
-
-    def hooks() -> list[CheckpointHook]:
-        return [
-            CheckpointHook(interval=1),
-            CheckpointHook(interval=2, by_epoch=False, filename_tmpl="i{}", save_last=False),
-        ]
-
-    make_trainer(max_epochs=2, hooks=hooks()).train()
-    second = make_trainer(max_epochs=3, hooks=hooks())
-    second.resume(tmp_path / "run" / "epoch_1")
-    killed(second)
-
-    assert len(read_steps_back(tmp_path / "run")) == 1
-    assert load_newest(tmp_path / "run")[0].name == "epoch_1"
 
 
 def test_what_was_left_behind_is_removed(run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,17 +116,23 @@ def at(priority: int, hook: Any) -> Any:
         (Stateless, {"interval": 1, "by_epoch": False}),
         (InTheBackground, {"interval": 1, "by_epoch": False}),
         (
-            lambda: CheckpointHook(1, by_epoch=False, filename_tmpl="other_{}"),
+            lambda: CheckpointHook(1, by_epoch=False, out_dir="other"),
             {"interval": 1, "by_epoch": False},
         ),
     ],
     ids=["epochs", "never", "in time", "stateless", "background", "checkpoint"],
 )
 def test_nothing_is_told_of_others(
-    make_trainer: Make, caplog: pytest.LogCaptureFixture, hook: Any, checkpoint: Any
+    make_trainer: Make,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hook: Any,
+    checkpoint: Any,
 ) -> None:
     """Saves at another event, hooks without a state, those in time, in the background, and a second CheckpointHook are
     no reason for a warning."""
+    monkeypatch.chdir(tmp_path)  # for a relative `out_dir`
     make_trainer(hooks=[CheckpointHook(**checkpoint), hook()])
 
     assert told(caplog) == []

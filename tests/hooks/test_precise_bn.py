@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop.checkpoint.store import PAYLOAD
+from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.events import AfterTrainIter
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.hooks.precise_bn import PreciseBN

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from eventloop.checkpoint import save_checkpoint
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
+from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]
 
@@ -91,12 +91,11 @@ def test_one_that_could_not_be_saved_is_not_named(
 ) -> None:
     """What counts is what became durable."""
 
-    def nearly_full(state: Any, path: Path, *args: Any, **kwargs: Any) -> Any:
+    def nearly_full(path: Path) -> None:
         if path.name == "epoch_2":
             raise OSError(errno.ENOSPC, "No space left on device")
-        return save_checkpoint(state, path, *args, **kwargs)
 
-    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", nearly_full)
+    Writes.of_hooks(monkeypatch, nearly_full)
     trainer = make_trainer(batches=3, max_epochs=3, hooks=[CheckpointHook(interval=1)])
 
     notes = notes_of(trainer, at=8)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
@@ -310,9 +310,9 @@ def test_a_device_has_one_stream_for_copies(device: Device) -> None:
 def test_the_training_thread_never_synchronizes(
     device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Saving, joining and saving once more waits for the device on the writing thread alone."""
+    """Saving, joining and saving once more waits for the device on the copying thread alone."""
     monkeypatch.setattr("eventloop.checkpoint.saving.saver.AT_ONCE", 0)
-    saver = Saver(lambda state, job, given_up: save_checkpoint(state, job.path), start_after=None)
+    saver = Saver(process=False)
     weight = on_cuda(2.0)
     for number in range(2):
         state = {"state_dict": {"now": on_cuda(1.0), "later": weight}}
@@ -321,7 +321,7 @@ def test_the_training_thread_never_synchronizes(
         written.result(DEADLINE)
     saver.close()
 
-    assert set(device.waited) == {"eventloop checkpoint"}
+    assert set(device.waited) == {"eventloop checkpoint copy"}
     assert load_checkpoint(tmp_path / "1")["state_dict"] == {"now": 1.0, "later": 2.0}
 
 

@@ -49,8 +49,8 @@ assert bus.close(60)
 SAVER = """
 from eventloop.checkpoint.saving.saver_client import SaverProcess
 process = SaverProcess()
-print(process.wait_ready(60))
-process.close()
+print(process.commit([], 60) == [])
+process.end()
 """
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError, load_checkpoint
-from eventloop.checkpoint.manifest import MANIFEST, FileEntry, encode_manifest, read_manifest
-from eventloop.checkpoint.store import PAYLOAD
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
+from eventloop.checkpoint.manifest import FileEntry, encode_manifest, read_manifest
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, PreciseBN
 from tests.support.interrupted import assert_same, seed, stop_after
 from tests.support.trainers import build_trainer, samples, shuffled, tiny_model

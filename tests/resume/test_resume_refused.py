@@ -14,7 +14,7 @@ from torch import nn
 
 from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError, load_checkpoint
-from eventloop.checkpoint.store import PAYLOAD
+from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.hooks import Hook
 from tests.checkpoints import rewrite
 from tests.support.trainers import MakeTrainer, tiny_model

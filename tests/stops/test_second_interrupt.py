@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -17,17 +20,18 @@ import pytest
 import torch
 
 from eventloop import Trainer
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.disk import Disk, SaveGivenUp
-from eventloop.checkpoint.manifest import Label
-from eventloop.checkpoint.saving.saver import Saver, State
-from eventloop.checkpoint.saving.saver_client import Job, SaverProcess
+from eventloop.checkpoint.saving.saver import Saver
+from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.events import Event
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
 from eventloop.writers.writer import Writer
 from tests.forked import ROOT, Forked
+from tests.support.process_support import until
+from tests.support.saving import Writes
 from tests.support.trainers import DEADLINE, MakeTrainer, Stuck, collect
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
@@ -66,6 +70,7 @@ class Hold:
             return write(disk, file, data)
 
         monkeypatch.setattr(Disk, "write", held)
+        monkeypatch.setattr("eventloop.checkpoint.retention.pending.Saver", partial(Saver, process=False))
 
 
 @pytest.fixture
@@ -256,8 +261,11 @@ def test_every_further_one_is_raised_too(make_trainer: MakeTrainer) -> None:
 
 
 def checkpointed(make_trainer: MakeTrainer, **changes: Any) -> Trainer:
-    """A trainer that saves every second iteration."""
-    return make_trainer(max_iters=20, hooks=[CheckpointHook(interval=2)], **changes)
+    """A trainer that saves every second iteration, and whose first checkpoint is durable before the second is due."""
+    trainer = make_trainer(max_iters=20, hooks=[CheckpointHook(interval=2)], **changes)
+    first = trainer.work_dir / "iter_2"
+    trainer.bus.subscribe(lambda event: until(first.exists), "before_train_iter", start=3, once=True)
+    return trainer
 
 
 def test_a_save_under_way_is_given_up(
@@ -318,11 +326,7 @@ def test_the_first_interrupt_waits_for_the_save(
     """Without `graceful_interrupt` the first Ctrl-C raises, and what is under way is brought to its end."""
     go, kept = threading.Event(), Kept()
 
-    def slow(state: Any, path: Path, label: Label, **options: Any) -> int:
-        go.wait(DEADLINE)
-        return save_checkpoint(state, path, label, **options)
-
-    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", slow)
+    Writes.of_hooks(monkeypatch, lambda path: go.wait(DEADLINE))
     trainer = checkpointed(make_trainer, writers=[kept])
 
     def let_go() -> None:
@@ -342,82 +346,86 @@ def test_the_first_interrupt_waits_for_the_save(
     assert kept.closed
 
 
-def write(state: State, job: Job, given_up: threading.Event) -> int:
-    return save_checkpoint(state, job.path, job.label, given_up=given_up)
-
-
 def a_state(megabytes: int = 4) -> dict[str, Any]:
     return {"state_dict": {"w": torch.full((megabytes << 18,), 1.0)}}
 
 
-def test_a_thread_leaves_torch_save(hold: Callable[[str], Hold], tmp_path: Path) -> None:
-    """What is given up in the middle ends at the next piece, so that no thread is in torch at the exit."""
+def test_a_thread_gives_up(hold: Callable[[str], Hold], tmp_path: Path) -> None:
+    """A save that is given up in the middle ends at the next piece."""
     held = hold("a")
-    saver = Saver(write, start_after=None)
+    saver = Saver(process=False)
     written = saver.save(a_state(20), Job(tmp_path / "a"))
     assert held.entered.wait(DEADLINE)
     left = saver.abandon()
     held.gate.set()
 
-    assert left == "given up"
+    assert left == []
     assert isinstance(written.exception(DEADLINE), SaveGivenUp)
     assert os.listdir(tmp_path) == []
 
 
 def test_a_save_that_is_done_in_a_moment_is_not_given_up(tmp_path: Path) -> None:
     """Most saves need no patience."""
-    saver = Saver(write)
+    saver = Saver()
     saver.save(a_state(1), Job(tmp_path / "a"))
 
-    assert saver.abandon(DEADLINE) == ""
+    assert saver.abandon(DEADLINE) == []
     assert torch.equal(load_checkpoint(tmp_path / "a")["state_dict"]["w"], a_state(1)["state_dict"]["w"])
 
 
 def test_abandoning_a_saver_that_saved_nothing() -> None:
     """Nothing is left of nothing."""
-    assert Saver(write).abandon() == ""
+    assert Saver().abandon() == []
 
 
 @pytest.fixture
-def stopped() -> Iterator[tuple[Saver, SaverProcess]]:
-    """A saver whose process is ready, and stopped."""
-    saver = Saver(write, start_after=0.0)
-    saver.start_process()
+def stopped(tmp_path: Path) -> Iterator[tuple[Saver, int]]:
+    """A saver whose process has written once, and is stopped; with the process id."""
+    saver = Saver()
+    saver.save(a_state(1), Job(tmp_path / "zero")).result(DEADLINE)
     assert saver.process is not None
-    assert saver.process.wait_ready(60)
-    os.kill(saver.process.pid, signal.SIGSTOP)
-    yield saver, saver.process
-    if saver.process.exit_code is None:
-        os.kill(saver.process.pid, signal.SIGCONT)
-    saver.process.close()
+    pid = saver.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    yield saver, pid
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.slow
 @needs_shared_memory
-def test_a_process_finishes_alone(stopped: tuple[Saver, SaverProcess], tmp_path: Path) -> None:
+def test_a_process_finishes_alone(stopped: tuple[Saver, int], tmp_path: Path) -> None:
     """A save that a process has is left to it: it becomes durable, and then the process ends."""
-    saver, process = stopped
+    saver, pid = stopped
     written = saver.save(a_state(), Job(tmp_path / "a"))
 
     left = saver.abandon()
-    os.kill(process.pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGCONT)
     written.result(DEADLINE)
-    process.close()
 
-    assert (left, process.exit_code) == ("process", 0)
+    assert left == [tmp_path / "a"]
     assert torch.equal(load_checkpoint(tmp_path / "a")["state_dict"]["w"], a_state()["state_dict"]["w"])
+    assert ended(pid)
+
+
+def ended(pid: int) -> bool:
+    """Wait until a process has ended."""
+    end = time.monotonic() + DEADLINE
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return True
 
 
 @pytest.mark.slow
 @needs_shared_memory
 def test_the_hook_leaves_a_save_to_its_process(
-    stopped: tuple[Saver, SaverProcess],
+    stopped: tuple[Saver, int],
     make_trainer: MakeTrainer,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
     """It says so in one line, and announces neither success nor failure, of which it knows nothing."""
-    saver, process = stopped
+    saver, pid = stopped
     hook = CheckpointHook(interval=2)
     hook.saves.saver = saver
     trainer = make_trainer(max_iters=20, hooks=[hook])
@@ -429,21 +437,9 @@ def test_the_hook_leaves_a_save_to_its_process(
     path = tmp_path / "run" / "iter_2"
     assert warnings_of(caplog) == [f"checkpoint {path} is still being written; its process finishes it"]
     assert seen == []
-    os.kill(process.pid, signal.SIGCONT)
-    process.close()
+    os.kill(pid, signal.SIGCONT)
+    assert ended(pid)
     assert load_checkpoint(path)["meta"]["iter"] == 2
-
-
-@pytest.mark.slow
-@needs_shared_memory
-def test_a_process_that_is_being_started_is_deaf_to_ctrl_c() -> None:
-    """Ctrl-C reaches the whole group: one that still imports torch must not die of it, with a traceback."""
-    process = SaverProcess()
-    os.kill(process.pid, signal.SIGINT)
-
-    assert process.wait_ready(60)
-    process.close()
-    assert process.exit_code == 0
 
 
 LEAVES = """
@@ -452,17 +448,15 @@ from pathlib import Path
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job
 
-saver = Saver(lambda state, job, given_up: 0, start_after=0.0)
+saver = Saver()
 state = {"state_dict": {"w": torch.ones(1 << 20)}}
-saver.start_process()
-assert saver.process.wait_ready(60)
 written = saver.save(state, Job(Path("first")))  # the process has mapped the memory
 written.result(60)
 os.kill(saver.process.pid, signal.SIGSTOP)
 saver.save(state, Job(Path("second")))
 print(saver.process.pid, flush=True)
 input()
-print(saver.abandon(), flush=True)
+print([path.name for path in saver.abandon()], flush=True)
 """
 
 
@@ -480,7 +474,7 @@ def test_a_process_that_is_left_says_nothing(tmp_path: Path) -> None:
     pid = int(process.stdout.readline())
     process.stdin.write("go\n")
     process.stdin.flush()
-    assert process.stdout.readline() == "process\n"
+    assert process.stdout.readline() == "['second']\n"
     assert process.wait(60) == 0
     os.kill(pid, signal.SIGCONT)
 
@@ -497,6 +491,10 @@ from eventloop import Trainer
 from eventloop.checkpoint.disk import Disk
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
+from eventloop.checkpoint.retention import pending
+from eventloop.checkpoint.saving.saver import Saver
+
+pending.Saver = lambda: Saver(process=False)
 
 def held(disk, file, data):
     open("hold").read()

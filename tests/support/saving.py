@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from eventloop.checkpoint import save_checkpoint
+from eventloop.checkpoint.commit import Outcome, Save, commit
 from eventloop.checkpoint.retention.pending import Saves
-from eventloop.checkpoint.saving.saver import State
-from eventloop.checkpoint.saving.saver_client import Job
+from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.snapshot import Rest
 from eventloop.training.trainer import Trainer
 
@@ -37,22 +39,42 @@ def a_state(value: float) -> dict[str, Any]:
     }
 
 
-def write(state: State, job: Job, given_up: threading.Event) -> int:
-    return save_checkpoint(state, job.path, job.label, given_up=given_up)
+class Writes:
+    """Writes of a saver that a test looks at, holds or lets fail: `before` is called with each path."""
+
+    def __init__(self, before: Callable[[Path], object]) -> None:
+        self._before = before
+
+    def __call__(self, saves: Sequence[Save], given_up: threading.Event | None = None) -> list[Outcome]:
+        return [self._one(save, given_up) for save in saves]
+
+    def _one(self, save: Save, given_up: threading.Event | None) -> Outcome:
+        try:
+            self._before(save.path)
+        except Exception as error:
+            return Outcome(error=error)
+        return commit([save], given_up=given_up)[0]
+
+    @classmethod
+    def of_hooks(cls, monkeypatch: pytest.MonkeyPatch, before: Callable[[Path], object]) -> None:
+        """Let the savers of all hooks of this test write so, on a thread."""
+        monkeypatch.setattr(
+            "eventloop.checkpoint.retention.pending.Saver", partial(Saver, cls(before), process=False)
+        )
 
 
-class Gate:
-    """Writes that are held until they are let go, and what was written."""
+class Gate(Writes):
+    """Writes that are held until they are let go, and the names of what was written."""
 
     def __init__(self) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
-        self.states: list[State] = []
+        self.names: list[str] = []
+        super().__init__(self._hold)
 
-    def write(self, state: State, job: Job, given_up: threading.Event) -> int:
-        self.states.append(state)
+    def _hold(self, path: Path) -> None:
+        self.names.append(path.name)
         self.entered.set()
         assert self.open.wait(DEADLINE)
-        return write(state, job, given_up)
 
 
 def assert_same(loaded: dict[str, Any], value: float) -> None:

@@ -15,12 +15,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Bus, Trainer
+from eventloop.checkpoint.commit import commit
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.events import Event
 from eventloop.writers.writer import Writer
 from tests.support import saving
 from tests.support.reading import Reads, watch_reads
-from tests.support.saving import Gate, Late, write
+from tests.support.saving import Gate, Late
 from tests.support.signals import Heard, hearing
 
 torch.set_num_threads(1)
@@ -103,23 +104,18 @@ def ended() -> Iterator[None]:
     """A process that is killed is waited for until it is gone, however busy the machine is: one that was not is a warning
     in whatever test comes next."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eventloop.checkpoint.saving.saver_client.KILLED_SECONDS", DEADLINE)
+        patch.setattr("eventloop.processes.child.END_SECONDS", DEADLINE)
         yield
 
 
 @pytest.fixture
 def make_saver(gate: Gate) -> Iterator[Callable[..., Saver]]:
-    """Makes savers, with a process that is ready if it is asked for."""
+    """Make savers, with a process if it is asked for."""
     made: list[Saver] = []
 
-    def make(write: Any = write, *, process: bool = False, **options: Any) -> Saver:
-        saver = Saver(write, start_after=0.0 if process else None, **options)
-        made.append(saver)
-        if process:
-            saver.start_process()
-            assert saver.process is not None
-            assert saver.process.wait_ready(60)
-        return saver
+    def make(write: Any = commit, *, process: bool = False) -> Saver:
+        made.append(Saver(write, process=process))
+        return made[-1]
 
     yield make
     gate.open.set()

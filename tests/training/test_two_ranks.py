@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop.checkpoint.store import PAYLOAD
+from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.model.batchnorm_statistics import update_bn_stats
 from tests.training.two_ranks_script import SHARES, model_with_bn, rows_of
 

@@ -12,9 +12,8 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from eventloop.checkpoint.disk import SaveGivenUp
-from eventloop.checkpoint.retention.best import Best
 from eventloop.checkpoint.saving.overlapped_copy import Copying
-from eventloop.checkpoint.saving.saver import ReplacedIfDurable, Saver, SaveReplacedError
+from eventloop.checkpoint.saving.saver import Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job, Written
 from eventloop.events import CheckpointFailed, CheckpointSaved, Event
 from eventloop.util.text import error_text
@@ -40,14 +39,14 @@ class Saving(NamedTuple):
         path: the checkpoint's path.
         began: the `perf_counter` when the save began.
         written: the promise of its result.
-        bests: for a best checkpoint the record of best ones before it, to be restored if it fails; else None.
+        best: whether it is a best checkpoint.
         iter: the iteration of the state.
     """
 
     path: Path
     began: float
     written: Promise[Written]
-    bests: dict[str, Best] | None
+    best: bool
     iter: int
 
 
@@ -55,17 +54,11 @@ class Saves:
     """The running saves of a hook, in the order in which they are written.
 
     Args:
-        new_saver: makes the saver, when the first save begins.
-        saved, failed: called with each finished save, before its event is emitted.
+        saved, failed: called with the name of each finished save, before its event is emitted.
     """
 
-    def __init__(
-        self,
-        new_saver: Callable[[], Saver],
-        saved: Callable[[Saving], None],
-        failed: Callable[[Saving], None],
-    ) -> None:
-        self._new_saver, self._saved, self._failed = new_saver, saved, failed
+    def __init__(self, saved: Callable[[str], None], failed: Callable[[str], None]) -> None:
+        self._saved, self._failed = saved, failed
         self.saver: Saver | None = None
         self.under_way: list[Saving] = []
         """The running saves; the first one is being written."""
@@ -77,9 +70,9 @@ class Saves:
         self._left_out = 0  # saves skipped or replaced in this run
 
     @property
-    def busy(self) -> bool:
-        """Return whether a save is running."""
-        return self.saver is not None and self.saver.busy
+    def full(self) -> bool:
+        """Return whether the running saves leave no room for another one."""
+        return self.saver is not None and self.saver.full
 
     def begin(
         self,
@@ -87,8 +80,7 @@ class Saves:
         state: Mapping[str, Any],
         job: Job,
         *,
-        bests: dict[str, Best] | None,
-        if_former: tuple[Path, ...],
+        best: bool,
         overlap: bool,
         began: float,
     ) -> None:
@@ -97,38 +89,33 @@ class Saves:
         Args:
             state: the whole state of the trainer.
             job: the path, the label and the checkpoints to remove.
-            bests: for a best checkpoint the record of best ones before it.
-            if_former: checkpoints to remove also, if the save that is running now becomes durable.
+            best: whether it is a best checkpoint.
             overlap: copy what only the optimizer's step changes during the next forward and backward pass.
             began: the `perf_counter` when the save began.
         """
         if self.saver is None:
-            self.saver = self._new_saver()
-        also = (
-            ReplacedIfDurable(self.under_way[-1].written, if_former) if self.under_way and if_former else None
-        )
+            self.saver = Saver()
         later = trainer.copying.may_come_later if overlap else None
-        written = self.saver.save(state, job, later=later, also=also)
+        written = self.saver.save(state, job, later=later)
         trainer.copying.begin(self.saver.join)
-        iteration = int(state["meta"]["iter"])
-        self.under_way.append(Saving(job.path, began, written, bests, iteration))
+        self.under_way.append(Saving(job.path, began, written, best, int(state["meta"]["iter"])))
 
     def report_done(self, trainer: SavingTrainer) -> None:
         """Report the saves that have become durable or have failed."""
         while self.under_way and self.under_way[0].written.done():
             self._report(trainer, self.under_way[0])
 
+    def make_room(self, trainer: SavingTrainer) -> None:
+        """Wait for the oldest running saves until there is room for another one, and report them."""
+        while self.full:
+            self._report(trainer, self.under_way[0])
+
     def drop_waiting(self, trainer: SavingTrainer) -> None:
-        """Drop the save that waits to be written, and report it, so that it does not count as kept."""
+        """Drop the saves that wait to be written, and report them, so that they do not count as kept."""
         if self.saver is not None:
             self.saver.drop_waiting()
             for saving in [saving for saving in self.under_way if saving.written.done()]:
                 self._report(trainer, saving)
-
-    def supersede(self) -> None:
-        """Shorten the wait for running saves, because a newer state is saved next in a hurry."""
-        if self.saver is not None:
-            self.saver.supersede()
 
     def finish(self, trainer: SavingTrainer) -> None:
         """Wait for all running saves, and report them."""
@@ -158,7 +145,7 @@ class Saves:
         for saving in list(self.under_way):
             if saving.written.done() and not isinstance(saving.written.exception(), SaveGivenUp):
                 self._report(trainer, saving)
-            elif left == "process":
+            elif saving.path.absolute() in left:
                 self.under_way.remove(saving)
                 logger.warning("checkpoint %s is still being written; its process finishes it", saving.path)
             else:
@@ -193,13 +180,13 @@ class Saves:
             self._fail(trainer, saving, error_text(error))
             return
         self.under_way.remove(saving)  # not before: after a Ctrl-C the save is reported later
-        if self.newest is None or saving.bests is None or saving.iter != self.newest.iter:
+        if self.newest is None or not saving.best or saving.iter != self.newest.iter:
             self.newest = saving
-        self._saved(saving)
+        self._saved(saving.path.name)
         trainer.announce(CheckpointSaved, path=path, bytes=size, seconds=durable - saving.began)
 
     def _fail(self, trainer: SavingTrainer, saving: Saving, error: str) -> None:
         self.under_way.remove(saving)
-        self._failed(saving)
+        self._failed(saving.path.name)
         seconds = perf_counter() - saving.began
         trainer.announce(CheckpointFailed, path=str(saving.path), seconds=seconds, error=error)

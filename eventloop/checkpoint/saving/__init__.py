@@ -1,5 +1,6 @@
 """Copy a training's state and write it while the training goes on.
 
-Start with `saver`. `snapshot` copies tensors, `saver_process` is the program of the process that writes.
+Start with `saver`. `snapshot` copies tensors, `saver_client` gives saves to the process that runs
+`saver_process`, which writes them with `eventloop.checkpoint.commit`.
 These modules may import the rest of `eventloop.checkpoint` and what it may import.
 """

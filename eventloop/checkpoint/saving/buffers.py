@@ -8,15 +8,16 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
-from typing import Any
 
 import torch
+
+from eventloop.checkpoint.commit import Mapped
 
 logger = logging.getLogger("eventloop")
 
 
 class Buffer:
-    """Flat memory for `size` elements; a pickled shared buffer refers to the memory and does not copy it.
+    """Flat memory for `size` elements.
 
     Memory that is to be both shared and pinned is mapped first and then registered with CUDA. If that fails,
     the buffer is pinned and not shared, because a copy from a device into unpinned memory blocks the calling
@@ -44,10 +45,13 @@ class Buffer:
             self._pinned_by = os.getpid()
         return not pinned or bool(self._pinned_by)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    @property
+    def memory(self) -> Mapped | None:
+        """Return what another process maps; None if the memory is not shared."""
         if self._file is None:
-            return Buffer, (self.size, self.dtype)
-        return mapped, (f"/proc/{os.getpid()}/fd/{self._file}", self.size, self.dtype)
+            return None
+        path, number = f"/proc/{os.getpid()}/fd/{self._file}", os.fstat(self._file).st_ino
+        return Mapped(path, self.tensor.nbytes, number)
 
     def __del__(self) -> None:
         if getattr(self, "_pinned_by", 0) == os.getpid():  # CUDA cannot be called in a forked child
@@ -77,13 +81,6 @@ def _clear_error() -> None:
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):
             torch.ones(1, device="cuda")
-
-
-def mapped(path: str, size: int, dtype: torch.dtype) -> Buffer:
-    """Map the buffer of another process, given the path of its memory."""
-    buffer = Buffer(0, dtype)
-    buffer.tensor = _map(path, size, dtype)
-    return buffer
 
 
 def _map(path: str, size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from eventloop.checkpoint.retention.kept import Going, Kept
+from eventloop.checkpoint.retention.best import BestMetrics
+from eventloop.checkpoint.retention.retention import Replaced, Retention
 
 
-def kept(limit: int, *names: str) -> Kept:
+def kept(limit: int, *names: str) -> Retention:
     """A record with checkpoints that are durable."""
-    return Kept(limit, names)
+    record = Retention(BestMetrics(None), limit)
+    record.load(names, {}, {}, {}, None)
+    return record
 
 
 def test_the_oldest_go() -> None:
     """What is beyond the limit goes once the new one is durable, not before."""
     record = kept(2, "1", "2")
 
-    assert record.begin("3", 3) == Going(("1",))
+    assert record.begin("3", 3) == Replaced(("1", "2"), 1)
     assert record.durable == ["1", "2"]
     record.done("3")
     assert record.durable == ["2", "3"]
@@ -22,15 +25,15 @@ def test_the_oldest_go() -> None:
 
 def test_without_a_limit_nothing_goes() -> None:
     """-1 keeps all."""
-    assert kept(-1, "1", "2").begin("3", 3) == Going()
+    assert kept(-1, "1", "2").begin("3", 3) == Replaced()
 
 
-def test_what_goes_depends_on_the_save_before() -> None:
-    """While one is under way, the next one may take the place of one more only if that becomes durable."""
+def test_a_running_save_may_be_replaced_by_the_next_one() -> None:
+    """Both are counted when the later one is durable, if they exist then."""
     record = kept(2, "1", "2")
     record.begin("3", 3)
 
-    assert record.begin("4", 4) == Going(("1",), ("2",))
+    assert record.begin("4", 4) == Replaced(("1", "2", "3"), 1)
 
 
 def test_two_that_become_durable() -> None:
@@ -71,7 +74,7 @@ def test_both_fail() -> None:
 def test_one_of_a_name_that_is_there() -> None:
     """Counts once, as the newest; if it fails the former one is still there."""
     record = kept(2, "1", "2")
-    assert record.begin("1", 3) == Going()
+    assert record.begin("1", 3) == Replaced(("2",), 1)
     assert record.names == ["2", "1"]
     record.failed("1")
     assert record.durable == ["1", "2"]
@@ -79,14 +82,6 @@ def test_one_of_a_name_that_is_there() -> None:
     record.begin("1", 3)
     record.done("1")
     assert record.durable == ["2", "1"]
-
-
-def test_a_name_under_way_does_not_go() -> None:
-    """Though the former holder of the name is the oldest: it is being replaced."""
-    record = kept(2, "1", "2")
-    record.begin("1", 3)
-
-    assert record.begin("3", 4) == Going((), ("2",))
 
 
 def test_names_that_are_not_there() -> None:

@@ -1,6 +1,6 @@
 """Find the checkpoint that a name or a path means, or list the existing ones in the error.
 
-`Trainer.resume`, `Trainer.load_checkpoint` and the command line use it.
+`state` uses it, for `Trainer.resume` and `Trainer.load_checkpoint`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from eventloop.checkpoint.directory import PAYLOAD, SUFFIXES, find_checkpoints
-from eventloop.checkpoint.manifest import MANIFEST
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
+from eventloop.checkpoint.directory import SUFFIXES, find_checkpoints
 from eventloop.util.suggest import near
 
 _FEW = 5  # names of checkpoints in a message

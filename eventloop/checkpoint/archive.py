@@ -1,0 +1,107 @@
+"""Write the zip format of `torch.save`: records that are stored in a row, each aligned in the file.
+
+`commit` uses it, in the training process and in the saver's, so it imports only the standard library.
+`torch.load` reads the file, also with `mmap=True`, which needs the alignment.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from eventloop.checkpoint.disk import Sink
+
+FOLDER = "archive"
+"""The folder of all records in the zip file; `torch.load` accepts any name."""
+ALIGNMENT = 64
+"""Bytes to which the data of each record are aligned, as `torch.save` does."""
+CHECKED = 1 << 20
+"""Bytes up to which a record gets a CRC-32.
+
+It takes longer than the disk for large ones. `torch.load` never checks it, and the manifest has the SHA-256.
+"""
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_END_64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR_64 = struct.Struct("<4sIQI")
+_MAX_16, _MAX_32 = 0xFFFF, 0xFFFFFFFF
+_VERSION_64 = 45  # of the zip format, the first with sizes of 64 bits
+_EPOCH = 33  # 1980-01-01: the same state gives the same bytes
+_ZIP_64, _PADDING = 1, 0x4246  # the kinds of extra fields; the second is torch's
+
+
+class _Entry(NamedTuple):
+    """The description of a record in the central directory."""
+
+    name: bytes
+    crc: int
+    size: int
+    offset: int
+
+
+def write_archive(records: Iterable[tuple[str, bytes | memoryview]], sink: Sink) -> None:
+    """Write records as a zip file, and add those of the version and the byte order, as `torch.save` does.
+
+    Raises:
+        OSError: the disk is full, or another error of the file system.
+        SaveGivenUp: the sink was given up.
+    """
+    own = [("byteorder", sys.byteorder.encode()), ("version", b"3\n")]
+    entries: list[_Entry] = []
+    small: list[bytes | memoryview] = []  # pieces that are written together
+    position = 0
+    for name, data in (*records, *own):
+        header, entry = _header(name, data, position)
+        entries.append(entry)
+        position += len(header) + len(data)
+        small.append(header)
+        if len(data) <= CHECKED:
+            small.append(data)
+        else:
+            sink.write(b"".join(small))
+            sink.write(data)
+            small.clear()
+    central = b"".join(map(_central, entries))
+    sink.write(b"".join([*small, central, _end(len(entries), position, len(central))]))
+
+
+def _header(name: str, data: bytes | memoryview, position: int) -> tuple[bytes, _Entry]:
+    """Return what precedes the bytes of a record at a position of the file, and the record's description."""
+    size = len(data)
+    crc = zlib.crc32(data) if size <= CHECKED else 0
+    entry = _Entry(f"{FOLDER}/{name}".encode(), crc, size, position)
+    extra = struct.pack("<2H2Q", _ZIP_64, 16, size, size) if size >= _MAX_32 else b""
+    padding = -(position + _LOCAL.size + len(entry.name) + len(extra) + 4) % ALIGNMENT
+    extra += struct.pack("<2H", _PADDING, padding) + bytes(padding)
+    fixed = _LOCAL.pack(
+        b"PK\3\4", _VERSION_64, 0, 0, 0, _EPOCH, crc, min(size, _MAX_32), min(size, _MAX_32),
+        len(entry.name), len(extra),
+    )  # fmt: skip
+    return fixed + entry.name + extra, entry
+
+
+def _central(entry: _Entry) -> bytes:
+    """Return the entry of a record in the central directory; numbers above 32 bits go to an extra field."""
+    large = [number for number in (entry.size, entry.size, entry.offset) if number >= _MAX_32]
+    extra = struct.pack(f"<2H{len(large)}Q", _ZIP_64, 8 * len(large), *large) if large else b""
+    size = min(entry.size, _MAX_32)
+    fixed = _CENTRAL.pack(
+        b"PK\1\2", _VERSION_64, _VERSION_64, 0, 0, 0, _EPOCH, entry.crc, size, size,
+        len(entry.name), len(extra), 0, 0, 0, 0, min(entry.offset, _MAX_32),
+    )  # fmt: skip
+    return fixed + entry.name + extra
+
+
+def _end(count: int, start: int, size: int) -> bytes:
+    """Return the end of a zip file with so many records, whose central directory is at `start`."""
+    end = _END.pack(b"PK\5\6", 0, 0, min(count, _MAX_16), min(count, _MAX_16), size, min(start, _MAX_32), 0)
+    if count < _MAX_16 and start < _MAX_32:
+        return end
+    wide = _END_64.pack(
+        b"PK\6\6", _END_64.size - 12, _VERSION_64, _VERSION_64, 0, 0, count, count, size, start
+    )
+    return wide + _LOCATOR_64.pack(b"PK\6\7", 0, start + size, 1) + end

@@ -1,0 +1,335 @@
+"""Make checkpoints durable: write their files, give them their names, and remove those that they replace.
+
+The saver's process runs this module, or the training process if there is no such process, so it imports only
+the standard library. All input is bytes: the records of the payload and an encoded manifest.
+
+All files of a checkpoint are written into a new directory with a temporary name and synced. Then the
+directory is renamed, and the new name is synced. A crash before the rename leaves the former contents of the
+folder, a crash after it leaves the new checkpoint. After an error the new files are removed, and a retry
+starts with new ones, because a system that failed to sync a file does not know which of its bytes are on the
+disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import mmap
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from io import FileIO
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+from eventloop.checkpoint.archive import write_archive
+from eventloop.checkpoint.disk import DISK, Disk, FileHash, Sink, make_directories
+
+PAYLOAD = "state.pth"
+MANIFEST = "manifest.json"
+under_way: set[str] = set()
+"""The temporary names that saves of this process are using now."""
+_ASIDE = re.compile(r"^\..+\.(?P<process>\d+)-\d+\.(tmp|old)$")
+_numbers = itertools.count(1)
+
+
+class Mapped(NamedTuple):
+    """Bytes in memory that another process shares.
+
+    Attributes:
+        path: where the memory can be opened while that process lives.
+        size: the number of bytes.
+        number: the inode number, which no other memory has.
+    """
+
+    path: str
+    size: int
+    number: int
+
+    def open(self) -> memoryview:
+        """Map the memory; it stays mapped while the result is used."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            return memoryview(mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ))
+        finally:
+            os.close(descriptor)
+
+
+Record = tuple[str, bytes | memoryview | Mapped]
+"""The name of a record of the payload, and its bytes."""
+
+
+class Save(NamedTuple):
+    """The contents of one checkpoint, and the checkpoints to remove once it is durable.
+
+    Attributes:
+        path: the checkpoint's absolute path.
+        records: the records of the payload.
+        manifest: the encoded manifest, whose last field, `files`, is empty.
+        replaces: checkpoints to remove, oldest first; those that do not exist are ignored.
+        spares: how many of the existing ones of `replaces` stay, the last ones.
+    """
+
+    path: Path
+    records: tuple[Record, ...]
+    manifest: bytes
+    replaces: tuple[Path, ...] = ()
+    spares: int = 0
+
+    def with_own_bytes(self) -> Save:
+        """Return it with copies of the bytes, so that the memory of the tensors may be used again."""
+        own = ((name, data if isinstance(data, Mapped) else bytes(data)) for name, data in self.records)
+        return self._replace(records=tuple(own))
+
+
+class Outcome(NamedTuple):
+    """The result of a save.
+
+    Attributes:
+        bytes: the size of the payload.
+        at: the `perf_counter` when it was durable.
+        error: why it failed, or None.
+        warnings: sentences about replaced checkpoints that could not be removed.
+    """
+
+    bytes: int = 0
+    at: float = 0.0
+    error: Exception | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def commit(
+    saves: Sequence[Save], disk: Disk = DISK, given_up: threading.Event | None = None
+) -> list[Outcome]:
+    """Make checkpoints of one folder durable, in order; return the outcome of each.
+
+    Each step is done for all of them before the next one, so that the file system syncs them together. Each
+    is complete by itself, and a failure does not affect the others.
+
+    Args:
+        saves: the checkpoints, in the order of saving.
+        disk: the file operations, which tests replace.
+        given_up: cancels the saves that are not complete when it is set.
+    """
+    staged = [_Staged(save, disk, given_up) for save in saves]
+    try:
+        for step in (_Staged.write, _Staged.sync, _Staged.take_name):
+            for each in staged:
+                each.attempt(step)
+        _sync_names(staged, disk)
+        for step in (_Staged.settle, _Staged.remove_replaced):
+            for each in staged:
+                each.attempt(step)
+    finally:  # of a KeyboardInterrupt too
+        for each in staged:
+            each.end()
+    return [each.outcome() for each in staged]
+
+
+def _sync_names(staged: Sequence[_Staged], disk: Disk) -> None:
+    """Make the new names durable, with one sync of the folder; if that fails, all of them fail."""
+    named = [each for each in staged if each.error is None]
+    if named:
+        try:
+            disk.sync_directory(named[0].path.parent)
+        except Exception as error:
+            for each in named:
+                each.fail(error)
+
+
+class _Staged:
+    """One checkpoint on its way to the disk."""
+
+    def __init__(self, save: Save, disk: Disk, given_up: threading.Event | None) -> None:
+        self.path, self._save, self._disk, self._given_up = save.path, save, disk, given_up
+        self.error: Exception | None = None
+        self._work: Path | None = None  # the directory with the temporary name
+        self._name: Path | None = None  # the name after the first rename
+        self._files: list[FileIO] = []  # open until they are synced
+        self._size, self._at = 0, 0.0
+        self._warnings: list[str] = []
+
+    def attempt(self, step: Callable[[_Staged], None]) -> None:
+        """Do a step unless an earlier one failed."""
+        if self.error is None:
+            try:
+                step(self)
+            except Exception as error:
+                self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Note the error, and remove the new files."""
+        self.error = error
+        self.end()
+
+    def write(self) -> None:
+        """Write all files into a new directory; the manifest is the last, as it has the others' hashes."""
+        make_directories(self.path.parent, self._disk)
+        self._work = temporary_path(self.path, "tmp")
+        under_way.add(self._work.name)
+        self._disk.make_directory(self._work)
+        with ExitStack() as mapped:
+            payload = self._write_file(PAYLOAD, lambda sink: write_archive(_opened(self._save, mapped), sink))
+        self._size = payload.bytes
+        sealed = seal(self._save.manifest, {PAYLOAD: payload})
+        self._write_file(MANIFEST, lambda sink: sink.write(sealed))
+
+    def _write_file(self, name: str, write: Callable[[Sink], object]) -> FileHash:
+        assert self._work is not None
+        file = self._disk.create(self._work / name)
+        self._files.append(file)
+        with closing(Sink(self._disk, file, self._given_up)) as sink:
+            write(sink)
+        return sink.entry()
+
+    def sync(self) -> None:
+        """Make the files durable."""
+        assert self._work is not None
+        for file in self._files:
+            self._disk.sync(file)
+            file.close()
+        self._disk.sync_directory(self._work)
+
+    def take_name(self) -> None:
+        """Rename the directory: to its final name, or next to a former checkpoint of that name."""
+        assert self._work is not None
+        numbered = (self.path.with_name(f"{self.path.name}-{n}") for n in itertools.count(1))
+        names = itertools.chain([self.path], numbered)
+        self._name = next(name for name in names if not name.exists())
+        self._disk.rename(self._work, self._name)
+
+    def settle(self) -> None:
+        """Take the place of a former checkpoint of the same name, now that this one is durable."""
+        if self._name != self.path:
+            self._replace_former()
+        self._at = perf_counter()
+
+    def _replace_former(self) -> None:
+        """Replace the former checkpoint by the durable one; restore it after an error."""
+        assert self._name is not None
+        former = temporary_path(self.path, "old")
+        try:
+            with suppress(FileNotFoundError):  # removed meanwhile
+                self._disk.rename(self.path, former)
+            self._disk.rename(self._name, self.path)
+            self._disk.sync_directory(self.path.parent)
+            self._disk.remove(former)
+        except OSError as error:
+            if self._name.exists():
+                if former.exists() and not self.path.exists():
+                    self._disk.rename(former, self.path)
+                raise
+            self._warnings.append(
+                f"{self.path} is saved, but the former checkpoint of that name could not be removed: {error}"
+            )
+
+    def remove_replaced(self) -> None:
+        """Remove the checkpoints that this one replaces."""
+        self._warnings += remove_replaced(self._save.replaces, self._save.spares, self._disk)
+
+    def end(self) -> None:
+        """Remove the new files unless they are durable under the final name."""
+        for file in self._files:
+            file.close()
+        if self._work is None:
+            return
+        under_way.discard(self._work.name)
+        if self._at:
+            return
+        moved = self._name is not None and not self._work.exists()  # else another program has that name
+        with suppress(OSError):  # a scan skips the rest, which has a temporary name
+            self._disk.remove(self._work)
+        if moved and self._name is not None and (self._name == self.path or self.path.exists()):
+            with suppress(OSError):
+                remove_checkpoint(self._name, self._disk)
+        self._work = None
+
+    def outcome(self) -> Outcome:
+        """Return the result."""
+        return Outcome(self._size, self._at, self.error, tuple(self._warnings))
+
+
+def _opened(save: Save, mapped: ExitStack) -> list[tuple[str, bytes | memoryview]]:
+    """Return the records of a save; memory of another process is mapped until `mapped` ends."""
+    records = []
+    for name, data in save.records:
+        if isinstance(data, Mapped):
+            data = mapped.enter_context(data.open())
+        records.append((name, data))
+    return records
+
+
+def seal(manifest: bytes, files: dict[str, FileHash]) -> bytes:
+    """Return the bytes of `manifest.json`: an encoded manifest with the files, and the SHA-256 of that.
+
+    Args:
+        manifest: the manifest as JSON, whose last field, `files`, is empty.
+        files: the size and hash of each file, by name.
+    """
+    head = manifest.removesuffix(b"{}}")
+    assert head != manifest, "the manifest's last field is not an empty `files`"
+    entries = [f'"{name}":{{"bytes":{each.bytes},"sha256":"{each.sha256}"}}' for name, each in files.items()]
+    body = head + b"{" + ",".join(entries).encode() + b"}}"
+    return b'{"sha256":"%s","manifest":%s}' % (hashlib.sha256(body).hexdigest().encode(), body)
+
+
+def temporary_path(path: Path, why: str) -> Path:
+    """Return an unused hidden name in the folder of `path`, with this process's id in it.
+
+    In a container every run may be process 1, so a name that exists is skipped: a killed run may have left
+    it.
+    """
+    names = (path.with_name(f".{path.name}.{os.getpid()}-{number}.{why}") for number in _numbers)
+    return next(name for name in names if not name.exists())
+
+
+def leftovers(directory: Path, process: int | None = None) -> list[Path]:
+    """Return the hidden paths that killed or running saves have in a directory: of one process, or of all."""
+    found = [(p, writer_of(p)) for p in directory.glob(".*")]
+    return [p for p, writer in found if writer is not None and process in (None, writer)]
+
+
+def writer_of(path: Path) -> int | None:
+    """Return the id of the process that a name of `temporary_path` contains; None for any other name."""
+    match = _ASIDE.match(path.name)
+    return int(match["process"]) if match else None
+
+
+def remove_checkpoint(path: Path, disk: Disk = DISK) -> None:
+    """Remove a checkpoint; rename it durably first, so that a scan never finds a half of it.
+
+    Raises:
+        OSError: the checkpoint cannot be removed.
+    """
+    if not path.is_dir():
+        disk.remove(path)
+        return
+    nameless = temporary_path(path, "old")
+    disk.rename(path, nameless)
+    disk.sync_directory(path.parent)
+    disk.remove(nameless)
+
+
+def remove_replaced(paths: Sequence[Path], spares: int = 0, disk: Disk = DISK) -> list[str]:
+    """Remove checkpoints that a newer one replaces; return a sentence for each that could not be removed.
+
+    A path without a manifest stays: the names may come from the checkpoint that was resumed from, which
+    another program may have written.
+
+    Args:
+        paths: the checkpoints, oldest first.
+        spares: how many of those that exist stay, the last ones.
+    """
+    there = [path for path in paths if (path / MANIFEST).exists()]
+    failed = []
+    for path in there[: max(0, len(there) - spares)]:
+        try:
+            remove_checkpoint(path, disk)
+        except FileNotFoundError:  # removed by hand meanwhile
+            continue
+        except OSError as error:
+            failed.append(f"a checkpoint that was replaced could not be removed: {error}")
+    return failed

@@ -1,0 +1,259 @@
+"""Decide which checkpoints of a `CheckpointHook` are kept, and which ones a new one replaces.
+
+It keeps the newest `max_keep_ckpts` regular checkpoints, and of each watched metric the `keep_best` best
+ones. A checkpoint is in the record from the beginning of its save, because the saved state contains the
+record; if the save fails it is taken out again. What it replaces is removed once it is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eventloop.checkpoint.directory import Found, scan
+from eventloop.checkpoint.manifest import Label, score
+from eventloop.checkpoint.retention.best import Best, BestMetrics
+
+Values = tuple[float | None, str, str]
+"""The fields of a `Best`, as a checkpoint stores them."""
+Record = dict[str, Best]
+"""The best checkpoints by name; of each metric the best first, of equal scores the newest first."""
+
+
+class Replaced(NamedTuple):
+    """The checkpoints that a save removes once it is durable.
+
+    Attributes:
+        names: their names, oldest first.
+        spares: how many of those that exist then stay, the last ones. A save before it may still fail.
+    """
+
+    names: tuple[str, ...] = ()
+    spares: int = 0
+
+
+class Retention:
+    """The record of a hook's checkpoints and of the last validation.
+
+    Regular checkpoints may be saved one after the other without waiting. A best one is saved alone, because
+    scores are not compared with one whose save may fail.
+
+    Args:
+        watched: the metrics and their rules.
+        max_keep: the number of newest regular checkpoints that stay; -1 keeps all.
+        keep_best: the number of best checkpoints of each metric that stay; -1 keeps all.
+
+    Raises:
+        ValueError: `keep_best` is not a positive int or -1, or it is not 1 and no metric is watched.
+    """
+
+    def __init__(self, watched: BestMetrics, max_keep: int = -1, keep_best: int = 1) -> None:
+        _check(watched, keep_best)
+        self._watched, self._max_keep, self._keep_best = watched, max_keep, keep_best
+        self.durable: list[str] = []
+        """The names of the durable regular checkpoints, oldest first."""
+        self._durable_at = -1
+        self._begun: list[tuple[str, int]] = []  # running regular saves: name and iteration
+        self.bests: Record = {}
+        """It is replaced, never changed in place."""
+        self._former: tuple[str, Record] | None = None  # the best save that runs, and the record before it
+        self.sequence = -1
+        """The sequence of the last label in the directory; -1 before the directory was scanned."""
+        self._metrics: dict[str, float] = {}
+        self._validated_at: int | None = None
+
+    # --- regular checkpoints -------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the durable regular checkpoints, then those of the running saves."""
+        coming = [name for name, _ in self._begun]
+        return [*(name for name in self.durable if name not in coming), *coming]
+
+    @property
+    def saved_at(self) -> int:
+        """Return the iteration of the last durable checkpoint or running save; -1 before the first."""
+        return self._begun[-1][1] if self._begun else self._durable_at
+
+    def begin(self, name: str, iteration: int) -> Replaced:
+        """Record that the save of a regular checkpoint begins; return what it replaces."""
+        older = tuple(each for each in self.names if each != name)
+        self._begun.append((name, iteration))
+        return Replaced(older, self._max_keep - 1) if self._max_keep > 0 else Replaced()
+
+    def resumed_from(self, iteration: int) -> None:
+        """Set the iteration of the newest existing checkpoint."""
+        self._durable_at = iteration
+
+    # --- best checkpoints ----------------------------------------------------------------------------------
+
+    def first(self) -> Record:
+        """Return the best checkpoint of each metric, by the metric."""
+        found: Record = {}
+        for best in self.bests.values():
+            found.setdefault(best.metric, best)
+        return found
+
+    def of_first_metric(self) -> Best:
+        """Return the best checkpoint of the metric that is watched first."""
+        first = self.first()
+        watched = (first[metric] for metric in self._watched.metrics if metric in first)
+        return next(watched, next(iter(first.values()), Best()))
+
+    def due(self, metrics: Mapping[str, float], names: Mapping[str, str]) -> list[str]:
+        """Return the metrics whose score deserves a best checkpoint.
+
+        The score must beat the last of the `keep_best` best ones, and the checkpoint that has the same name
+        already.
+
+        Args:
+            metrics: the scores of a validation.
+            names: the name that a best checkpoint of each metric would have.
+        """
+        to_beat = {metric: self._to_beat(metric, name) for metric, name in names.items()}
+        return self._watched.better(metrics, to_beat)
+
+    def begin_best(self, best: Best) -> Replaced:
+        """Record that the save of a best checkpoint begins; return what it replaces."""
+        former = self.bests
+        others = [each for each in former.values() if each.metric != best.metric]
+        same = [each for each in former.values() if each.metric == best.metric and each.name != best.name]
+        ranked = self._ranked(best.metric, [best, *same])
+        if self._keep_best > 0:
+            ranked = ranked[: self._keep_best]
+        self.bests = {each.name: each for each in [*others, *ranked]}
+        self._former = best.name, former
+        return Replaced(tuple(name for name in former if name not in self.bests))
+
+    def _to_beat(self, metric: str, name: str) -> Best:
+        ranked = self._ranked(metric, [each for each in self.bests.values() if each.metric == metric])
+        others = [each.name for each in ranked if each.name != name]
+        bars = {name, *(others[self._keep_best - 1 : self._keep_best] if self._keep_best > 0 else ())}
+        return next((each for each in ranked if each.name in bars), Best())
+
+    def _ranked(self, metric: str, bests: Sequence[Best]) -> list[Best]:
+        """Return checkpoints of one metric, best first; equal scores keep their order."""
+        if len(bests) < 2:
+            return [*bests]
+        greater = self._watched.rule_of(metric) == "greater"
+        return sorted(bests, key=lambda best: best.score or 0.0, reverse=greater)
+
+    # --- the end of a save ---------------------------------------------------------------------------------
+
+    def done(self, name: str) -> None:
+        """Record that a save is durable, and that what it replaces is gone."""
+        if self._former is not None and self._former[0] == name:
+            self._former = None
+            return
+        for each, iteration in self._taken(name):
+            kept = [*(other for other in self.durable if other != each), each]
+            self.durable = kept[-self._max_keep :] if self._max_keep > 0 else kept
+            self._durable_at = iteration
+
+    def failed(self, name: str) -> None:
+        """Record that a save failed or was skipped; the former checkpoint of its name still exists."""
+        if self._former is not None and self._former[0] == name:
+            self.bests, self._former = self._former[1], None
+            return
+        self._taken(name)
+
+    def _taken(self, name: str) -> list[tuple[str, int]]:
+        """Remove the first running save of a name, and return it."""
+        taken = [each for each in self._begun if each[0] == name][:1]
+        for each in taken:
+            self._begun.remove(each)
+        return taken
+
+    # --- labels --------------------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> tuple[dict[str, float], int] | None:
+        """Return the scores of the last validation and its iteration; None before the first."""
+        return None if self._validated_at is None else (self._metrics, self._validated_at)
+
+    def look_around(self, directory: Path) -> Found:
+        """Scan the directory: forget what was removed, and let later labels have a greater sequence."""
+        found = scan(directory)
+        self.sequence = found.last
+        return found
+
+    def only(self, there: Collection[str]) -> None:
+        """Forget the regular checkpoints that do not exist, such as that of a save that failed."""
+        self.durable = [name for name in self.durable if name in there]
+
+    def validated(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """Record the scores of a completed validation."""
+        self._metrics, self._validated_at = dict(metrics), iteration
+
+    def label(self, sequences: Iterable[int], best: str = "") -> Label:
+        """Return the label of the next checkpoint.
+
+        Args:
+            sequences: the last sequences of all hooks of the run, whose checkpoints share one order.
+            best: the metric of which it is one of the best, if any.
+        """
+        self.sequence = 1 + max(sequences)
+        return Label(
+            sequence=self.sequence, best={best: self._watched.rule_of(best)} if best else {},
+            keep_best=self._keep_best, validated_at=self._validated_at,
+            metrics={metric: score(float(value)) for metric, value in self._metrics.items()},
+        )  # fmt: skip
+
+    # --- state ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the checkpoints that are kept, and the last validation."""
+        first = self.first()
+        behind: dict[str, list[list[Any]]] = {}
+        for best in self.bests.values():
+            if best != first[best.metric]:
+                behind.setdefault(best.metric, []).append([*best])
+        state = {
+            "metrics": dict(self._metrics), "validated_at": self._validated_at, "kept": self.names,
+            "bests": {metric: [*best] for metric, best in first.items()},
+        }  # fmt: skip
+        return {**state, "bests_behind": behind} if behind else state
+
+    def load(
+        self,
+        kept: Sequence[str],
+        first: Mapping[str, Values],
+        behind: Mapping[str, Sequence[Values]],
+        metrics: Mapping[str, float],
+        validated_at: int | None,
+    ) -> None:
+        """Restore the record from a state; running saves belong to the former run.
+
+        Scores of unwatched metrics are dropped. The next save removes the checkpoints beyond the limits.
+
+        Args:
+            kept: the regular checkpoints.
+            first: the best checkpoint of each metric.
+            behind: the checkpoints ranked after it.
+            metrics: the scores of the last validation.
+            validated_at: the iteration of that validation.
+        """
+        self.durable, self._durable_at, self._begun = [*kept], -1, []
+        self._metrics, self._validated_at = dict(metrics), validated_at
+        watched = self._watched.metrics if self._watched.metrics != ["auto"] else [*first]
+        found = [
+            Best(*values)
+            for metric in watched
+            if metric in first
+            for values in (first[metric], *behind.get(metric, ()))
+        ]
+        self.bests = {best.name: best for best in found}
+
+
+def _check(watched: BestMetrics, limit: object) -> None:
+    if isinstance(limit, bool) or not isinstance(limit, int) or (limit < 1 and limit != -1):
+        raise ValueError(
+            "keep_best must be a positive int (the number of best checkpoints of each metric to keep) or -1 "
+            f"for all, got {limit!r}; to save no best checkpoints, leave out save_best"
+        )
+    if not watched and limit != 1:
+        raise ValueError(
+            f'keep_best={limit} needs a metric: save_best="accuracy", or "auto" for the first one of the '
+            f"validation; to keep the newest checkpoints, pass max_keep_ckpts={limit}"
+        )

@@ -1,0 +1,90 @@
+"""Find the checkpoints of a run on its disk: where it went back, where to resume, whose the files are.
+
+`CheckpointHook` uses it when a training begins and ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from eventloop.checkpoint.directory import SUFFIXES, Found, go_back, in_order, scan
+from eventloop.checkpoint.manifest import Manifest, read_manifest
+from eventloop.util.errors import CheckpointError
+
+logger = logging.getLogger("eventloop")
+
+
+def where_to_resume(paths: Sequence[Path]) -> str:
+    """Return a sentence that names the newest of the checkpoints, for `resume("auto")`; "" if none exists."""
+    known: dict[Path, Manifest] = {}
+    for path in paths:
+        with suppress(CheckpointError):  # it does not exist, or is damaged
+            known[path] = read_manifest(path)
+    if not known:
+        return ""
+    newest = in_order(known)[-1]
+    return f"the newest checkpoint to resume from is {newest} (iteration {known[newest].iter})"
+
+
+def note_where_to_resume(
+    failure: BaseException | None, paths: Sequence[Path], directories: Sequence[Path]
+) -> None:
+    """Add a note on where to resume to the error that ended a training.
+
+    Nothing is added if no hook saves checkpoints that can be resumed from.
+
+    Args:
+        failure: the error.
+        paths: the checkpoints that can be resumed from.
+        directories: where such checkpoints are saved.
+    """
+    places = dict.fromkeys(map(str, directories))
+    if failure is None or not places:
+        return
+    note = where_to_resume(paths) or (
+        f"there is no checkpoint to resume from in {' or '.join(places)}: none was saved before this error"
+    )
+    if note not in getattr(failure, "__notes__", ()):  # another hook may have added it
+        failure.add_note(note)
+
+
+def note_where_it_went_back(directories: Sequence[Path], resumed: Path) -> None:
+    """Record durably that the run resumed from an earlier checkpoint of its directories.
+
+    `resume("auto")` then goes on from there until the run has saved. Called when training begins. Nothing is
+    recorded for the newest checkpoint, or one of another directory. If the record cannot be written, a
+    warning is logged.
+
+    Args:
+        directories: those that the hooks of the run save in.
+        resumed: the path of the checkpoint.
+    """
+    name = resumed.stem if resumed.suffix in SUFFIXES and not resumed.is_file() else resumed.name
+    found = scan(*directories)
+    places = [place for place in directories if place.resolve() == resumed.resolve().parent]
+    path = next((place / name for place in places if place / name in found.manifests), None)
+    if path is None:
+        return
+    try:
+        go_back(found, path)
+    except OSError as error:
+        newest = scan(*directories).paths[-1]
+        logger.warning(
+            'could not record in %s that the run goes on from %s; until it has saved, resume("auto") would '
+            "take %s: %s",
+            path.parent, path.name, found.name_of(newest), error,
+        )  # fmt: skip
+
+
+def warn_of_another_run(found: Found, directory: Path) -> None:
+    """Warn that a new run starts in a directory with checkpoints of another run."""
+    if found.paths:
+        logger.warning(
+            "%s holds checkpoints of another run, the newest is %s: this run starts from the beginning and "
+            "will overwrite those of the same names; call trainer.resume() to go on with the other run, or "
+            "use another work_dir",
+            directory, found.paths[-1].name,
+        )  # fmt: skip

@@ -1,0 +1,125 @@
+"""Encode a state as the records of `torch.save`'s file, and describe it in a manifest.
+
+The saver and `save_checkpoint` use it; `commit` writes the result, in a process that needs no torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.storage import TypedStorage, UntypedStorage
+
+from eventloop._version import __version__
+from eventloop.checkpoint.commit import Mapped, Record, Save
+from eventloop.checkpoint.manifest import Label, Manifest, encode_body, tensor_table
+from eventloop.state.sharded import NO_SHARDED_SAVES, refuse_sharded
+from eventloop.state.tensors import tensors_of
+
+_PROTOCOL = 2  # of the pickle that `torch.load(weights_only=True)` reads
+_STORAGES = frozenset({TypedStorage, UntypedStorage})
+_NO_LABEL = Label()
+
+Rebuilt = Mapping[int, tuple[Any, ...]]
+"""By the `id` of a tensor the result of its `__reduce_ex__`, which takes ten times as long as the rest."""
+
+
+def serialize(
+    state: Mapping[str, Any],
+    path: Path,
+    label: Label = _NO_LABEL,
+    rebuilt: Rebuilt | None = None,
+    memory: Mapping[int, Mapped] | None = None,
+) -> Save:
+    """Return a state in the form in which `commit` writes it.
+
+    Args:
+        state: the state; its tensors are not copied, and must not change until the result is written.
+        path: the checkpoint's path.
+        label: the fields of the manifest that do not follow from the state.
+        rebuilt: how some of the tensors are rebuilt, if known.
+        memory: by the `data_ptr` of a storage its memory, if another process is to read it.
+
+    Raises:
+        TypeError: a tensor of the state is sharded over ranks.
+        CheckpointError: the manifest could not be read again.
+    """
+    manifest = encode_body(_manifest(state, label))
+    memory = memory or {}
+    stream = io.BytesIO()
+    pickler = _Pickler(stream, rebuilt or {})
+    pickler.dump(dict(state))
+    records: list[Record] = [("data.pkl", stream.getvalue())]
+    for key, storage in pickler.storages.items():
+        records.append((f"data/{key}", memory.get(storage.data_ptr()) or bytes_of_storage(storage)))
+    return Save(path, tuple(records), manifest)
+
+
+class _Pickler(pickle.Pickler):
+    """A pickler that leaves out the storages of tensors, as `torch.save` does."""
+
+    def __init__(self, stream: io.BytesIO, rebuilt: Rebuilt) -> None:
+        super().__init__(stream, protocol=_PROTOCOL)
+        self.storages: dict[str, UntypedStorage] = {}
+        """The storages by the keys that the pickle has in their place."""
+        self._keys: dict[int, str] = {}
+        self._rebuilt = rebuilt
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return the known way to rebuild a tensor."""
+        return self._rebuilt.get(id(value), NotImplemented)
+
+    def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
+        """Return the key and the description of a storage; None for everything else, which is pickled."""
+        if type(value) not in _STORAGES:
+            return None
+        if isinstance(value, TypedStorage):
+            storage, kind, count = value._untyped_storage, _legacy_class(value), value._size()
+        else:
+            storage, kind, count = value, torch.UntypedStorage, value.nbytes()
+        key = self._keys.setdefault(storage._cdata, str(len(self._keys)))
+        self.storages[key] = storage
+        return "storage", kind, key, torch.serialization.location_tag(storage), count
+
+
+def _legacy_class(storage: TypedStorage) -> Any:
+    """Return the class that a file names for a typed storage, such as `torch.FloatStorage`."""
+    return getattr(torch, storage._pickle_storage_type())
+
+
+def bytes_of_storage(storage: UntypedStorage) -> bytes | memoryview:
+    """Return the bytes of a storage; a view of them on the CPU, which keeps the storage alive."""
+    size = storage.nbytes()
+    if storage.device.type != "cpu":
+        storage = storage.cpu()
+    if not size:
+        return b""
+    array = (ctypes.c_ubyte * size).from_address(storage.data_ptr())
+    array.owner = storage  # type: ignore[attr-defined]
+    return memoryview(array)
+
+
+def _manifest(state: Mapping[str, Any], label: Label) -> Manifest:
+    """Return the manifest of a state, without files.
+
+    Raises:
+        TypeError: a tensor in it is sharded over ranks.
+    """
+    tensors = tuple(tensor_table(state))
+    for entry, tensor in zip(tensors, tensors_of(state), strict=False):
+        refuse_sharded(f"the checkpoint's {entry.name}", tensor, NO_SHARDED_SAVES)
+    meta = state.get("meta", {})
+    position = meta.get("position", {})
+    return Manifest(
+        **{name: getattr(label, name) for name in label.__struct_fields__},
+        iter=meta.get("iter", 0), epoch=meta.get("epoch", 0), batch_idx=position.get("batch_idx", 0),
+        max_iters=meta.get("max_iters"), max_epochs=meta.get("max_epochs"),
+        time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), eventloop=__version__, torch=str(torch.__version__),
+        keys=tuple(map(str, state)), tensors=tensors,
+    )  # fmt: skip
