@@ -61,7 +61,6 @@ class Lane(FailingQueue):
         self.busy = Timing()  # of its deliveries
         self.recorder: SpanRecorder | None = None
         self._fn = fn
-        self._item: Delivery | None = None  # what is being delivered
         self._calling = ""  # the callback under way, unless it was told that it stalled
         self._closing = False  # somebody waits for its end
         self._no_more = False  # nothing comes any more: with an empty queue it ends
@@ -218,6 +217,11 @@ class Lane(FailingQueue):
         count = self._in_flight - self._progress[0]
         return self._last_taken[-count:] if count > 0 else []
 
+    def _item(self) -> Delivery | None:
+        """Return what is being delivered: an event, or a list of them with `batch`."""
+        events = self._under_way_events()
+        return (events if self.options.most else events[0]) if events else None
+
     def give_up(self, reason: str) -> None:
         """Take no more events, count queued ones as dropped, and release all waiting threads."""
         with self._lock:
@@ -292,13 +296,13 @@ class Lane(FailingQueue):
             calling = self._calling
             if self._began != began or not (self._in_flight or calling):
                 return  # it ended, or another thread saw the same stall
+            item = self._item()
             done, self._progress = self._progress[0], [0]
             waiting = self._in_flight - done  # of a run of single events, the first is under way
             self.delivered += done
             self.failed += waiting if self.options.most else min(1, waiting)
             self.dropped += 0 if self.options.most else max(0, waiting - 1)
             self._in_flight, self._calling = 0, ""
-            item = self._item
         what = f"in {calling}" if calling else "on one delivery"
         self._stalled_in(f"spent more than stall_timeout={limit:g} s {what}", item, now - began)
         self.give_up("stalled")
@@ -337,16 +341,15 @@ class Lane(FailingQueue):
         events = self._take(self.options.most or 1)
         if not events:
             return None
-        self._item = item = events if self.options.most else events[0]
         self._began = perf_counter()
-        return item
+        return events if self.options.most else events[0]
 
     def _delivered(self, error: BaseException | None) -> float:
         """Account for the delivery that just ended, and return its seconds."""
         with self._lock:
             began, took = self._began, perf_counter() - self._began
+            item = self._item()
             count, self._in_flight, self._began = self._in_flight, 0, 0.0
-            item, self._item = self._item, None
             self.calls += 1
             self.seconds += took
             if error is None:
@@ -371,7 +374,7 @@ class Lane(FailingQueue):
     def tell_under_way(self, recorder: SpanRecorder, now: float) -> None:
         """Record a delivery that has not ended."""
         with self._lock:
-            began, item = self._began, self._item
+            began, item = self._began, self._item()
         if began and item is not None:
             recorder.delivered(self.name, self.runs_on, item, began, now - began, "(under way)")
 
