@@ -16,7 +16,7 @@ OUTSIDE_HANDLERS = "(outside of handlers: loop, events, dispatch)"
 _OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
 """The events whose handlers fill the hooks phase."""
 NEGLIGIBLE = 0.02
-"""Share of the hooks phase outside of handlers below which it has no row."""
+"""Share of the hooks phase, or of a run, below which what is left of it is not told."""
 ESTIMATED = "~"
 """Precedes a time in a table if some of its calls were not clocked, but estimated."""
 
@@ -96,7 +96,12 @@ def lossy(subscriber: SubscriberCost, costs: RunCosts) -> bool:
 def _duration_facts(costs: RunCosts) -> list[Fact]:
     if not costs.seconds:
         return []
-    parts = [("training iterations", costs.phases.wall), ("evaluation", costs.evaluation)]
+    outside = max(0.0, costs.seconds - costs.phases.wall - costs.evaluation)
+    parts = [
+        ("training iterations", costs.phases.wall),
+        ("evaluation", costs.evaluation),
+        ("start, end and between epochs", outside if outside >= NEGLIGIBLE * costs.seconds else 0.0),
+    ]
     shares = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds)
     return [Fact("took", f"{duration(costs.seconds)}{f', of it {shares}' if shares else ''}")]
 

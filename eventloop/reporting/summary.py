@@ -48,13 +48,16 @@ def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] =
     if rest := outside_handlers(costs, phases):
         each, share = rest / max(1, phases.iterations) * 1e6, rest / phases.wall
         rows.insert(0, [OUTSIDE_HANDLERS, "", ABSENT, f"{each:,.1f}", f"{share:.2%}"])
-    notes = [f"what is called outside of the iterations is spread over them, and has no share ({ABSENT})"]
+    trained = bool(phases.iterations)
+    spread = f"what is called outside of the iterations is spread over them, and has no share ({ABSENT})"
+    notes = [spread] if trained else []
     if any(cost.estimated for cost in called):
         notes.insert(0, f"{ESTIMATED}: estimated, because in a tight loop only some events are clocked")
     if len(small) > 1:
         rows.append(_row(f"{len(small)} more, each below {SMALL:.1%}", "", small, phases.iterations))
         notes.append("trainer.costs() and `eventloop report` have every one")
-    told = table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
+    unit = "µs/iteration" if trained else "µs in all"
+    told = table(["handler", "event", "calls", unit, "% of it"], rows, right=(2, 3, 4))
     return "\n".join([told, *notes])
 
 

@@ -77,10 +77,11 @@ def find_traces(run: Path) -> list[TraceFile]:
         if (name := _NAME.fullmatch(path.name))
     ]
     if not found:
-        raise ValueError(
-            f"{run} has no trace: expected files in {run / FOLDER}, got none; the run had no TraceHook, or "
-            "ended before it recorded a window"
-        )
+        runs = sorted(path.parent.name for path in run.glob(f"*/{FOLDER}"))
+        why = f"there are runs in {', '.join(runs)}" if runs else (
+            "the run had no TraceHook, or ended before it recorded a window"
+        )  # fmt: skip
+        raise ValueError(f"{run} has no trace: expected files in {run / FOLDER}, got none; {why}")
     return sorted(found)
 
 

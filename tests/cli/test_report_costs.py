@@ -79,12 +79,12 @@ def test_without_a_trend_there_are_means_alone() -> None:
 
 
 def test_how_long_the_run_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All of it, and what of it were evaluations and iterations."""
+    """All of it, and its three parts, which add up to it."""
     run = make_run(tmp_path / "run", seconds=5.9, evaluation=0.8)
 
     assert (
-        "took                            5.90 s, of it training iterations 410 ms, evaluation 800 ms\n"
-        in shown(run, capsys)
+        "took                            5.90 s, of it training iterations 410 ms, evaluation 800 ms, "
+        "start, end and between epochs 4.69 s\n" in shown(run, capsys)
     )
 
 
@@ -311,7 +311,10 @@ def test_a_run_that_only_validated(tmp_path: Path, capsys: pytest.CaptureFixture
     text = shown(run, capsys)
 
     assert "Step time" not in text
-    assert "took                  2.00 s, of it evaluation 1.50 s\n" in text
+    assert (
+        "took                  2.00 s, of it evaluation 1.50 s, start, end and between epochs 500 ms\n"
+        in text
+    )
     (ema,) = [line.split() for line in text.splitlines() if line.startswith("EMAHook")]
     assert ema[4:6] == ["-", "-"]
     assert report(run, "--html", tmp_path / "page.html") == 0

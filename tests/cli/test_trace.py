@@ -291,6 +291,7 @@ def test_what_was_beyond_the_limit_is_said(tmp_path: Path) -> None:
         (["nowhere"], "no run at nowhere: expected the directory of a run"),
         (["no\nrun"], "no run at no run: expected the directory of a run"),
         (["empty"], "empty has no trace: expected files in empty/traces, got none; the run had no TraceHook, or"),
+        (["."], ". has no trace: expected files in traces, got none; there are runs in foreign, run, torn"),
         (["run", "--window", "1"], "--merge and --window are for writing a file: expected -o FILE, got none"),
         (["run", "--merge", "--window", "1"], "--merge takes all windows: leave out --merge or --window"),
         (["run", "--window", "3", "-o", "x"], "run/traces has no window 3: it has 1: iterations 2..3; 2: iterations 10..1"),

@@ -113,6 +113,15 @@ def test_a_row_is_shared_by_several_and_of_iterations(costs: list[HandlerCost], 
     assert told.count("EMAHook.before_run") == len(costs)
 
 
+def test_a_run_without_iterations_has_times_in_all() -> None:
+    """Nothing is spread over iterations that were not trained."""
+    told = cost_table([a_cost("validate", 0.25, in_iteration=False)], Phases())
+
+    assert rows_of(told)["validate", "before_run"] == ["10", "250,000.0", "-"]
+    assert "µs in all" in told
+    assert "iteration" not in told
+
+
 def test_a_users_handlers_are_all_in_the_summary(make_trainer: MakeTrainer) -> None:
     """Functions and hooks of one's own, one that has the name of one of ours too; nothing is left out of the costs."""
 
