@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from eventloop.bus import Bus
+from eventloop.checkpoint.saving.saver import Saver
 from tests import forked
 
 count_frozen = gc.get_freeze_count
@@ -67,6 +69,16 @@ def children() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     forked.end()
+
+
+@pytest.fixture(autouse=True)
+def saver_thread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a thread write the checkpoints of hooks, unless a test is slow or marked `saver_process`.
+
+    A process takes 0.1 s to start, longer than most trainings of the tests.
+    """
+    if not any(request.node.get_closest_marker(name) for name in ("slow", "saver_process")):
+        monkeypatch.setattr("eventloop.checkpoint.retention.pending.Saver", partial(Saver, process=False))
 
 
 @pytest.fixture

@@ -292,7 +292,7 @@ def test_an_error_in_keeping_them_ends_no_close(caplog: pytest.LogCaptureFixture
         go_on.set()
 
     assert kept == [("second", 1)]
-    assert "first: the events that it was not given cannot be kept: OSError: disk full" in caplog.text
+    assert "first: its undelivered events cannot be kept: OSError: disk full" in caplog.text
 
 
 def test_a_later_run_sets_the_rest_aside(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:

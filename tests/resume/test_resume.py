@@ -123,6 +123,7 @@ STOPS: list[tuple[int, dict[str, Any]]] = [
 """Between epochs, within one, or in an epoch's last iteration; and anywhere in a run of iterations."""
 
 
+@pytest.mark.saver_process
 @pytest.mark.representative(8)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize(("stop", "unit"), STOPS, ids=lambda value: str(value)[:12])

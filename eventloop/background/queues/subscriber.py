@@ -189,9 +189,7 @@ class Lane(FailingQueue):
             try:
                 keep(self.name, chain((first,), self._left))
             except Exception as error:
-                logger.error(
-                    "%s: the events that it was not given cannot be kept: %s", self.name, error_text(error)
-                )
+                logger.error("%s: its undelivered events cannot be kept: %s", self.name, error_text(error))
         self._left = iter(())
         self._spill.discard()
 
