@@ -297,20 +297,29 @@ class SubscriberQueue(SubscriberAccount):
     def _take(self, most: int = 1) -> list[Event]:
         """Remove and return the next events, at most `most`; none if there are none."""
         most = min(most, self._capacity)
-        direct = self._spills and self._filter is None and not (self.buffer or self._spill.count)
-        if not direct:
-            self._refill()
         with self._lock:
-            if self.ended_by:
-                return []
-            events = self._take_directly(most) if direct else self._take_queued(most)
-            self._in_flight += len(events)
-            self._last_taken = events
+            if self._has_caught_up():
+                return self._note(self._take_directly(most))
+        self._refill()
+        with self._lock:
+            return self._note(self._take_queued(most))
+
+    def _has_caught_up(self) -> bool:
+        """Return whether the next event is the first of `incoming`. Called with the lock.
+
+        It is not while another thread moves events: that thread may hold one that is to be spilled.
+        """
+        moved = self._filter is not None or self._feeding.locked()
+        return self._spills and not (moved or self.buffer or self._spill.count or self.ended_by)
+
+    def _note(self, events: list[Event]) -> list[Event]:
+        self._in_flight += len(events)
+        self._last_taken = events
         return events
 
     def _take_queued(self, most: int) -> list[Event]:
         events = []
-        for _ in range(min(most, len(self.buffer))):
+        for _ in range(0 if self.ended_by else min(most, len(self.buffer))):
             item = self.buffer.popleft()
             events.append(self._unstamped(item) if type(item) is Stamped else item)
         return events  # type: ignore[return-value]
