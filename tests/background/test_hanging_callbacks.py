@@ -164,6 +164,20 @@ def test_a_close_is_not_held_by_a_filter(held: Held, caplog: pytest.LogCaptureFi
     assert (bad.account().failed, bad.account().dropped + bad.account().queued) == (1, 4)
 
 
+def test_a_filter_that_hangs_hangs_its_owner_alone(bus: Bus, held: Held) -> None:
+    """The others are delivered to, accounts are read at once, and emits do not wait."""
+    seen: list[Event] = []
+    bad = subscribe(bus, "thread", ignores, when=held)
+    subscribe(bus, "thread", seen.append)
+    emit(bus, 10)
+    assert held.entered.wait(DEADLINE)
+    until(lambda: len(seen) == 10)
+    stats = bad.stats
+    held.let_go()
+
+    assert (stats.queued, stats.delivered) == (10, 0)
+
+
 def test_a_filter_that_stalls_is_given_up(bus: Bus, held: Held) -> None:
     """After `stall_timeout` in `when=` the event has failed; what comes then is dropped, and the filter not asked."""
     told, seen = reports_of(bus), list[Event]()
