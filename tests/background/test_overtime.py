@@ -117,50 +117,26 @@ def test_it_ends_at_the_bound(slow: Callable[..., Slow], how: str, caplog: pytes
 
 
 @pytest.mark.parametrize("how", ["flush", "close"])
-def test_nothing_delivered_is_the_end(
-    slow: Callable[..., Slow], how: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("why", ["hangs", "timeout", "short"])
+def test_it_ends_in_time(
+    slow: Callable[..., Slow], how: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A subscriber that hangs is waited for once."""
-    bus = Bus(drain_timeout=SECONDS)
+    """Nothing is added for a subscriber that delivers nothing, to a timeout that was passed, which is a hard bound, nor
+    where `bus.overtime` is False."""
+    bus = Bus(drain_timeout=DEADLINE if why == "timeout" else SECONDS)
     delivering = slow(bus)
-    delivering.stops = True
+    delivering.stops = why == "hangs"
+    bus.overtime = why != "short"
     emit(bus, 5)
 
-    assert not end(bus, how).complete
-
-    assert delivering.decided == [0.0]
-    assert "waiting for background subscribers" not in caplog.text
-
-
-@pytest.mark.parametrize("how", ["flush", "close"])
-def test_a_timeout_of_its_own_is_kept(
-    slow: Callable[..., Slow], how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is a hard bound, and who chose it is not told to give more time."""
-    bus = Bus(drain_timeout=DEADLINE)
-    delivering = slow(bus)
-    emit(bus, 5)
-
-    assert not end(bus, how, SECONDS).complete
+    assert not end(bus, how, *([SECONDS] if why == "timeout" else [])).complete
 
     assert not any(delivering.decided)
-    assert "drain_timeout" not in caplog.text
+    assert "waiting for background subscribers" not in caplog.text
+    assert why != "timeout" or "drain_timeout" not in caplog.text
 
 
-@pytest.mark.parametrize("how", ["flush", "close"])
-def test_where_time_is_short(slow: Callable[..., Slow], how: str) -> None:
-    """`bus.overtime = False` keeps it to `drain_timeout`."""
-    bus = Bus(drain_timeout=SECONDS)
-    delivering = slow(bus)
-    bus.overtime = False
-    emit(bus, 5)
-
-    assert not end(bus, how).complete
-
-    assert delivering.decided == [0.0]
-
-
-def test_who_emits_as_much_as_it_delivers_is_not_waited_for() -> None:
+def test_a_subscriber_that_emits_as_much_as_it_delivers_is_not_waited_for() -> None:
     """It delivers, and as much is left as before."""
     lane = ThreadLane("again", print, LaneOptions(), lambda *_: None, Pace())  # not started
     lane.received = 3
