@@ -1,4 +1,4 @@
-"""The loop is started by whoever needs it first, and any thread may: who comes meanwhile waits for it."""
+"""The threads of the background are started when a subscriber needs them first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def threads_called(name: str) -> list[threading.Thread]:
 
 
 def test_a_loop_that_cannot_be_started_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who needs it is told why; later it may be there."""
+    """The line that needs it raises why; later it may be there."""
     bus = Bus()
 
     def no_descriptors(main: Any) -> None:
@@ -43,7 +43,7 @@ def test_a_loop_that_cannot_be_started_holds_nobody(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_ctrl_c_while_the_loop_is_started_leaves_one_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs by then: who comes later is heard by it, and a close ends it."""
+    """It runs by then: a later subscriber uses it, and a close ends it."""
     bus, start = Bus(), threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:

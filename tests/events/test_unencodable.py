@@ -141,7 +141,7 @@ def main_class() -> type:
     return type("Mine", (), {"__module__": "__main__"})
 
 
-@pytest.mark.slow
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("make", "why"),
     [

@@ -103,10 +103,6 @@ def fail_over_a_path(event: AfterTrainIter) -> None:
     raise Stubborn(os.fsdecode(b"no caf\xe9"), "never")
 
 
-def fail_stubbornly(event: AfterTrainIter) -> None:
-    raise Stubborn("no", "never")
-
-
 def leave(event: AfterTrainIter) -> None:
     sys.exit("goodbye")
 
@@ -126,10 +122,6 @@ def die_at_two(event: AfterTrainIter) -> None:
     log(event.iter)
     if event.iter == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def exit_at_once(event: AfterTrainIter) -> None:
-    os._exit(7)
 
 
 def flushed() -> None:
@@ -156,13 +148,6 @@ class Refuses:
 
 def no_such() -> None:
     raise Chosen("cannot be made in a worker")
-
-
-class DiesWhenMade(Refuses):
-    """Kills the process it is made in."""
-
-    def __reduce__(self) -> Any:
-        return os._exit, (9,)
 
 
 class DiesWhenTold(Refuses):
