@@ -180,19 +180,6 @@ def test_callbacks_come_after_the_events(bus: Bus, kind: str) -> None:
     assert steps[2] == "flushed"
 
 
-def test_close_ends_the_threads() -> None:
-    """Nothing of a closed bus goes on running."""
-    before = set(threading.enumerate())
-    bus = Bus()
-    for kind in ("loop", "thread"):
-        subscribe(bus, kind, lambda event: None, name=kind)
-    bus.close(DEADLINE)
-    for thread in set(threading.enumerate()) - before:
-        thread.join(DEADLINE)
-
-    assert set(threading.enumerate()) <= before
-
-
 @pytest.mark.parametrize("what", ["flush", "close"])
 @in_both_kinds
 def test_waiting_for_the_background_in_the_background_is_refused(bus: Bus, kind: str, what: str) -> None:
@@ -254,17 +241,3 @@ def test_a_subscriber_that_ends_itself_has_had_what_came_before(
     bus.flush(DEADLINE)
 
     assert (subscription.stats.delivered, subscription.stats.dropped) == account
-
-
-@in_both_kinds
-def test_one_subscribed_by_a_subscriber_does_not_hear_what_came_before(bus: Bus, kind: str) -> None:
-    """A subscriber added in the middle of a delivery gets what is emitted from then on."""
-    late: list[Any] = []
-
-    act_in_a_delivery(
-        bus, kind, lambda subscription: bus.subscribe(late.append, "after_train_iter", offload="thread")
-    )
-    emit(bus, 2, start=10)
-    bus.flush(DEADLINE)
-
-    assert iters(late) == [10, 11]

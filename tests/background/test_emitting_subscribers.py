@@ -115,25 +115,6 @@ def test_a_chain_without_end_is_left_by_a_flush(bus: Bus, kind: str) -> None:
     assert (chain.subscription.stats.dropped, chain.subscription.stats.delivered) == (0, chain.emitted)
 
 
-def test_a_subscriber_that_emits_on_and_on_can_ask_the_bus() -> None:
-    """`bus.closed` is true from the begin of a close on."""
-    bus = Bus()
-    emitted = 1
-
-    def beats(event: Hop) -> None:
-        nonlocal emitted
-        if not bus.closed:
-            emitted += 1
-            bus.emit(Hop(n=event.n + 1))
-
-    beat = bus.subscribe(beats, Hop, offload="thread")
-    bus.emit(Hop(n=0))
-    report = bus.close(DEADLINE)
-
-    assert report.complete
-    assert (beat.stats.delivered, beat.stats.dropped) == (emitted, 0)
-
-
 @pytest.fixture
 def others(bus: Bus) -> Iterator[Subscription]:
     """Another thread that emits all the time, for a subscriber that is always busy with it."""

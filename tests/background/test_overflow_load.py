@@ -149,32 +149,6 @@ def test_account_is_exact_at_any_moment(kind: str, overflow: Any, batch: bool | 
 
 @pytest.mark.slow
 @in_every_policy
-@in_both_kinds
-def test_subscriber_that_emits_events_itself(kind: str, overflow: Any) -> None:
-    """It is fed with its own events, waits for nobody, and each of them is in its account."""
-    emitted, seen = 0, 0
-
-    def echo(event: AfterTrainIter) -> None:
-        nonlocal emitted, seen
-        seen += 1
-        emitted += event.iter
-        emit(bus, event.iter)  # each of which does the same
-
-    with Bus(drain_timeout=DEADLINE) as bus:
-        subscription = subscribe(bus, kind, echo, queue=2, overflow=overflow)
-        for _ in range(20):
-            emit(bus, 5)
-            bus.flush(DEADLINE)
-        for _ in range(5):  # the echoes of echoes
-            bus.flush(DEADLINE)
-        stats = subscription.stats
-
-    assert total(stats) == emitted + 100
-    assert (stats.delivered, stats.queued) == (seen, 0)
-
-
-@pytest.mark.slow
-@in_every_policy
 def test_subscribing_and_cancelling_from_another_thread_under_load(overflow: Any) -> None:
     """Whoever comes and goes hears an unbroken piece of the run, and those who stay miss nothing."""
     stays: list[int] = []

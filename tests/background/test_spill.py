@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
@@ -233,29 +231,6 @@ def test_end_of_a_subscriber_removes_its_file(
     else:
         assert (stats.failed, stats.dropped) == (1, 999)
     assert left == 0
-
-
-@pytest.mark.slow
-def test_killed_process_leaves_no_file(python: Callable[..., CompletedProcess[str]], tmp_path: Path) -> None:
-    """The file never had a name."""
-    program = """
-import os, signal, threading
-from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter
-
-bus = Bus()
-slow = bus.subscribe(lambda event: threading.Event().wait(), "after_train_iter", offload="thread", queue=1)
-for i in range(20_000):
-    bus.emit(AfterTrainIter(iter=i))
-while slow.stats.spilled < 19_000:
-    pass
-print(slow.stats.spilled, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = python(program, TMPDIR=str(tmp_path))
-
-    assert int(done.stdout) > 19_000, done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- close and flush ---------------------------------------------------------------------------------------

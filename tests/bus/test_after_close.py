@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -70,23 +68,6 @@ def test_sync_handlers_go_on(caplog: pytest.LogCaptureFixture) -> None:
     assert bus.latest(AfterTrainIter) == seen[-1]
 
 
-def test_it_is_counted_whenever_the_event_is_known() -> None:
-    """Also an event that is emitted for the first time then, and one of a subscriber that is cancelled no more."""
-    bus = Bus()
-
-    class BornLate(Event):
-        pass
-
-    everything = bus.subscribe(ignores, "*", offload="thread")
-    bus.close(DEADLINE)
-    bus.emit(BornLate())
-    assert everything.stats.dropped == 1
-    everything.cancel()
-    bus.emit(BornLate())
-
-    assert everything.stats.dropped == 1
-
-
 class Ready:
     """One scalar whose value is there."""
 
@@ -124,21 +105,3 @@ def test_a_subscriber_may_post_while_the_bus_is_closed() -> None:
 
     assert bus.close(DEADLINE).complete
     assert seen == [ScalarsLogged()]
-
-
-def test_the_exit_is_a_close(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """What is emitted behind the drain at the interpreter's exit is said, too."""
-    ran = python(
-        "import atexit\n"
-        "atexit.register(lambda: bus.emit(AfterTrainIter(iter=1)))\n"
-        "from eventloop.events import AfterTrainIter\n"
-        "from eventloop.bus import Bus\n"
-        "bus = Bus()\n"
-        "bus.subscribe(print, 'after_train_iter', offload='thread', name='prints')\n"
-        "bus.emit(AfterTrainIter(iter=0))\n"
-    )
-
-    assert (ran.returncode, ran.stdout.count("AfterTrainIter")) == (0, 1)
-    assert ran.stderr.startswith(
-        "after_train_iter was emitted after the bus was closed: it is dropped and counted for prints"
-    )

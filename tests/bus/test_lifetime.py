@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 
 from eventloop.bus import Bus
@@ -286,3 +287,23 @@ def test_a_subscriber_without_a_thread_is_refused(monkeypatch: pytest.MonkeyPatc
     assert bus.close(DEADLINE).complete
     assert seen == ([3] if running else [])
     assert [stats.name for stats in bus.stats()] == (["task"] if running else [])
+
+
+def test_a_loop_that_cannot_be_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that needs it raises why; a later one may start it."""
+    bus = Bus()
+
+    async def task(event: AfterTrainIter) -> None: ...
+
+    def no_descriptors(main: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(anyio, "run", no_descriptors)
+        with pytest.raises(RuntimeError, match=r"the background loop could not be started: .*Too many open"):
+            bus.subscribe(task, "after_train_iter")
+    subscription = bus.subscribe(task, "after_train_iter")
+    bus.emit(AfterTrainIter())
+
+    assert bus.close(DEADLINE).complete
+    assert subscription.stats.delivered == 1

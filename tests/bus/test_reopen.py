@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
@@ -170,26 +169,6 @@ def test_while_another_thread_closes(no_thread_left: None, held: Held) -> None:
     assert bus.close(DEADLINE).ok
     assert iters(held.seen) == [*range(6)]
     assert (holding.stats.delivered, holding.stats.queued) == (6, 0)
-
-
-def test_one_on_the_callers_loop(bus: Bus) -> None:
-    """It goes on there, also where the loop could not end its task meanwhile."""
-
-    async def main() -> None:
-        seen: list[Any] = []
-
-        async def take(event: Event) -> None:
-            seen.append(event)
-
-        bus.subscribe(take, "after_train_iter", loop=asyncio.get_running_loop())
-        emit(bus, 1)
-        assert await asyncio.to_thread(bus.flush, DEADLINE)
-        close_and_reopen(bus)
-        emit(bus, 1, start=1)
-        assert await asyncio.to_thread(bus.flush, DEADLINE)
-        assert iters(seen) == [0, 1]
-
-    asyncio.run(main())
 
 
 def test_a_second_close(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:

@@ -203,15 +203,3 @@ def test_receiver_of_two_senders_is_called_once_each(bus: Bus, signal: EventSign
     bus.emit(EVENT, second)
 
     assert receiver.calls == [("receiver", second, EVENT)]
-
-
-def test_meta_signals_tell_of_connections(signal: EventSignal) -> None:
-    """`receiver_connected` works as in blinker."""
-    told: list[Any] = []
-    receiver = Receiver()
-    watch: Any = lambda signal, **details: told.append((signal, details["receiver"]))
-    signal.receiver_connected.connect(watch, weak=False)
-
-    signal.connect(receiver)
-
-    assert told == [(signal, receiver)]
