@@ -73,24 +73,16 @@ def test_flush_and_close_are_called_in_the_worker(bus: Bus, start: Start, lines:
     assert lines() == ["0", "1", "flushed", "0", "closed"]
 
 
-def test_handler_runs_in_a_nice_child_process(bus: Bus, start: Start, lines: Lines) -> None:
-    """It is a child of this process, and yields to the training."""
-    start(handlers.note_pid)
+def test_handler_runs_in_a_nice_child_process_without_torch(bus: Bus, start: Start, lines: Lines) -> None:
+    """It is a child of this process, yields to the training, and imports torch only if the handler's module does."""
+    start(handlers.note_process)
     emit(bus, 1)
     bus.flush(DEADLINE)
-    pid, parent, niceness = map(int, lines()[0].split())
+    pid, parent, niceness, *modules = lines()[0].split()
 
-    assert pid != os.getpid() == parent
-    assert niceness > os.nice(0)
-
-
-def test_worker_imports_no_torch(bus: Bus, start: Start, lines: Lines) -> None:
-    """Unless the handler's module does."""
-    start(handlers.note_modules)
-    emit(bus, 1)
-    bus.flush(DEADLINE)
-
-    assert lines() == [""]
+    assert int(pid) != os.getpid() == int(parent)
+    assert int(niceness) > os.nice(0)
+    assert modules == []
 
 
 def test_users_event_and_values_that_msgpack_lacks_arrive(bus: Bus, start: Start, lines: Lines) -> None:
@@ -128,7 +120,7 @@ def test_standard_streams_are_guarded(bus: Bus, start: Start, lines: Lines, capf
 
 def test_large_events_cross_the_pipe(bus: Bus, start: Start, lines: Lines) -> None:
     """More bytes than a pipe holds, several times over."""
-    far = start(handlers.note_pid, "image_logged")
+    far = start(handlers.note_process, "image_logged")
     for step in range(5):
         bus.emit(ImageLogged(step=step, data=bytes(3_000_000), shape=(1000, 1000, 3)))
 

@@ -59,8 +59,9 @@ def note_even(events: AfterTrainIter | list[AfterTrainIter]) -> None:
         raise Unencodable(bad, of=len(several))
 
 
-def note_pid(event: Event) -> None:
-    log(f"{os.getpid()} {os.getppid()} {os.nice(0)}")
+def note_process(event: Event) -> None:
+    modules = [name for name in ("torch", "numpy", "__mp_main__") if name in sys.modules]
+    log(" ".join(map(str, (os.getpid(), os.getppid(), os.nice(0), *modules))))
 
 
 def note_lunch(event: MealServed) -> None:
@@ -69,10 +70,6 @@ def note_lunch(event: MealServed) -> None:
 
 def note_anything(event: Event) -> None:
     log(f"{type(event).__name__} {event}")
-
-
-def note_modules(event: Event) -> None:
-    log(" ".join(name for name in ("torch", "numpy", "__mp_main__") if name in sys.modules))
 
 
 def note_stdin(event: Event) -> None:
