@@ -112,19 +112,6 @@ def test_raise_raises_at_the_next_poll(bus: Bus, kind: str) -> None:
 
 
 @in_both_kinds
-def test_raise_raises_at_the_close(kind: str) -> None:
-    """An error that no poll has raised is raised by the close, after everything was delivered."""
-    bus = Bus()
-    subscription = subscribe(bus, kind, odd_fails, on_error="raise")
-    emit(bus, 3)
-
-    with pytest.raises(ValueError, match="no 1"):
-        bus.close(DEADLINE)
-
-    assert subscription.stats.delivered == 2
-
-
-@in_both_kinds
 def test_failing_batch_fails_as_a_whole(held: Held, kind: str) -> None:
     """Every event of it is counted as failed; its error's note has the first event, and their number."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import REPORT_LINES, DrainReport, SubscriptionStats
-from tests.conftest import DEADLINE, Held
+from tests.conftest import DEADLINE
 from tests.support.spilling import emit
 
 
@@ -96,18 +96,6 @@ def test_a_loss_that_a_run_tells_is_not_doubled(caplog: pytest.LogCaptureFixture
     told = [line.partition(": ")[2] for line in warnings_of(caplog)]
     assert told == (
         ["fails: 0 dropped, 3 failed of 3. bus.stats() has the details"] if end == "flush" else []
-    )
-
-
-def test_a_report_of_what_was_left(held: Held) -> None:
-    """It says that time ran out, and what is left."""
-    bus = Bus()
-    bus.subscribe(held, "after_train_iter", offload="thread", name="held")
-    emit(bus, 3)
-    report = bus.close(0.05)
-
-    assert str(report) == (
-        "time ran out: 0 delivered, not everything:\n  held: 0 dropped, 0 failed, 3 left - [closed] (0 delivered)"
     )
 
 

@@ -72,20 +72,6 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_function_of_the_main_script_is_refused(script: Script) -> None:
-    """At the line that subscribes it."""
-    ran = script(
-        """
-def mine(event):
-    pass
-Bus().subscribe(mine, "after_train_iter", offload="process")
-"""
-    )
-    _, err = ran.communicate(timeout=60)
-
-    assert "TypeError: mine cannot be sent to a worker process: mine is defined in __main__" in err
-
-
 @pytest.mark.slow
 def test_main_script_without_a_guard_is_run_once(script: Script, tmp_path: Path) -> None:
     """A worker does not import it again, and finds what lies beside it; the exit delivers, and leaves no worker."""

@@ -11,7 +11,6 @@ import pytest
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, Event, ImageLogged
 from tests.conftest import DEADLINE, Held
-from tests.support.process_support import until
 from tests.support.spilling import (
     SIZE,
     Anything,
@@ -95,28 +94,15 @@ def test_types_keep_their_order(bus: Bus, held: Held, small_files: Path) -> None
 
 def test_large_events_spill(bus: Bus, held: Held, small_files: Path) -> None:
     """An event larger than a chunk is a chunk of its own."""
-    bus.subscribe(held, ImageLogged, offload="thread", queue=1, name="held")
+    bus.subscribe(held, ImageLogged, offload="thread", queue=1)
     images = [ImageLogged(step=i, data=bytes([i]) * 10_000, shape=(100, 100, 1)) for i in range(20)]
     for image in images:
-        bus.post(Ready(image), ImageLogged)
-    until(lambda: bus.stats()[0].queued == 20)
+        bus.emit(image)
+    assert bus.stats()[0].queued == 20
     held.let_go()
     bus.flush(DEADLINE)
 
     assert held.seen == images
-
-
-class Ready:
-    """An event of the background, whose value is there."""
-
-    def __init__(self, event: Event) -> None:
-        self.event = event
-
-    def ready(self) -> bool:
-        return True
-
-    def events(self) -> list[Event]:
-        return [self.event]
 
 
 def test_events_it_emits_itself_spill_too(bus: Bus, small_files: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from eventloop.bus import Bus
 from eventloop.bus import process_exit as lifetime
+from eventloop.costs.spans import SpanRecorder
 from eventloop.events import AfterTrainIter, Event, HandlerFailed, ScalarsLogged
 from tests.conftest import DEADLINE, Held
 from tests.support import process_handlers as handlers
@@ -169,6 +170,20 @@ def test_while_another_thread_closes(no_thread_left: None, held: Held) -> None:
     assert bus.close(DEADLINE).ok
     assert iters(held.seen) == [*range(6)]
     assert (holding.stats.delivered, holding.stats.queued) == (6, 0)
+
+
+def test_a_recorder_goes_on(bus: Bus) -> None:
+    """It has the deliveries before the close and after it."""
+    bus.subscribe(lambda event: None, "after_train_iter", offload="thread", name="taking")
+    recorder = SpanRecorder()
+    with bus.record(recorder) as recording:
+        emit(bus, 1)
+        close_and_reopen(bus)
+        emit(bus, 1, start=1)
+        assert bus.flush(DEADLINE)
+    recording.wait(DEADLINE)
+
+    assert [span.track for span in recorder.spans if span.kind == "delivery"] == ["taking", "taking"]
 
 
 def test_a_second_close(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:

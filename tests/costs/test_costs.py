@@ -27,6 +27,7 @@ from eventloop.costs.records import (
 )
 from eventloop.costs.timing import Budget, Timing
 from eventloop.events import AfterTrainIter, Event
+from tests.conftest import DEADLINE, Held
 from tests.costs.conftest import Clock
 
 
@@ -129,24 +130,15 @@ def test_a_subscribers_record(bus: Bus, offload: str | None, overflow: Any) -> N
     assert 0 < cost.wait.p50 <= cost.wait.max
 
 
-def test_the_wait_includes_the_queue(bus: Bus) -> None:
+def test_the_wait_includes_the_queue(bus: Bus, held: Held) -> None:
     """An event behind a delivery that lasts waits as long as that."""
-    begun, go_on = threading.Event(), threading.Event()
-
-    def hold(event: Event) -> None:
-        begun.set()
-        assert go_on.wait(10.0)
-
-    bus.subscribe(hold, "after_train_iter", offload="thread")
+    bus.subscribe(held, "after_train_iter", offload="thread")
     began = perf_counter()
     emit(bus, 1)
-    assert begun.wait(10.0)
+    assert held.entered.wait(DEADLINE)
     emit(bus, 1)
-    routed = perf_counter()
-    while perf_counter() - routed < 0.05:
-        pass
-    go_on.set()
-    assert bus.flush(10.0)
+    threading.Timer(0.05, held.let_go).start()
+    assert bus.flush(DEADLINE)
 
     (cost,) = bus.subscriber_costs()
     assert cost.wait.samples == 2

@@ -278,9 +278,8 @@ def test_a_delivery_leaves_a_span_on_its_subscribers_track(
     assert all(one.began + one.seconds <= other.began for one, other in pairwise(deliveries))
 
 
-def test_a_batch_is_one_span(bus: Bus, recorder: SpanRecorder) -> None:
+def test_a_batch_is_one_span(bus: Bus, recorder: SpanRecorder, held: Held) -> None:
     """That says how many events it is, and of which type if there is one."""
-    held = Held()
     bus.subscribe(held, "*", offload="thread", batch=True, name="batches")
     with bus.record(recorder) as recording:
         emit(bus, 1)
