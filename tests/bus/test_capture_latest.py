@@ -19,35 +19,20 @@ class Ready:
 
 
 def test_capture_collects_while_the_block_runs(bus: Bus) -> None:
-    """Exactly the events named, exactly those of the block, in the order of the emits."""
+    """Exactly the events named, exactly those of the block, in the order of the emits, behind every handler. Leaving the
+    block waits for those that are born in the background."""
+    order: list[str] = []
     bus.emit(AfterVal(reason="before"))
-    with bus.capture("after_train_iter", AfterVal) as seen:
+    with bus.capture("after_train_iter", AfterVal, "scalars_logged") as seen:
+        bus.subscribe(lambda event: order.append(f"handler {len(seen)}"), "after_val", priority=99)
         bus.emit(AfterTrainIter(iter=1))
         bus.emit(AfterValEpoch())
         bus.emit(AfterVal())
+        bus.post(Ready(), ScalarsLogged)
     bus.emit(AfterVal(reason="after"))
 
-    assert seen == [AfterTrainIter(iter=1), AfterVal()]
-
-
-def test_capture_runs_behind_every_handler(bus: Bus) -> None:
-    """It subscribes at LOWEST: an event is collected when the handlers have had it."""
-    order: list[str] = []
-    with bus.capture("after_val") as seen:
-        bus.subscribe(lambda event: order.append(f"handler {len(seen)}"), "after_val", priority=99)
-        bus.emit(AfterVal())
-
-    assert order == ["handler 0"]
-    assert len(seen) == 1
-
-
-def test_capture_has_background_born_events_when_the_block_ends(bus: Bus) -> None:
-    """Logging events are collected, too; leaving the block waits for them."""
-    with bus.capture("scalars_logged", "after_val") as seen:
-        bus.emit(AfterVal())
-        bus.post(Ready(), ScalarsLogged)
-
-    assert seen == [AfterVal(), ScalarsLogged(step=1)]
+    assert seen == [AfterTrainIter(iter=1), AfterVal(), ScalarsLogged(step=1)]
+    assert order[0] == "handler 1"
 
 
 def test_capture_leaves_nothing_behind(bus: Bus) -> None:
