@@ -131,7 +131,7 @@ def test_home_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     home = Home.here()
     monkeypatch.chdir("/")
-    assert home == ([str(folder), str(folder / "here"), "/there"], str(folder))
+    assert tuple(home) == ([str(folder), str(folder / "here"), "/there"], str(folder))
     monkeypatch.chdir(folder)
     folder.rmdir()
 
