@@ -148,35 +148,23 @@ def test_the_wait_includes_the_queue(bus: Bus, held: Held) -> None:
 # --- budgets -----------------------------------------------------------------------------------------------------
 
 
-def test_a_background_subscriber_has_a_budget_too(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
-    """Of its deliveries; it is told to other subscribers, and not held against it."""
-    bus.subscribe(
-        lambda event: sum(range(2000)), "after_train_iter", name="busy", offload="thread", budget_us=0.5
-    )
-    told: list[Event] = []
-    bus.subscribe(told.append, "slow_handler", offload="thread")
-    emit(bus, 100)
-
-    assert bus.flush(10.0)
-    assert bus.close(10.0)
-
-    assert [getattr(event, "handler", "") for event in told] == ["busy"]
-    assert sum("exceeds its budget_us=0.5" in r.getMessage() for r in caplog.records) == 1
-    assert bus.stats()[0].delivered == 100
-
-
-def test_a_background_subscribers_budget_is_in_its_record(bus: Bus) -> None:
-    """In seconds, and whether it was exceeded; without one there is none."""
+def test_a_background_subscribers_budget_is_in_its_record(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    """In seconds, and whether its deliveries exceeded it, which is logged and reported once, and not held against it."""
+    told: list[Any] = []
     busy: Any = lambda event: sum(range(2000))
     for name, budget_us in (("over", 0.5), ("within", 1e8), ("without", None)):
         bus.subscribe(busy, "after_train_iter", name=name, offload="thread", budget_us=budget_us)
+    bus.subscribe(told.append, "slow_handler", offload="thread")
     emit(bus, 100)
 
-    assert bus.flush(10.0)
-
-    assert [(c.name, c.budget, c.over_budget) for c in bus.subscriber_costs()] == [
+    assert bus.flush(DEADLINE)
+    assert [(c.name, c.budget, c.over_budget) for c in bus.subscriber_costs()][:3] == [
         ("over", 0.5e-6, True), ("within", 100.0, False), ("without", None, False),
     ]  # fmt: skip
+    assert bus.close(DEADLINE)
+    assert [event.handler for event in told] == ["over"]
+    assert sum("exceeds its budget_us=0.5" in message for message in caplog.messages) == 1
+    assert bus.stats()[0].delivered == 100
 
 
 @pytest.mark.parametrize(
