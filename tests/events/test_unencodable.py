@@ -171,17 +171,6 @@ def test_an_event_that_cannot_be_sent_disables_nobody(
 
 
 @pytest.mark.slow
-def test_an_event_of_an_unknown_type_arrives(bus: Bus, start: Start, lines: Lines) -> None:
-    """One whose annotation is found nowhere is pickled."""
-    far = start(handlers.note_anything, handlers.NowhereTyped)
-    bus.emit(handlers.NowhereTyped(value=3))
-    bus.flush(DEADLINE)
-
-    assert lines() == ["NowhereTyped NowhereTyped(value=3)"]
-    assert account(far.stats) == (1, 0, 0, 0)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_subscriber_in_a_process_names_them_too(
     bus: Bus, start: Start, lines: Lines, batch: bool, caplog: pytest.LogCaptureFixture

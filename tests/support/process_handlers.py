@@ -8,13 +8,10 @@ import sys
 import threading
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eventloop.events import AfterTrainIter, Event
 from eventloop.events.encoding_errors import BadEvent, Unencodable
-
-if TYPE_CHECKING:
-    from nowhere import Nothing  # type: ignore[import-not-found]
 
 
 class MealServed(Event):
@@ -22,12 +19,6 @@ class MealServed(Event):
 
     dish: str
     place: Path = Path()
-
-
-class NowhereTyped(Event):
-    """A user's event with a type that nobody can find at run time."""
-
-    value: Nothing | None = None
 
 
 def log(line: object) -> None:
