@@ -1,6 +1,6 @@
 """Extend a flush or close while subscribers still deliver.
 
-`eventloop.background.draining` uses it; a wait that makes no progress is not extended.
+`eventloop.background.closing` uses it; a wait that makes no progress is not extended.
 """
 
 from __future__ import annotations

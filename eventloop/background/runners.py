@@ -248,7 +248,7 @@ class ThreadLane(Lane):
     def _run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # else nobody would hear of it, and a close would wait for this thread
+        except BaseException as error:  # else it is not reported, and a close waits for this thread
             self.break_off(error)
         else:
             self._finish()

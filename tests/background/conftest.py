@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from eventloop.background.queues import queue, spill
+from tests.support.keeper import prompt_keeper
+
+__all__ = ["prompt_keeper", "small_files"]
 
 
 @pytest.fixture

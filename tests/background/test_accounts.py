@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import threading
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
 
 from eventloop.background.queues import queue as queues
 from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
-from eventloop.bus.subscription import Subscription, SubscriptionStats
 from eventloop.events import AfterTrainIter, Event
 from tests.conftest import DEADLINE, Held
 from tests.support.process_support import until
-
-
-def total(stats: SubscriptionStats) -> int:
-    return stats.delivered + stats.failed + stats.dropped + stats.queued
+from tests.support.spilling import total
 
 
 class Emitter:
@@ -54,22 +50,19 @@ def test_every_look_is_exact_while_events_come(bus: Bus) -> None:
     assert bus.flush(DEADLINE).ok
 
 
-@pytest.mark.parametrize("overflow", ["spill", "drop_oldest", "drop_newest", "latest"])
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize(
+    ("overflow", "seconds"),
+    [("spill", 0.0), ("spill", 0.1), ("drop_oldest", 0.02), ("drop_newest", 0.1), ("latest", 0.02)],
+)
 def test_a_close_that_ran_out_of_time_is_exact(overflow: Overflow, seconds: float) -> None:
     """Whatever was delivered by the deadline, the account has every event, also one with `every=`."""
     bus = Bus()
     subscriptions = [
         bus.subscribe(
-            lambda event: sleep(0.001),
-            AfterTrainIter,
-            offload="thread",
-            every=n,
-            overflow=overflow,
-            name=str(n),
+            lambda event: sleep(0.001), AfterTrainIter, offload="thread", every=n, overflow=overflow, name=str(n)
         )
         for n in (1, 7)
-    ]
+    ]  # fmt: skip
     Emitter(bus).emit(5000)
     bus.close(seconds)
 
@@ -116,39 +109,6 @@ def test_the_end_of_a_subscriber_is_exact(how: str) -> None:
     assert stats.delivered + stats.failed == counted
     assert total(stats) == 20_000 if how == "fail" else total(stats) <= 20_000
     assert stats.queued == 0
-
-
-def test_a_subscriber_that_keeps_up_gets_a_burst(bus: Bus) -> None:
-    """A tight loop of emits loses nothing for a fast subscriber, and keeps the order."""
-    seen: list[int] = []
-    subscription = bus.subscribe(lambda event: seen.append(event.iter), AfterTrainIter, offload="thread")
-    Emitter(bus).emit(200_000)
-
-    assert bus.flush(DEADLINE).ok
-    assert seen == list(range(200_000))
-    assert subscription.stats.delivered == 200_000
-
-
-def test_a_filter_that_hangs_hangs_its_owner_alone(bus: Bus) -> None:
-    """The others are delivered to, accounts are read at once, and emits do not wait."""
-    go, hangs = threading.Event(), threading.Event()
-
-    def never(event: Event) -> bool:
-        hangs.set()
-        go.wait(DEADLINE)
-        return True
-
-    seen: list[Event] = []
-    held = bus.subscribe(lambda event: None, AfterTrainIter, offload="thread", when=never, name="held")
-    bus.subscribe(seen.append, AfterTrainIter, offload="thread", name="free")
-    Emitter(bus).emit(10)
-    assert hangs.wait(DEADLINE)
-    until(lambda: len(seen) == 10)
-    stats = held.stats
-    go.set()
-
-    assert (stats.queued, stats.delivered) == (10, 0)
-    assert bus.flush(DEADLINE).ok
 
 
 def test_accounts_do_not_wait_for_a_coroutine_that_blocks(bus: Bus, held: Held) -> None:
@@ -205,21 +165,3 @@ def test_when_is_asked_once_for_each_event(bus: Bus, overflow: Overflow) -> None
     assert asked == list(range(1000))
     assert seen == list(range(1, 1000, 2))
     assert total(subscription.stats) == 500
-
-
-def test_a_look_is_prompt(bus: Bus) -> None:
-    """`stats` beside a burst takes a small part of a second, as it waits for no delivery."""
-    looks: list[float] = []
-    subscriptions: list[Subscription] = [
-        bus.subscribe(lambda event: sleep(0.01), AfterTrainIter, offload="thread", name=str(number))
-        for number in range(5)
-    ]
-    Emitter(bus).emit(20_000)
-    for _ in range(20):
-        began = monotonic()
-        bus.stats()
-        looks.append(monotonic() - began)
-    for each in subscriptions:
-        each.cancel()
-
-    assert sorted(looks)[10] < DEADLINE / 10

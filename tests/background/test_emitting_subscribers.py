@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,15 +12,13 @@ import pytest
 from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
-from eventloop.events import AfterTrainIter, Event, EventsDropped, HandlerFailed
+from eventloop.events import Event, EventsDropped, HandlerFailed
 from tests.conftest import DEADLINE
-from tests.support.spilling import total
+from tests.support.process_support import until
+from tests.support.spilling import PROMPT, emit, in_both_kinds, subscribe, total
 
-PROMPT = DEADLINE / 2
-"""Seconds that mean somebody waited to the end of his time."""
-in_both_kinds = pytest.mark.parametrize("kind", ["loop", "thread"])
 fed_both_ways = pytest.mark.parametrize("overflow", ["spill", "block"])
-"""From the inbox, or at the emit."""
+"""With overflow="block" the emitting thread puts the event into the queue; else the subscriber's thread fetches it."""
 
 
 class Hop(Event):
@@ -42,53 +39,34 @@ class Chain:
     def __init__(self, bus: Bus, kind: str, last: float = 5, **options: Any) -> None:
         self.seen: list[int] = []
         self.emitted = 1
-        self._bus, self._last = bus, last
-        fn, offload = (self.hop, "thread") if kind == "thread" else (self.in_a_task, None)
-        self.subscription = bus.subscribe(fn, Hop, offload=offload, name="chain", **options)
+        self.last = last
+        self._bus = bus
+        self.subscription = subscribe(bus, kind, self._hop, Hop, name="chain", **options)
 
     def begin(self) -> None:
         self._bus.emit(Hop(n=1))
 
-    def hop(self, event: Hop) -> None:
+    def _hop(self, event: Hop) -> None:
         self.seen.append(event.n)
-        if event.n < self._last:
+        if event.n < self.last:
             self.emitted += 1
             self._bus.emit(Hop(n=event.n + 1))
 
-    async def in_a_task(self, event: Hop) -> None:
-        self.hop(event)
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = monotonic() + DEADLINE
-    while not true():
-        assert monotonic() < deadline
-        sleep(0.001)
-
 
 @in_both_kinds
 @fed_both_ways
-def test_close_delivers_what_subscribers_emit(kind: str, overflow: Overflow) -> None:
-    """A close is over when nothing is left, also of what its own deliveries have emitted."""
+def test_flush_and_close_deliver_what_subscribers_emit(kind: str, overflow: Overflow) -> None:
+    """They are over when nothing is left, also of what their own deliveries have emitted."""
     bus = Bus()
     chain = Chain(bus, kind, overflow=overflow)
     chain.begin()
+    assert bus.flush(DEADLINE).complete
+    assert chain.seen == [1, 2, 3, 4, 5]
+    chain.begin()
     report = bus.close(DEADLINE)
 
-    assert chain.seen == [1, 2, 3, 4, 5]
-    assert (report.complete, report.stats[0].delivered, report.stats[0].dropped) == (True, 5, 0)
-
-
-@in_both_kinds
-@fed_both_ways
-def test_flush_delivers_what_subscribers_emit(bus: Bus, kind: str, overflow: Overflow) -> None:
-    """So is a flush, and the bus goes on."""
-    chain = Chain(bus, kind, overflow=overflow)
-    for lap in range(1, 3):
-        chain.begin()
-
-        assert bus.flush(DEADLINE).complete
-        assert chain.seen == [1, 2, 3, 4, 5] * lap
+    assert chain.seen == [1, 2, 3, 4, 5] * 2
+    assert (report.complete, report.stats[0].delivered, report.stats[0].dropped) == (True, 10, 0)
 
 
 def test_close_delivers_from_one_subscriber_to_another() -> None:
@@ -104,23 +82,6 @@ def test_close_delivers_from_one_subscriber_to_another() -> None:
     assert report.complete
     assert seen.count(Echo(n=1)) == 2
     assert [stats.dropped for stats in report.stats] == [0, 0, 0]
-
-
-@pytest.mark.slow
-def test_exit_delivers_what_subscribers_emit(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """The interpreter's exit is a close."""
-    ran = python(
-        "from eventloop.bus import Bus\n"
-        "from eventloop.events import AfterTrainIter\n"
-        "bus = Bus(drain_timeout=50)\n"
-        "def hop(event):\n"
-        "    print(event.iter, flush=True)\n"
-        "    if event.iter < 4: bus.emit(AfterTrainIter(iter=event.iter + 1))\n"
-        "bus.subscribe(hop, 'after_train_iter', offload='thread')\n"
-        "bus.emit(AfterTrainIter(iter=0))\n"
-    )
-
-    assert (ran.returncode, ran.stderr, ran.stdout.split()) == (0, "", ["0", "1", "2", "3", "4"])
 
 
 # --- without end -------------------------------------------------------------------------------------------
@@ -149,27 +110,9 @@ def test_a_chain_without_end_is_left_by_a_flush(bus: Bus, kind: str) -> None:
 
     assert bus.flush(0.2).complete
     assert len(chain.seen) > 1
-    chain._last = 0
+    chain.last = 0
     assert bus.flush(DEADLINE).complete
     assert (chain.subscription.stats.dropped, chain.subscription.stats.delivered) == (0, chain.emitted)
-
-
-def test_who_emits_on_and_on_can_look_at_the_bus() -> None:
-    """`bus.closed` is true from the begin of a close on."""
-    bus = Bus()
-    emitted = [0]
-
-    def beats(event: Hop) -> None:
-        if not bus.closed:
-            emitted[0] = event.n + 1
-            bus.emit(Hop(n=event.n + 1))
-
-    beat = bus.subscribe(beats, Hop, offload="thread")
-    bus.emit(Hop(n=0))
-    report = bus.close(DEADLINE)
-
-    assert report.complete
-    assert (beat.stats.delivered, beat.stats.dropped) == (emitted[0] + 1, 0)
 
 
 @pytest.fixture
@@ -177,14 +120,14 @@ def others(bus: Bus) -> Iterator[Subscription]:
     """Another thread that emits all the time, for a subscriber that is always busy with it."""
     stop = threading.Event()
 
-    def emit() -> None:
+    def emit_on() -> None:
         while not stop.wait(0.001):
-            bus.emit(AfterTrainIter(iter=0))
+            emit(bus, 1)
 
     slow = bus.subscribe(
         lambda event: stop.wait(0.02), "after_train_iter", offload="thread", queue=4, overflow="drop_oldest"
     )
-    thread = threading.Thread(target=emit)
+    thread = threading.Thread(target=emit_on)
     thread.start()
     yield slow
     stop.set()
@@ -194,7 +137,7 @@ def others(bus: Bus) -> Iterator[Subscription]:
 def test_flush_does_not_wait_for_what_others_emit(bus: Bus, others: Subscription) -> None:
     """Another thread's events do not keep it, although those of subscribers do."""
     chain = Chain(bus, "thread")
-    wait_until(lambda: others.lane and others.lane.delivered)
+    until(lambda: others.lane and others.lane.delivered)
     chain.begin()
     began = monotonic()
 
@@ -248,47 +191,30 @@ def fails(event: Any) -> None:
 
 
 @in_both_kinds
-def test_flush_delivers_the_reports_of_what_went_wrong(bus: Bus, kind: str) -> None:
-    """Failures and drops that happen meanwhile are told before it returns: nothing is left that is delivered later."""
-    told: list[Event] = []
-
-    async def in_a_task(event: Event) -> None:
-        told.append(event)
-
-    fn, offload = (told.append, "thread") if kind == "thread" else (in_a_task, None)
-    watch = bus.subscribe(fn, "handler_failed", "events_dropped", offload=offload)
-    bus.subscribe(fails, "after_train_iter", offload="thread", name="fails")
-    for i in range(5):
-        bus.emit(AfterTrainIter(iter=i))
-    report = bus.flush(DEADLINE)
-
-    assert [type(event) for event in told] == [HandlerFailed, EventsDropped]
-    assert (report.stats[0].queued, watch.account().queued) == (0, 0)
-
-
-def test_close_delivers_the_reports_of_what_went_wrong() -> None:
-    """Who hears of failures and drops is ended last, after all that the others leave is told."""
+def test_the_reports_of_what_went_wrong_are_delivered(kind: str) -> None:
+    """Failures and drops are delivered before a flush returns; a subscriber to them is ended last at a close, after all
+    that the others leave is reported."""
     bus = Bus()
     told: list[Any] = []
 
     def fails_at_the_end() -> None:
         raise OSError("disk full")
 
-    bus.subscribe(
-        told.append, "*", offload="thread", name="watch", when=lambda event: not hasattr(event, "iter")
+    watch = subscribe(
+        bus, kind, told.append, "*", name="watch", when=lambda event: not hasattr(event, "iter")
     )
-    bus.subscribe(fails, "after_train_iter", offload="thread", name="fails")
-    bus.subscribe(
-        lambda event: None, "after_train_iter", offload="thread", name="ends", on_close=fails_at_the_end
-    )
-    for i in range(5):
-        bus.emit(AfterTrainIter(iter=i))
+    subscribe(bus, "thread", fails, name="fails")
+    subscribe(bus, "thread", lambda event: None, name="ends", on_close=fails_at_the_end)
+    emit(bus, 5)
+    assert bus.flush(DEADLINE).complete
+    assert [type(event) for event in told] == [HandlerFailed, EventsDropped]
+    assert watch.account().queued == 0
     report = bus.close(DEADLINE)
 
     assert report.complete
-    assert {(type(event), event.handler) for event in told} == {
-        (HandlerFailed, "fails"), (HandlerFailed, "ends"), (EventsDropped, "fails"),
-    }  # fmt: skip
+    assert [(type(event), event.handler) for event in told] == [
+        (HandlerFailed, "fails"), (EventsDropped, "fails"), (HandlerFailed, "ends"),
+    ]  # fmt: skip
     assert {stats.name: (stats.dropped, stats.queued) for stats in report.stats}["watch"] == (0, 0)
 
 
@@ -297,8 +223,7 @@ def test_a_report_that_is_dropped_is_not_reported(bus: Bus) -> None:
     told: list[EventsDropped] = []
     bus.subscribe(told.append, "events_dropped", offload="thread", name="watch")
     failed = bus.subscribe(fails, "*", offload="thread", name="fails")
-    for i in range(5):
-        bus.emit(AfterTrainIter(iter=i))
+    emit(bus, 5)
     for _ in range(3):
         assert bus.flush(DEADLINE).complete
 

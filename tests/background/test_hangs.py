@@ -1,93 +1,74 @@
-"""Background subscribers that hang: nobody waits for them longer than was agreed."""
+"""Background subscribers that hang: a flush or close waits for them as long as was agreed, and once."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from time import monotonic, perf_counter
+from functools import partial
+from time import monotonic
 from typing import Any
 
 import anyio
 import pytest
 
-from eventloop.background.gil_scheduler import Pace
-from eventloop.background.queues.failures import FailingQueue
-from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.queue import Delivery
-from eventloop.background.runners import ThreadLane
+from eventloop.background.queues import subscriber as lane
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, HandlerFailed
+from eventloop.bus.subscription import Subscription
+from eventloop.events import AfterTrainIter, Event, HandlerFailed
 from tests.conftest import DEADLINE, Held
+from tests.support import process_handlers as handlers
+from tests.support.process_support import Start, until, waits_long
+from tests.support.spilling import PROMPT, emit, total
 
-PROMPT = DEADLINE / 2
-"""Seconds that mean somebody waited for the hung subscriber after all."""
+pytest_plugins = ["tests.support.process_fixtures"]
+
+in_three_ways = pytest.mark.parametrize("how", ["thread", "task", "blocking task"])
 
 
-def emit(bus: Bus, times: int, start: int = 0) -> None:
-    for i in range(start, start + times):
-        bus.emit(AfterTrainIter(iter=i))
+@pytest.fixture
+def stuck_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call a delivery stuck when a flush has waited for it for a moment."""
+    monkeypatch.setattr(lane, "STUCK_SECONDS", 0.05)
 
 
 async def sleeps_forever(event: AfterTrainIter) -> None:
     await anyio.sleep_forever()
 
 
-def hang(bus: Bus, held: Held, how: str, **options: Any) -> Any:
+def hang(bus: Bus, held: Held, how: str, **options: Any) -> Subscription:
     """Subscribe one that hangs, in one of three ways, and give it an event."""
-    ways: dict[str, tuple[Callable[[Any], Any], str | None]] = {
-        "thread": (held, "thread"),
-        "task": (held.in_a_task, None),
-        "blocking task": (held.on_the_loop, None),
-    }
-    fn, offload = ways[how]
-    subscription = bus.subscribe(fn, "after_train_iter", offload=offload, name="hung", **options)
+    ways: dict[str, Any] = {"thread": held, "task": held.in_a_task, "blocking task": held.on_the_loop}
+    offload = "thread" if how == "thread" else None
+    subscription = bus.subscribe(ways[how], "after_train_iter", offload=offload, name="hung", **options)
     emit(bus, 1)
     assert held.entered.wait(DEADLINE)
     return subscription
-
-
-in_three_ways = pytest.mark.parametrize("how", ["thread", "task", "blocking task"])
 
 
 @in_three_ways
 def test_close_returns_in_time_and_reports_what_is_left(
     held: Held, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A hung subscriber costs a close its timeout, and its events are in the report as left."""
+    """A hung subscriber costs a flush and a close their timeouts, and its events are in the report as left."""
     bus = Bus()
     subscription = hang(bus, held, how)
     emit(bus, 4, start=1)
     began = monotonic()
+    assert not bus.flush(0.05)
 
-    report = bus.close(0.2)
+    report = bus.close(0.1)
 
     assert monotonic() - began < PROMPT
     assert not report.complete
-    assert not bus.close(0.2).complete
+    assert not bus.close(0.1).complete
     assert "events left undelivered: hung (" in caplog.text
-    stats = subscription.stats
-    assert stats.delivered + stats.failed + stats.dropped + stats.queued == 5
-    assert stats.delivered == 0
-
-
-@pytest.mark.slow
-@in_three_ways
-def test_flush_returns_in_time(bus: Bus, held: Held, how: str) -> None:
-    """A flush that could not finish says so."""
-    hang(bus, held, how)
-    began = monotonic()
-
-    report = bus.flush(0.1)
-
-    assert monotonic() - began < PROMPT
-    assert not report
+    assert (total(subscription.stats), subscription.stats.delivered) == (5, 0)
 
 
 @in_three_ways
 def test_stalled_subscriber_is_reported_and_not_waited_for(bus: Bus, held: Held, how: str) -> None:
-    """After `stall_timeout` seconds in one delivery a subscriber is given up: a failure, told as such."""
-    mailed: list[HandlerFailed] = []
-    bus.subscribe(mailed.append, "handler_failed")
+    """After `stall_timeout` seconds in one delivery a subscriber is given up: a failure, reported as such."""
+    told: list[HandlerFailed] = []
+    bus.subscribe(told.append, "handler_failed")
     subscription = hang(bus, held, how, stall_timeout=0.05)
     emit(bus, 4, start=1)
     began = monotonic()
@@ -96,9 +77,9 @@ def test_stalled_subscriber_is_reported_and_not_waited_for(bus: Bus, held: Held,
     bus.poll()
 
     assert monotonic() - began < PROMPT
-    assert [event.handler for event in mailed] == ["hung"]
-    assert mailed[0].cost >= 0.05
-    assert "spent more than stall_timeout=0.05 s on one delivery" in mailed[0].error
+    assert [event.handler for event in told] == ["hung"]
+    assert told[0].cost >= 0.05
+    assert "spent more than stall_timeout=0.05 s on one delivery" in told[0].error
     account = subscription.account()  # not `stats`, which waits for a held loop once more
     assert account.failed == 1
     assert account.error.startswith("[stalled]")
@@ -123,80 +104,141 @@ def test_close_does_not_wait_for_a_stalled_subscriber(held: Held, how: str) -> N
     assert (stats.failed, stats.dropped, stats.queued) == (1, 4, 0)
 
 
-def test_stalled_delivery_that_returns_after_all_is_counted_once(bus: Bus, held: Held) -> None:
+@pytest.mark.parametrize("batch", [False, True])
+def test_stalled_delivery_that_returns_after_all_is_counted_once(bus: Bus, held: Held, batch: bool) -> None:
     """It failed when it stalled; its late end changes nothing but its time."""
-    subscription = hang(bus, held, "thread", stall_timeout=0.05)
+    subscription = hang(bus, held, "thread", stall_timeout=0.05, batch=batch)
+    emit(bus, 4, start=1)
     bus.flush(DEADLINE)
     held.let_go()
+    assert subscription.lane is not None
     assert subscription.lane.closed.wait(DEADLINE)
     stats = subscription.stats
 
-    assert (stats.calls, stats.failed, stats.delivered) == (1, 1, 0)
+    assert (stats.calls, stats.failed, stats.delivered, stats.dropped) == (1, 1, 0, 4)
     assert stats.seconds >= 0.05
 
 
-def test_a_stall_that_two_threads_see_is_reported_once(held: Held) -> None:
-    """The loop and a thread that flushes both look for stalls; only the first to see one tells of it."""
-    told: list[BaseException] = []
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_a_task_is_torn_out_of_its_delivery(no_thread_left: None, end: str) -> None:
+    """A coroutine that waits forever is cancelled with its subscription, and by a close, which ends the loop."""
+    bus = Bus(drain_timeout=0.1)
+    subscription = bus.subscribe(sleeps_forever, "after_train_iter")
+    assert subscription.lane is not None
+    emit(bus, 1)
+    bus.stats()
+    if end == "cancel":
+        subscription.cancel()
+        assert subscription.lane.closed.wait(DEADLINE)
+        assert subscription.stats.failed + subscription.stats.dropped == 1
+    bus.close()
 
-    def report(queue: FailingQueue, error: BaseException, item: Delivery | None, seconds: float) -> None:
-        told.append(error)
-        lane.check_stall(perf_counter() + 60)  # the other thread, before the first has given the lane up
 
-    lane = ThreadLane("hung", held, LaneOptions(stall_timeout=0.05), report, Pace())
-    lane.start()
-    lane.incoming.append(AfterTrainIter(iter=0))
-    lane.wake()
-    assert held.entered.wait(DEADLINE)
-
-    lane.check_stall(perf_counter() + 60)
-
-    assert len(told) == 1
-    assert (lane.account.failed, lane.ended_by) == (1, "stalled")
+# --- one that is stuck is waited for once ------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_stalled_batch_fails_as_a_whole(bus: Bus, held: Held) -> None:
-    """Every event of the batch under way is counted as failed, those that wait as dropped."""
-    subscription = hang(bus, held, "thread", stall_timeout=0.3, batch=True)
-    emit(bus, 4, start=1)
-    bus.flush(DEADLINE)
-
-    assert (subscription.stats.failed, subscription.stats.dropped) == (1, 4)
-
-
-def test_close_tears_a_task_out_of_its_delivery(held: Held) -> None:
-    """A coroutine that waits forever is cancelled at the deadline, and the loop's thread ends."""
-    before = set(threading.enumerate())
+@pytest.mark.usefixtures("stuck_at_once")
+@in_three_ways
+def test_a_close_does_not_wait_again(held: Held, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It gives the hung one a moment; the others are delivered to, and closed, and the log says which is stuck."""
     bus = Bus()
-    bus.subscribe(sleeps_forever, "after_train_iter")
+    seen: list[Event] = []
+    closed: list[str] = []
+    bus.subscribe(seen.append, "after_train_iter", offload="thread", on_close=lambda: closed.append("fine"))
+    bus.subscribe(seen.append, "*", offload="thread", on_close=lambda: closed.append("listening"), name="all")
+    subscription = hang(bus, held, how, stall_timeout=10 * DEADLINE)
+    assert not bus.flush(0.1)
+    waits_long(subscription)
+    emit(bus, 4, start=1)
+    began = monotonic()
+
+    report = bus.close(DEADLINE)
+
+    assert monotonic() - began < PROMPT
+    assert not report.complete
+    assert (len(seen), closed) == (10, ["fine", "listening"])
+    assert subscription.account().delivered == 0
+    assert "events left undelivered: hung (" in caplog.text
+
+
+def test_a_stuck_delivery_is_reported(
+    held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The account, the report and the log say since when, once a flush has waited for it in vain, and not for a moment."""
+    bus = Bus()
+    subscription = hang(bus, held, "thread")
     emit(bus, 1)
-    bus.stats()
-    bus.close(0.1)
-    for thread in set(threading.enumerate()) - before:
-        thread.join(DEADLINE)
+    bus.flush(0.01)
+    assert subscription.stats.error == ""
+    monkeypatch.setattr(lane, "STUCK_SECONDS", 0.05)
+    flushed = bus.flush(0.1)
+    closed = bus.close(0.1)
 
-    assert set(threading.enumerate()) <= before
-
-
-def test_cancelled_task_is_torn_out_of_its_delivery(bus: Bus) -> None:
-    """Cancelling a subscription does not wait for a coroutine that never returns."""
-    subscription = bus.subscribe(sleeps_forever, "after_train_iter")
-    emit(bus, 1)
-    bus.stats()
-    lane = subscription.lane
-    subscription.cancel()
-
-    assert lane is not None
-    assert lane.closed.wait(DEADLINE)
-    assert subscription.stats.failed + subscription.stats.dropped == 1
+    (stats,) = flushed.stats
+    assert stats.error.startswith("stuck for 0.")
+    assert stats.error.endswith(" s in one delivery")
+    assert f"hung: 0 dropped, 0 failed, 2 left - {stats.error}" in str(flushed)
+    assert closed.stats[0].error.startswith("[closed] stuck for 0.")
+    assert "events left undelivered: hung (2), stuck for 0." in caplog.text
+    held.let_go()
+    until(lambda: subscription.account().delivered)
+    assert subscription.account().error == "[closed]"  # one event is left
 
 
-def test_a_hung_subscriber_does_not_hold_up_emits(bus: Bus, held: Held) -> None:
-    """Emitting goes on at once, and the account stays exact."""
-    subscription = hang(bus, held, "thread", queue=10, overflow="drop_oldest")
-    emit(bus, 5000, start=1)
-    stats = subscription.stats
+@pytest.mark.slow
+@pytest.mark.usefixtures("stuck_at_once")
+def test_a_stuck_worker_process_is_reported(bus: Bus, start: Start) -> None:
+    """A delivery in a process is one like any other."""
+    far = start(handlers.hang_at_two)
+    emit(bus, 5)
+    until(lambda: far.account().delivered == 2)
+    assert not bus.flush(0.1)
+    assert far.stats.error.endswith(" s in one delivery")
+    waits_long(far)
+    began = monotonic()
 
-    assert stats.queued == 11
-    assert stats.dropped == 5001 - 11
+    assert not bus.close(DEADLINE).complete
+    assert monotonic() - began < PROMPT
+
+
+def test_the_next_delivery_is_waited_for(bus: Bus) -> None:
+    """Only the delivery that was waited for in vain is not waited for again: a subscriber that goes on has all the time."""
+    gates, entered = ([threading.Event(), threading.Event()] for _ in range(2))
+
+    def slow(event: AfterTrainIter) -> None:
+        entered[event.iter].set()
+        gates[event.iter].wait(DEADLINE)
+
+    subscription = bus.subscribe(slow, "after_train_iter", offload="thread")
+    assert subscription.lane is not None
+    emit(bus, 2)
+    assert entered[0].wait(DEADLINE)
+    bus.flush(0.05)
+    assert subscription.lane.waited > 0
+    gates[0].set()
+    assert entered[1].wait(DEADLINE)
+    assert subscription.lane.waited == 0.0
+    closer = threading.Timer(0.0, bus.close, [DEADLINE])
+    closer.start()
+    gates[1].set()
+    closer.join()
+
+    assert subscription.stats.delivered == 2
+
+
+@pytest.mark.slow
+def test_the_others_are_closed_beside_one_that_hangs(held: Held) -> None:
+    """A close keeps a part of its time for those that have nothing left, and for those that hear of failures."""
+    bus = Bus()
+    closed: list[str] = []
+    hang(bus, held, "thread")
+    for name, events in (("other", "after_train_iter"), ("all", "*")):
+        ends = partial(closed.append, name)
+        bus.subscribe(lambda event: None, events, offload="thread", name=name, on_close=ends)
+    emit(bus, 3)
+    report = bus.close(1.0)
+
+    assert not report.complete
+    assert closed == ["other", "all"]
+    assert [stats.error for stats in report.stats][1:] == ["", ""]

@@ -21,6 +21,11 @@ def threads() -> Iterator[set[threading.Thread]]:
     """The threads from before the test; afterwards none more may run."""
     before = set(threading.enumerate())
     yield before
+    join(before)
+
+
+def join(before: set[threading.Thread]) -> None:
+    """Wait for the threads that were started since."""
     for thread in set(threading.enumerate()) - before:
         thread.join(DEADLINE)
         assert not thread.is_alive()
@@ -45,30 +50,20 @@ async def _with(bus: Bus, event: Event) -> None:
     bus.wants(type(event))
 
 
-@pytest.mark.parametrize("holds_itself", [False, True])
-def test_closed_bus_is_garbage(threads: set[threading.Thread], holds_itself: bool) -> None:
-    """Nothing holds a closed bus, not even a subscriber that does."""
-    bus = used_bus([], holds_itself=holds_itself)
-    bus.close(DEADLINE)
-    for thread in set(threading.enumerate()) - threads:
-        thread.join(DEADLINE)
-    alive = weakref.ref(bus)
-    del bus
-    gc.collect()
-
-    assert alive() is None
-
-
-def test_dropped_bus_delivers_and_ends(threads: set[threading.Thread]) -> None:
-    """A bus that was forgotten without a close is garbage at once; its threads deliver what is left, then end."""
+@pytest.mark.parametrize("how", ["closed", "closed, holds itself", "forgotten"])
+def test_a_bus_without_references_is_garbage(threads: set[threading.Thread], how: str) -> None:
+    """A closed bus is not held, not even by a subscriber that holds it; a bus that was forgotten without a close is
+    garbage at once. In both cases its threads deliver what is left, then end."""
     seen: list[Event] = []
-    bus = used_bus(seen, holds_itself=False)
+    bus = used_bus(seen, holds_itself=how == "closed, holds itself")
+    if how != "forgotten":
+        bus.close(DEADLINE)
+        join(threads)
     alive = weakref.ref(bus)
     del bus
     gc.collect()
     assert alive() is None
-    for thread in set(threading.enumerate()) - threads:
-        thread.join(DEADLINE)
+    join(threads)
 
     assert seen == [AfterTrainIter()]
 

@@ -10,12 +10,11 @@ import pytest
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import REPORT_LINES, DrainReport, SubscriptionStats
-from eventloop.events import Event
-from tests.conftest import DEADLINE, Held
+from tests.conftest import DEADLINE
 from tests.support.spilling import emit
 
 
-def ignores(event: Event) -> None:
+def ignores(event: Any) -> None:
     pass
 
 
@@ -23,16 +22,24 @@ def fails(event: Any) -> None:
     raise ValueError("no")
 
 
+def failing_bus(count: int = 2) -> Bus:
+    """A bus whose only subscriber fails on each of some events."""
+    bus = Bus()
+    bus.subscribe(fails, "after_train_iter", offload="thread", name="fails", on_error="log")
+    emit(bus, count)
+    return bus
+
+
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_a_close_names_who_lost_something(caplog: pytest.LogCaptureFixture) -> None:
-    """One line with the counts of each subscriber that has drops or failures, and of no other."""
-    bus = Bus()
+    """One line has the counts of each subscriber with drops or failures, and of no other; the report has them, too."""
+    bus = failing_bus(0)
     bus.subscribe(ignores, "after_train_iter", offload="thread", name="well")
+    bus.subscribe(ignores, "after_train_iter", name="sync")
     bus.subscribe(fails, "after_train_iter", offload="thread", name="disabled")
-    bus.subscribe(fails, "after_train_iter", offload="thread", name="fails", on_error="log")
     emit(bus, 1200)
     report = bus.close(DEADLINE)
     bus.close(DEADLINE)
@@ -40,105 +47,55 @@ def test_a_close_names_who_lost_something(caplog: pytest.LogCaptureFixture) -> N
     assert (report.complete, report.ok) == (True, False)
     (line,) = warnings_of(caplog)
     assert line == (
-        "the bus is closed, and not everything was delivered: disabled: 1,199 dropped, 1 failed of 1,200; "
-        "fails: 0 dropped, 1,200 failed of 1,200. bus.stats() has the details"
+        "the bus is closed, and not everything was delivered: fails: 0 dropped, 1,200 failed of 1,200; "
+        "disabled: 1,199 dropped, 1 failed of 1,200. bus.stats() has the details"
     )
+    assert str(report) == (
+        "dealt with in time: 1,200 delivered, not everything:\n"
+        "  fails: 0 dropped, 1,200 failed, 0 left - ValueError: no (0 delivered)\n"
+        "  disabled: 1,199 dropped, 1 failed, 0 left - [error] ValueError: no (0 delivered)"
+    )
+    assert repr(report).startswith("DrainReport(complete=True, stats=[SubscriptionStats(name='fails'")
 
 
 def test_a_close_that_lost_nothing_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """No line without a loss."""
+    """No line without a loss, and one line of a report."""
     bus = Bus()
     bus.subscribe(ignores, "after_train_iter", offload="thread")
-    emit(bus, 10)
+    emit(bus, 1200)
+    report = bus.close(DEADLINE)
 
-    assert bus.close(DEADLINE).ok
+    assert report.ok
     assert warnings_of(caplog) == []
+    assert str(report) == "dealt with in time: 1,200 delivered, none dropped, none failed, none left"
 
 
 def test_a_forgotten_bus_tells(caplog: pytest.LogCaptureFixture) -> None:
-    """One that nobody closed says it when it has delivered the rest."""
+    """A bus that was never closed says it when it has delivered the rest."""
     before = set(threading.enumerate())
-    bus = Bus()
-    bus.subscribe(fails, "after_train_iter", offload="thread", name="fails", on_error="log")
-    emit(bus, 2)
-    del bus
+    failing_bus()
     gc.collect()
     for thread in set(threading.enumerate()) - before:
         thread.join(DEADLINE)
 
-    assert warnings_of(caplog) == [
-        "the bus is closed, and not everything was delivered: fails: 0 dropped, 2 failed of 2. bus.stats() has the details"
-    ]
+    (line,) = warnings_of(caplog)
+    assert "fails: 0 dropped, 2 failed of 2." in line
 
 
-def test_who_tells_himself_is_not_doubled(caplog: pytest.LogCaptureFixture) -> None:
-    """What a run has told of a close does not repeat, only what is lost after it."""
-    bus = Bus()
-    bus.subscribe(fails, "after_train_iter", offload="thread", name="fails", on_error="log")
-    emit(bus, 2)
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_a_loss_that_a_run_tells_is_not_doubled(caplog: pytest.LogCaptureFixture, end: str) -> None:
+    """What a run has told of does not repeat; what is lost after it is logged."""
+    bus = failing_bus()
     with bus.telling_losses():
-        bus.flush(DEADLINE)
+        getattr(bus, end)(DEADLINE)
     assert warnings_of(caplog) == []
-    emit(bus, 1)
+    if end == "flush":
+        emit(bus, 1)
     bus.close(DEADLINE)
 
-    assert [line.partition(": ")[2] for line in warnings_of(caplog)] == [
-        "fails: 0 dropped, 3 failed of 3. bus.stats() has the details"
-    ]
-
-
-def test_a_close_within_is_silent(caplog: pytest.LogCaptureFixture) -> None:
-    """Also where the one who tells closes the bus himself."""
-    bus = Bus()
-    bus.subscribe(fails, "after_train_iter", offload="thread", on_error="log")
-    emit(bus, 2)
-    with bus.telling_losses():
-        bus.close(DEADLINE)
-
-    assert warnings_of(caplog) == []
-
-
-# --- the report --------------------------------------------------------------------------------------------
-
-
-def test_complete_is_true_also_of_what_was_dropped() -> None:
-    """It says that nothing was on its way any more; what became of it the printed report says, and its `repr` all."""
-    bus = Bus()
-    bus.subscribe(ignores, "after_train_iter", offload="thread", name="well")
-    bus.subscribe(ignores, "after_train_iter", name="sync")
-    bus.subscribe(fails, "after_train_iter", offload="thread", name="fails")
-    emit(bus, 3)
-    report = bus.close(DEADLINE)
-
-    assert report.complete
-    assert str(report) == (
-        "dealt with in time: 3 delivered, not everything:\n"
-        "  fails: 2 dropped, 1 failed, 0 left - [error] ValueError: no (0 delivered)"
-    )
-    assert repr(report).startswith("DrainReport(complete=True, stats=[SubscriptionStats(name='well'")
-
-
-def test_a_report_of_a_bus_that_lost_nothing() -> None:
-    """One line."""
-    bus = Bus()
-    bus.subscribe(ignores, "after_train_iter", offload="thread")
-    emit(bus, 1200)
-
-    assert (
-        str(bus.close(DEADLINE))
-        == "dealt with in time: 1,200 delivered, none dropped, none failed, none left"
-    )
-
-
-def test_a_report_of_what_was_left(held: Held) -> None:
-    """It says that time ran out, and what is left."""
-    bus = Bus()
-    bus.subscribe(held, "after_train_iter", offload="thread", name="held")
-    emit(bus, 3)
-    report = bus.close(0.05)
-
-    assert str(report) == (
-        "time ran out: 0 delivered, not everything:\n  held: 0 dropped, 0 failed, 3 left - [closed] (0 delivered)"
+    told = [line.partition(": ")[2] for line in warnings_of(caplog)]
+    assert told == (
+        ["fails: 0 dropped, 3 failed of 3. bus.stats() has the details"] if end == "flush" else []
     )
 
 

@@ -1,37 +1,17 @@
-"""Full queues: what each policy keeps, and that every event is accounted for."""
+"""Full queues: what each policy keeps, which emits wait, and that every event is accounted for."""
 
 from __future__ import annotations
 
-import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import AfterTrainIter, AfterVal, Event, EventsDropped, ScalarsLogged
 from tests.conftest import DEADLINE, Held
-
-in_both_kinds = pytest.mark.parametrize("kind", ["loop", "thread"])
-
-
-def emit(bus: Bus, times: int, start: int = 0) -> None:
-    for i in range(start, start + times):
-        bus.emit(AfterTrainIter(iter=i))
-
-
-def hold(bus: Bus, held: Held, kind: str, **options: Any) -> Any:
-    """Subscribe `held` and emit event 0, which it is now busy with."""
-    fn, offload = (held, "thread") if kind == "thread" else (held.in_a_task, None)
-    subscription = bus.subscribe(fn, "after_train_iter", offload=offload, **options)
-    emit(bus, 1)
-    assert held.entered.wait(DEADLINE)
-    return subscription
-
-
-def total(stats: SubscriptionStats) -> int:
-    return stats.delivered + stats.failed + stats.dropped + stats.queued
+from tests.support.spilling import emit, hold, in_both_kinds, iters, subscribe
 
 
 @pytest.mark.representative(2)
@@ -56,62 +36,15 @@ def test_full_queue_keeps_what_its_policy_says(
     bus.flush(DEADLINE)
     end = subscription.stats
 
-    assert [event.iter for event in held.seen] == kept
+    assert iters(held.seen) == kept
     assert (full.delivered, full.queued, full.dropped) == (0, len(kept), 10 - len(kept))
     assert full.peak_queued == len(kept) - 1
     assert (end.delivered, end.queued, end.dropped) == (len(kept), 0, 10 - len(kept))
 
 
-@pytest.mark.representative(2)
-@in_both_kinds
-@pytest.mark.parametrize("overflow", ["spill", "drop_oldest", "drop_newest", "latest"])
-def test_a_batch_subscriber_overflows_alike(bus: Bus, held: Held, kind: str, overflow: str) -> None:
-    """The events of a batch under way are queued until it has ended."""
-    subscription = hold(bus, held, kind, queue=3, overflow=overflow, batch=True)
-    emit(bus, 9, start=1)
-
-    assert total(subscription.stats) == 10
-    held.let_go()
-    bus.flush(DEADLINE)
-    assert total(subscription.stats) == 10
-    assert subscription.stats.queued == 0
-    assert sum(len(batch) for batch in held.seen) == subscription.stats.delivered
-
-
-@pytest.mark.representative(2)
-@in_both_kinds
-@pytest.mark.parametrize("overflow", ["spill", "drop_oldest", "drop_newest", "latest", "block"])
-@pytest.mark.parametrize("batch", [False, True, 2])
-def test_account_is_exact_at_any_moment(bus: Bus, kind: str, overflow: Any, batch: bool | int) -> None:
-    """`emitted == delivered + failed + dropped + queued`, whenever it is looked at, failures included."""
-
-    def sometimes_fails(event: Any) -> None:
-        first = event[0] if batch else event
-        if first.iter % 7 == 0:
-            raise ValueError
-
-    async def task(event: Any) -> None:
-        sometimes_fails(event)
-
-    subscription = bus.subscribe(
-        sometimes_fails if kind == "thread" else task, "after_train_iter", queue=5, overflow=overflow, batch=batch,
-        on_error="log", offload="thread" if kind == "thread" else None,
-    )  # fmt: skip
-    rng, emitted = random.Random(0), 0
-    for _ in range(40):
-        count = rng.randrange(20)
-        emit(bus, count, start=emitted)
-        emitted += count
-        assert total(subscription.stats) == emitted
-    bus.flush(DEADLINE)
-
-    assert total(subscription.stats) == emitted
-    assert subscription.stats.queued == 0
-
-
 def test_flush_waits_for_what_was_queued_before_newer_events_were_refused(bus: Bus, held: Held) -> None:
     """Events that drop_newest turns away later do not stand for the ones a flush waits for."""
-    subscription = hold(bus, held, "thread", queue=2, overflow="drop_newest")
+    subscription = hold(bus, held, queue=2, overflow="drop_newest")
     emit(bus, 2, start=1)
     flushed: list[int] = []
     waiter = threading.Thread(target=lambda: flushed.append(bus.flush(DEADLINE).stats[0].delivered))
@@ -124,70 +57,33 @@ def test_flush_waits_for_what_was_queued_before_newer_events_were_refused(bus: B
     assert flushed == [3]
 
 
-@pytest.mark.slow
-@in_both_kinds
-def test_drops_are_told_as_an_event(bus: Bus, held: Held, kind: str) -> None:
-    """`events_dropped` reaches background subscribers by itself and sync handlers through `poll`."""
+def test_drops_are_reported_as_an_event(held: Held) -> None:
+    """`events_dropped` reaches background subscribers by itself and sync handlers through `poll`; the second of two
+    bursts is reported before the end, though reports are a second apart."""
+    bus, there = Bus(), threading.Event()
     told: list[Any] = []
-    there = threading.Event()
+    polled: list[EventsDropped] = []
 
     def watch(event: EventsDropped) -> None:
         told.append(event)
         there.set()
 
-    mailed: list[EventsDropped] = []
     bus.subscribe(watch, EventsDropped, offload="thread")
-    bus.subscribe(mailed.append, "events_dropped")
-    subscription = hold(bus, held, kind, queue=2, overflow="drop_oldest")
-    emit(bus, 9, start=1)
+    bus.subscribe(polled.append, EventsDropped)
+    subscription = hold(bus, held, queue=2, overflow="drop_newest")
+    emit(bus, 10, start=1)
     assert there.wait(DEADLINE)
-    assert mailed == []
+    assert polled == []
     bus.poll()
-
-    assert mailed == told == [EventsDropped(handler=subscription.name, count=7)]
-    assert bus.latest(EventsDropped) == told[0]
-
-
-def test_drops_nobody_was_told_of_are_told_at_the_close(held: Held) -> None:
-    """The second of two bursts is reported before the end, though reports are a second apart."""
-    told: list[EventsDropped] = []
-    bus = Bus()
-    bus.subscribe(told.append, EventsDropped)
-    hold(bus, held, "thread", queue=2, overflow="drop_newest")
-    for start in (1, 11):
-        emit(bus, 10, start)
-        bus.stats()
+    assert polled == told
+    assert (bus.latest(EventsDropped), told[0].handler) == (told[0], subscription.name)
+    emit(bus, 10, start=11)
     held.let_go()
     bus.close(DEADLINE)
     bus.poll()
 
+    assert polled == told
     assert sum(event.count for event in told) == 18
-
-
-class Packet:
-    """A deferred of ten events, whose values may not be there, or cannot be had."""
-
-    def __init__(self, *, ready: bool = True, fails: bool = False) -> None:
-        self._ready, self._fails = ready, fails
-
-    def ready(self) -> bool:
-        return self._ready
-
-    def events(self) -> list[Event]:
-        if self._fails:
-            raise ArithmeticError("no value")
-        return [ScalarsLogged(mode="train", iter=i, epoch=0, step=i, scalars={"a": 1.0}) for i in range(10)]
-
-
-def test_filtered_events_are_in_no_account(bus: Bus) -> None:
-    """What the filter held back was never for this subscriber."""
-    subscription = bus.subscribe(
-        lambda event: None, "after_train_iter", when=lambda event: event.iter < 3, offload="thread"
-    )
-
-    emit(bus, 10)
-
-    assert total(subscription.stats) == 3
 
 
 def test_queue_of_one_event_type_may_be_overrun_by_another(bus: Bus, held: Held) -> None:
@@ -204,3 +100,127 @@ def test_queue_of_one_event_type_may_be_overrun_by_another(bus: Bus, held: Held)
     bus.flush(DEADLINE)
 
     assert [type(event).__name__ for event in held.seen] == ["AfterTrainIter", "AfterVal", "AfterVal"]
+
+
+# --- overflow="block" --------------------------------------------------------------------------------------
+
+
+class Producer(threading.Thread):
+    """Emits on a thread of its own, noting each emit that returned."""
+
+    def __init__(self, emit_one: Callable[[int], object], numbers: range) -> None:
+        super().__init__(daemon=True)
+        self.returned: list[int] = []
+        self.second = threading.Event()
+        self._emit_one = emit_one
+        self._numbers = numbers
+
+    def run(self) -> None:
+        for i in self._numbers:
+            self._emit_one(i)
+            self.returned.append(i)
+            if len(self.returned) == 2:
+                self.second.set()
+
+
+@in_both_kinds
+@pytest.mark.parametrize("queue", [1, 100])
+def test_block_loses_nothing(bus: Bus, kind: str, queue: int) -> None:
+    """However small the queue, every event is delivered, in order, and the queue holds no more."""
+    seen: list[Any] = []
+    subscription = subscribe(bus, kind, seen.append, queue=queue, overflow="block")
+    emit(bus, 300)
+    bus.flush(DEADLINE)
+
+    assert iters(seen) == list(range(300))
+    assert subscription.stats.dropped == 0
+    assert subscription.stats.peak_queued <= queue
+
+
+@in_both_kinds
+def test_full_queue_holds_the_emitting_thread(bus: Bus, held: Held, kind: str) -> None:
+    """The delivery under way and the queue are `queue` events; the emit after that returns with the first end."""
+    subscription = hold(bus, held, kind, queue=3, overflow="block")
+    producer = Producer(lambda i: bus.emit(AfterTrainIter(iter=i)), range(1, 6))
+    producer.start()
+    assert producer.second.wait(DEADLINE)
+    queued = subscription.account().queued
+    held.let_go()
+    producer.join(DEADLINE)
+    bus.flush(DEADLINE)
+
+    assert queued == 3
+    assert producer.returned == [1, 2, 3, 4, 5]
+    assert iters(held.seen) == list(range(6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["cancel", "close", "stall"])
+def test_producer_is_let_go_when_the_subscriber_ends(held: Held, end: str) -> None:
+    """No emit waits for a subscriber that is cancelled, closed or stalled."""
+    bus = Bus()
+    subscription = hold(bus, held, queue=1, overflow="block", stall_timeout=0.1 if end == "stall" else 60.0)
+    producer = Producer(lambda i: bus.emit(AfterTrainIter(iter=i)), range(1, 4))
+    producer.start()
+    if end == "cancel":
+        subscription.cancel()
+    elif end == "close":
+        bus.close(0.1)
+    producer.join(DEADLINE)
+
+    assert producer.returned == [1, 2, 3]
+    bus.close(0.1)
+
+
+def test_no_emit_waits_for_a_failed_subscriber(bus: Bus) -> None:
+    """One disabled by its error lets the producer go on."""
+
+    def fails(event: Event) -> None:
+        raise ValueError
+
+    subscription = bus.subscribe(fails, "after_train_iter", offload="thread", overflow="block", queue=1)
+    emit(bus, 50)
+    bus.flush(DEADLINE)
+
+    assert (subscription.stats.failed, subscription.stats.dropped) == (1, 49)
+
+
+@pytest.mark.parametrize("why", ["filter", "pause"])
+def test_an_event_that_the_subscriber_does_not_get_never_waits(bus: Bus, held: Held, why: str) -> None:
+    """Its filter holds the event back, or it is paused: the full queue does not matter."""
+    when = (lambda event: event.iter % 10 == 0) if why == "filter" else None
+    subscription = hold(bus, held, queue=1, overflow="block", when=when)
+    if why == "pause":
+        subscription.pause()
+
+    emit(bus, 9, start=1)
+
+    assert held.seen == []
+    assert subscription.stats.queued == 1
+
+
+class Ready:
+    """One scalar whose value is there."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def ready(self) -> bool:
+        return True
+
+    def events(self) -> list[Event]:
+        return [ScalarsLogged(step=self.step)]
+
+
+def test_put_of_a_value_waits_as_an_emit_does(bus: Bus, held: Held) -> None:
+    """Events born in the background hold the thread that puts their values."""
+    bus.subscribe(held, "scalars_logged", offload="thread", overflow="block", queue=2)
+    bus.post(Ready(0), ScalarsLogged)
+    assert held.entered.wait(DEADLINE)
+    producer = Producer(lambda i: bus.post(Ready(i), ScalarsLogged), range(1, 40))
+    producer.start()
+    held.let_go()
+    producer.join(DEADLINE)
+    bus.flush(DEADLINE)
+
+    assert [event.step for event in held.seen] == list(range(40))

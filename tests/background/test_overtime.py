@@ -2,165 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from threading import Semaphore
+from collections.abc import Iterator
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
-from eventloop.background import overtime
 from eventloop.background.gil_scheduler import Pace
-from eventloop.background.overtime import Overtime
+from eventloop.background.overtime import LONGEST_WAIT, Overtime
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.runners import ThreadLane
 from eventloop.bus import Bus
-from eventloop.bus.subscription import Subscription
-from eventloop.events import Event
 from tests.conftest import DEADLINE, Held
-from tests.support.process_support import until
-from tests.support.spilling import emit
+from tests.support.spilling import emit, total
 
-SECONDS = 0.02
-"""A `drain_timeout` that is over at once."""
+in_both_ways = pytest.mark.parametrize("how", ["flush", "close"])
 
 
 class Slow:
-    """A subscriber that delivers one event each time it is decided whether to wait on."""
+    """A subscriber that takes a while for each event, until it is let go."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, bus: Bus) -> None:
-        self.bus = bus
-        self.decided: list[float] = []
-        self.stops = False
-        self.subscription: Subscription = bus.subscribe(
-            self._deliver, "after_train_iter", offload="thread", name="slow"
-        )
-        self._let = Semaphore(0)
-        extension = Overtime.extension
+    def __init__(self) -> None:
+        self.seconds = 0.01
+        self.buses: list[Bus] = []
 
-        def decide(overtime: Overtime) -> float:
-            if not self.stops and self.subscription.account().queued:
-                before = self.subscription.account().delivered
-                self._let.release()
-                until(lambda: self.subscription.account().delivered > before)
-            self.decided.append(extension(overtime))
-            return self.decided[-1]
+    def __call__(self, event: Any) -> None:
+        sleep(self.seconds)
 
-        monkeypatch.setattr(Overtime, "extension", decide)
-
-    def _deliver(self, event: Event) -> None:
-        assert self._let.acquire(timeout=DEADLINE)
-
-    def let_go(self) -> None:
-        """Let every delivery return."""
-        self._let.release(10_000)
+    def make_bus(self, drain_timeout: float) -> Bus:
+        """Return a bus that is closed at the end of the test."""
+        self.buses.append(Bus(drain_timeout=drain_timeout))
+        return self.buses[-1]
 
 
 @pytest.fixture
-def slow(no_thread_left: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Slow]]:
-    """Makes one, let go at the end of the test; no thread of it is left to a later test."""
-    made: list[Slow] = []
-
-    def make(bus: Bus) -> Slow:
-        made.append(Slow(monkeypatch, bus))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.let_go()
-        each.bus.close(DEADLINE)
+def slow(no_thread_left: None) -> Iterator[Slow]:
+    """A slow subscriber, which hurries and ends with the test."""
+    slow = Slow()
+    yield slow
+    slow.seconds = 0.0
+    for bus in slow.buses:
+        bus.close(DEADLINE)
 
 
-def end(bus: Bus, how: str, *timeout: float) -> Any:
-    """Flush it, or close it."""
-    return getattr(bus, how)(*timeout)
+@in_both_ways
+def test_it_goes_on_while_less_is_left(slow: Slow, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says which subscriber is waited for, how many events are left, and at what rate they go."""
+    bus = slow.make_bus(0.1)  # of which ten are enough for 30 events on a busy machine
+    subscription = bus.subscribe(slow, "after_train_iter", offload="thread", name="slow")
+    emit(bus, 30)
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["flush", "close"])
-def test_it_goes_on_while_less_is_left(
-    slow: Callable[..., Slow], how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log says who is waited for, how many events are left, and at what rate they go."""
-    bus = Bus(drain_timeout=5 * SECONDS)  # ten times this is enough for five events on a busy machine
-    delivering = slow(bus)
-    emit(bus, 5)
-
-    report = end(bus, how)
+    report = getattr(bus, how)()
 
     assert report.complete
-    assert delivering.subscription.stats.delivered == 5
-    assert len(delivering.decided) >= 4
+    assert subscription.stats.delivered == 30
     told = [text for text in caplog.messages if text.startswith("waiting for background subscribers")]
-    assert "more: slow has 4 left and delivers " in told[0]
+    assert "more: slow has " in told[0]
+    assert " left and delivers " in told[0]
     assert " a second: about " in told[0]
 
 
-@pytest.mark.parametrize("how", ["flush", "close"])
-def test_it_ends_at_the_bound(slow: Callable[..., Slow], how: str, caplog: pytest.LogCaptureFixture) -> None:
+@in_both_ways
+def test_it_ends_at_the_bound(slow: Slow, how: str, caplog: pytest.LogCaptureFixture) -> None:
     """What is left then is counted, and the log says what would help."""
-    bus = Bus(drain_timeout=SECONDS)
-    delivering = slow(bus)
+    bus = slow.make_bus(0.03)
+    subscription = bus.subscribe(slow, "after_train_iter", offload="thread", name="slow")
     emit(bus, 1000)
+    began = monotonic()
 
-    report = end(bus, how)
+    report = getattr(bus, how)()
 
     assert not report.complete
-    assert (
-        1 <= len(delivering.decided) <= 2 * overtime.LONGEST_WAIT
-    )  # a close decides a little before its time is over
-    stats = delivering.subscription.stats
-    assert stats.delivered + stats.queued == 1000
-    assert (
-        'Give them more time with Trainer(bus=Bus(drain_timeout=...)), or less to do with offload="process", '
-        "batch=True, every= or when="
-    ) in caplog.text
+    assert monotonic() - began >= LONGEST_WAIT * 0.03 / 2
+    assert total(subscription.stats) == 1000
+    assert subscription.stats.queued > 0
+    assert "Give them more time with Trainer(bus=Bus(drain_timeout=...)), or less to do with " in caplog.text
 
 
-@pytest.mark.parametrize("how", ["flush", "close"])
-def test_nothing_delivered_is_the_end(
-    slow: Callable[..., Slow], how: str, caplog: pytest.LogCaptureFixture
+@in_both_ways
+@pytest.mark.parametrize("why", ["hangs", "timeout", "short"])
+def test_it_ends_in_time(
+    slow: Slow, held: Held, how: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A subscriber that hangs is waited for once."""
-    bus = Bus(drain_timeout=SECONDS)
-    delivering = slow(bus)
-    delivering.stops = True
-    emit(bus, 5)
+    """Nothing is added for a subscriber that delivers nothing, to a timeout that was passed, which is a hard bound, nor
+    if `bus.overtime` is False."""
+    bus = slow.make_bus(DEADLINE if why == "timeout" else 0.03)
+    bus.subscribe(held if why == "hangs" else slow, "after_train_iter", offload="thread")
+    bus.overtime = why != "short"
+    emit(bus, 1000)
 
-    assert not end(bus, how).complete
+    assert not getattr(bus, how)(*([0.03] if why == "timeout" else [])).complete
 
-    assert delivering.decided == [0.0]
     assert "waiting for background subscribers" not in caplog.text
+    assert why != "timeout" or "drain_timeout" not in caplog.text
+    held.let_go()
 
 
-@pytest.mark.parametrize("how", ["flush", "close"])
-def test_a_timeout_of_its_own_is_kept(
-    slow: Callable[..., Slow], how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is a hard bound, and who chose it is not told to give more time."""
-    bus = Bus(drain_timeout=DEADLINE)
-    delivering = slow(bus)
-    emit(bus, 5)
-
-    assert not end(bus, how, SECONDS).complete
-
-    assert not any(delivering.decided)
-    assert "drain_timeout" not in caplog.text
-
-
-@pytest.mark.parametrize("how", ["flush", "close"])
-def test_where_time_is_short(slow: Callable[..., Slow], how: str) -> None:
-    """`bus.overtime = False` keeps it to `drain_timeout`."""
-    bus = Bus(drain_timeout=SECONDS)
-    delivering = slow(bus)
-    bus.overtime = False
-    emit(bus, 5)
-
-    assert not end(bus, how).complete
-
-    assert delivering.decided == [0.0]
-
-
-def test_who_emits_as_much_as_it_delivers_is_not_waited_for() -> None:
+def test_a_subscriber_that_emits_as_much_as_it_delivers_is_not_waited_for() -> None:
     """It delivers, and as much is left as before."""
     lane = ThreadLane("again", print, LaneOptions(), lambda *_: None, Pace())  # not started
     lane.received = 3
@@ -184,12 +122,12 @@ def test_who_emits_as_much_as_it_delivers_is_not_waited_for() -> None:
 def test_the_advice_is_one_that_fits(
     bus: Bus, held: Held, options: dict[str, Any], less: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody is told to do what is done already, nor what a coroutine cannot."""
+    """It names neither what is done already, nor what a coroutine cannot do."""
     fn = held if options else held.in_a_task
     bus.subscribe(fn, "after_train_iter", name="slow", **options)
     emit(bus, 1)
     assert held.entered.wait(DEADLINE)
-    bus.drain_timeout = SECONDS
+    bus.drain_timeout = 0.02
 
     bus.flush()
 

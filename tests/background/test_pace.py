@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
 from eventloop.background import gil_scheduler as pace_module
 from eventloop.background.gil_scheduler import EVERY_SECONDS, LONGEST_SECONDS, Pace
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter
 from tests.conftest import DEADLINE
+from tests.support.spilling import emit, iters, subscribe
 
 
 @pytest.fixture
@@ -21,29 +22,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_the_first_turn_is_at_once(clock: list[float]) -> None:
-    """Nobody had one for a while."""
-    assert Pace().next_turn() == 0.0
-
-
 def test_turns_are_apart(clock: list[float]) -> None:
-    """Whoever asks next, at the same moment, has the turn after."""
+    """The first is at once, the next ones follow; after a pause there is one turn at once, and not several."""
     pace = Pace()
 
     assert [pace.next_turn() for _ in range(3)] == pytest.approx([0.0, EVERY_SECONDS, 2 * EVERY_SECONDS])
-
-
-def test_turns_nobody_took_are_not_saved_up(clock: list[float]) -> None:
-    """After a pause there is one turn at once, and not several."""
-    pace = Pace()
-    pace.next_turn()
     clock[0] += 1.0
-
-    assert [pace.next_turn(), pace.next_turn()] == pytest.approx([0.0, EVERY_SECONDS])
+    assert [pace.next_turn() for _ in range(2)] == pytest.approx([0.0, EVERY_SECONDS])
 
 
 def test_a_wait_is_bounded(clock: list[float]) -> None:
-    """With very many who ask, some begin together."""
+    """With very many threads that ask, some begin together."""
     pace = Pace()
     waits = [pace.next_turn() for _ in range(1000)]
 
@@ -67,59 +56,16 @@ def test_threads_share_the_turns(clock: list[float]) -> None:
     assert sorted(turns) == pytest.approx([n * EVERY_SECONDS for n in range(4 * each)])
 
 
-@pytest.fixture
-def far_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every turn is so far away that whoever waits for it is found by the test's deadline."""
+def test_a_flush_and_a_close_wait_for_no_turn(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a look at the account: a thread that waits for its turn goes on at once."""
     monkeypatch.setattr(Pace, "next_turn", lambda self: 10 * DEADLINE)
-
-
-@pytest.mark.usefixtures("far_turns")
-def test_a_flush_waits_for_no_turn(bus: Bus) -> None:
-    """Nor does a look at the account: the loop and the threads that wait for their turns go on."""
-    seen: list[int] = []
-    bus.subscribe(lambda event: seen.append(event.iter), AfterTrainIter, offload="thread")
-    for lap in range(3):
-        for i in range(100):
-            bus.emit(AfterTrainIter(iter=100 * lap + i))
+    seen: list[Any] = []
+    subscribe(bus, "thread", seen.append)
+    for lap in range(2):
+        emit(bus, 100, start=100 * lap)
         assert bus.stats()
         assert bus.flush(DEADLINE)
-
-    assert seen == [*range(300)]
-
-
-@pytest.mark.usefixtures("far_turns")
-def test_a_close_waits_for_no_turn(bus: Bus) -> None:
-    """All is delivered, and at once."""
-    seen: list[int] = []
-    bus.subscribe(lambda event: seen.append(event.iter), AfterTrainIter, offload="thread")
-    for i in range(100):
-        bus.emit(AfterTrainIter(iter=i))
+    emit(bus, 100, start=200)
 
     assert bus.close(DEADLINE)
-    assert seen == [*range(100)]
-
-
-@pytest.mark.slow
-def test_a_filter_that_hangs_hides_nobody_elses_events(bus: Bus) -> None:
-    """Past the deadline of a close, the account of whoever has no filter knows of every event: of those before the one
-    that a filter hangs in, and of those after."""
-    hanging, release = threading.Event(), threading.Event()
-
-    def hangs(event: AfterTrainIter) -> bool:
-        if event.iter == 5:
-            hanging.set()
-            release.wait(DEADLINE)
-        return True
-
-    plain = bus.subscribe(lambda event: None, AfterTrainIter, offload="thread", name="plain")
-    bus.subscribe(lambda event: None, AfterTrainIter, offload="thread", name="filtered", when=hangs)
-    for i in range(10):
-        bus.emit(AfterTrainIter(iter=i))
-    closing = threading.Thread(target=bus.close, args=(0.5,))
-    closing.start()
-    assert hanging.wait(DEADLINE)
-    closing.join()
-    stats = plain.stats
-    release.set()
-
-    assert stats.delivered + stats.queued + stats.dropped == 10
+    assert iters(seen) == [*range(300)]

@@ -11,7 +11,7 @@ import pytest
 
 from eventloop.background.workers.subscriber import IN_FLIGHT
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, Event, ScalarsLogged
+from eventloop.events import Event, ImageLogged
 from tests.conftest import DEADLINE
 from tests.support import process_handlers as handlers
 from tests.support.process_support import Lines, Start, adds_up, emit, lane_of, pid_of, until
@@ -48,25 +48,16 @@ def test_times_are_of_single_calls(bus: Bus, start: Start) -> None:
     assert told == ["far"]
 
 
-def test_batch_delivers_lists(bus: Bus, start: Start, lines: Lines) -> None:
-    """With `batch=True` the handler gets what waits, up to what may be in flight."""
-    far = start(handlers.note_batch, batch=True)
+@pytest.mark.parametrize(("batch", "most"), [(True, IN_FLIGHT), (3, 3)])
+def test_batch_delivers_lists(bus: Bus, start: Start, lines: Lines, batch: bool | int, most: int) -> None:
+    """With `batch=True` the handler gets what waits, up to what may be in flight, with `batch=n` at most n events."""
+    far = start(handlers.note_batch, batch=batch)
     emit(bus, 1000)
     bus.flush(DEADLINE)
 
     assert " ".join(lines()).split() == [str(i) for i in range(1000)]
     assert len(lines()) == far.stats.calls < 1000
-    assert max(len(line.split()) for line in lines()) <= IN_FLIGHT
-
-
-def test_a_number_is_the_most_a_batch_has(bus: Bus, start: Start, lines: Lines) -> None:
-    """With `batch=n` the handler gets at most n events at once."""
-    start(handlers.note_batch, batch=3)
-    emit(bus, 100)
-    bus.flush(DEADLINE)
-
-    assert " ".join(lines()).split() == [str(i) for i in range(100)]
-    assert 1 < max(len(line.split()) for line in lines()) <= 3
+    assert max(len(line.split()) for line in lines()) <= most
 
 
 def test_flush_and_close_are_called_in_the_worker(bus: Bus, start: Start, lines: Lines) -> None:
@@ -82,24 +73,16 @@ def test_flush_and_close_are_called_in_the_worker(bus: Bus, start: Start, lines:
     assert lines() == ["0", "1", "flushed", "0", "closed"]
 
 
-def test_handler_runs_in_a_nice_child_process(bus: Bus, start: Start, lines: Lines) -> None:
-    """It is a child of this process, and yields to the training."""
-    start(handlers.note_pid)
+def test_handler_runs_in_a_nice_child_process_without_torch(bus: Bus, start: Start, lines: Lines) -> None:
+    """It is a child of this process, yields to the training, and imports torch only if the handler's module does."""
+    start(handlers.note_process)
     emit(bus, 1)
     bus.flush(DEADLINE)
-    pid, parent, niceness = map(int, lines()[0].split())
+    pid, parent, niceness, *modules = lines()[0].split()
 
-    assert pid != os.getpid() == parent
-    assert niceness > os.nice(0)
-
-
-def test_worker_imports_no_torch(bus: Bus, start: Start, lines: Lines) -> None:
-    """Unless the handler's module does."""
-    start(handlers.note_modules)
-    emit(bus, 1)
-    bus.flush(DEADLINE)
-
-    assert lines() == [""]
+    assert int(pid) != os.getpid() == int(parent)
+    assert int(niceness) > os.nice(0)
+    assert modules == []
 
 
 def test_users_event_and_values_that_msgpack_lacks_arrive(bus: Bus, start: Start, lines: Lines) -> None:
@@ -124,32 +107,6 @@ def test_event_that_no_worker_can_import_arrives_in_likeness(bus: Bus, start: St
     assert lines() == ["SupperServed SupperServed(dish='bread', place='/tmp', guests=3)"]
 
 
-@pytest.mark.slow
-def test_numbers_of_numpy_arrive(bus: Bus, start: Start, lines: Lines) -> None:
-    """msgpack does not encode them."""
-    import numpy as np
-
-    start(handlers.note_anything, ScalarsLogged)
-    bus.emit(ScalarsLogged(step=3, scalars={"loss": np.float64(0.5)}))
-    bus.flush(DEADLINE)
-
-    assert "0.5" in lines()[0]
-
-
-def test_event_that_cannot_be_sent_fails_alone(bus: Bus, start: Start, lines: Lines) -> None:
-    """One that neither encodes nor pickles is counted, and the others arrive."""
-    far = start(handlers.note, on_error="log")
-    bus.emit(AfterTrainIter(iter=lambda: 1))  # type: ignore[arg-type]
-    emit(bus, 3)
-    bus.flush(DEADLINE)
-
-    assert lines() == ["0", "1", "2"]
-    assert (far.stats.failed, far.stats.delivered) == (1, 3)
-    assert far.stats.error.startswith(
-        "Unencodable: after_train_iter cannot be encoded for its field iter, a function: AttributeError: "
-    )  # what follows is pickle's
-
-
 def test_standard_streams_are_guarded(bus: Bus, start: Start, lines: Lines, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     """What a handler prints goes where the program's prints go; reading its input finds nothing."""
     start(handlers.speak)
@@ -163,9 +120,7 @@ def test_standard_streams_are_guarded(bus: Bus, start: Start, lines: Lines, capf
 
 def test_large_events_cross_the_pipe(bus: Bus, start: Start, lines: Lines) -> None:
     """More bytes than a pipe holds, several times over."""
-    far = start(handlers.note_pid, "image_logged")
-    from eventloop.events import ImageLogged
-
+    far = start(handlers.note_process, "image_logged")
     for step in range(5):
         bus.emit(ImageLogged(step=step, data=bytes(3_000_000), shape=(1000, 1000, 3)))
 
@@ -205,15 +160,6 @@ def test_latest_has_one_in_flight(bus: Bus, start: Start, lines: Lines) -> None:
     assert far.stats.dropped == 500 - len(lines())
 
 
-def test_block_waits_and_drops_nothing(bus: Bus, start: Start, lines: Lines) -> None:
-    """`overflow="block"` holds the producer until the worker has acknowledged."""
-    far = start(handlers.note, overflow="block", queue=5)
-    emit(bus, 200)
-    bus.flush(DEADLINE)
-
-    assert (far.stats.delivered, far.stats.dropped, len(lines())) == (200, 0, 200)
-
-
 # --- it is refused -----------------------------------------------------------------------------------------
 
 
@@ -228,7 +174,7 @@ class Unpicklable:
 
 
 def test_what_no_worker_can_import_is_refused(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the line that subscribes it, with the reason."""
+    """At the line that subscribes it, with the reason; its callbacks run there, too."""
 
     def inside(event: Event) -> None:
         pass
@@ -254,23 +200,9 @@ def test_what_no_worker_can_import_is_refused(bus: Bus, monkeypatch: pytest.Monk
     for fn, reason in refused:
         with pytest.raises(TypeError, match=reason):
             bus.subscribe(fn, "after_train_iter", offload="process")
-    assert bus.stats() == []
-
-
-def test_callback_that_no_worker_can_import_is_refused(bus: Bus) -> None:
-    """`on_flush` and `on_close` run there, too."""
     with pytest.raises(TypeError, match=r"is a lambda, .* or use offload='thread'"):
         bus.subscribe(handlers.note, "after_train_iter", offload="process", on_close=lambda: None)
-
-
-def test_coroutine_function_in_a_process_is_refused(bus: Bus) -> None:
-    """It runs on the background loop."""
-
-    async def later(event: Event) -> None:
-        pass
-
-    with pytest.raises(ValueError, match="is a coroutine function and runs on the background loop"):
-        bus.subscribe(later, "after_train_iter", offload="process")
+    assert bus.stats() == []
 
 
 def test_system_without_signals_masks_is_refused(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
+from collections.abc import Callable
 from time import monotonic
 
 import pytest
@@ -16,7 +16,8 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, HandlerFailed
 from tests.conftest import DEADLINE
 from tests.support import process_handlers as handlers
-from tests.support.process_support import Lines, Start, adds_up, emit, kill, lane_of, pid_of, until
+from tests.support.process_support import Lines, Start, emit, kill, lane_of, pid_of, until
+from tests.support.spilling import PROMPT
 
 pytest_plugins = ("tests.support.process_fixtures",)
 
@@ -65,8 +66,10 @@ def test_killed_worker_of_a_batch_gets_the_batch_again(bus: Bus, start: Start, l
 
 
 @pytest.mark.slow
-def test_idle_worker_that_is_killed_is_replaced(bus: Bus, start: Start, lines: Lines) -> None:
-    """The next event finds a living one."""
+def test_idle_worker_that_is_killed_is_replaced(
+    bus: Bus, start: Start, lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next event finds a living one; a death that costs nothing is a warning, and no failure of the subscriber."""
     far = start(handlers.note)
     emit(bus, 1)
     bus.flush(DEADLINE)
@@ -75,6 +78,8 @@ def test_idle_worker_that_is_killed_is_replaced(bus: Bus, start: Start, lines: L
 
     assert bus.flush(DEADLINE)
     assert lines() == ["0", "0", "1"]
+    assert (far.stats.error, lane_of(far).deaths) == ("", 1)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.slow
@@ -100,11 +105,12 @@ def test_event_that_kills_every_worker_disables_the_subscriber(
 
 
 @pytest.mark.slow
-def test_event_that_kills_every_worker_is_passed_over_where_errors_are_logged(
-    bus: Bus, start: Start, lines: Lines
+@pytest.mark.parametrize("fn", [handlers.die_at_two, handlers.hang_at_two])
+def test_where_errors_are_logged_one_event_is_passed_over(
+    bus: Bus, start: Start, lines: Lines, fn: Callable[..., None]
 ) -> None:
-    """With `on_error="log"` it alone has failed."""
-    far = start(handlers.die_at_two, on_error="log")
+    """With `on_error="log"` the event that kills its workers, or stalls them, alone has failed."""
+    far = start(fn, on_error="log", stall_timeout=0.2 if fn is handlers.hang_at_two else 60.0)
     emit(bus, 5)
 
     assert bus.flush(DEADLINE)
@@ -112,47 +118,7 @@ def test_event_that_kills_every_worker_is_passed_over_where_errors_are_logged(
     assert (far.stats.delivered, far.stats.failed) == (4, 1)
 
 
-@pytest.mark.slow
-def test_worker_that_exits_is_named_by_its_code(bus: Bus, start: Start, told: list[HandlerFailed]) -> None:
-    """`os._exit` in a handler is a death like any other."""
-    start(handlers.exit_at_once)
-    emit(bus, 1)
-    bus.flush(DEADLINE)
-    bus.poll()
-
-    assert "the last: exit code 7" in told[0].error
-
-
-@pytest.mark.slow
-def test_worker_that_dies_at_its_start_is_a_failure(
-    bus: Bus, start: Start, told: list[HandlerFailed], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that never gets ready is tried a few times; flush and close do not wait for it longer."""
-    far = start(handlers.DiesWhenMade())
-    emit(bus, 4)
-    bus.flush(DEADLINE)
-    bus.poll()
-
-    assert "died 3 times in a row before it was ready (the last: exit code 9)" in told[0].error
-    assert adds_up(far, 4)
-    assert far.stats.queued == 0
-
-
-@pytest.mark.slow
-def test_worker_that_never_starts_says_how_much_is_lost(
-    bus: Bus, start: Start, told: list[HandlerFailed]
-) -> None:
-    """What waited for it counts, as it is dropped."""
-    far = start(handlers.DiesWhenTold(), on_error="log")
-    emit(bus, 40)
-    bus.stats()  # which routes them
-    handlers.log("die")
-    bus.flush(DEADLINE)
-    bus.poll()
-
-    assert "died 3 times in a row before it was ready" in told[0].error
-    assert "(the last: exit code 9); 40 events lost" in told[0].error
-    assert far.stats.dropped == 40
+# --- it cannot begin ---------------------------------------------------------------------------------------
 
 
 def test_no_process_at_all_is_a_failure(
@@ -166,6 +132,22 @@ def test_no_process_at_all_is_a_failure(
     bus.poll()
 
     assert "it could not be started: [Errno 2]" in told[0].error
+
+
+@pytest.mark.slow
+def test_worker_that_never_starts_says_how_much_is_lost(
+    bus: Bus, start: Start, told: list[HandlerFailed]
+) -> None:
+    """It is tried a few times; a flush does not wait for it longer, and what waited for it is counted as dropped."""
+    far = start(handlers.DiesWhenTold(), on_error="log")
+    emit(bus, 40)
+    handlers.log("die")
+    bus.flush(DEADLINE)
+    bus.poll()
+
+    assert "died 3 times in a row before it was ready" in told[0].error
+    assert "(the last: exit code 9); 40 events lost" in told[0].error
+    assert far.stats.dropped == 40
 
 
 @pytest.mark.slow
@@ -203,14 +185,23 @@ def test_error_disables_and_brings_its_traceback(
     assert 'raise Chosen(f"no to {event.iter}")' in caplog.text
 
 
-@pytest.mark.slow
-def test_error_is_logged_and_the_rest_delivered(bus: Bus, start: Start, lines: Lines) -> None:
-    """`on_error="log"`."""
-    far = start(handlers.fail, on_error="log")
-    emit(bus, 5)
+@pytest.mark.representative(1)
+@pytest.mark.parametrize(
+    ("fn", "error"),
+    [
+        (handlers.leave, "SystemExit: goodbye"),
+        (handlers.fail, "Chosen: no to 2"),
+        (handlers.fail_over_a_path, r"RuntimeError: Stubborn: no caf\udce9"),
+    ],
+)
+def test_error_costs_no_worker(bus: Bus, start: Start, fn: Callable[..., None], error: str) -> None:
+    """Whatever it is, with `on_error="log"` the rest is delivered; one that does not pickle comes as its text."""
+    far = start(fn, on_error="log")
+    emit(bus, 3)
     bus.flush(DEADLINE)
 
-    assert (len(lines()), far.stats.failed, far.stats.delivered) == (5, 5, 0)
+    assert (far.stats.failed, far.stats.delivered, lane_of(far).deaths) == (3, 0, 0)
+    assert far.stats.error == error
 
 
 @pytest.mark.slow
@@ -227,37 +218,6 @@ def test_error_is_raised_on_the_training_thread(bus: Bus, start: Start) -> None:
     ]
     assert isinstance(caught.value.__cause__, WorkerTraceback)
     assert "in fail" in str(caught.value.__cause__)
-
-
-@pytest.mark.slow
-def test_exception_that_does_not_pickle_comes_as_its_text(bus: Bus, start: Start) -> None:
-    """A `RuntimeError` that quotes it."""
-    start(handlers.fail_stubbornly, on_error="raise")
-    emit(bus, 1)
-    bus.flush(DEADLINE)
-
-    with pytest.raises(RuntimeError, match=r"Stubborn: no"):
-        bus.poll()
-
-
-@pytest.mark.slow
-def test_error_that_quotes_a_path_which_is_no_utf8(bus: Bus, start: Start) -> None:
-    """It comes, with an escape in its text, and costs no worker."""
-    far = start(handlers.fail_over_a_path, on_error="log")
-    emit(bus, 3)
-    bus.flush(DEADLINE)
-
-    assert (far.stats.failed, lane_of(far).deaths) == (3, 0)
-    assert far.stats.error == r"RuntimeError: Stubborn: no caf\udce9"
-
-
-def test_system_exit_in_a_handler_is_its_own_affair(bus: Bus, start: Start) -> None:
-    """It ends no worker."""
-    far = start(handlers.leave, on_error="log")
-    emit(bus, 2)
-    bus.flush(DEADLINE)
-
-    assert (far.stats.failed, lane_of(far).deaths, far.stats.error) == (2, 0, "SystemExit: goodbye")
 
 
 def test_error_in_on_close_is_reported(bus: Bus, start: Start, told: list[HandlerFailed]) -> None:
@@ -293,47 +253,29 @@ def test_stalled_worker_is_killed(bus: Bus, start: Start, lines: Lines, told: li
         os.kill(pid, 0)
 
 
-@pytest.mark.slow
-def test_stall_is_passed_over_where_errors_are_logged(bus: Bus, start: Start, lines: Lines) -> None:
-    """With `on_error="log"` a new worker goes on behind the event that stalled."""
-    far = start(handlers.hang_at_two, stall_timeout=0.2, on_error="log")
-    emit(bus, 5)
-
-    assert bus.flush(DEADLINE)
-    assert lines() == ["0", "1", "2", "3", "4"]
-    assert (far.stats.delivered, far.stats.failed) == (4, 1)
-
-
+@pytest.mark.representative(1)
+@pytest.mark.parametrize("how", ["hangs", "is stopped"])
 def test_close_kills_a_worker_that_never_returns(
-    bus: Bus, start: Start, lines: Lines, caplog: pytest.LogCaptureFixture
+    bus: Bus, start: Start, lines: Lines, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Within its deadline; what is left is in the account, and named."""
-    far = start(handlers.hang)
+    far = start(handlers.hang if how == "hangs" else handlers.note)
+    assert lane_of(far).wait_ready(DEADLINE)
+    if how == "is stopped":
+        os.kill(pid_of(far), signal.SIGSTOP)
     emit(bus, 5)
-    until(lines)
+    until(lambda: lines() or how == "is stopped")
     pid, began = pid_of(far), monotonic()
 
     report = bus.close(0.2)
 
-    assert monotonic() - began < DEADLINE / 2
+    assert monotonic() - began < PROMPT
     assert not report
     assert (far.account().queued, far.account().delivered) == (5, 0)
     assert "events left undelivered: far (5)" in caplog.text
     assert lane_of(far).closed.wait(DEADLINE)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_stopped_worker_is_killed_at_close(bus: Bus, start: Start) -> None:
-    """One that cannot even be asked."""
-    far = start(handlers.note)
-    assert lane_of(far).wait_ready(DEADLINE)
-    os.kill(pid_of(far), signal.SIGSTOP)
-    emit(bus, 3)
-
-    assert not bus.close(0.2)
-    assert lane_of(far).closed.wait(DEADLINE)
-    assert adds_up(far, 3)
 
 
 @pytest.mark.slow
@@ -353,15 +295,61 @@ def test_cancel_finishes_what_was_sent(bus: Bus, start: Start, lines: Lines) -> 
 
 
 @pytest.mark.slow
-def test_restarts_are_told_in_the_log_only(bus: Bus, start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """A death that costs nothing is no failure of the subscriber."""
-    caplog.set_level(logging.WARNING, "eventloop")
-    far = start(handlers.note)
-    assert lane_of(far).wait_ready(DEADLINE)
-    kill(far)
-    emit(bus, 1)
-    bus.flush(DEADLINE)
+def test_worker_that_hangs_when_it_is_cancelled_is_killed(
+    bus: Bus, start: Start, lines: Lines, told: list[HandlerFailed], caplog: pytest.LogCaptureFixture
+) -> None:
+    """After its `stall_timeout`; it is one failure, told once, and every event is counted."""
+    far = start(handlers.hang, stall_timeout=0.2)
+    emit(bus, 5)
+    until(lines)
+    pid = pid_of(far)
+    far.cancel()
 
-    assert far.stats.error == ""
-    assert lane_of(far).deaths == 1
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert lane_of(far).closed.wait(DEADLINE)
+    bus.poll()
+    assert [report.error.split(":")[0] for report in told] == ["TimeoutError"]
+    assert [record.exc_info for record in caplog.records] == [None]
+    stats = far.account()
+    assert (stats.delivered, stats.failed, stats.dropped, stats.queued) == (0, 1, 4, 0)
+    assert stats.error.startswith("[cancelled] subscriber far spent more than stall_timeout=0.2 s")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("callback", [None, handlers.closed])
+def test_worker_killed_at_its_end_fails_in_on_close_if_it_has_one(
+    bus: Bus, start: Start, told: list[HandlerFailed], callback: Callable[[], None] | None
+) -> None:
+    """Without one there was nothing left to do, and there is nothing to report."""
+    far = start(handlers.note, on_close=callback)
+    assert lane_of(far).wait_ready(DEADLINE)
+    os.kill(pid_of(far), signal.SIGSTOP)
+    far.cancel()
+    until(lambda: lane_of(far)._close_sent)
+    kill(far)
+    assert lane_of(far).closed.wait(DEADLINE)
+    bus.poll()
+
+    died = "ChildProcessError: its worker process died: killed by SIGKILL"
+    assert [report.error for report in told] == ([died] if callback else [])
+    assert far.account().error == (f"[cancelled] {died} (in on_close)" if callback else "[cancelled]")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("callback", [None, handlers.flushed])
+def test_worker_killed_at_a_flush_fails_in_on_flush_if_it_has_one(
+    bus: Bus, start: Start, told: list[HandlerFailed], callback: Callable[[], None] | None
+) -> None:
+    """The same as for `on_close`; the worker is started again."""
+    far = start(handlers.note, on_flush=callback)
+    assert lane_of(far).wait_ready(DEADLINE)
+    os.kill(pid_of(far), signal.SIGSTOP)
+    bus.flush(0.0)
+    until(lambda: lane_of(far)._unflushed)
+    kill(far)
+    until(lambda: lane_of(far).deaths)
+    bus.poll()
+
+    died = "ChildProcessError: its worker process died: killed by SIGKILL"
+    assert [report.error for report in told] == ([died] if callback else [])
+    assert far.stats.error == (f"{died} (in on_flush)" if callback else "")

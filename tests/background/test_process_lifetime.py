@@ -8,13 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 
-from tests.conftest import DEADLINE
+from tests.support.process_support import until
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = str(Path(__file__).parents[2])
 
 HANDLERS = """
@@ -66,13 +64,6 @@ def logged(tmp_path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = monotonic() + DEADLINE
-    while not condition():
-        assert monotonic() < deadline
-        sleep(0.01)
-
-
 def gone(pid: int) -> bool:
     """True when there is no such process, or only its remains."""
     try:
@@ -83,38 +74,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_main_script_without_a_guard_is_run_once(script: Script, tmp_path: Path) -> None:
-    """A worker does not import it again, and finds what lies beside it."""
-    ran = script(
-        """
-bus = Bus()
-bus.subscribe(my_handlers.note, "after_train_iter", offload="process", on_close=my_handlers.closed)
-emit(bus, 3)
-bus.close()
-"""
-    )
-    out, err = ran.communicate(timeout=60)
-
-    assert (out, err, ran.returncode) == ("main is run\n", "", 0)
-    assert [line.split()[-1] for line in logged(tmp_path)] == ["0", "1", "2", "closed"]
-
-
-def test_function_of_the_main_script_is_refused(script: Script) -> None:
-    """At the line that subscribes it."""
-    ran = script(
-        """
-def mine(event):
-    pass
-Bus().subscribe(mine, "after_train_iter", offload="process")
-"""
-    )
-    _, err = ran.communicate(timeout=60)
-
-    assert "TypeError: mine cannot be sent to a worker process: mine is defined in __main__" in err
-
-
-@pytest.mark.slow
-def test_exit_without_close_delivers_and_leaves_no_worker(script: Script, tmp_path: Path) -> None:
-    """As to other background subscribers."""
+    """A worker does not import it again, and finds what lies beside it; the exit delivers, and leaves no worker."""
     ran = script(
         """
 bus = Bus(drain_timeout=20)
@@ -122,12 +82,12 @@ bus.subscribe(my_handlers.note, "after_train_iter", offload="process", on_close=
 emit(bus, 100)
 """
     )
-    _, err = ran.communicate(timeout=60)
-    lines = logged(tmp_path)
+    out, err = ran.communicate(timeout=60)
+    lines = [line.split() for line in logged(tmp_path)]
 
-    assert (err, ran.returncode) == ("", 0)
-    assert len(lines) == 101
-    assert gone(int(lines[0].split()[0]))
+    assert (out, err, ran.returncode) == ("main is run\n", "", 0)
+    assert [line[-1] for line in lines] == [*map(str, range(100)), "closed"]
+    assert gone(int(lines[0][0]))
 
 
 @pytest.mark.slow
@@ -265,29 +225,6 @@ assert bus.close(20)
     assert ("is started again" in err, ran.returncode) == (True, 0)
     assert [iteration for _, iteration in lines] == ["0", "0", "1", "2"]
     assert len({pid for pid, _ in lines}) == 2
-
-
-@pytest.mark.slow
-def test_worker_starts_though_its_folder_was_removed(script: Script, tmp_path: Path) -> None:
-    """In the one that the program is in by then."""
-    ran = script(
-        """
-os.mkdir("gone")
-os.chdir("gone")
-bus = Bus()
-sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process")
-assert sub.lane.wait_ready(20)
-os.chdir("..")
-os.rmdir("gone")
-os.kill(sub.lane.worker.pid, 9)
-emit(bus, 3)
-assert bus.close(20)
-"""
-    )
-    _, err = ran.communicate(timeout=60)
-
-    assert ("is started again" in err, ran.returncode) == (True, 0)
-    assert [line.split()[-1] for line in logged(tmp_path)] == ["0", "1", "2"]
 
 
 @pytest.mark.slow

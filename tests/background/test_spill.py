@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, Event, ImageLogged
 from tests.conftest import DEADLINE, Held
-from tests.support.process_support import until
-from tests.support.spilling import SIZE, Anything, emit, hold, in_both_kinds, open_in, sees_open_files, total
+from tests.support.spilling import (
+    SIZE,
+    Anything,
+    emit,
+    hold,
+    in_both_kinds,
+    iters,
+    open_in,
+    sees_open_files,
+    subscribe,
+    total,
+)  # fmt: skip
 
 # --- order -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.representative(2)
 @in_both_kinds
-@pytest.mark.parametrize("queue", [1, 1024])
-def test_nothing_is_lost(bus: Bus, held: Held, kind: str, queue: int, small_files: Path) -> None:
-    """However far behind a subscriber is, it gets every event, in order."""
-    subscription = hold(bus, held, kind, queue=queue)
+@pytest.mark.parametrize(("queue", "batch"), [(1, False), (1024, False), (3, True)])
+def test_nothing_is_lost(bus: Bus, held: Held, kind: str, queue: int, batch: bool, small_files: Path) -> None:
+    """However far behind a subscriber is, it gets every event, in order; a batch is at most a queue full."""
+    subscription = hold(bus, held, kind, queue=queue, batch=batch)
     emit(bus, 1200, start=1)
     full = subscription.stats
     held.let_go()
     bus.flush(DEADLINE)
 
-    assert [event.iter for event in held.seen] == list(range(1201))
+    batches = held.seen if batch else [[event] for event in held.seen]
+    assert [event.iter for events in batches for event in events] == list(range(1201))
+    assert max(map(len, batches)) <= queue
     assert (full.queued, full.peak_queued, full.spilled) == (1201, 1200, 1200 - queue)
     assert (subscription.stats.delivered, subscription.stats.dropped) == (1201, 0)
-
-
-@in_both_kinds
-def test_batches_come_from_queue_and_file_alike(bus: Bus, held: Held, kind: str, small_files: Path) -> None:
-    """A batch is at most a queue full, and the next one is read from the file."""
-    hold(bus, held, kind, batch=True)
-    emit(bus, 500, start=1)
-    held.let_go()
-    bus.flush(DEADLINE)
-
-    assert [event.iter for batch in held.seen for event in batch] == list(range(501))
-    assert max(len(batch) for batch in held.seen) == 3
 
 
 @pytest.mark.representative(2)
@@ -62,11 +61,7 @@ def test_order_is_kept_while_both_ends_move(bus: Bus, kind: str, seed: int, smal
         if event.iter in stops:
             held_up.wait(0.001)  # a moment's delay, nothing is awaited
 
-    async def task(event: AfterTrainIter) -> None:
-        look(event)
-
-    fn, offload = (look, "thread") if kind == "thread" else (task, None)
-    subscription = bus.subscribe(fn, "after_train_iter", offload=offload, queue=rng.randrange(1, 9))
+    subscription = subscribe(bus, kind, look, queue=rng.randrange(1, 9))
     emitted = 0
     while emitted < 5000:
         count = rng.choice([1, 5, 50, 500])
@@ -79,8 +74,42 @@ def test_order_is_kept_while_both_ends_move(bus: Bus, kind: str, seed: int, smal
     assert seen == list(range(emitted))
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A keeper that looks all the time and takes every subscriber for one that is behind; threads switch often."""
+    monkeypatch.setattr("eventloop.background.background.POLL_SECONDS", 0.0002)
+    monkeypatch.setattr("eventloop.background.queues.subscriber.BEHIND_SECONDS", 0.0)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.slow
+@in_both_kinds
+@pytest.mark.usefixtures("hasty", "small_files")
+def test_order_is_kept_while_the_keeper_moves_events(kind: str) -> None:
+    """First in, first out, whichever thread moves events into the queue or the file."""
+    seen: list[int] = []
+
+    def look(event: AfterTrainIter) -> None:
+        seen.append(event.iter)
+
+    async def task(event: AfterTrainIter) -> None:
+        seen.append(event.iter)
+
+    fn, offload = (look, "thread") if kind == "thread" else (task, None)
+    for capacity in (1, 2, 3, 5, 8) * 15:
+        seen.clear()
+        with Bus(drain_timeout=DEADLINE) as bus:
+            bus.subscribe(fn, "after_train_iter", offload=offload, queue=capacity)
+            emit(bus, 5000)
+
+        assert seen == list(range(5000))
+
+
 def test_types_keep_their_order(bus: Bus, held: Held, small_files: Path) -> None:
-    """One file holds all the types that a subscriber hears, its own author's too."""
+    """One file holds all the types that a subscriber hears, its own author's too; another subscriber has another file."""
     hold(bus, held)
     seen: list[Event] = []
     bus.subscribe(seen.append, "*", offload="thread", queue=1)
@@ -96,32 +125,20 @@ def test_types_keep_their_order(bus: Bus, held: Held, small_files: Path) -> None
     bus.flush(DEADLINE)
 
     assert seen == events
+    assert iters(held.seen) == [0, *range(200)]
 
 
 def test_large_events_spill(bus: Bus, held: Held, small_files: Path) -> None:
-    """An event larger than a chunk, and than a file, is a chunk and a file of its own."""
-    bus.subscribe(held, ImageLogged, offload="thread", queue=1, name="held")
+    """An event larger than a chunk is a chunk of its own."""
+    bus.subscribe(held, ImageLogged, offload="thread", queue=1)
     images = [ImageLogged(step=i, data=bytes([i]) * 10_000, shape=(100, 100, 1)) for i in range(20)]
     for image in images:
-        bus.post(Ready(image), ImageLogged)
-    until(lambda: bus.stats()[0].queued == 20)
+        bus.emit(image)
+    assert bus.stats()[0].queued == 20
     held.let_go()
     bus.flush(DEADLINE)
 
     assert held.seen == images
-
-
-class Ready:
-    """An event of the background, whose value is there."""
-
-    def __init__(self, event: Event) -> None:
-        self.event = event
-
-    def ready(self) -> bool:
-        return True
-
-    def events(self) -> list[Event]:
-        return [self.event]
 
 
 def test_events_it_emits_itself_spill_too(bus: Bus, small_files: Path) -> None:
@@ -206,14 +223,17 @@ def test_end_of_a_subscriber_removes_its_file(
             raise ValueError("no luck")
 
     subscription = bus.subscribe(
-        ends, "after_train_iter", offload="thread", queue=3, stall_timeout=0.1 if end == "stall" else 60.0
-    )
+        ends, "after_train_iter", offload="thread", name="ends", queue=3,
+        stall_timeout=0.1 if end == "stall" else 60.0,
+    )  # fmt: skip
     emit(bus, 1000)
     assert entered.wait(DEADLINE)
     if end == "cancel":
         subscription.cancel()
     elif end == "close":
-        bus.close(0.1)
+        report = bus.close(0.1)
+        assert [(s.name, s.queued, s.spilled) for s in report.stats] == [("ends", 1000, 996)]
+        assert "closed after 0.1 s; events left undelivered: ends (1000)" in caplog.text
     elif end == "error":
         release.set()
         assert subscription.lane is not None
@@ -228,78 +248,30 @@ def test_end_of_a_subscriber_removes_its_file(
     bus.close(DEADLINE)
 
     assert total(stats) == 1000
-    assert {
-        "cancel": (stats.queued, stats.dropped) == (1, 999),
-        "close": (stats.queued, stats.dropped) == (1000, 0),
-        "error": (stats.failed, stats.dropped) == (1, 999),
-        "stall": (stats.failed, stats.dropped) == (1, 999),
-    }[end]
+    if end in ("cancel", "close"):
+        assert (stats.queued, stats.dropped) == ((1, 999) if end == "cancel" else (1000, 0))
+    else:
+        assert (stats.failed, stats.dropped) == (1, 999)
     assert left == 0
-
-
-@pytest.mark.slow
-def test_killed_process_leaves_no_file(python: Callable[..., CompletedProcess[str]], tmp_path: Path) -> None:
-    """The file never had a name."""
-    program = """
-import os, signal, threading
-from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter
-
-bus = Bus()
-slow = bus.subscribe(lambda event: threading.Event().wait(), "after_train_iter", offload="thread", queue=1)
-for i in range(20_000):
-    bus.emit(AfterTrainIter(iter=i))
-while slow.stats.spilled < 19_000:
-    pass
-print(slow.stats.spilled, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = python(program, TMPDIR=str(tmp_path))
-
-    assert int(done.stdout) > 19_000, done.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- close and flush ---------------------------------------------------------------------------------------
 
 
-def test_close_keeps_its_deadline_and_names_what_is_left(
-    held: Held, small_files: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A hung subscriber costs its timeout; the events in its file are in the report, as left."""
-    bus = Bus()
-    subscription = hold(bus, held)
-    emit(bus, 1000, start=1)
-
-    report = bus.close(0.2)
-    held.let_go()
-
-    assert not report
-    assert [(s.name, s.queued, s.spilled) for s in report.stats] == [("held", 1001, 997)]
-    assert "closed after 0.2 s; events left undelivered: held (1001)" in caplog.text
-    assert total(subscription.stats) == 1001
-
-
 @in_both_kinds
-def test_close_delivers_what_is_in_the_file(held: Held, kind: str, small_files: Path) -> None:
-    """`on_close` comes after the last event of the file."""
-    bus, ends = Bus(), []
-    hold(bus, held, kind, on_close=lambda: ends.append(len(held.seen)))
-    emit(bus, 300, start=1)
-    held.let_go()
-
-    assert bus.close(DEADLINE)
-    assert [event.iter for event in held.seen] == list(range(301))
-    assert ends == [301]
-
-
-def test_flush_waits_for_the_file(bus: Bus, held: Held, small_files: Path) -> None:
-    """`on_flush` comes after all that was emitted before, and need not wait for what came later."""
-    at_flush: list[int] = []
-    hold(bus, held, on_flush=lambda: at_flush.append(len(held.seen)))
+def test_flush_and_close_wait_for_the_file(held: Held, kind: str, small_files: Path) -> None:
+    """`on_flush` and `on_close` come after the last event of the file."""
+    bus, at_flush, at_close = Bus(), list[int](), list[int]()
+    hold(
+        bus, held, kind, on_flush=lambda: at_flush.append(len(held.seen)),
+        on_close=lambda: at_close.append(len(held.seen)),
+    )  # fmt: skip
     emit(bus, 300, start=1)
     assert not bus.flush(0.0)
     held.let_go()
     bus.flush(DEADLINE)
+    emit(bus, 300, start=301)
 
-    assert at_flush[-1] == 301
+    assert bus.close(DEADLINE)
+    assert iters(held.seen) == list(range(601))
+    assert (301 in at_flush, at_close) == (True, [601])

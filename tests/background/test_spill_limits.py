@@ -13,19 +13,15 @@ import pytest
 
 from eventloop.background.queues import spill
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, AfterVal, EventsDropped
+from eventloop.events import AfterVal, EventsDropped
 from tests.conftest import DEADLINE, Held
-from tests.support.spilling import SIZE, Anything, emit, hold, in_both_kinds, total
+from tests.support.spilling import SIZE, Anything, emit, hold, in_both_kinds, iters, total
 
 # --- limits and failures -----------------------------------------------------------------------------------
 
 
 def test_beyond_the_limit_the_newest_are_dropped(
-    bus: Bus,
-    held: Held,
-    small_files: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    bus: Bus, held: Held, small_files: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are counted and told of, and spilling goes on when the subscriber has caught up."""
     monkeypatch.setattr(spill, "SPILL_BYTES", 100 * SIZE)
@@ -41,7 +37,7 @@ def test_beyond_the_limit_the_newest_are_dropped(
     bus.poll()
 
     assert (full.queued, full.dropped) == (104, 10)
-    assert [event.iter for event in held.seen] == [*range(104), *range(200, 210)]
+    assert iters(held.seen) == [*range(104), *range(200, 210)]
     assert caplog.text.count(f"held is {100 * SIZE} bytes of events behind, the limit; the newest are") == 1
     assert sum(event.count for event in told) == 10
 
@@ -67,14 +63,9 @@ class Disk:
 @in_both_kinds
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_full_disk_means_counted_drops(
-    bus: Bus,
-    held: Held,
-    kind: str,
-    number: int,
-    small_files: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bus: Bus, held: Held, kind: str, number: int, small_files: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:
+) -> None:  # fmt: skip
     """One line in the log, an event, an exact account; what was accepted is delivered; and it recovers."""
     caplog.set_level("INFO", logger="eventloop")
     monkeypatch.setattr(spill, "RETRY_SECONDS", 0.0)
@@ -111,33 +102,21 @@ def test_full_disk_means_counted_drops(
 def test_a_full_disk_is_tried_now_and_then(
     bus: Bus, held: Held, small_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for every event: that would be a system call each."""
+    """One try, not one for every event. What was not written is delivered out of memory, and then events are accepted."""
     monkeypatch.setattr(spill, "RETRY_SECONDS", 1000.0)
     disk = Disk(monkeypatch)
     disk.error = errno.ENOSPC
     subscription = hold(bus, held)
     emit(bus, 1000, start=1)
-
-    assert subscription.stats.dropped > 900
-    assert disk.tries == 1
-
-
-def test_subscriber_that_catches_up_needs_no_disk(
-    bus: Bus, held: Held, small_files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What could not be written is delivered out of memory, and events are accepted again."""
-    disk = Disk(monkeypatch)
-    disk.error = errno.ENOSPC
-    subscription = hold(bus, held)
-    emit(bus, 100, start=1)
     dropped = subscription.stats.dropped
+    assert dropped > 900
+    assert disk.tries == 1
     held.let_go()
     bus.flush(DEADLINE)
-    emit(bus, 3, start=101)
+    emit(bus, 3, start=1001)
     bus.flush(DEADLINE)
 
-    assert dropped > 80
-    assert [event.iter for event in held.seen] == [*range(101 - dropped), 101, 102, 103]
+    assert iters(held.seen) == [*range(1001 - dropped), 1001, 1002, 1003]
 
 
 def test_no_temporary_folder_means_counted_drops(
@@ -216,7 +195,7 @@ def test_file_that_cannot_be_read_costs_its_events_and_no_others(
     held.let_go()
     bus.flush(DEADLINE)
     stats = subscription.stats
-    seen = [event.iter for event in held.seen]
+    seen = iters(held.seen)
 
     assert 0 < stats.dropped < 101
     assert (stats.delivered, stats.queued) == (101 - stats.dropped, 0)
@@ -228,39 +207,24 @@ def test_file_that_cannot_be_read_costs_its_events_and_no_others(
 def test_events_that_no_file_can_hold_wait_in_memory(
     bus: Bus, held: Held, small_files: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In their places and untouched, as many as the queue holds; more are dropped, with a word on why."""
-    bus.subscribe(held, "after_train_iter", Anything, offload="thread", name="held", queue=3)
-    odd = [Anything(value=object()) for _ in range(5)]
-    for i in range(5):
-        emit(bus, 2, start=2 * i)
-        bus.emit(odd[i])
-    bus.flush(0.0)
-    assert held.entered.wait(DEADLINE)
-    bus.stats()
-    held.let_go()
-    bus.flush(DEADLINE)
-    stats = bus.stats()[0]
-
-    assert (stats.delivered + stats.dropped, stats.queued) == (15, 0)
-    assert [event.iter for event in held.seen if isinstance(event, AfterTrainIter)] == list(range(10))
-    assert [event for event in held.seen if isinstance(event, Anything)] == odd[: 5 - stats.dropped]
-    assert stats.dropped <= 1
-    assert caplog.text.count("held: events anything cannot be written to a file (TypeError: ") == 1
-    assert "Up to 3 of them wait in memory, more are dropped; give the event plain fields" in caplog.text
-
-
-def test_too_many_events_that_no_file_can_hold_are_dropped(bus: Bus, held: Held, small_files: Path) -> None:
-    """Memory stays bounded, and other events still spill."""
-    subscription = bus.subscribe(held, Anything, AfterVal, offload="thread", queue=3)
+    """In their places and untouched, as many as the queue holds; more are dropped, the log says why, and others spill."""
+    subscription = bus.subscribe(held, AfterVal, Anything, offload="thread", name="held", queue=3)
     bus.emit(AfterVal(epoch=-1))
     assert held.entered.wait(DEADLINE)
+    odd = [Anything(value=object()) for _ in range(100)]
     for i in range(100):
-        bus.emit(Anything(value=object()))
+        bus.emit(odd[i])
         bus.emit(AfterVal(epoch=i))
     stats = subscription.stats
     held.let_go()
     bus.flush(DEADLINE)
+    kept = [event for event in held.seen if isinstance(event, Anything)]
 
     assert total(stats) == 201
     assert 94 <= stats.dropped <= 96
+    assert kept == odd[: len(kept)]
+    assert len(kept) == 100 - stats.dropped
     assert [event.epoch for event in held.seen if isinstance(event, AfterVal)] == list(range(-1, 100))
+    assert held.seen[1 : 1 + 2 * len(kept) : 2] == kept
+    assert caplog.text.count("held: events anything cannot be written to a file (TypeError: ") == 1
+    assert "Up to 3 of them wait in memory, more are dropped; give the event plain fields" in caplog.text

@@ -1,25 +1,6 @@
-"""Give the tests of this folder the fixtures of trainings."""
+"""Give the tests of this folder the fixture of trainings, and prompt deliveries."""
 
-from tests.support.trainers import (
-    default_handlers,
-    ended,
-    gate,
-    heard,
-    late,
-    make_saver,
-    make_trainer,
-    reads,
-    stuck,
-)
+from tests.support.keeper import prompt_keeper
+from tests.support.trainers import make_trainer
 
-__all__ = [
-    "default_handlers",
-    "ended",
-    "gate",
-    "heard",
-    "late",
-    "make_saver",
-    "make_trainer",
-    "reads",
-    "stuck",
-]
+__all__ = ["make_trainer", "prompt_keeper"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 
 from eventloop.bus import Bus
@@ -56,12 +57,6 @@ def test_the_exit_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given == [3.0, 7.0, lifetime.EXIT_AT_LEAST_SECONDS, lifetime.EXIT_AT_LEAST_SECONDS]
 
 
-def lines(ran: subprocess.CompletedProcess[str]) -> list[str]:
-    """What it printed, once it is clear that it ended well."""
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return ran.stdout.splitlines()
-
-
 @pytest.mark.parametrize(
     ("drain_timeout", "error", "message"),
     [
@@ -71,60 +66,62 @@ def lines(ran: subprocess.CompletedProcess[str]) -> list[str]:
         (float("nan"), ValueError, "drain_timeout must be at least 0 seconds, got nan"),
     ],
 )
-def test_a_deadline_that_is_none_is_refused(drain_timeout: Any, error: type[Exception], message: str) -> None:
-    """Where it is given, and not when the bus is closed."""
+def test_a_bad_drain_timeout_is_refused(drain_timeout: Any, error: type[Exception], message: str) -> None:
+    """At the line that gives it, and not when the bus is closed."""
     with pytest.raises(error, match=message):
         Bus(drain_timeout=drain_timeout)
 
 
-def test_exit_without_close_still_drains(python: Run) -> None:
-    """Interpreter exit delivers what was emitted, to tasks and threads, and calls `on_close`."""
+def lines(ran: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return what it printed, once it is clear that it ended well."""
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout.splitlines()
+
+
+@pytest.mark.representative(1)
+@pytest.mark.parametrize(
+    ("end", "status", "error"),
+    [
+        ("raise KeyError('mine')", 1, "KeyError: 'mine'\n"),
+        ("", 0, ""),
+        ("with bus: sys.exit(3)", 3, ""),
+    ],
+)
+def test_exit_without_close_still_drains(python: Run, end: str, status: int, error: str) -> None:
+    """However a program ends, what was emitted is delivered to tasks and threads, and `on_close` is called once."""
     program = (
         SETUP
-        + """
+        + f"""
 bus.subscribe(task, "after_train_iter", on_close=lambda: print("task closed", flush=True))
 bus.subscribe(function, "after_train_iter", offload="thread")
 for i in range(100):
     bus.emit(AfterTrainIter(iter=i))
-print("end of program", flush=True)
-"""
-    )
-
-    printed = lines(python(program))
-
-    assert [line for line in printed if line.startswith("task")] == [
-        *(f"task {i}" for i in range(100)),
-        "task closed",
-    ]
-    assert [line for line in printed if line.startswith("thread")] == [f"thread {i}" for i in range(100)]
-
-
-def test_exit_by_an_exception_still_drains(python: Run) -> None:
-    """A program that dies of an error delivers what it emitted before."""
-    program = (
-        SETUP
-        + """
-bus.subscribe(task, "after_train_iter")
-bus.emit(AfterTrainIter(iter=1))
-raise KeyError("mine")
+{end}
 """
     )
 
     ran = python(program)
+    printed = ran.stdout.splitlines()
 
-    assert ran.stdout.splitlines() == ["task 1"]
-    assert ran.returncode == 1
-    assert ran.stderr.endswith("KeyError: 'mine'\n")
+    assert [line for line in printed if line[:4] == "task"] == [
+        *(f"task {i}" for i in range(100)),
+        "task closed",
+    ]
+    assert [line for line in printed if line[:6] == "thread"] == [f"thread {i}" for i in range(100)]
+    assert ran.returncode == status
+    assert ran.stderr.endswith(error)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["threading.Event().wait()", "time.sleep(3600)"])
-def test_exit_does_not_wait_for_a_hung_subscriber(python: Run, how: str) -> None:
-    """A thread that hangs costs the exit its timeout, and is named."""
+@pytest.mark.parametrize("offload", ["thread", None])
+def test_exit_does_not_wait_for_a_hung_subscriber(python: Run, offload: str | None) -> None:
+    """A thread that hangs, or a coroutine that holds the loop, costs the exit its timeout, and is named."""
     program = (
         SETUP
         + f"""
-bus.subscribe(lambda event: {how}, "after_train_iter", offload="thread", name="hung")
+{"" if offload else "async "}def hangs(event):
+    time.sleep(3600)
+bus.subscribe(hangs, "after_train_iter", offload={offload!r}, name="hung")
 bus.emit(AfterTrainIter())
 """
     )
@@ -136,37 +133,27 @@ bus.emit(AfterTrainIter())
 
 
 @pytest.mark.slow
-def test_exit_does_not_wait_for_a_coroutine_that_blocks(python: Run) -> None:
-    """Neither does a coroutine that holds the loop."""
+def test_exit_drains_where_no_thread_starts(python: Run, tmp_path: Path) -> None:
+    """As from its main thread's end on in Python 3.12: tasks, threads and processes are served, also one whose
+    worker starts only then."""
     program = (
         SETUP
+        + AT_EXIT
         + """
-async def blocks(event):
-    time.sleep(3600)
-bus.subscribe(blocks, "after_train_iter")
-bus.emit(AfterTrainIter())
+from tests.support import process_handlers
+bus.subscribe(task, "after_train_iter")
+bus.subscribe(function, "after_train_iter", offload="thread", queue=16)
+bus.subscribe(process_handlers.note, "after_train_iter", offload="process")
+for i in range(100):
+    bus.emit(AfterTrainIter(iter=i))
 """
     )
 
-    ran = python(program, DRAIN="0.2")
+    printed = lines(python(program, LOG=str(tmp_path / "log")))
 
-    assert ran.returncode == 0
-    assert "events left undelivered" in ran.stderr
-
-
-def test_exit_inside_an_open_block_closes_once(python: Run) -> None:
-    """`sys.exit` inside `with Bus()` closes it on the way out; the exit finds nothing left to do."""
-    program = (
-        SETUP
-        + """
-with bus:
-    bus.subscribe(task, "after_train_iter", on_close=lambda: print("closed", flush=True))
-    bus.emit(AfterTrainIter(iter=1))
-    sys.exit(0)
-"""
-    )
-
-    assert lines(python(program)) == ["task 1", "closed"]
+    for kind in ("task", "thread"):
+        assert [line for line in printed if line.startswith(kind)] == [f"{kind} {i}" for i in range(100)]
+    assert (tmp_path / "log").read_text().split() == [str(i) for i in range(100)]
 
 
 FORK = (
@@ -239,7 +226,7 @@ assert os.waitpid(child, 0)[1] == 0
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_fork_with_full_queues_and_locks_held(python: Run) -> None:
-    """A child forked while the loop is held and a lane is mid-delivery neither hangs nor reports for the parent."""
+    """A child forked while the loop is held and a subscriber's lock taken neither hangs nor reports for the parent."""
     program = (
         SETUP
         + """
@@ -275,41 +262,10 @@ print("parent ends", flush=True)
 @pytest.mark.parametrize("send", [pickle.dumps, copy.copy, copy.deepcopy], ids=lambda send: send.__name__)
 def test_bus_cannot_be_pickled(bus: Bus, send: Callable[[object], object]) -> None:
     """A Dataset that holds the bus fails loudly before it reaches a worker."""
+    held = {"dataset": SimpleNamespace(bus=bus)}
+
     with pytest.raises(TypeError, match="a Bus cannot be pickled: it belongs to the process that made it"):
-        send(bus)
-
-
-def test_what_holds_a_bus_cannot_be_pickled(bus: Bus) -> None:
-    """The error comes through whatever holds it."""
-    with pytest.raises(TypeError, match="a Bus cannot be pickled"):
-        pickle.dumps({"dataset": SimpleNamespace(bus=bus)})
-
-
-# --- where no thread can be started ------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_exit_drains_where_no_thread_starts(python: Run, tmp_path: Path) -> None:
-    """As from its main thread's end on in Python 3.12: tasks, threads and processes are served, also one whose
-    worker starts only then."""
-    program = (
-        SETUP
-        + AT_EXIT
-        + """
-from tests.support import process_handlers
-bus.subscribe(task, "after_train_iter")
-bus.subscribe(function, "after_train_iter", offload="thread", queue=16)
-bus.subscribe(process_handlers.note, "after_train_iter", offload="process")
-for i in range(100):
-    bus.emit(AfterTrainIter(iter=i))
-"""
-    )
-
-    printed = lines(python(program, LOG=str(tmp_path / "log")))
-
-    for kind in ("task", "thread"):
-        assert [line for line in printed if line.startswith(kind)] == [f"{kind} {i}" for i in range(100)]
-    assert (tmp_path / "log").read_text().split() == [str(i) for i in range(100)]
+        send(bus if send is copy.copy else held)
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -331,3 +287,23 @@ def test_a_subscriber_without_a_thread_is_refused(monkeypatch: pytest.MonkeyPatc
     assert bus.close(DEADLINE).complete
     assert seen == ([3] if running else [])
     assert [stats.name for stats in bus.stats()] == (["task"] if running else [])
+
+
+def test_a_loop_that_cannot_be_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that needs it raises why; a later one may start it."""
+    bus = Bus()
+
+    async def task(event: AfterTrainIter) -> None: ...
+
+    def no_descriptors(main: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(anyio, "run", no_descriptors)
+        with pytest.raises(RuntimeError, match=r"the background loop could not be started: .*Too many open"):
+            bus.subscribe(task, "after_train_iter")
+    subscription = bus.subscribe(task, "after_train_iter")
+    bus.emit(AfterTrainIter())
+
+    assert bus.close(DEADLINE).complete
+    assert subscription.stats.delivered == 1

@@ -71,20 +71,16 @@ def test_backward_hook_sees_gradients(trainer: Trainer) -> None:
     assert hooks_of(trainer.model) == 0
 
 
-def test_what_a_hook_returns_is_ignored(trainer: Trainer) -> None:
-    """A hook looks; it cannot change the output by returning something."""
-    trainer.bus.on_module(trainer.model, "head")(lambda module, inputs, outputs: torch.zeros(1))
-
-    trainer.train()
-
-    assert trainer.iter == 6
-
-
 def test_evaluation_is_not_looked_at(trainer: Trainer, make_trainer: MakeTrainer) -> None:
-    """The hooks are on during training's own forward pass alone."""
+    """The hooks are on during training's own forward pass alone; what they return does not change its output."""
     seen: list[bool] = []
     trainer.val_loader = batches(2)
-    trainer.bus.on_module(trainer.model, "head")(lambda m, i, o: seen.append(m.training))
+
+    @trainer.bus.on_module(trainer.model, "head")
+    def look(module: nn.Module, inputs: Any, outputs: Any) -> torch.Tensor:
+        seen.append(module.training)
+        return torch.zeros(1)
+
     trainer.bus.subscribe(lambda trainer, event: trainer.model(torch.zeros(1, 2)), "after_train_iter")
 
     trainer.train()
@@ -98,10 +94,7 @@ def test_evaluation_is_not_looked_at(trainer: Trainer, make_trainer: MakeTrainer
         ("head", ["head"]),
         ("layers.*", ["layers.0", "layers.1"]),
         ("layers.*.0", ["layers.0.0", "layers.1.0"]),
-        (
-            "layers.**",
-            ["layers", "layers.0", "layers.0.0", "layers.0.1", "layers.1", "layers.1.0", "layers.1.1"],
-        ),
+        ("layers.0.**", ["layers.0", "layers.0.0", "layers.0.1"]),
         ("**.1", ["layers.0.1", "layers.1", "layers.1.1"]),
         (["head", "layers.1"], ["head", "layers.1"]),
     ],
@@ -149,59 +142,36 @@ def test_a_skipped_iteration_leaves_no_hook(trainer: Trainer) -> None:
     assert hooks_of(trainer.model) == 0
 
 
+def fails(module: nn.Module, inputs: Any, outputs: Any) -> None:
+    raise RuntimeError("too much")
+
+
 def test_an_error_in_a_step_leaves_no_hook(trainer: Trainer) -> None:
     """A forward pass that raises leaves the modules as they were."""
-
-    def look(module: nn.Module, inputs: Any, outputs: Any) -> None:
-        raise RuntimeError("too much")
-
-    trainer.bus.on_module(trainer.model, "head")(look)
+    trainer.bus.on_module(trainer.model, "head")(fails)
     with pytest.raises(RuntimeError, match="too much"):
         trainer.train()
 
     assert hooks_of(trainer.model) == 0
 
 
+async def later(a: Any, b: Any, c: Any) -> None: ...
+
+
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "options", "fn", "message"),
     [
-        ((nn.Linear, "head"), TypeError, "bus.on_module needs a torch.nn.Module, got <class"),
-        ((Net(), "heat"), ValueError, "no module of Net matches 'heat': did you mean 'head'"),
-        (
-            (Net(), []),
-            ValueError,
-            r"no module is chosen: the pattern is \[\]; pass the name of a module",
-        ),
-        (
-            (nn.Linear(2, 1), "*"),
-            ValueError,
-            r"no module of Linear matches '\*': it contains no modules; pass the model that it is a part of$",
-        ),
-        (
-            (Net(), "head", "foward"),
-            ValueError,
-            "unknown kind of module hook 'foward': did you mean 'forward'",
-        ),
+        ((nn.Linear, "head"), {}, print, "bus.on_module needs a torch.nn.Module, got <class"),
+        ((Net(), "heat"), {}, print, "no module of Net matches 'heat': did you mean 'head'"),
+        ((Net(), []), {}, print, r"no module is chosen: the pattern is \[\]; pass the name of a module"),
+        ((nn.Linear(2, 1), "*"), {}, print, r"no module of Linear matches '\*': it contains no modules; pass the"),
+        ((Net(), "head", "foward"), {}, print, "unknown kind of module hook 'foward': did you mean 'forward'"),
+        ((Net(), "head", "backward"), {}, lambda a, b: None, r"write it as \(module, grad_inputs, grad_outputs\)"),
+        ((Net(), "head"), {}, later, "later is a coroutine function: a module hook"),
+        ((Net(), "head"), {"every": 0}, lambda m, i, o: None, "every must be"),
     ],
-)
-def test_bad_arguments(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+)  # fmt: skip
+def test_bad_arguments(arguments: Any, options: dict[str, Any], fn: Any, message: str) -> None:
     """Refused at the line that registers."""
-    with pytest.raises(error, match=message):
-        Bus().on_module(*arguments)(lambda m, i, o: None)
-
-
-def test_bad_signatures() -> None:
-    """A function that cannot be called either way is refused, and so is a coroutine function."""
-
-    def two(a: Any, b: Any) -> None: ...
-
-    async def later(a: Any, b: Any, c: Any) -> None: ...
-
-    with pytest.raises(
-        TypeError, match=r"cannot be a backward hook: write it as \(module, grad_inputs, grad_outp"
-    ):
-        Bus().on_module(Net(), "head", "backward")(two)
-    with pytest.raises(TypeError, match="later is a coroutine function: a module hook"):
-        Bus().on_module(Net(), "head")(later)
-    with pytest.raises(ValueError, match="every must be"):
-        Bus().on_module(Net(), "head", every=0)(lambda m, i, o: None)
+    with pytest.raises((TypeError, ValueError), match=message):
+        Bus().on_module(*arguments, **options)(fn)

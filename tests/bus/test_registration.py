@@ -12,27 +12,19 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, Event
 
 
-def sync(event: Event) -> None:
-    pass
+def sync(event: Event) -> None: ...
 
 
-async def later(event: Event) -> None:
-    pass
+async def later(event: Event) -> None: ...
 
 
-def three(trainer: Any, event: Event, more: int) -> None:
-    pass
+def three(trainer: Any, event: Event, more: int) -> None: ...
 
 
-def with_trainer(trainer: Any, event: Event) -> None:
-    pass
+def with_trainer(trainer: Any, event: Event) -> None: ...
 
 
-def swapped(event: Event, trainer: Any) -> None:
-    pass
-
-
-def runner_alone(runner: Any) -> None: ...
+def swapped(event: Event, trainer: Any) -> None: ...
 
 
 def mmengine(runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None: ...
@@ -41,20 +33,16 @@ def mmengine(runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any =
 def mmengine_saving(runner: Any, checkpoint: dict[str, Any]) -> None: ...
 
 
-def trainer_alone(trainer: Any) -> None:
-    pass
+def trainer_alone(trainer: Any) -> None: ...
 
 
-def needs_keyword(event: Event, *, level: int) -> None:
-    pass
+def needs_keyword(event: Event, *, level: int) -> None: ...
 
 
-def nothing() -> None:
-    pass
+def nothing() -> None: ...
 
 
-def with_defaults(trainer: Any = None, event: Any = None) -> None:
-    pass
+def with_defaults(trainer: Any = None, event: Any = None) -> None: ...
 
 
 def generator(event: Event) -> Iterator[int]:
@@ -65,8 +53,7 @@ async def async_generator(event: Event) -> AsyncIterator[int]:
     yield 1
 
 
-async def wants_trainer(trainer: Any, event: Event) -> None:
-    pass
+async def wants_trainer(trainer: Any, event: Event) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -87,21 +74,14 @@ def test_what_is_no_event_is_refused(bus: Bus, event: Any, message: str) -> None
         bus.subscribe(sync, event)
 
 
-def test_misspelled_name_beside_the_wildcard_is_refused(bus: Bus) -> None:
-    """'*' does not hide a mistake next to it."""
-    with pytest.raises(ValueError, match="unknown event 'after_trian_iter'"):
-        bus.subscribe(sync, "*", "after_trian_iter")
-
-
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
         (three, r"three\(.*\).* has a wrong signature: expected \(trainer, event\) or \(event\)"),
         (swapped, "the trainer comes first"),
-        (runner_alone, "a handler with one required parameter gets the event"),
         (
             mmengine,
-            "the signature is that of MMEngine; here batch_idx and metrics are the event's, batch and outputs the trainer's",
+            "the signature is that of MMEngine; here batch_idx and metrics are the event's, batch and",
         ),
         (mmengine_saving, "the signature is that of MMEngine; here the checkpoint is trainer.checkpoint"),
         (trainer_alone, "a handler with one required parameter gets the event"),
@@ -138,12 +118,9 @@ def test_wrong_handler_is_refused(bus: Bus, fn: Any, message: str) -> None:
         ({"when": "iter > 3"}, "when must be a function of the event, got 'iter > 3'"),
         (
             {"when": nothing},
-            r"when must take only \(event\), got <function nothing .* with the signature \(\).*: too many",
+            r"when must take only \(event\), got <function nothing .* with the signature \(\)",
         ),
-        (
-            {"when": with_trainer},
-            r"when must take only \(event\), .* missing a required argument: 'event'",
-        ),
+        ({"when": with_trainer}, r"when must take only \(event\), .* missing a required argument: 'event'"),
         (
             {"when": later},
             "when must be a plain function of the event, got the coroutine function <function later",
@@ -184,39 +161,39 @@ def test_bad_background_option_is_refused(bus: Bus, options: dict[str, Any], mes
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("option", "value"),
     [
-        {"queue": 8},
-        {"overflow": "block"},
-        {"on_error": "log"},
-        {"stall_timeout": 1.0},
-        {"batch": True},
-        {"on_close": print},
-        {"on_flush": print},
+        ("queue", 8), ("overflow", "block"), ("on_error", "log"), ("stall_timeout", 1.0), ("batch", True),
+        ("on_close", print), ("on_flush", print),
     ],
-)
-def test_background_option_of_a_sync_handler_is_refused(bus: Bus, options: dict[str, Any]) -> None:
+)  # fmt: skip
+def test_background_option_of_a_sync_handler_is_refused(bus: Bus, option: str, value: Any) -> None:
     """An option that would do nothing is an error that says how to make it do something."""
-    message = (
-        f"sync is a sync handler, called at once and never queued; {next(iter(options))} would have no effect"
-    )
+    options = {option: value}
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"sync is a sync handler, .* {option} would have no effect"):
         bus.subscribe(sync, "after_train_iter", **options)
 
 
-def test_subscribing_to_nothing_is_refused(bus: Bus) -> None:
-    """No event named is a mistake, not a wildcard."""
-    with pytest.raises(TypeError, match="sync subscribes to no event: name at least one, or '\\*' for all"):
-        bus.on()(sync)
-
-
-def test_bare_decorator_is_refused(bus: Bus) -> None:
-    """`@bus.on` without an event says what to write."""
+def test_other_mistakes_of_a_registration_are_refused(bus: Bus) -> None:
+    """Each error says what to write instead, and a refused subscription leaves nothing behind."""
     bare: Any = bus.on
 
+    with pytest.raises(TypeError, match="sync subscribes to no event: name at least one, or '\\*' for all"):
+        bus.on()(sync)
     with pytest.raises(TypeError, match=r'write @bus.on\("after_train_iter"\), not @bus.on'):
         bare(sync)
+    with pytest.raises(ValueError, match="unknown event 'nope'"):
+        bus.subscribe(sync, "after_train_iter", "*", "nope")
+    with pytest.raises(ValueError, match="sync is not subscribed to this bus"):
+        bus.off(sync)
+    with pytest.raises(TypeError, match=r"later is a coroutine function: use bus\.subscribe"):
+        bus.signal("after_train_iter").connect(later)
+    assert bus.stats() == []
+    assert not bus.wants(AfterTrainIter)
+    bus.close()
+    with pytest.raises(RuntimeError, match="cannot subscribe later: the bus is closed"):
+        bus.subscribe(later, "after_train_iter")
 
 
 def test_name_that_is_taken_is_refused(bus: Bus) -> None:
@@ -225,35 +202,6 @@ def test_name_that_is_taken_is_refused(bus: Bus) -> None:
 
     with pytest.raises(ValueError, match="already has a subscription named 'logger'"):
         bus.subscribe(later, "after_val", name="logger")
-
-
-def test_refused_subscription_leaves_nothing_behind(bus: Bus) -> None:
-    """A failed registration subscribes to none of its events."""
-    with pytest.raises(ValueError, match="unknown event 'nope'"):
-        bus.subscribe(sync, "after_train_iter", "nope")
-
-    assert bus.stats() == []
-    assert not bus.wants(AfterTrainIter)
-
-
-def test_removing_a_stranger_is_refused(bus: Bus) -> None:
-    """`off` of a function that is not subscribed is a mistake, named."""
-    with pytest.raises(ValueError, match="sync is not subscribed to this bus"):
-        bus.off(sync)
-
-
-def test_coroutine_function_cannot_be_connected_to_a_signal(bus: Bus) -> None:
-    """blinker's `connect` would call it and throw the coroutine away."""
-    with pytest.raises(TypeError, match=r"later is a coroutine function: use bus\.subscribe"):
-        bus.signal("after_train_iter").connect(later)
-
-
-def test_background_subscriber_of_a_closed_bus_is_refused(bus: Bus) -> None:
-    """Nobody would deliver to it."""
-    bus.close()
-
-    with pytest.raises(RuntimeError, match="cannot subscribe later: the bus is closed"):
-        bus.subscribe(later, "after_train_iter")
 
 
 @pytest.mark.parametrize(
@@ -280,52 +228,31 @@ class Service:
 
 
 @pytest.mark.parametrize(
-    ("fn", "name"),
+    ("fn", "options", "name", "runs_on"),
     [
-        (sync, "sync"),
-        (functools.partial(sync), "sync"),
-        (Service().method, "Service.method"),
-        (Service(), "Service"),
-        ([].append, "list.append"),
+        (sync, {}, "sync", "sync"),
+        (sync, {"offload": "thread"}, "sync", "thread"),
+        (later, {}, "later", "loop"),
+        (functools.partial(sync), {}, "sync", "sync"),
+        (functools.partial(later), {}, "later", "loop"),
+        (Service().method, {}, "Service.method", "sync"),
+        (Service(), {}, "Service", "loop"),
+        ([].append, {}, "list.append", "sync"),
     ],
 )
-def test_subscription_is_named_after_its_function(bus: Bus, fn: Callable[..., Any], name: str) -> None:
-    """Reports call a handler what its author called it."""
-    assert bus.subscribe(fn, "after_train_iter").name == name
-
-
-def test_lambda_is_named_after_its_place(bus: Bus) -> None:
-    """A lambda has no name but a file and a line."""
-    name = bus.subscribe(lambda event: None, "after_train_iter").name
-
-    assert name.startswith("test_lambda_is_named_after_its_place.<locals>.") or "<lambda>" in name
-    assert "(test_registration.py:" in name
-
-
-def test_same_function_twice_gets_two_names(bus: Bus) -> None:
-    """Two subscriptions of one function are told apart in reports, and both run."""
-    names = [bus.subscribe(sync, "after_train_iter").name for _ in range(3)]
-
-    assert names == ["sync", "sync #2", "sync #3"]
-
-
-def test_decorator_returns_the_function_unchanged(bus: Bus) -> None:
-    """`on` subscribes and gives the function back."""
-    assert bus.on("after_train_iter")(sync) is sync
-
-
-@pytest.mark.parametrize(
-    ("fn", "options", "runs_on"),
-    [
-        (sync, {}, "sync"),
-        (sync, {"offload": "thread"}, "thread"),
-        (later, {}, "loop"),
-        (functools.partial(later), {}, "loop"),
-        (Service(), {}, "loop"),
-    ],
-)
-def test_where_a_handler_runs_follows_from_what_it_is(
-    bus: Bus, fn: Callable[..., Any], options: dict[str, Any], runs_on: str
+def test_a_function_decides_the_name_and_where_it_runs(
+    bus: Bus, fn: Callable[..., Any], options: dict[str, Any], name: str, runs_on: str
 ) -> None:
     """Plain functions are sync, coroutine functions belong to the loop, `offload` sends off."""
-    assert bus.subscribe(fn, "after_train_iter", **options).stats.runs_on == runs_on
+    subscription = bus.subscribe(fn, "after_train_iter", **options)
+
+    assert (subscription.name, subscription.stats.runs_on) == (name, runs_on)
+
+
+def test_names_tell_subscriptions_apart(bus: Bus) -> None:
+    """A lambda has a file and a line; the second subscription of a function, which `on` returns unchanged, a number."""
+    names = [bus.subscribe(sync, "after_train_iter").name for _ in range(3)]
+
+    assert bus.on("after_val", name="other")(sync) is sync
+    assert names == ["sync", "sync #2", "sync #3"]
+    assert "(test_registration.py:" in bus.subscribe(lambda event: None, "after_train_iter").name

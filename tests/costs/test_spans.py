@@ -76,16 +76,6 @@ def test_every_handler_of_every_event_leaves_a_span(bus: Bus, recorder: SpanReco
     assert all(one.began + one.seconds <= other.began for one, other in pairwise(events))
 
 
-def test_an_event_without_an_iteration(bus: Bus, recorder: SpanRecorder) -> None:
-    """Has spans all the same."""
-    bus.subscribe(nothing, TeaPoured)
-
-    with bus.record(recorder):
-        bus.emit(TeaPoured())
-
-    assert [(s.kind, s.iter) for s in recorder.spans] == [("handler", None), ("event", None)]
-
-
 def test_what_is_emitted_in_a_handler_lies_within_it(bus: Bus, recorder: SpanRecorder) -> None:
     """Spans are nested as the calls were."""
     bus.subscribe(lambda event: bus.emit(TeaPoured()), "after_train_iter", name="outer")
@@ -147,7 +137,7 @@ def test_other_threads_have_tracks_of_their_own(bus: Bus, recorder: SpanRecorder
     assert [s.track == here for s in of(recorder, "handler")] == [True, False]
 
 
-def test_who_subscribes_meanwhile_is_recorded(bus: Bus, recorder: SpanRecorder) -> None:
+def test_a_subscriber_added_meanwhile_is_recorded(bus: Bus, recorder: SpanRecorder) -> None:
     """Of an event that had no signal yet, too."""
     with bus.record(recorder) as recording:
         bus.subscribe(nothing, TeaPoured, name="sync")
@@ -221,38 +211,24 @@ def test_afterwards_nothing_is_left_of_it(bus: Bus, recorder: SpanRecorder) -> N
     assert gone() is None
 
 
-def test_one_recorder_at_a_time(bus: Bus, recorder: SpanRecorder) -> None:
-    """A second one is refused, until the first is stopped."""
-    with bus.record(recorder), pytest.raises(RuntimeError, match="another recorder is on this bus: stop its"):
-        bus.record(SpanRecorder())
-
-    with bus.record(SpanRecorder()):
-        pass
-
-
 def test_stopping_again_does_nothing(bus: Bus, recorder: SpanRecorder) -> None:
-    """Neither for the recorder that is on the bus by then."""
+    """Not even to the recorder that is on the bus by then, which has to be stopped before another one. Without background
+    subscribers a recording is finished at once."""
+    told: list[str] = []
     first = bus.record(recorder)
-    first.stop()
+    first.stop(lambda: told.append("finished"))
+    assert told == ["finished"]
+    assert first.wait(0.0)
     bus.subscribe(nothing, TeaPoured)
     second = SpanRecorder()
     with bus.record(second):
+        with pytest.raises(RuntimeError, match="another recorder is on this bus: stop its"):
+            bus.record(recorder)
         first.stop()
         first.finish()
         bus.emit(TeaPoured())
 
-    assert [s.kind for s in second.spans] == ["handler", "event"]
-
-
-def test_without_a_background_it_is_finished_at_once(bus: Bus, recorder: SpanRecorder) -> None:
-    """There is nobody to wait for."""
-    told: list[str] = []
-    recording = bus.record(recorder)
-
-    recording.stop(lambda: told.append("finished"))
-
-    assert told == ["finished"]
-    assert recording.wait(0.0)
+    assert [(s.kind, s.iter) for s in second.spans] == [("handler", None), ("event", None)]
 
 
 def test_a_closed_bus_can_be_recorded(recorder: SpanRecorder) -> None:
@@ -276,8 +252,13 @@ def test_a_closed_bus_can_be_recorded(recorder: SpanRecorder) -> None:
 def test_a_delivery_leaves_a_span_on_its_subscribers_track(
     bus: Bus, recorder: SpanRecorder, offload: Any
 ) -> None:
-    """With the event and its iteration, although it comes when the recording is stopped already."""
-    bus.subscribe(nothing if offload else nothing_later, "after_train_iter", offload=offload, name="writer")
+    """With the event and its iteration, although it fails, or comes when the recording is stopped already."""
+
+    def fails(event: AfterTrainIter) -> None:
+        raise KeyError("on purpose")
+
+    fn = fails if offload else nothing_later
+    bus.subscribe(fn, "after_train_iter", offload=offload, name="writer", on_error="log")
 
     with bus.record(recorder) as recording:
         emit(bus, 5)
@@ -291,9 +272,8 @@ def test_a_delivery_leaves_a_span_on_its_subscribers_track(
     assert all(one.began + one.seconds <= other.began for one, other in pairwise(deliveries))
 
 
-def test_a_batch_is_one_span(bus: Bus, recorder: SpanRecorder) -> None:
+def test_a_batch_is_one_span(bus: Bus, recorder: SpanRecorder, held: Held) -> None:
     """That says how many events it is, and of which type if there is one."""
-    held = Held()
     bus.subscribe(held, "*", offload="thread", batch=True, name="batches")
     with bus.record(recorder) as recording:
         emit(bus, 1)
@@ -307,21 +287,6 @@ def test_a_batch_is_one_span(bus: Bus, recorder: SpanRecorder) -> None:
     assert [(s.name, s.iter, s.event, s.number) for s in of(recorder, "delivery")] == [
         ("1 × after_train_iter", 0, "after_train_iter", 1), ("4 × events", 3, "", 4),
     ]  # fmt: skip
-
-
-def test_a_delivery_that_failed_leaves_a_span(bus: Bus, recorder: SpanRecorder) -> None:
-    """As one that did not."""
-
-    def fails(event: Event) -> None:
-        raise KeyError("on purpose")
-
-    bus.subscribe(fails, "after_train_iter", offload="thread", on_error="log")
-
-    with bus.record(recorder) as recording:
-        emit(bus, 2)
-    assert recording.wait(DEADLINE)
-
-    assert [s.iter for s in of(recorder, "delivery")] == [0, 1]
 
 
 def test_a_delivery_that_hangs_is_there_up_to_the_end(bus: Bus, recorder: SpanRecorder, held: Held) -> None:
@@ -342,34 +307,26 @@ def test_a_delivery_that_hangs_is_there_up_to_the_end(bus: Bus, recorder: SpanRe
     assert len(of(recorder, "delivery")) == 1
 
 
-def test_who_lags_behind_is_recorded_for_a_while(
-    bus: Bus, recorder: SpanRecorder, held: Held, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", ["time", "another"])
+def test_a_subscriber_that_lags_behind_is_recorded_for_a_while(
+    bus: Bus, recorder: SpanRecorder, held: Held, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """Then it is finished, and whoever wanted to know is told, once."""
-    monkeypatch.setattr("eventloop.bus.recording.LINGER_SECONDS", LINGER_SECONDS / 100)
+    """Then the recording is finished, as by the begin of another one, and its callback called, once."""
+    if end == "time":
+        monkeypatch.setattr("eventloop.bus.recording.LINGER_SECONDS", LINGER_SECONDS / 100)
     bus.subscribe(held, "after_train_iter", offload="thread")
     told: list[int] = []
     recording = bus.record(recorder)
     emit(bus, 1)
+    assert held.entered.wait(DEADLINE)
 
     recording.stop(lambda: told.append(len(recorder.spans)))
+    if end == "another":
+        bus.record(SpanRecorder()).stop()
 
     until(lambda: told)
     recording.finish()
     assert told == [2]  # the event, and the delivery under way
-
-
-def test_the_next_recording_ends_one_that_lingers(bus: Bus, recorder: SpanRecorder, held: Held) -> None:
-    """What it has got is what it has."""
-    bus.subscribe(held, "after_train_iter", offload="thread")
-    told: list[str] = []
-    first = bus.record(recorder)
-    emit(bus, 1)
-    first.stop(lambda: told.append("first"))
-    assert told == []
-
-    with bus.record(SpanRecorder()):
-        assert told == ["first"]
 
 
 def test_depths_of_the_queues_are_taken(bus: Bus, recorder: SpanRecorder, held: Held) -> None:
@@ -418,7 +375,7 @@ def test_deliveries_in_another_process_are_recorded_there(
 
 
 def test_a_recorder_is_bounded(bus: Bus) -> None:
-    """What is beyond the limit is counted."""
+    """What is beyond the limit is counted; a limit that is no positive int is refused."""
     recorder = SpanRecorder(limit=5)
     bus.subscribe(nothing, TeaPoured)
 
@@ -428,17 +385,7 @@ def test_a_recorder_is_bounded(bus: Bus) -> None:
 
     assert len(recorder.spans) == 5
     assert recorder.lost == 3
-
-
-@pytest.mark.parametrize(
-    ("limit", "error", "message"),
-    [
-        (0, ValueError, "limit must be at least 1 span, got 0"),
-        (True, TypeError, "limit must be a number of spans, got True"),
-        (1.5, TypeError, r"limit must be a number of spans, got 1\.5"),
-    ],
-)
-def test_bad_limits_are_refused(limit: Any, error: type[Exception], message: str) -> None:
-    """Where they are written."""
-    with pytest.raises(error, match=message):
-        SpanRecorder(limit)
+    with pytest.raises(ValueError, match="limit must be at least 1 span, got 0"):
+        SpanRecorder(0)
+    with pytest.raises(TypeError, match="limit must be a number of spans, got True"):
+        SpanRecorder(True)

@@ -14,7 +14,6 @@ import pytest
 from eventloop.events import (
     AfterTrainIter,
     AfterVal,
-    AfterValEpoch,
     BeforeRun,
     CheckpointFailed,
     Event,
@@ -22,7 +21,7 @@ from eventloop.events import (
     ImageLogged,
     RunInfo,
     ScalarsLogged,
-)
+)  # fmt: skip
 from eventloop.events.codec import Frames
 
 
@@ -68,10 +67,13 @@ def through(*events: Event) -> list[Event | Exception]:
         Typed(pair=(1, "a"), names={"b", "c"}, nested={"d": [1.0, 2.0]}, when=datetime(2026, 1, 2, tzinfo=UTC)),
         Tree(branches=[Tree(), Tree(branches=[Tree()])]),
         Anything(value={"a": [1, None, "b"]}),
+        AfterVal(metrics={"accuracy": None}),  # type: ignore[dict-item]  # no value is checked when an event is built
+        AfterVal(metrics={"accuracy": "high"}),  # type: ignore[dict-item]
+        ImageLogged(step=[1.0], shape=(1, 2, 3)),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_event_comes_back_equal(event: Event) -> None:
-    """Whatever its fields declare."""
+    """Whatever its fields declare, and hold."""
     assert through(event) == [event]
 
 
@@ -81,21 +83,6 @@ def test_nan_comes_back() -> None:
 
     assert isinstance(event, ScalarsLogged)
     assert math.isnan(event.scalars["loss"])
-
-
-def test_types_may_mix() -> None:
-    """Each frame knows its type."""
-    events = [AfterTrainIter(iter=1), AfterValEpoch(metrics={"a": 1.0}), AfterTrainIter(iter=2)]
-
-    assert through(*events) == events
-
-
-@pytest.mark.parametrize("value", [None, True, "high", [1.0]])
-def test_value_that_its_field_does_not_allow_comes_back_all_the_same(value: Any) -> None:
-    """Nobody checks the values of an event when it is built, so none is lost for them here."""
-    events = [AfterVal(metrics={"accuracy": value}), ImageLogged(step=value, shape=(1, 2, 3))]
-
-    assert through(*events) == events
 
 
 @pytest.mark.parametrize(
@@ -124,28 +111,17 @@ def test_event_kept_elsewhere_comes_in_its_place() -> None:
     assert list(frames.decode(data, [kept])) == [BeforeRun(), kept, AfterVal()]
 
 
+SURROGATES = [
+    CheckpointFailed(error="\ud800"), ScalarsLogged(scalars={"\udcff": 1.0}), Anything(value=["\udcff", (1,)]),
+]  # fmt: skip
+
+
 def test_event_with_a_lone_surrogate_is_pickled() -> None:
     """Between others, it comes back equal."""
     frames = Frames()
-    odd = [
-        CheckpointFailed(error="\ud800"),
-        ScalarsLogged(scalars={"\udcff": 1.0}),
-        Anything(value=["\udcff", (1,)]),
-    ]
-    data = frames.encode(BeforeRun()) + b"".join(map(frames.pickled, odd)) + frames.encode(AfterVal())
+    data = frames.encode(BeforeRun()) + b"".join(map(frames.pickled, SURROGATES)) + frames.encode(AfterVal())
 
-    assert list(frames.decode(data, [])) == [BeforeRun(), *odd, AfterVal()]
-
-
-def test_damaged_pickle_is_an_error_in_its_place() -> None:
-    """The others are read."""
-    frames = Frames()
-    good, odd = frames.encode(AfterVal()), frames.pickled(CheckpointFailed(error="\ud800"))
-
-    first, bad, last = frames.decode(good + odd[:8] + b"\x00" * (len(odd) - 8) + good, [])
-
-    assert (first, last) == (AfterVal(), AfterVal())
-    assert isinstance(bad, pickle.UnpicklingError)
+    assert list(frames.decode(data, [])) == [BeforeRun(), *SURROGATES, AfterVal()]
 
 
 def test_what_is_not_plain_is_not_pickled() -> None:
@@ -154,12 +130,15 @@ def test_what_is_not_plain_is_not_pickled() -> None:
         Frames().pickled(Anything(value=["\ud800", np.zeros(2)]))
 
 
-def test_damaged_event_is_an_error_in_its_place() -> None:
+@pytest.mark.parametrize("pickled", [False, True])
+def test_damaged_event_is_an_error_in_its_place(pickled: bool) -> None:
     """The others are read."""
     frames = Frames()
     good = frames.encode(AfterTrainIter(iter=1))
-    bad = good[:8] + b"\xc1" * (len(good) - 8)
+    odd = frames.pickled(SURROGATES[0]) if pickled else good
+    bad = odd[:8] + (b"\x00" if pickled else b"\xc1") * (len(odd) - 8)
 
-    found = list(frames.decode(good + bad + good, ()))
+    first, found, last = frames.decode(good + bad + good, ())
 
-    assert [isinstance(event, Exception) for event in found] == [False, True, False]
+    assert first == last == AfterTrainIter(iter=1)
+    assert isinstance(found, pickle.UnpicklingError if pickled else msgspec.MsgspecError)

@@ -141,7 +141,7 @@ def main_class() -> type:
     return type("Mine", (), {"__module__": "__main__"})
 
 
-@pytest.mark.slow
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("make", "why"),
     [
@@ -168,17 +168,6 @@ def test_an_event_that_cannot_be_sent_disables_nobody(
     assert account(far.stats) == (3, 3, 0, 0)
     (record,) = caplog.records
     assert re.match(f"far: meal_served cannot be encoded for its field dish, {why}", record.getMessage())
-
-
-@pytest.mark.slow
-def test_an_event_of_an_unknown_type_arrives(bus: Bus, start: Start, lines: Lines) -> None:
-    """One whose annotation is found nowhere is pickled."""
-    far = start(handlers.note_anything, handlers.NowhereTyped)
-    bus.emit(handlers.NowhereTyped(value=3))
-    bus.flush(DEADLINE)
-
-    assert lines() == ["NowhereTyped NowhereTyped(value=3)"]
-    assert account(far.stats) == (1, 0, 0, 0)
 
 
 @pytest.mark.slow

@@ -122,26 +122,18 @@ def test_another_eventloop_on_the_path_is_not_taken(
 
 
 def test_home_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change of directory changes nothing of it; what no import looks at is left out."""
-    monkeypatch.chdir(tmp_path)
+    """A change of directory changes nothing of it; what no import looks at is left out. If the directory is removed, a
+    process starts where this one is, and looks where there is something."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", ["", "here", Path("a path"), "/there"])
 
     home = Home.here()
     monkeypatch.chdir("/")
-
-    assert home.cwd == str(tmp_path)
-    assert home == ([str(tmp_path), str(tmp_path / "here"), "/there"], str(tmp_path))
-
-
-def test_home_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process starts where this one is, then, and looks where there is something."""
-    folder = tmp_path / "gone"
-    folder.mkdir()
+    assert tuple(home) == ([str(folder), str(folder / "here"), "/there"], str(folder))
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", ["", "here", "/there"])
-    before = Home.here()
     folder.rmdir()
 
-    assert before.cwd is None
+    assert home.cwd is None
     assert Home.here() == (["/there"], None)
-    assert Home.here().cwd is None

@@ -8,13 +8,10 @@ import sys
 import threading
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eventloop.events import AfterTrainIter, Event
 from eventloop.events.encoding_errors import BadEvent, Unencodable
-
-if TYPE_CHECKING:
-    from nowhere import Nothing  # type: ignore[import-not-found]
 
 
 class MealServed(Event):
@@ -22,12 +19,6 @@ class MealServed(Event):
 
     dish: str
     place: Path = Path()
-
-
-class NowhereTyped(Event):
-    """A user's event with a type that nobody can find at run time."""
-
-    value: Nothing | None = None
 
 
 def log(line: object) -> None:
@@ -59,8 +50,9 @@ def note_even(events: AfterTrainIter | list[AfterTrainIter]) -> None:
         raise Unencodable(bad, of=len(several))
 
 
-def note_pid(event: Event) -> None:
-    log(f"{os.getpid()} {os.getppid()} {os.nice(0)}")
+def note_process(event: Event) -> None:
+    modules = [name for name in ("torch", "numpy", "__mp_main__") if name in sys.modules]
+    log(" ".join(map(str, (os.getpid(), os.getppid(), os.nice(0), *modules))))
 
 
 def note_lunch(event: MealServed) -> None:
@@ -69,10 +61,6 @@ def note_lunch(event: MealServed) -> None:
 
 def note_anything(event: Event) -> None:
     log(f"{type(event).__name__} {event}")
-
-
-def note_modules(event: Event) -> None:
-    log(" ".join(name for name in ("torch", "numpy", "__mp_main__") if name in sys.modules))
 
 
 def note_stdin(event: Event) -> None:
@@ -103,10 +91,6 @@ def fail_over_a_path(event: AfterTrainIter) -> None:
     raise Stubborn(os.fsdecode(b"no caf\xe9"), "never")
 
 
-def fail_stubbornly(event: AfterTrainIter) -> None:
-    raise Stubborn("no", "never")
-
-
 def leave(event: AfterTrainIter) -> None:
     sys.exit("goodbye")
 
@@ -126,10 +110,6 @@ def die_at_two(event: AfterTrainIter) -> None:
     log(event.iter)
     if event.iter == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def exit_at_once(event: AfterTrainIter) -> None:
-    os._exit(7)
 
 
 def flushed() -> None:
@@ -156,13 +136,6 @@ class Refuses:
 
 def no_such() -> None:
     raise Chosen("cannot be made in a worker")
-
-
-class DiesWhenMade(Refuses):
-    """Kills the process it is made in."""
-
-    def __reduce__(self) -> Any:
-        return os._exit, (9,)
 
 
 class DiesWhenTold(Refuses):

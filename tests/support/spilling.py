@@ -1,8 +1,9 @@
-"""What the tests of spilling share."""
+"""What the tests of background subscribers share."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from tests.conftest import DEADLINE, Held
 SIZE = len(Frames().encode(AfterTrainIter(iter=1)))
 """Bytes of an event of `emit` in a file, as long as its number is small."""
 
+PROMPT = DEADLINE / 2
+"""Seconds that a call takes only if it waits for a subscriber that hangs."""
+
 in_both_kinds = pytest.mark.parametrize("kind", ["loop", "thread"])
 
 
@@ -29,6 +33,21 @@ class Anything(Event):
 def emit(bus: Bus, times: int, start: int = 0) -> None:
     for i in range(start, start + times):
         bus.emit(AfterTrainIter(iter=i))
+
+
+def iters(events: list[Any]) -> list[int]:
+    """Return which iterations these events are of."""
+    return [event.iter for event in events]
+
+
+def subscribe(bus: Bus, kind: str, fn: Callable[[Any], object], *events: Any, **options: Any) -> Subscription:
+    """Subscribe a plain function as a task or on a thread, to after_train_iter if no event is named."""
+
+    async def task(event: Any) -> None:
+        fn(event)
+
+    offload, handler = ("thread", fn) if kind == "thread" else (None, task)
+    return bus.subscribe(handler, *(events or ["after_train_iter"]), offload=offload, **options)
 
 
 def hold(bus: Bus, held: Held, kind: str = "thread", **options: Any) -> Subscription:

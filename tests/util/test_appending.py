@@ -48,17 +48,6 @@ def test_a_line_that_another_program_goes_on_with_is_not_torn(path: Path, descri
     assert path.read_bytes() == b"one\ntwo\nthree\n"
 
 
-def test_a_file_that_becomes_shorter_is_looked_at_again(path: Path, descriptor: int) -> None:
-    """Nothing is cut at a place that was reckoned from what is there no more."""
-
-    def is_torn(line: bytes) -> bool:
-        path.write_bytes(b"one\n")
-        return True
-
-    assert cut_torn_line(descriptor, is_torn) == b""
-    assert path.read_bytes() == b"one\n"
-
-
 def test_a_file_that_may_only_grow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its torn line is ended, so that the next one stands alone."""
     path.write_bytes(b"one\ntw")

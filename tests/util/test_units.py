@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from eventloop.util.formatting import (
     share,
     sparkline,
     three_digits,
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -31,45 +32,29 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_numbers() -> None:
     """Three digits; counts as they are; ratios and shares of nothing are a dash."""
-    assert [three_digits(n) for n in (0.1234, 1.234, 12.34, 1234.5, 9.996)] == [
-        "0.123",
-        "1.23",
-        "12.3",
-        "1,234",
-        "10.0",
-    ]
+    digits = [three_digits(n) for n in (0.1234, 1.234, 12.34, 1234.5, 9.996)]
+    assert digits == ["0.123", "1.23", "12.3", "1,234", "10.0"]
     assert (count_or_time(12345), count_or_time(2.0)) == ("12,345", "2.00")
     assert (ratio(3, 2), ratio(3, 0), share(1, 8), share(1, 0)) == ("1.50×", "-", "12.5 %", "-")
 
 
-def test_sparklines() -> None:
-    """The lowest block for the least value; more values than characters are averaged; what is not finite is a cross."""
-    assert sparkline([1, 2, 3, 8]) == "▁▂▃█"
-    assert sparkline([5, 5]) == "▄▄"
-    assert sparkline([1, math.nan, 2]) == "▁×█"
-    assert sparkline([math.nan]) == "×"
-    assert sparkline([]) == ""
-    assert sparkline([0.0, 0.0, 8.0, 8.0], width=2) == "▁█"
-    assert sparkline([1, 2], blocks="_#") == "_#"
-
-
-def test_a_sparkline_of_a_constant_is_flat() -> None:
-    """Means of equal values, rounded, may be beside them, and by different amounts where the pieces are of different length."""
-    assert sparkline([0.1] * 185) == "▄" * 32
-
-
-def test_sparklines_of_the_greatest_floats() -> None:
-    """Neither their sum nor their difference is a number."""
-    assert sparkline([-1e308, 1e308]) == "▁█"
-    assert sparkline([1.7e308] * 4, width=2) == "▄▄"
-    assert sparkline([1e308, 1e308, -1e308, -1e308], width=2) == "█▁"
-    assert sparkline([1.7e308, 1.7e308, 1.0], from_zero=True) == "██▁"
-    assert sparkline([1e-300, 1e-300, 1e308], from_zero=True) == "▃▃█"
-
-
-def test_a_slow_start_does_not_flatten_the_others() -> None:
-    """From zero the highest block is for four times the median at most."""
-    assert sparkline([100, 4, 2, 4, 4], from_zero=True) == "█▃▂▃▃"
+@pytest.mark.parametrize(
+    ("values", "options", "line"),
+    [
+        ([1, 2, 3, 8], {}, "▁▂▃█"), ([5, 5], {}, "▄▄"), ([], {}, ""), ([1, 2], {"blocks": "_#"}, "_#"),
+        ([0.0, 0.0, 8.0, 8.0], {"width": 2}, "▁█"),  # averages
+        ([1, math.nan, 2], {}, "▁×█"), ([math.nan], {}, "×"),
+        ([0.1] * 185, {}, "▄" * 32),  # whose means are rounded by different amounts
+        ([-1e308, 1e308], {}, "▁█"), ([1.7e308] * 4, {"width": 2}, "▄▄"),  # neither sum nor difference is a number
+        ([1e308, 1e308, -1e308, -1e308], {"width": 2}, "█▁"),
+        ([1.7e308, 1.7e308, 1.0], {"from_zero": True}, "██▁"),
+        ([1e-300, 1e-300, 1e308], {"from_zero": True}, "▃▃█"),
+        ([100, 4, 2, 4, 4], {"from_zero": True}, "█▃▂▃▃"),  # the highest is four times the median at most
+    ],
+)  # fmt: skip
+def test_sparklines(values: list[float], options: dict[str, Any], line: str) -> None:
+    """The lowest block is the least value, or zero; what is not finite is a cross."""
+    assert sparkline(values, **options) == line
 
 
 def test_texts_on_a_line() -> None:

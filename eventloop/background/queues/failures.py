@@ -37,7 +37,7 @@ class FailingQueue(SubscriberQueue):
         disable, failures = self.options.on_error == "disable", self.failed
         if disable or failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
             self._tell(error, failures, disable=disable)
-        self._report(self, error, item, took)  # first: who waits for the lane to end finds the report
+        self._report(self, error, item, took)  # first: a thread that waits for the end finds the report
         if disable:
             self.give_up("error")
 

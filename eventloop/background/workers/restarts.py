@@ -131,7 +131,7 @@ class SupervisedLane(Lane):
         if self._close_sent and not self._flights.waiting:
             self._complain_of_death(how, "on_close")
             self._finished = True
-        elif self.ended_by:  # nobody waits for the rest
+        elif self.ended_by:  # the rest is not wanted
             self._drop_flights()
             self._finished = True
         elif self._died_too_often():
@@ -182,7 +182,7 @@ class SupervisedLane(Lane):
         """End the subscriber for an error, whatever `on_error` says."""
         self.last_error = error_text(error)
         logger.error("background subscriber %s failed and is disabled", self.name, exc_info=error)
-        self._drop_flights()  # first: who waits for the lane to end finds them counted
+        self._drop_flights()  # first: a thread that waits for the end finds them counted
         self._report(self, error, item, 0.0)
         self.give_up("error")
         self._finished = True

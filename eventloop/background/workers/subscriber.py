@@ -279,7 +279,7 @@ class ProcessLane(SupervisedLane):
         if self.options.on_error == "disable" and not bad_events(
             error, len(flight)
         ):  # the worker has stopped, too
-            self._drop_flights()  # first: who waits for the lane to end finds them counted
+            self._drop_flights()  # first: a thread that waits for the end finds them counted
         self._failure(error, self._item_of(flight), seconds)
         self._moved()
 

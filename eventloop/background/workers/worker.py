@@ -57,7 +57,7 @@ def main() -> None:
     os.close(nothing)
     with suppress(AttributeError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a kill takes no line with it
-    with suppress(BrokenPipeError):  # nobody is left to answer to
+    with suppress(BrokenPipeError):  # the program has ended
         Worker(commands, answers, program).run()
 
 

@@ -1,0 +1,13 @@
+"""Make the thread that wakes background subscribers look more often."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventloop.background import background
+
+
+@pytest.fixture(autouse=True)
+def prompt_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wake subscribers after 10 ms in place of 200 ms, for tests that emit and wait for the delivery."""
+    monkeypatch.setattr(background, "POLL_SECONDS", 0.01)
