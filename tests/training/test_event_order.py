@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.support.trainers import MakeTrainer, batches, collect, names, record
 
 
 def val_rows(iteration: int, epoch: int) -> list[tuple[str, int, int]]:
     """A validation of one batch."""
-    order = (
-        "before_val",
-        "before_val_epoch",
-        "before_val_iter",
-        "after_val_iter",
-        "after_val_epoch",
-        "after_val",
-    )
-    return [(name, iteration, epoch) for name in order]
+    inner = ("before_val_epoch", "before_val_iter", "after_val_iter", "after_val_epoch")
+    return [(name, iteration, epoch) for name in ("before_val", *inner, "after_val")]
 
 
 def test_epoch_based_training_with_validation(make_trainer: MakeTrainer) -> None:
@@ -84,30 +79,20 @@ def test_iteration_based_validation_lies_between_two_iterations(make_trainer: Ma
     assert rows[-4:-3] == [("after_val", 4, 0)]
 
 
-def test_val_alone(make_trainer: MakeTrainer) -> None:
-    """`val()` is a run of its own with nothing of training in it."""
-    trainer = make_trainer(val_loader=batches(2))
-    rows = record(trainer)
+@pytest.mark.parametrize("mode", ["val", "test"])
+def test_an_evaluation_alone(make_trainer: MakeTrainer, mode: str) -> None:
+    """`val()` and `test()` are runs of their own, each on its loader, with nothing of training in them. The closing
+    events have the metrics that the call returns."""
+    trainer = make_trainer(**{f"{mode}_loader": batches(2)})
+    rows, closing = record(trainer), collect(trainer, f"after_{mode}_epoch", f"after_{mode}")
 
-    trainer.val()
+    metrics = getattr(trainer, mode)()
 
-    inner = ["before_val_iter", "after_val_iter"] * 2
-    assert names(rows) == [
-        "before_run", "before_val", "before_val_epoch", *inner, "after_val_epoch", "after_val", "after_run",
-    ]  # fmt: skip
-
-
-def test_test_alone(make_trainer: MakeTrainer) -> None:
-    """`test()` is a run of its own, on the test loader."""
-    trainer = make_trainer(test_loader=batches(1))
-    rows = record(trainer)
-
-    trainer.test()
-
-    assert names(rows) == [
-        "before_run", "before_test", "before_test_epoch", "before_test_iter", "after_test_iter",
-        "after_test_epoch", "after_test", "after_run",
-    ]  # fmt: skip
+    inner = [f"before_{mode}_iter", f"after_{mode}_iter"] * 2
+    phase = [f"before_{mode}", f"before_{mode}_epoch", *inner, f"after_{mode}_epoch", f"after_{mode}"]
+    assert names(rows) == ["before_run", *phase, "after_run"]
+    assert set(metrics) == {"loss", "accuracy"}
+    assert [event.metrics for event in closing] == [metrics, metrics]
 
 
 def test_one_run_per_call(make_trainer: MakeTrainer) -> None:
@@ -154,29 +139,23 @@ def test_val_called_by_a_handler_leaves_the_step_as_it_was(make_trainer: MakeTra
     assert before[1:] == after[1:] == (None, "train", True)
 
 
-def test_events_carry_the_maxima(make_trainer: MakeTrainer) -> None:
-    """`max_iters` and `max_epochs` are on every event where they are known."""
-    trainer = make_trainer(train_loader=batches(3), max_epochs=2)
+class Unsized:
+    """A loader without a length."""
+
+    def __iter__(self) -> Any:
+        return iter(batches(3))
+
+
+@pytest.mark.parametrize(("loader", "iters"), [(batches(3), 6), (Unsized(), None)], ids=["sized", "unsized"])
+def test_events_carry_the_maxima(make_trainer: MakeTrainer, loader: Any, iters: int | None) -> None:
+    """`max_iters` and `max_epochs` are on every event; a loader without a length leaves `max_iters` unknown."""
+    trainer = make_trainer(train_loader=loader, max_epochs=2)
     seen = collect(trainer, "before_run", "after_train_iter", "after_run")
 
     trainer.train()
 
-    assert {(event.max_iters, event.max_epochs) for event in seen} == {(6, 2)}
-
-
-def test_maxima_of_an_unsized_loader_are_unknown(make_trainer: MakeTrainer) -> None:
-    """A loader without a length leaves `max_iters` unknown, and trains all the same."""
-
-    class Unsized:
-        def __iter__(self) -> Any:
-            return iter(batches(2))
-
-    trainer = make_trainer(train_loader=Unsized(), max_epochs=2)
-    seen = collect(trainer, "after_train_iter")
-
-    trainer.train()
-
-    assert [event.max_iters for event in seen] == [None] * 4
+    assert len(seen) == 8
+    assert {(event.max_iters, event.max_epochs) for event in seen} == {(iters, 2)}
 
 
 def test_batch_idx_counts_within_the_pass(make_trainer: MakeTrainer) -> None:
@@ -244,17 +223,6 @@ def test_closing_events_say_completed(make_trainer: MakeTrainer) -> None:
 
     assert {event.reason for event in seen} == {"completed"}
     assert seen[-1].error is None
-
-
-def test_after_val_carries_the_metrics(make_trainer: MakeTrainer) -> None:
-    """after_val_epoch and after_val have the metrics that `val()` returns."""
-    trainer = make_trainer(val_loader=batches(2))
-    seen = collect(trainer, "after_val_epoch", "after_val")
-
-    metrics = trainer.val()
-
-    assert set(metrics) == {"loss", "accuracy"}
-    assert [event.metrics for event in seen] == [metrics, metrics]
 
 
 def test_evaluation_runs_without_grad_and_in_eval_mode(make_trainer: MakeTrainer) -> None:
