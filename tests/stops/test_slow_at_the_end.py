@@ -13,7 +13,7 @@ from eventloop.background.overtime import Overtime
 from eventloop.events import AfterTrainIter, Event
 from eventloop.writers.writer import Writer
 from tests.support.process_support import until
-from tests.support.signals import Heard, send, send_in
+from tests.support.signals import Heard, send
 from tests.support.trainers import DEADLINE, MakeTrainer
 
 
@@ -92,12 +92,17 @@ def test_after_an_error_too(ending: Ending) -> None:
     assert ending.writer.written == 6
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_a_signal_ends_has_no_time(
-    ending: Ending, default_handlers: None, signum: signal.Signals
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT, SystemExit(3)], ids=repr)
+def test_a_run_that_ends_its_program_has_no_time(
+    ending: Ending, default_handlers: None, ends: signal.Signals | SystemExit
 ) -> None:
-    """Its grace may be over soon: it waits once, and what is left is counted."""
-    send_in(ending.trainer, "after_train_iter", 6, signum)
+    """Its grace may be over soon, after a signal or a SystemExit of a handler: it waits once, and counts what is left."""
+
+    @ending.trainer.bus.on("after_train_iter", start=5)
+    def end(event: Event) -> None:
+        if isinstance(ends, SystemExit):
+            raise ends
+        send(ends)
 
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         ending.trainer.train()
@@ -118,16 +123,3 @@ def test_a_signal_that_comes_while_it_is_waited_for(ending: Ending, heard: Heard
     ending.trainer.val_loader = ending.trainer.train_loader
     ending.trainer.val()
     assert ending.writer.written == 6
-
-
-def test_what_ends_a_program_has_no_time(ending: Ending) -> None:
-    """As a handler of one's own for a scheduler's signal may."""
-
-    @ending.trainer.bus.on("after_train_epoch", start=1)
-    def ends(event: Event) -> None:
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit):
-        ending.trainer.train()
-
-    assert ending.decided == [0.0]

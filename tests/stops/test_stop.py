@@ -38,69 +38,47 @@ def test_stop_ends_at_the_next_boundary(make_trainer: MakeTrainer, unit: dict[st
     assert trainer.stop_reason == "enough"
 
 
-def test_an_epoch_cut_short_is_not_counted(make_trainer: MakeTrainer) -> None:
-    """`epoch` stays where it was when a stop cuts an epoch short, and no validation follows."""
-    trainer = make_trainer(train_loader=batches(3), val_loader=batches(1))
-    stop_at(trainer, "after_train_iter", 2)
-    rows = record(trainer, "before_val")
-
-    trainer.train()
-
-    assert (trainer.iter, trainer.epoch, rows) == (2, 0, [])
-
-
-def test_stop_in_the_last_iteration_of_an_epoch_counts_it(make_trainer: MakeTrainer) -> None:
-    """An epoch whose last iteration asked for the stop was completed, says so, and counts."""
-    trainer = make_trainer(train_loader=batches(3), max_epochs=4)
-    stop_at(trainer, "after_train_iter", 3)
-    seen = collect(trainer, *CLOSING)
-
-    trainer.train()
-
-    assert [event.reason for event in seen] == ["completed", "enough", "enough"]
-    assert (trainer.iter, trainer.epoch) == (3, 1)
-
-
-def test_stop_at_the_end_of_a_pass_is_not_the_end_of_an_iteration_based_run(
-    make_trainer: MakeTrainer,
+@pytest.mark.parametrize(
+    ("unit", "iterations", "reasons", "epoch"),
+    [
+        ({"max_epochs": 4}, 2, ["enough", "enough", "enough"], 0),
+        ({"max_epochs": 4}, 3, ["completed", "enough", "enough"], 1),
+        ({"max_iters": 9}, 3, ["enough", "enough", "enough"], 0),  # the one epoch is the run
+    ],
+    ids=["within an epoch", "in its last iteration", "at the end of a pass"],
+)
+def test_an_epoch_cut_short_is_not_counted(
+    make_trainer: MakeTrainer, unit: dict[str, int], iterations: int, reasons: list[str], epoch: int
 ) -> None:
-    """In a run measured in iterations the one epoch is the run: a stop at the end of a pass cuts it short."""
-    trainer = make_trainer(train_loader=batches(3), max_iters=9)
-    stop_at(trainer, "after_train_iter", 3)
-    seen = collect(trainer, "after_train_epoch")
+    """An epoch counts, and says "completed", if its last iteration asked for the stop; no validation follows."""
+    trainer = make_trainer(train_loader=batches(3), val_loader=batches(1), **unit)
+    stop_at(trainer, "after_train_iter", iterations)
+    rows, seen = record(trainer, "before_val"), collect(trainer, *CLOSING)
 
     trainer.train()
 
-    assert [event.reason for event in seen] == ["enough"]
-    assert (trainer.iter, trainer.epoch) == (3, 0)
+    assert [event.reason for event in seen] == reasons
+    assert (trainer.iter, trainer.epoch, rows) == (iterations, epoch, [])
 
 
-def test_stop_during_a_validation_of_a_training(make_trainer: MakeTrainer) -> None:
-    """A stop within a validation ends it after that batch, without metrics, and the training with it."""
-    trainer = make_trainer(val_loader=batches(4), max_epochs=2)
-    stop_at(trainer, "after_val_iter", 2)
-    seen = collect(trainer, "after_val_iter", "after_val_epoch", "after_val", "after_train", "after_run")
+@pytest.mark.parametrize(
+    ("batch", "reason", "metrics"), [(2, "enough", set()), (3, "completed", {"loss", "accuracy"})]
+)
+def test_stop_during_a_validation(
+    make_trainer: MakeTrainer, batch: int, reason: str, metrics: set[str]
+) -> None:
+    """It ends the validation after that batch, without metrics, and the training with it. A validation that saw every
+    batch is completed and has its metrics."""
+    trainer = make_trainer(val_loader=batches(3), max_epochs=2)
+    stop_at(trainer, "after_val_iter", batch)
+    rows = record(trainer, "after_val_iter")
+    seen = collect(trainer, "after_val_epoch", "after_val", "after_train", "after_run")
 
     trainer.train()
 
-    assert [type(event).__name__ for event in seen] == [
-        "AfterValIter", "AfterValIter", "AfterValEpoch", "AfterVal", "AfterTrain", "AfterRun",
-    ]  # fmt: skip
-    assert [event.reason for event in seen[2:]] == ["enough"] * 4
-    assert seen[2].metrics == {}
-    assert trainer.epoch == 1
-
-
-def test_stop_in_the_last_batch_of_a_validation_keeps_its_metrics(make_trainer: MakeTrainer) -> None:
-    """A validation that saw every batch is completed and has its metrics, stop or no stop."""
-    trainer = make_trainer(val_loader=batches(2))
-    stop_at(trainer, "after_val_iter", 2)
-    seen = collect(trainer, "after_val_epoch", "after_val", "after_run")
-
-    metrics = trainer.val()
-
-    assert set(metrics) == {"loss", "accuracy"}
-    assert [event.reason for event in seen] == ["completed", "completed", "enough"]
+    assert [event.reason for event in seen] == [reason, reason, "enough", "enough"]
+    assert seen[0].metrics.keys() == metrics
+    assert (len(rows), trainer.epoch) == (batch, 1)
 
 
 def test_stop_by_a_handler_of_after_val_epoch(make_trainer: MakeTrainer) -> None:
@@ -126,13 +104,18 @@ def test_stop_before_the_first_epoch(make_trainer: MakeTrainer) -> None:
     assert rows == [("after_train", 0, 0)]
 
 
-def test_the_first_of_two_reasons_wins(make_trainer: MakeTrainer) -> None:
-    """Whoever asks for a stop after somebody else did changes nothing, and is not announced."""
+@pytest.mark.parametrize("first", ["stop", "request_stop"])
+def test_the_first_of_two_reasons_wins(make_trainer: MakeTrainer, first: str) -> None:
+    """Later requests change nothing, and are not announced."""
     trainer = make_trainer()
-    stop_at(trainer, "after_train_iter", 1, "first")
-    stop_at(trainer, "after_train_iter", 1, "second")
-    seen = collect(trainer, "stop_requested", "after_run")
 
+    @trainer.bus.on("after_train_iter", once=True)
+    def several(trainer: Any, event: Any) -> None:
+        getattr(trainer, first)("first")
+        trainer.request_stop("second")
+        trainer.stop("third")
+
+    seen = collect(trainer, "stop_requested", "after_run")
     trainer.train()
 
     assert [event.reason for event in seen] == ["first", "first"]
@@ -149,21 +132,6 @@ def test_request_stop_is_announced_at_the_boundary(make_trainer: MakeTrainer) ->
     trainer.train()
 
     assert rows == [("after_train_iter", 0, 0), ("stop_requested", 1, 0), ("after_train_epoch", 1, 0)]
-
-
-def test_an_earlier_request_wins_over_a_later_stop(make_trainer: MakeTrainer) -> None:
-    """The first reason wins too when it came by `request_stop`."""
-    trainer = make_trainer()
-
-    @trainer.bus.on("after_train_iter", once=True)
-    def both(trainer: Any, event: Any) -> None:
-        trainer.request_stop("first")
-        trainer.request_stop("second")
-        trainer.stop("third")
-
-    trainer.train()
-
-    assert trainer.stop_reason == "first"
 
 
 @pytest.mark.parametrize("method", ["stop", "request_stop"])
@@ -274,20 +242,16 @@ print("went on", flush=True)
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
-    """Start the program above in a process of its own; whatever is left of it at the end is killed."""
+    """Start the program above in a process of its own, which is killed at the end if it is left."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        started.append(
-            Forked(
-                ["-c", INTERRUPTED, *arguments],
-                cwd=tmp_path,
-                env={"PATH": "", "PYTHONPATH": ROOT},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        )
-        return started[-1]
+        process = Forked(
+            ["-c", INTERRUPTED, *arguments], cwd=tmp_path, env={"PATH": "", "PYTHONPATH": ROOT},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(process)
+        return process
 
     yield start
     for process in started:
