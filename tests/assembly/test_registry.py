@@ -72,7 +72,7 @@ def test_mmengines_register_module() -> None:
 
 def test_a_name_that_is_taken_needs_force() -> None:
     """`register_module(force=True)` gives a name of eventloop's own to another class, which configs then build."""
-    with pytest.raises(ValueError, match="'LoggerHook' is already registered"):
+    with pytest.raises(ValueError, match=r"'LoggerHook' is already registered by eventloop\.hooks\.logger"):
         HOOKS.register_module("LoggerHook", module=Named)
     HOOKS.register_module("LoggerHook", force=True, module=Named)
     try:
@@ -129,10 +129,10 @@ def test_build_by_name_or_class() -> None:
 
 
 def test_priority_and_name_are_set_on_the_object() -> None:
-    """A hook's priority and name need not be arguments of its constructor."""
-    hook = build({"type": Named, "priority": "VERY_LOW", "name": "mine"})
+    """They need not be arguments of a hook's constructor, which is given all else, also as `**options`."""
+    hook = build({"type": Anything, "priority": "VERY_LOW", "name": "mine", "colour": "red"})
 
-    assert (hook.priority, hook.name) == ("VERY_LOW", "mine")
+    assert (hook.priority, hook.name, hook.options) == ("VERY_LOW", "mine", {"colour": "red"})
 
 
 def test_the_name_of_a_config_is_the_name_of_its_state(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -144,11 +144,6 @@ def test_the_name_of_a_config_is_the_name_of_its_state(make_trainer: MakeTrainer
     trainer = make_trainer(hooks=configs)
 
     assert {"often", "seldom"} <= {hook.name for hook in trainer.hooks}
-
-
-def test_a_class_that_takes_anything() -> None:
-    """A constructor with **options is given what the config has."""
-    assert build({"type": Anything, "colour": "red"}).options == {"colour": "red"}
 
 
 @pytest.mark.parametrize(

@@ -83,15 +83,13 @@ def test_workflow(
 
 
 def test_run_without_a_workflow(make_trainer: MakeTrainer) -> None:
-    """`run()` is `train()`, whose validations are at the trainer's interval; other systems' arguments are explained."""
+    """`run()` is `train()`, whose validations are at the trainer's interval."""
     trainer = make_trainer(val_loader=batches(1), max_epochs=3, val_interval=2)
     seen = collect(trainer, "before_val")
 
     trainer.run()
 
     assert [event.epoch for event in seen] == [2, 3]
-    with pytest.raises(TypeError, match=r"Trainer\.run has no argument 'data_loaders': .* train_loader"):
-        trainer.run(data_loaders=[])  # type: ignore[call-arg]
 
 
 def test_workflow_in_iterations(make_trainer: MakeTrainer) -> None:
