@@ -92,29 +92,20 @@ def test_a_terminal_shows_progress(tmp_path: Path, term: str, shown: str) -> Non
     assert printed == "what the program prints\n"
 
 
-def closed() -> io.StringIO:
-    stream = io.StringIO()
-    stream.close()
-    return stream
+CLOSED = io.StringIO()
+CLOSED.close()
 
 
-@pytest.mark.parametrize("stream", [None, closed(), io.StringIO(), SimpleNamespace(write=print)])
+@pytest.mark.parametrize("stream", [None, CLOSED, io.StringIO(), SimpleNamespace(write=print)])
 def test_nothing_else_shows_progress(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, stream: Any
 ) -> None:
-    """Neither a file or pipe, nor a closed stream, nor the None of a program without a console."""
+    """Neither a file or pipe, nor a closed stream, nor the None of a program without a console; nor an IPython in a
+    terminal, which has no kernel."""
     monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=SimpleNamespace))
 
     assert kinds(make_trainer()) == []
-
-
-def test_no_writers_are_none(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`writers=[]` shows nothing on a terminal either."""
-    monkeypatch.setattr(sys, "stderr", screen := Terminal())
-    trainer = make_trainer(writers=[])
-    trainer.train()
-
-    assert (kinds(trainer), screen.getvalue()) == ([], "")
 
 
 def test_without_rich_a_terminal_gets_lines(
@@ -143,16 +134,6 @@ def test_a_notebook_shows_progress(
     said = capsys.readouterr()
     assert said.out.startswith("Epoch(train) [")
     assert "Epoch(train)" not in said.err
-
-
-@pytest.mark.parametrize("shell", [None, SimpleNamespace()])
-def test_ipython_alone_is_no_notebook(
-    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, shell: SimpleNamespace | None
-) -> None:
-    """An imported IPython, or one in a terminal, has no kernel."""
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-
-    assert kinds(make_trainer()) == []
 
 
 @pytest.mark.slow

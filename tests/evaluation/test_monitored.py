@@ -98,15 +98,16 @@ UNKNOWN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("option", "options"), [*zip(MONITORS, [*UNKNOWN, UNKNOWN[1]], strict=True)])
+@pytest.mark.parametrize("by_hand", [False, True], ids=["train()", "hand-written"])
 def test_unknown_name_is_looked_for_in_one_batch(
-    make_trainer: MakeTrainer, option: str, options: dict[str, Any]
+    make_trainer: MakeTrainer, option: str, options: dict[str, Any], by_hand: bool
 ) -> None:
     """Names that only the user's code knows are checked before the first iteration; the error says how to skip that."""
     trainer = MONITORS[option](make_trainer, "top5", val_loader=batches(2), **options)
     message = rf"{option.replace('X', 'top5')} .*did you mean 'top1'\? .* sanity_val=0 skips it"
 
     with pytest.raises(ValueError, match=message):
-        trainer.train()
+        next(iter(trainer.epochs())) if by_hand else trainer.train()
 
     assert trainer.iter == 0
 
@@ -120,13 +121,6 @@ def test_accuracy_of_a_regression_is_found_before_the_first_iteration(make_train
         trainer.train()
 
     assert trainer.iter == 0
-
-
-def test_hand_written_loop_is_checked_as_well(make_trainer: MakeTrainer) -> None:
-    """`epochs` looks for the names before it yields the first."""
-    trainer = best(make_trainer, "top5", val_loader=batches(1), **UNKNOWN[1])
-    with pytest.raises(ValueError, match="needs the metric 'top5'"):
-        next(iter(trainer.epochs()))
 
 
 class Counted:
@@ -160,19 +154,15 @@ def test_how_many_batches_are_run(
 
 @pytest.mark.parametrize("monitor", ["loss", "accuracy"])
 def test_known_names_need_no_batch(make_trainer: MakeTrainer, monitor: str) -> None:
-    """A classification's loss and accuracy come for certain, and cost nothing."""
+    """A classification's loss and accuracy come for certain: nothing is read of the loader before the first epoch."""
+    loader = Untouched(batches(3))
+    trainer = best(make_trainer, monitor, val_loader=loader, max_epochs=1)
+    seen: list[int] = []
+    trainer.bus.subscribe(lambda event: seen.append(loader.given), "before_train_epoch")
 
-    class Loader(list[Any]):
-        passes = 0
+    trainer.train()
 
-        def __iter__(self) -> Iterator[Any]:
-            self.passes += 1
-            return super().__iter__()
-
-    loader = Loader(batches(1))
-    best(make_trainer, monitor, val_loader=loader).train()
-
-    assert loader.passes == 2  # one for each epoch
+    assert (seen, loader.given) == ([0], 3)
 
 
 def test_batch_is_run_once_for_a_trainer(make_trainer: MakeTrainer) -> None:
@@ -224,7 +214,7 @@ class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Noise(nn.Module):
-    """Adds noise of a generator of its own."""
+    """Add noise of an own generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -355,25 +345,17 @@ class NeedsMore:
 def test_error_of_the_default_check_is_logged(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An evaluator that needs more than a batch trains as it did; the log says what was not checked."""
-    trainer = best(make_trainer, "top1", val_loader=batches(2), evaluator=NeedsMore())
+    """An evaluator that needs more than a batch trains as it did, and begins with no batch seen; the log says what was
+    not checked."""
+    evaluator, seen = NeedsMore(), list[int]()
+    trainer = best(make_trainer, "top1", val_loader=batches(2), evaluator=evaluator)
+    trainer.bus.subscribe(lambda event: seen.append(evaluator.seen), "before_train_epoch", once=True)
 
     trainer.train()
 
-    assert trainer.epoch == 2
+    assert (trainer.epoch, seen) == (2, [0])
     (line,) = [line for line in caplog.messages if "sanity" in line]
     assert re.search(r"reports 'top1': .*needs at least two batches; sanity_val=0", line)
-
-
-def test_evaluator_is_reset(make_trainer: MakeTrainer) -> None:
-    """Training begins with metric objects that have seen nothing."""
-    evaluator, seen = NeedsMore(), list[int]()
-    trainer = best(make_trainer, "top1", val_loader=batches(2), evaluator=evaluator, sanity_val=2)
-    trainer.bus.subscribe(lambda event: seen.append(evaluator.seen), "before_train_epoch")
-
-    trainer.train()
-
-    assert seen[0] == 0
 
 
 def test_error_of_a_check_that_was_asked_for_is_raised(make_trainer: MakeTrainer) -> None:
@@ -426,7 +408,6 @@ RANKS = """
 import json, logging, sys
 import torch, torch.distributed as dist
 from eventloop import Trainer
-from eventloop.events import AfterValEpoch
 from eventloop.hooks import CheckpointHook
 
 logging.getLogger("eventloop").setLevel(logging.ERROR)
@@ -434,8 +415,7 @@ rank, meeting = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
 
 def run(metric, val_step):
-    model = torch.nn.Linear(1, 1)
-    batch = (torch.ones(1, 1), torch.ones(1, 1))
+    model, batch = torch.nn.Linear(1, 1), (torch.ones(1, 1), torch.ones(1, 1))
     trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_loader=[batch] * 2,
                       loss_fn=torch.nn.functional.mse_loss, val_loader=[batch], val_step=val_step, max_epochs=1,
                       hooks=[CheckpointHook(save_best=metric, rule="less")], work_dir=f"run_{metric}",
