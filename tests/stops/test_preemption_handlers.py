@@ -17,7 +17,7 @@ from eventloop import Trainer
 from eventloop.hooks import PreemptionHook
 from eventloop.interrupt import graceful_interrupt
 from tests.support.signals import Heard, send, send_in
-from tests.support.trainers import MakeTrainer, batches, shuffled
+from tests.support.trainers import MakeTrainer, batches, collect, shuffled
 
 
 def test_a_handler_of_the_programs_own_is_called_too(make_trainer: MakeTrainer, heard: Heard) -> None:
@@ -137,11 +137,14 @@ def test_an_evaluation_within_a_training_is_one_run(make_trainer: MakeTrainer, h
 
 
 def test_within_graceful_interrupt(make_trainer: MakeTrainer, default_handlers: None) -> None:
-    """There the first Ctrl-C lets `train` return, as the block says, and the hook has the other signals."""
+    """The first Ctrl-C ends the run at an iteration boundary, with every closing event, and lets `train` return; the hook
+    has the other signals."""
     trainer = make_trainer()
     send_in(trainer, "after_train_iter", 2, signal.SIGINT)
+    seen = collect(trainer, "after_train_epoch", "after_train", "after_run")
     with graceful_interrupt(trainer):
         trainer.train()
+        assert [event.reason for event in seen] == ["interrupted by Ctrl-C"] * 3
 
         send_in(trainer, "after_train_iter", 1)
         with pytest.raises(SystemExit, match="143"):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eventloop import SkipIteration
-from tests.forked import ROOT, Forked
 from tests.support.trainers import MakeTrainer, batches, collect, record
 
 CLOSING = ("after_train_epoch", "after_train", "after_run")
@@ -203,92 +198,3 @@ def test_skipping_everything(make_trainer: MakeTrainer) -> None:
 
     with pytest.raises(ValueError, match="every batch was skipped"):
         trainer.train()
-
-
-INTERRUPTED = """
-import sys, threading, torch
-from eventloop import Trainer
-from eventloop.interrupt import graceful_interrupt
-
-class Endless(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        while True:
-            yield torch.ones(1, 1)
-
-model = torch.nn.Linear(1, 1)
-trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), max_iters=10**9, work_dir="run",
-    train_step=lambda trainer, batch: model(batch).sum(), train_loader=Endless(),
-    default_hooks=dict(checkpoint=None))
-
-@trainer.bus.on("after_train_iter", once=True)
-def ready(event):
-    print("ready", flush=True)
-    if "stuck" in sys.argv:
-        for_ever = threading.Event()
-        while not trainer.asked_to_stop:
-            for_ever.wait(0.01)
-        print("asked once", flush=True)
-        for_ever.wait()
-
-@trainer.bus.on("after_train", "after_run")
-def closing(event):
-    print(type(event).__name__, event.reason, flush=True)
-
-with graceful_interrupt(trainer):
-    trainer.train()
-print("went on", flush=True)
-"""
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Any]:
-    """Start the program above in a process of its own, which is killed at the end if it is left."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        process = Forked(
-            ["-c", INTERRUPTED, *arguments], cwd=tmp_path, env={"PATH": "", "PYTHONPATH": ROOT},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def read_until(process: subprocess.Popen[str], line: str) -> None:
-    """Wait until the process says a line."""
-    assert process.stdout is not None
-    assert any(said.strip() == line for said in process.stdout), f"it never said {line!r}"
-
-
-def test_first_sigint_stops_cleanly(start: Any) -> None:
-    """The first Ctrl-C ends the run at an iteration boundary, with every closing event, and raises nothing."""
-    process = start()
-    read_until(process, "ready")
-
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-
-    assert out.splitlines() == [
-        "AfterTrain interrupted by Ctrl-C", "AfterRun interrupted by Ctrl-C", "went on",
-    ]  # fmt: skip
-    assert (process.returncode, err) == (0, "")
-
-
-@pytest.mark.slow
-def test_second_sigint_ends_at_once(start: Any) -> None:
-    """The second Ctrl-C raises KeyboardInterrupt where the program is, also where it would wait for ever."""
-    process = start("stuck")
-    read_until(process, "ready")
-
-    process.send_signal(signal.SIGINT)
-    read_until(process, "asked once")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-
-    assert out.splitlines() == ["AfterTrain error", "AfterRun error"]
-    assert "KeyboardInterrupt" in err

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
 
-from tests.support.trainers import MakeTrainer, batches, collect, names, record
+from eventloop.costs.spans import SpanRecorder
+from eventloop.hooks import CheckpointHook, EMAHook
+from tests.support.trainers import DEADLINE, MakeTrainer, batches, collect, names, record
 
 
 def val_rows(iteration: int, epoch: int) -> list[tuple[str, int, int]]:
@@ -212,6 +215,24 @@ def test_default_order_of_after_train_iter(make_trainer: MakeTrainer) -> None:
         (10, "RuntimeInfoHook"), (30, "OptimizerHook"), (50, "IterTimerHook"), (60, "LoggerHook"),
         (70, "ParamSchedulerHook"), (90, "CheckpointHook"), (100, "GarbageCollectionHook"), (100, "CostsHook"),
     ]  # fmt: skip
+
+
+def test_the_default_stack_runs_in_the_planned_order(make_trainer: MakeTrainer) -> None:
+    """The handlers of each event that ran are those of the plan, less those whose filter held them back, in its order."""
+    trainer = make_trainer(hooks=[EMAHook(), CheckpointHook(interval=1)], val_loader=batches(1), max_epochs=1)
+    recorder = SpanRecorder()
+    with trainer.bus.record(recorder) as recording:
+        trainer.train()
+    recording.wait(DEADLINE)
+    ran: dict[str, list[str]] = defaultdict(list)
+    for span in recorder.spans:
+        if span.kind == "handler" and span.name not in ran[span.event]:
+            ran[span.event].append(span.name)
+
+    assert len(ran["after_train_iter"]) > 6
+    for event, handlers in ran.items():
+        planned = [row.name for row in trainer.bus.plan(event) if row.runs_on == "sync"]
+        assert handlers == [name for name in planned if name in handlers]
 
 
 def test_closing_events_say_completed(make_trainer: MakeTrainer) -> None:

@@ -207,18 +207,6 @@ def test_the_trend_covers_every_iteration_once(iterations: int, clock: Clock) ->
     assert len({point.phases.iterations for point in trend[:-1]}) <= 1
 
 
-def test_the_trend_shows_a_slow_stretch(clock: Clock) -> None:
-    """Iterations that took longer are seen where they were."""
-    step_clock = StepClock()
-    run_iterations(step_clock, clock, 1000)
-    run_iterations(step_clock, clock, 1000, seconds=2.0)
-
-    per_iteration = [point.phases.wall / point.phases.iterations for point in step_clock.trend]
-
-    assert per_iteration[0] == 0.5
-    assert per_iteration[-1] == 2.0
-
-
 def test_the_trend_of_a_resumed_run_begins_where_it_was_resumed(make_trainer: MakeTrainer) -> None:
     """`first_iter` is the run's count, not the process's."""
     first = make_trainer()
