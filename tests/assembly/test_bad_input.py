@@ -63,6 +63,7 @@ class Unsized:
         ({"hooks": [LoggerHook]}, TypeError, r"the class LoggerHook: write LoggerHook\(\)"),
         ({"hooks": [print]}, TypeError, "expected a hook or a config"),
         ({"hooks": [JSONLWriter()]}, TypeError, r"JSONLWriter, which is a writer: it goes to writers=\[...\]"),
+        ({"hooks": [{"type": "JSONLWritr"}]}, ValueError, "unknown type 'JSONLWritr': did you mean 'JSONLWriter'"),
         ({"writers": [JSONLWriter]}, TypeError, r"the class JSONLWriter: write JSONLWriter\(\)"),
         ({"writers": [LoggerHook()]}, TypeError, r"LoggerHook, which is a hook: it goes to hooks=\[...\]"),
         ({"writers": [JSONLWriter(), JSONLWriter()]}, ValueError, "already has a subscription named 'JSONLWriter'"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -19,16 +18,14 @@ import pytest
 import torch
 
 from eventloop import Bus, Trainer
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.disk import Disk, SaveGivenUp
-from eventloop.checkpoint.manifest import Label
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
 from eventloop.writers.writer import Writer
-from tests.forked import ROOT
 from tests.support.saving import Gate, write
 from tests.support.trainers import DEADLINE, MakeTrainer, Stuck, collect, event_name
 
@@ -308,21 +305,15 @@ def test_while_a_save_is_waited_for(
 
 
 def test_the_first_interrupt_waits_for_the_save(
-    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_trainer: MakeTrainer, hold: Callable[[str], threading.Event], gate: Gate, tmp_path: Path
 ) -> None:
     """Without `graceful_interrupt` the first Ctrl-C raises, and what is under way is brought to its end."""
-    go, kept = threading.Event(), Kept()
-
-    def slow(state: Any, path: Path, label: Label, **options: Any) -> int:
-        go.wait(DEADLINE)
-        return save_checkpoint(state, path, label, **options)
-
-    monkeypatch.setattr("eventloop.hooks.checkpoint.save_checkpoint", slow)
-    trainer = checkpointed(make_trainer, writers=[kept])
+    hold("iter_2")
+    trainer = checkpointed(make_trainer, writers=[kept := Kept()])
 
     def let_go() -> None:
         wait_until_inside("result")
-        go.set()
+        gate.open.set()
 
     @trainer.bus.on("before_train_iter", start=2, once=True)
     def interrupted(event: Event) -> None:
@@ -381,57 +372,3 @@ def test_a_process_finishes_its_save_alone(
     assert warnings_of(caplog) == [f"checkpoint {path} is still being written; its process finishes it"]
     assert (seen, process.exit_code) == ([], 0)
     assert load_checkpoint(path)["meta"]["iter"] == 2
-
-
-# --- the interpreter's exit --------------------------------------------------------------------------------
-
-SCRIPT = """
-import torch
-from eventloop import Trainer
-from eventloop.checkpoint.disk import Disk
-from eventloop.hooks import CheckpointHook
-from eventloop.interrupt import graceful_interrupt
-
-def held(disk, file, data):
-    open("hold").read()
-
-Disk.write = held
-
-class Endless(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        while True:
-            yield torch.ones(1, 1)
-
-model = torch.nn.Linear(1, 1 << 20)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-trainer = Trainer(model, optimizer=optimizer, default_hooks=dict(optimizer=None), max_iters=10**9, work_dir="run",
-    train_step=lambda trainer, batch: model(batch).sum(), train_loader=Endless(),
-    hooks=[CheckpointHook(interval=2)])
-with graceful_interrupt(trainer, hint="asked once"):
-    trainer.train()
-"""
-
-
-@pytest.mark.slow
-def test_a_script_ends_although_a_save_hangs(tmp_path: Path) -> None:
-    """The interpreter's exit waits for no save that was given up, and does not abort over it."""
-    os.mkfifo(tmp_path / "hold")
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, text=True, env={"PATH": "", "PYTHONPATH": ROOT},
-        stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stderr is not None
-    try:
-        with open(tmp_path / "hold", "wb"):  # opened: the save is under way, and reads from the pipe
-            process.send_signal(signal.SIGINT)
-            assert process.stderr.readline() == "asked once\n"
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.communicate()
-
-    assert process.returncode == -signal.SIGINT, errors
-    assert errors.startswith("checkpoint run/iter_2 was given up; older ones are intact\n")
-    assert "\nKeyboardInterrupt\n" in errors
-    assert os.listdir(tmp_path / "run") == ["costs.json"]

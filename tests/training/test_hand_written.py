@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook
-from tests.support.trainers import MakeTrainer, batches, collect, event_name, names, record
+from tests.support.trainers import MakeTrainer, batches, collect, event_name, record
 
 CLOSING = ("after_train_epoch", "after_train", "after_run")
 
@@ -51,16 +51,22 @@ def test_same_weights_as_train(make_trainer: MakeTrainer) -> None:
 
 
 def test_epochs_yields_the_indices(make_trainer: MakeTrainer) -> None:
-    """`epochs` yields 0, 1, ... and `trainer.epoch` is that index meanwhile."""
+    """`epochs` yields 0, 1, ... and `trainer.epoch` is that index meanwhile. A `break` out of the inner loop alone ends
+    that epoch, which counts."""
     trainer = make_trainer(max_epochs=3)
+    rows = record(trainer, "after_train_epoch", "after_train")
     seen: list[tuple[int, int]] = []
 
     for epoch in trainer.epochs():
         seen.append((epoch, trainer.epoch))
-        for batch in trainer.batches(batches(1)):
+        for batch in trainer.batches(batches(3)):
             trainer.outputs = trainer.train_step(batch)
+            if trainer.batch_idx == 1:
+                break
 
     assert seen == [(0, 0), (1, 1), (2, 2)]
+    ends = [("after_train_epoch", epoch + 1, epoch) for epoch in range(3)]
+    assert rows == [*ends, ("after_train", 3, 3)]
 
 
 def leave_by_break(trainer: Trainer) -> None:
@@ -162,55 +168,31 @@ def test_stop_finishes_the_iteration(make_trainer: MakeTrainer, caplog: pytest.L
     assert "left within" not in caplog.text
 
 
-def test_break_out_of_an_epoch_goes_on_with_the_next(make_trainer: MakeTrainer) -> None:
-    """A `break` out of the inner loop alone ends that epoch, which counts."""
-    trainer = make_trainer(max_epochs=2)
-    rows = record(trainer, "after_train_epoch", "after_train")
-
-    for _ in trainer.epochs():
-        for batch in trainer.batches(batches(3)):
-            trainer.outputs = trainer.train_step(batch)
-            if trainer.batch_idx == 1:
-                break
-
-    assert rows == [("after_train_epoch", 1, 0), ("after_train_epoch", 2, 1), ("after_train", 2, 2)]
-
-
-def test_a_handler_that_fails_is_an_error_and_not_left(make_trainer: MakeTrainer) -> None:
-    """What a handler raises ends a hand-written loop with reason "error" in every closing event."""
-    trainer = make_trainer()
+@pytest.mark.parametrize("caught", [False, True])
+def test_a_handler_that_fails_is_an_error_and_not_left(make_trainer: MakeTrainer, caught: bool) -> None:
+    """What a handler raises ends a hand-written loop with reason "error" in every closing event. A loop that catches it
+    and goes on to the end has a completed run."""
+    trainer = make_trainer(max_epochs=1)
     seen = collect(trainer, *CLOSING)
 
-    @trainer.bus.on("after_train_iter", name="faulty")
+    @trainer.bus.on("after_train_iter", once=True)
     def faulty(event: Any) -> None:
         raise ValueError("no luck")
 
-    with pytest.raises(ValueError, match="no luck"):
-        train_by_hand(trainer, batches(2))
+    def loop() -> None:
+        for _ in trainer.epochs():
+            with suppress(ValueError if caught else ZeroDivisionError):
+                for batch in trainer.batches(batches(2)):
+                    trainer.outputs = trainer.train_step(batch)
 
-    assert [event.reason for event in seen] == ["error"] * 3
-    assert seen[-1].error == "ValueError: no luck"
+    with nullcontext() if caught else pytest.raises(ValueError, match="no luck"):
+        loop()
 
-
-def test_a_caught_error_is_not_held_against_the_next_epoch(make_trainer: MakeTrainer) -> None:
-    """Whoever catches a handler's error and goes on to the end has a completed run."""
-    trainer = make_trainer(max_epochs=1)
-    seen = collect(trainer, "after_train_epoch", "after_run")
-    faults = [ValueError("once")]
-
-    @trainer.bus.on("after_train_iter", start=1)
-    def faulty(event: Any) -> None:
-        if faults:
-            raise faults.pop()
-
-    for _ in trainer.epochs():
-        try:
-            for batch in trainer.batches(batches(2)):
-                trainer.outputs = trainer.train_step(batch)
-        except ValueError:
-            continue
-
-    assert [event.reason for event in seen] == ["error", "completed", "completed"]
+    if caught:
+        assert [event.reason for event in seen] == ["error", "completed", "completed", "completed"]
+    else:
+        assert [event.reason for event in seen] == ["error"] * 3
+        assert seen[-1].error == "ValueError: no luck"
 
 
 def test_forgotten_outputs(make_trainer: MakeTrainer) -> None:
@@ -244,30 +226,13 @@ def test_backward_and_step_by_hand(make_trainer: MakeTrainer) -> None:
     assert counted == [0, 1, 2, 3]
 
 
-def test_batches_outside_epochs(make_trainer: MakeTrainer) -> None:
-    """`batches` without `epochs` around it would emit half a run: it says where it belongs."""
+def test_loops_that_do_not_nest(make_trainer: MakeTrainer) -> None:
+    """`batches` without `epochs` around it would emit half a run, and `epochs` without `batches` would never end."""
     trainer = make_trainer()
 
     with pytest.raises(RuntimeError, match=r"belongs inside `for epoch in trainer\.epochs"):
         next(iter(trainer.batches(batches(1))))
-
-
-def test_an_epoch_without_batches(make_trainer: MakeTrainer) -> None:
-    """An outer loop without an inner one is told so, instead of running for ever."""
-    trainer = make_trainer()
-
     with pytest.raises(RuntimeError, match="epoch 0 trained no iteration"):
         list(trainer.epochs())
 
     assert not trainer.running
-
-
-def test_two_loops_one_after_the_other(make_trainer: MakeTrainer) -> None:
-    """A second loop of a finished trainer is an empty run: there is nothing left to train."""
-    trainer = make_trainer(max_epochs=1)
-    train_by_hand(trainer, batches(2))
-    rows = record(trainer)
-
-    train_by_hand(trainer, batches(2))
-
-    assert names(rows) == ["before_run", "before_train", "after_train", "after_run"]
