@@ -176,20 +176,19 @@ ignore_fork_warning = pytest.mark.filterwarnings("ignore:.*multi-threaded, use o
 
 
 @ignore_fork_warning
-def test_a_forked_process_dies_as_ever(make_trainer: MakeTrainer, default_handlers: None) -> None:
-    """It inherits the handler, not the run."""
-    assert exit_of_child(make_trainer(), send) == -signal.SIGTERM
-
-
-@ignore_fork_warning
-def test_a_forked_process_has_the_programs_handler(make_trainer: MakeTrainer, heard: Heard) -> None:
-    """The one that was there before is called in the child too."""
+@pytest.mark.parametrize("handled", [False, True])
+def test_a_forked_process_has_the_handler_from_before(
+    make_trainer: MakeTrainer, request: pytest.FixtureRequest, handled: bool
+) -> None:
+    """It does not inherit the run: it dies of the signal as ever, or the program's own handler is called."""
+    fixture = request.getfixturevalue("heard" if handled else "default_handlers")
+    heard: Heard = fixture if handled else []
 
     def body() -> None:
         send()
         os._exit(len(heard))
 
-    assert exit_of_child(make_trainer(), body) == 1
+    assert exit_of_child(make_trainer(), body) == (1 if handled else -signal.SIGTERM)
 
 
 @ignore_fork_warning

@@ -200,14 +200,13 @@ def handlers_of_one_rank(rank: int) -> None:
     async def reduces_in_background(event: Any) -> None:
         said.append(error_of(lambda: dist.all_reduce(torch.ones(1))))
 
-    bus = Bus()
-    bus.subscribe(reduces_in_background, "after_val_epoch")
     errors = []
-    for handler in (harmless, reduces, waits):
-        with bus.subscribe(handler, "after_val_epoch"):
-            errors.append(error_of(lambda: bus.emit(AfterValEpoch())))
-    bus.close()
-    SAID["in the background"] = [*said]
+    with Bus() as bus:
+        bus.subscribe(reduces_in_background, "after_val_epoch")
+        for handler in (harmless, reduces, waits):
+            with bus.subscribe(handler, "after_val_epoch"):
+                errors.append(error_of(lambda: bus.emit(AfterValEpoch())))
+    SAID["in the background"] = said
     SAID["one rank"] = [ran, *errors]
     together = torch.ones(1)
     dist.all_reduce(together)
