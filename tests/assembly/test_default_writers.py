@@ -16,7 +16,6 @@ import pytest
 
 from eventloop import Trainer, cli
 from tests.forked import ROOT, Forked
-from tests.ranks import run_ranks
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -32,19 +31,6 @@ trainer = Trainer(
 )
 trainer.train()
 print("what the program prints")
-"""
-
-RANK = """
-import json, os, sys
-import torch, torch.distributed as dist
-from eventloop import Trainer
-
-sys.stderr = os.fdopen(os.openpty()[1], "w")
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
-trainer = Trainer(torch.nn.Linear(1, 1), max_epochs=1, work_dir="run")
-print(json.dumps({"writers": [type(writer).__name__ for writer in trainer.writers]}))
-trainer.close()
-dist.destroy_process_group()
 """
 
 
@@ -136,10 +122,15 @@ def test_a_notebook_shows_progress(
     assert "Epoch(train)" not in said.err
 
 
-@pytest.mark.slow
-def test_the_first_rank_alone_shows_progress(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rank", "expected"), [(0, ["ConsoleWriter"]), (1, [])])
+def test_the_first_rank_alone_shows_progress(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, rank: int, expected: list[str]
+) -> None:
     """Of two, each with a terminal."""
-    assert run_ranks(RANK, tmp_path) == [{"writers": ["ConsoleWriter"]}, {"writers": []}]
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr("eventloop.training.trainer.rank_and_world_size", lambda: (rank, 2))
+
+    assert kinds(make_trainer()) == expected
 
 
 @pytest.mark.parametrize(
