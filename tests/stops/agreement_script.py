@@ -109,7 +109,7 @@ def signals() -> None:
     run("edge", send, "after_train_epoch", 1, 0)
     # without collectives of the model's own the ranks may train unequally many iterations
     run("uneven", send, "after_train_iter", 2, 1, train_loader=batches(4 + RANK), plain=True)
-    loaders = {"train_loader": batches(2 + RANK), "val_loader": batches(2 + RANK)}
+    loaders: dict[str, Any] = {"train_loader": batches(2 + RANK), "val_loader": batches(2 + RANK)}
     run("unequal", send, "before_run", 99, plain=True, **loaders)
     run("longer rank", send, "after_train_iter", 5, 1, train_loader=batches(4 + 2 * RANK), plain=True)
     ran: list[Any] = []
